@@ -32,7 +32,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The processes of a job and of a test run import the same modules: they find them compiled, wherever this runs.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-fast test-newest cov check format bench docs pins clean
+.PHONY: help setup demo test test-fast test-newest test-lowest cov check format bench docs pins clean
 
 help:  ## Show the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 13
@@ -66,7 +66,10 @@ test-fast: $(STAMP)  ## Run the quick ones of the tests that need neither Ray no
 	$(RUN_TESTS) $(FAST) $(ARGS)
 
 test-newest: $(STAMP)  ## Run the quick tests with the newest versions that are known; ARGS= goes to pytest
-	@"$(BIN)/python" scripts/test_newest.py $(ARGS)
+	@"$(BIN)/python" scripts/test_versions.py newest $(ARGS)
+
+test-lowest: $(STAMP)  ## Run the quick tests with the lowest versions that pyproject.toml allows; ARGS= goes to pytest
+	@"$(BIN)/python" scripts/test_versions.py lowest $(ARGS)
 
 cov: $(STAMP)  ## Say which modules the quick tests hardly touch; ARGS= chooses other tests
 	$(RUN_TESTS) --cov --cov-report html --cov-report "" $(or $(ARGS),$(FAST))
@@ -104,6 +107,6 @@ pins: $(STAMP)  ## Write what .venv holds to constraints.txt
 	@touch "$(STAMP)"
 
 clean:  ## Remove everything that was generated, .venv included
-	rm -rf "$(VENV)" .venv-newest .demo .bench .debian .coverage .coverage.* .htmlcov build dist *.egg-info spark-warehouse metastore_db derby.log
+	rm -rf "$(VENV)" .venv-newest .venv-lowest .demo .bench .debian .coverage .coverage.* .htmlcov build dist *.egg-info spark-warehouse metastore_db derby.log
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

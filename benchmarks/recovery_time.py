@@ -12,7 +12,7 @@ parts of that time:
     detect    from the signal until the coordinator knew of the loss
     deploy    until all tasks had been given to processes anew
     restore   until the last task had its state back from the checkpoint
-    first row until the first rows had come into a task of the new attempt
+    first row until the first rows had come into a task behind the sources, in the new attempt
 
 With `--state-gb` the job keeps that much keyed state, a count and eleven sums for each key (104 bytes), incrementally.
 The first kill waits until nearly all keys have come, and the victims are keyed tasks. The clock that counts is then the
@@ -72,7 +72,7 @@ PARTS = ("detect", "deploy", "restore", "first row")
 
 _STAMP = r"(?P<stamp>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) .*?"
 _FIRST_ROWS = (
-    _STAMP + r"attempt (?P<attempt>\d+): first rows (?P<since_deploy>\d+) ms after its deployment, "
+    _STAMP + r"attempt (?P<attempt>\d+): the first rows came into \S+ (?P<since_deploy>\d+) ms after its deployment, "
     r"(?P<since_failure>\d+) ms after the failure"
 )
 _READY = re.compile(

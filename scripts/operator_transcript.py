@@ -2,13 +2,14 @@
 
     .venv/bin/python scripts/operator_transcript.py [--out docs/operator-transcript.md]
 
-It starts a Ray of its own on this machine, in folders of its own, and ends it again. Rules:
+It starts a Ray and a Prometheus of its own on this machine, in folders of its own, and ends them again. Rules:
 
-- `STEPS` has all commands. They run one after the other in one shell, so variables stay; a command that fails ends the
-  script, and the page stays as it was.
+- `operator_steps.py` has all commands. They run one after the other in one shell, so variables stay; a command that
+  fails ends the script, and the page stays as it was.
 - What a command printed comes into the page as it is, but for folders and the host of this machine, which get names
   that mean the same anywhere.
 - Where the next command needs something that takes time, the script waits for it, and the page says so.
+- The picture of Ray's dashboard, `docs/images/ray-dashboard-actors.png`, is taken in the middle, with a real Chromium.
 - At the end the table is compared with polars' result. A page is only made of a run in which they are equal.
 """
 
@@ -28,29 +29,21 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from debian_program import get
+from headless_chromium import chromium
+from operator_steps import BEFORE_KILL, CONFIG, HEAD, JOB, PROMETHEUS, STEPS, Step
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
 PAGE = ROOT / "docs" / "operator-transcript.md"
-JOB = "live-flights"
 WAIT_S, LOOK_S = 600.0, 0.5
 LINES_MAX = 40
 
 Status = Mapping[str, Any]
 Condition = Callable[[Status], bool]
-
-
-@dataclass(frozen=True)
-class Step:
-    """What the page says, the commands that follow, and what is waited for before the first one, in words."""
-
-    title: str
-    text: str
-    commands: Sequence[str]
-    when: str = ""
 
 
 _seen_checkpoints = 0
@@ -64,100 +57,7 @@ CONDITIONS: Mapping[str, Condition] = {
     ),
     "the restored job had completed a checkpoint": lambda status: status["completed_checkpoints"] >= 1,
 }
-CONFIG = """\
-execution:
-  target: ray
-  detached: true                # the job outlives the command that starts it
-  savepoint.path: latest        # the first time it starts afresh
-  checkpointing.interval: 2s
-parallelism.default: 2
-pipeline.name: live-flights
-state:
-  checkpoints: {dir: $DATA/checkpoints, num-retained: 3}
-  savepoints.dir: $DATA/savepoints
-"""
-
-RUN = "tidegate run examples/live_flights.py:delays --config $DATA/job.yaml"
-
-LIST_PROCESSES = (
-    "python -c \"import tidegate as tg; job = tg.StreamEnvironment.ray().attach('live-flights'); "
-    "print(*[(str(p.task), p.pid) for p in job.processes()], sep='\\n')\" | tee $DATA/processes"
-)
-
-STEPS = (
-    Step(
-        "Start",
-        "A Ray that stays was started by `ray start --head`. `RAY_ADDRESS` and `RAY_AUTH_TOKEN` say where it is, and\n"
-        "let us in. The settings of the job are in a file. The program is the main job without an end: delays of real\n"
-        "flights, per carrier and origin (`examples/live_flights.py`).",
-        (
-            "cat $DATA/job.yaml",
-            "tidegate config check $DATA/job.yaml --changed",
-            f"{RUN} -- $DATA/delays",
-        ),
-    ),
-    Step(
-        "Watch",
-        "The command has returned, because the job is detached.",
-        ("tidegate jobs", f"tidegate job {JOB} status"),
-        "it had completed three checkpoints",
-    ),
-    Step(
-        "Take a savepoint",
-        "The job goes on meanwhile. Every byte of a savepoint can be verified.",
-        (
-            f"BEFORE=$(tidegate job {JOB} savepoint); echo $BEFORE",
-            "tidegate checkpoints verify $BEFORE",
-            "tidegate checkpoints inspect $BEFORE",
-        ),
-    ),
-    Step(
-        "Kill a task",
-        "Any driver can ask which process runs which task. One of those with keyed state is killed.",
-        (
-            LIST_PROCESSES,
-            "VICTIM=$(grep per-carrier $DATA/processes | head -1 | grep -o '[0-9]*)$' | tr -d ')')",
-            "kill -9 $VICTIM",
-        ),
-        "its spare process was ready",
-    ),
-    Step(
-        "See the recovery, and its parts",
-        "Nobody had to do anything. The times in the lines are what the recovery is made of: until the failure was\n"
-        "known, until tasks were deployed, until all of them had their state.",
-        (
-            f"tidegate events $DATA/checkpoints --job {JOB} --restarts",
-            f"tidegate job {JOB} status | grep -E '^(status|attempt|restarts|last_failure|standbys)'",
-        ),
-        "the job ran again, and had completed a checkpoint since",
-    ),
-    Step(
-        "Stop with a savepoint",
-        "From the shell, as before an upgrade.",
-        (
-            f"tidegate job {JOB} stop | tee $DATA/stopped",
-            "SAVEPOINT=$(grep -o '[^ ]*$' $DATA/stopped)",
-            f"tidegate events $DATA/checkpoints --job {JOB} | tail -4",
-            "tidegate checkpoints verify $SAVEPOINT",
-        ),
-    ),
-    Step(
-        "Restore from it",
-        "`--set` counts more than the file. The new job has another id, and goes on where the old one had stopped.",
-        (f"{RUN} --set execution.savepoint.path=$SAVEPOINT -- $DATA/delays",),
-    ),
-    Step(
-        "Was every flight counted once?",
-        "The job is stopped, and its table compared with what polars computes of the same flights: through a process\n"
-        "that was killed, a stop and a restore.",
-        (
-            "tidegate jobs",
-            f"tidegate job {JOB} stop",
-            "python examples/live_flights.py --check $DATA/delays",
-        ),
-        "the restored job had completed a checkpoint",
-    ),
-)
+PICTURE = ROOT / "docs" / "images" / "ray-dashboard-actors.png"
 
 
 class Shell:
@@ -200,10 +100,11 @@ class Shell:
 
 
 @contextmanager
-def ray_head(folder: Path, environ: Mapping[str, str], port: int) -> Iterator[None]:
+def ray_head(folder: Path, environ: Mapping[str, str], port: int, dashboard: int) -> Iterator[None]:
     """A Ray of our own. `--block` keeps its processes below one that is ours, with which they end."""
     command = [str(BIN / "ray"), "start", "--head", f"--port={port}", "--num-cpus=4", "--block"]
-    command += ["--node-ip-address=127.0.0.1", "--include-dashboard=false", f"--temp-dir={folder / 'ray'}"]
+    command += ["--node-ip-address=127.0.0.1", f"--temp-dir={folder / 'ray'}"]
+    command += ["--include-dashboard=true", "--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}"]
     with (folder / "ray.log").open("wb") as log:
         head = subprocess.Popen(command, env=dict(environ), stdout=log, stderr=subprocess.STDOUT)
     try:
@@ -218,9 +119,51 @@ def ray_head(folder: Path, environ: Mapping[str, str], port: int) -> Iterator[No
         head.wait()
 
 
+@contextmanager
+def prometheus(folder: Path, port: int) -> Iterator[None]:
+    """A Prometheus of our own, of Debian's package, that scrapes that Ray."""
+    program = shutil.which("prometheus") or str(get("prometheus") / "usr" / "bin" / "prometheus")
+    config = folder / "prometheus.yaml"
+    config.write_text(PROMETHEUS.replace("$DATA", str(folder)))
+    command = [program, f"--config.file={config}", f"--storage.tsdb.path={folder / 'prometheus'}"]
+    command += [f"--web.listen-address=127.0.0.1:{port}"]
+    with (folder / "prometheus.log").open("wb") as log:
+        server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+    try:
+        yield
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.wait()
+
+
+def photograph(dashboard: int, token: str) -> None:
+    """Take the picture of the list of actors in Ray's dashboard."""
+    with chromium() as browser:
+        headers = {"Authorization": f"Bearer {token}"}
+        with browser.new_context(viewport={"width": 1_300, "height": 760}, extra_http_headers=headers) as context:
+            page = context.new_page()
+            page.goto(f"http://127.0.0.1:{dashboard}/#/actors")
+            page.get_by_text(f"{JOB}/coordinator").first.wait_for(timeout=WAIT_S * 1_000)
+            page.screenshot(path=PICTURE)
+    size_bytes = PICTURE.stat().st_size
+    print(f"{PICTURE.name}: {size_bytes:,} bytes", flush=True)
+
+
 def _listens(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of loopback at which nobody listens."""
+    probes = [socket.socket() for _ in range(count)]
+    try:
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()
 
 
 def await_status(condition: Condition, environ: Mapping[str, str], what: str) -> None:
@@ -241,9 +184,10 @@ def await_status(condition: Condition, environ: Mapping[str, str], what: str) ->
     sys.exit(f"waited {WAIT_S:g} s in vain until {what}: {seen}")
 
 
-def neutral(text: str, folder: Path) -> str:
+def neutral(text: str, folder: Path, web_port: int = 8081) -> str:
     """A text without what is this machine's own."""
     text = text.replace(str(folder), "/data").replace(str(ROOT), "/app").replace(socket.gethostname(), "head")
+    text = re.sub(rf"\b{web_port}\b", "8081", text)
     return re.sub(r"[ \t]+$", "", text, flags=re.MULTILINE)
 
 
@@ -264,45 +208,38 @@ def section(step: Step, printed: Sequence[str]) -> str:
     return f"## {step.title}\n\n{step.text}{wait}\n\n```\n{blocks}\n```\n"
 
 
-HEAD = """\
-# As an operator would
-
-Made by `scripts/operator_transcript.py`: it has typed these commands, on one machine, and this is what they printed.
-Only folders (`/data`, `/app`) and the name of the machine were changed. What the commands mean is in
-[operations](operations.md) and [commands](commands.md).
-
-"""
-
-
 def transcript(folder: Path) -> str:
     """Run all steps; the page."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port, dashboard, web, scraper = free_ports(4)
     environ = {
         **{name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "TIDEGATE_"))},
         "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_ADDRESS": f"127.0.0.1:{port}",
+        "TIDEGATE_REST_TOKEN": secrets.token_hex(32),
         "DATA": str(folder),
+        "WEB": f"http://127.0.0.1:{web}",
+        "PROMETHEUS": f"http://127.0.0.1:{scraper}",
         "COLUMNS": "120",
         "NO_COLOR": "1",
     }
-    (folder / "job.yaml").write_text(CONFIG.replace("$DATA", str(folder)))
+    (folder / "job.yaml").write_text(CONFIG.replace("$DATA", str(folder)).replace("$PORT", str(web)))
     sections = []
-    with ray_head(folder, environ, port):
+    with ray_head(folder, environ, port, dashboard), prometheus(folder, scraper):
         shell = Shell(environ)
         try:
             for step in STEPS:
                 if step.when:
                     await_status(CONDITIONS[step.when], environ, step.when)
+                if step.title == BEFORE_KILL:
+                    photograph(dashboard, environ["RAY_AUTH_TOKEN"])
                 printed = []
                 for command in step.commands:
                     print(f"$ {command}", flush=True)
                     text = shell.run(command)
                     print(text, flush=True)
-                    printed.append(cut(neutral(text, folder)))
+                    printed.append(cut(neutral(text, folder, web)))
                 sections.append(section(step, printed))
         finally:
             shell.close()

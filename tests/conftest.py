@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import processor_time
 import pytest
 import spreading
 import stores
@@ -28,6 +29,8 @@ _ROOMS = {"api": "local jobs", "house": "house", "docs": "docs"}
 """Folders whose tests are of this kind, unless they need Ray or S3."""
 _ALL_OF_A_KIND = {"simulation": "simulation", "cluster": spreading.RAY}
 _MEMORY = "/dev/shm"
+_NEW_OBJECTS, _YOUNG, _MIDDLE = 50_000, 20, 20
+"""When garbage is looked for: after so many objects, and in the older ones after so many looks at the younger."""
 _ROOM_BYTES_MIN = 4 * 1024**3
 _KINDS = {"unit", "property", "contract", spreading.RAY, spreading.S3, *_ROOMS.values(), *_ALL_OF_A_KIND.values()}
 
@@ -39,8 +42,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Tests are dealt out by `spreading`, and may ask for `stores`."""
+    """Tests are dealt out by `spreading`, looked at by `processor_time`, and may ask for `stores`."""
     config.pluginmanager.register(spreading, "spreading")
+    config.pluginmanager.register(processor_time, "processor_time")
     config.pluginmanager.register(stores, "stores")
     if unknown := sorted(_wanted(config) - _KINDS):
         raise pytest.UsageError(f"--kinds: no kind of test is called {unknown}; there are {sorted(_KINDS)}")
@@ -79,6 +83,7 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
         yield
     finally:
         gc.freeze()
+        gc.set_threshold(_NEW_OBJECTS, _YOUNG, _MIDDLE)
         gc.enable()
 
 

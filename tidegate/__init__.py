@@ -15,7 +15,25 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tidegate.actors.hosts.job_context import DataPlaneOptions
-    from tidegate.actors.operators.batches.aggregates import Aggregate, count, max, mean, min, sum
+    from tidegate.actors.operators.batches.aggregates import (
+        Aggregate,
+        arg_max,
+        arg_min,
+        bool_and,
+        bool_or,
+        count,
+        count_distinct,
+        first,
+        last,
+        max,
+        mean,
+        min,
+        stddev_pop,
+        stddev_samp,
+        sum,
+        var_pop,
+        var_samp,
+    )
     from tidegate.actors.operators.batches.batch_function import BatchContext, BatchFunction
     from tidegate.actors.operators.rows.broadcast_process import (
         BroadcastContext,
@@ -29,7 +47,9 @@ if TYPE_CHECKING:
     from tidegate.actors.operators.state.state_types import Pickled
     from tidegate.actors.operators.state.timers import TimeDomain, TimerService
     from tidegate.actors.operators.state.ttl import StateTtl
+    from tidegate.actors.operators.windows.window_specs import Cumulating, Session, Sliding, Tumbling
     from tidegate.actors.protocol.errors import OperatorError
+    from tidegate.actors.protocol.side_outputs import OutputTag
     from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
     from tidegate.actors.runtimes.running_job import JobProgress
     from tidegate.actors.sources.master_hooks import MasterHook
@@ -40,6 +60,7 @@ if TYPE_CHECKING:
     from tidegate.api.output_tables import CollectedRows, OutputTable, open_table
     from tidegate.api.stream import ConnectedStreams, KeyedStream, Stream
     from tidegate.api.submission.job import Job
+    from tidegate.api.windowed_stream import WindowedStream
     from tidegate.recovery.restart_strategy import RestartStrategy
     from tidegate.storage.errors import (
         CheckpointError,
@@ -70,6 +91,7 @@ else:
         "ConfigurationError": "storage.errors",
         "ConnectedStreams": "api.stream",
         "CorruptionError": "storage.errors",
+        "Cumulating": "actors.operators.windows.window_specs",
         "DataPlaneOptions": "actors.hosts.job_context",
         "Job": "api.submission.job",
         "JobFailedError": "storage.errors",
@@ -85,12 +107,15 @@ else:
         "OperatorError": "actors.protocol.errors",
         "OperatorListState": "actors.operators.state.operator_state",
         "OutputTable": "api.output_tables",
+        "OutputTag": "actors.protocol.side_outputs",
         "Pickled": "actors.operators.state.state_types",
         "ProcessContext": "actors.operators.rows.process_functions",
         "ProcessFunction": "actors.operators.rows.process_functions",
         "ReadResult": "actors.sources.source",
         "ReducingState": "actors.operators.state.reducing_state",
         "RestartStrategy": "recovery.restart_strategy",
+        "Session": "actors.operators.windows.window_specs",
+        "Sliding": "actors.operators.windows.window_specs",
         "Source": "actors.sources.source",
         "SourceReader": "actors.sources.source",
         "SourceSplit": "actors.sources.source",
@@ -102,14 +127,27 @@ else:
         "TidegateError": "storage.errors",
         "TimeDomain": "actors.operators.state.timers",
         "TimerService": "actors.operators.state.timers",
+        "Tumbling": "actors.operators.windows.window_specs",
         "ValueState": "actors.operators.state.keyed_state",
+        "WindowedStream": "api.windowed_stream",
+        "arg_max": "actors.operators.batches.aggregates",
+        "arg_min": "actors.operators.batches.aggregates",
+        "bool_and": "actors.operators.batches.aggregates",
+        "bool_or": "actors.operators.batches.aggregates",
         "count": "actors.operators.batches.aggregates",
+        "count_distinct": "actors.operators.batches.aggregates",
+        "first": "actors.operators.batches.aggregates",
+        "last": "actors.operators.batches.aggregates",
         "load_config": "api.config.config_file",
         "max": "actors.operators.batches.aggregates",
         "mean": "actors.operators.batches.aggregates",
         "min": "actors.operators.batches.aggregates",
         "open_table": "api.output_tables",
+        "stddev_pop": "actors.operators.batches.aggregates",
+        "stddev_samp": "actors.operators.batches.aggregates",
         "sum": "actors.operators.batches.aggregates",
+        "var_pop": "actors.operators.batches.aggregates",
+        "var_samp": "actors.operators.batches.aggregates",
     }
     __getattr__, __dir__ = lazy_names(__name__, _HOME_OF, submodules=("recovery", "testing"))
 
@@ -132,6 +170,7 @@ __all__ = [
     "ConfigurationError",
     "ConnectedStreams",
     "CorruptionError",
+    "Cumulating",
     "DataPlaneOptions",
     "Job",
     "JobFailedError",
@@ -145,12 +184,15 @@ __all__ = [
     "OperatorError",
     "OperatorListState",
     "OutputTable",
+    "OutputTag",
     "Pickled",
     "ProcessContext",
     "ProcessFunction",
     "ReadResult",
     "ReducingState",
     "RestartStrategy",
+    "Session",
+    "Sliding",
     "Source",
     "SourceReader",
     "SourceSplit",
@@ -162,12 +204,25 @@ __all__ = [
     "TidegateError",
     "TimeDomain",
     "TimerService",
+    "Tumbling",
     "ValueState",
+    "WindowedStream",
+    "arg_max",
+    "arg_min",
+    "bool_and",
+    "bool_or",
     "count",
+    "count_distinct",
+    "first",
+    "last",
     "load_config",
     "max",
     "mean",
     "min",
     "open_table",
+    "stddev_pop",
+    "stddev_samp",
     "sum",
+    "var_pop",
+    "var_samp",
 ]

@@ -1,7 +1,7 @@
 """Formats what `tidegate jobs` and `tidegate job` print (`jobs_cli.py`).
 
-Only `status_of` and `events_since` ask a job; the rest is pure. JSON has times in ms since the epoch, durations in ms
-and sizes in bytes. What is not known is null.
+Only `status_of`, `tasks_of`, `JobTimeline` and `RawEvents` ask a job; the rest is pure. JSON has times in ms since the
+epoch, durations in ms and sizes in bytes. What is not known is null.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ import tidegate.actors.coordinator.state.coordinator_state  # noqa: F401 (import
 from tidegate.actors.coordinator.messages.words import in_words
 from tidegate.actors.runtimes.running_job import JobOverview
 from tidegate.api.submission.job import Job
+from tidegate.offline.timeline import TimelineReader
 from tidegate.recovery.commands.printing import time_text
 from tidegate.recovery.event_history import EventHistory
 from tidegate.storage.checkpoints.event_log import EventLog
 from tidegate.storage.units import duration_text
+from tidegate.timeline_printing import line_object, line_text
 
 Listing = Sequence[tuple[str, JobOverview | None]]
 """Jobs by name; None for one whose coordinator does not answer."""
@@ -30,8 +32,7 @@ def job_lines(jobs: Listing, now_ms: int) -> list[str]:
     if not jobs:
         return ["No job runs on this Ray"]
     rows = [_HEAD, *(_row(name, overview, now_ms) for name, overview in jobs)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
-    return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return _columns(rows)
 
 
 def _row(name: str, overview: JobOverview | None, now_ms: int) -> tuple[str, ...]:
@@ -97,24 +98,83 @@ def _text(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def events_since(job: Job, index: int, as_json: bool) -> tuple[list[str], int]:
-    """Lines for the events in a job's log from entry `index` on, and the index to go on from next time."""
-    log = EventLog(job._open_store(job.root), job.job_id)
-    lines = []
-    for at, entry, events, error in EventHistory.read(log, job.job_id, index).entries:
-        index = at + 1
-        if entry is None:
-            lines.append(as_json_text({"entry": at, "error": error}) if as_json else f"{at:>7}  {error}")
-            continue
-        for logged in events:
-            kind, text = type(logged.event).__name__, in_words(logged.event)
-            if as_json:
-                facts = {"event": logged.number, "at_ms": logged.at_ms, "cause": logged.cause, "kind": kind}
-                lines.append(as_json_text(facts | {"text": text}))
-            else:
-                number = "?" if logged.number is None else logged.number
-                lines.append(f"{number:>7}  {time_text(logged.at_ms)}  {text}")
-    return lines, index
+def tasks_of(job: Job) -> list[dict[str, object]]:
+    """The tasks of a job in the order of its graph, and their processes; none where all run in this process."""
+    processes = {(str(p.task.vertex), int(p.task.subtask)): p for p in job.processes()}
+    found: list[dict[str, object]] = []
+    for vertex in job.vertices():
+        for subtask in range(vertex.parallelism):
+            process = processes.get((vertex.vertex, subtask))
+            task: dict[str, object] = {"vertex": vertex.vertex, "name": vertex.name, "subtask": subtask}
+            known = ("attempt", "pid", "node_id", "actor")
+            found.append(task | {name: None if process is None else getattr(process, name) for name in known})
+    return found
+
+
+NODE_CHARACTERS = 12
+_TASK_HEAD = ("VERTEX", "SUBTASK", "ATTEMPT", "PID", "NODE", "ACTOR")
+
+
+def task_lines(tasks: Sequence[Mapping[str, object]]) -> list[str]:
+    """The tasks as the lines of a table, of their nodes' ids the first characters; `-` where no process is known."""
+
+    def text(task: Mapping[str, object], column: str) -> str:
+        value = "-" if task[column] is None else str(task[column])
+        return value[:NODE_CHARACTERS] if column == "node_id" else value
+
+    columns = ("vertex", "subtask", "attempt", "pid", "node_id", "actor")
+    return _columns([_TASK_HEAD, *(tuple(text(task, column) for column in columns) for task in tasks)])
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+class JobTimeline:
+    """What happened to a job: each call of `news` has the lines since the one before."""
+
+    def __init__(self, job: Job, as_json: bool) -> None:
+        self._reader = TimelineReader(EventLog(job._open_store(job.root), job.job_id), job.job_id)
+        self._as_json = as_json
+        self._noted = 0
+
+    def news(self) -> list[str]:
+        """Lines of text, or objects of JSON."""
+        lines = [told for told in self._reader.read() if not told.line.detail]
+        timeline = self._reader.timeline()
+        if self._as_json:
+            return [as_json_text(line_object(timeline, told)) for told in lines]
+        notes, self._noted = timeline.notes[self._noted :], len(timeline.notes)
+        return [*(f"  ({note})" for note in notes), *map(line_text, lines)]
+
+
+class RawEvents:
+    """The events in the log of a job: each call of `news` has the lines since the one before."""
+
+    def __init__(self, job: Job, as_json: bool) -> None:
+        self._log = EventLog(job._open_store(job.root), job.job_id)
+        self._job_id = job.job_id
+        self._as_json = as_json
+        self._index = 0
+
+    def news(self) -> list[str]:
+        """Lines of text, or objects of JSON, one for each event."""
+        lines = []
+        for at, entry, events, error in EventHistory.read(self._log, self._job_id, self._index).entries:
+            self._index = at + 1
+            if entry is None:
+                lines.append(as_json_text({"entry": at, "error": error}) if self._as_json else f"{at:>7}  {error}")
+                continue
+            for logged in events:
+                kind, text = type(logged.event).__name__, in_words(logged.event)
+                if self._as_json:
+                    facts = {"event": logged.number, "at_ms": logged.at_ms, "cause": logged.cause, "kind": kind}
+                    lines.append(as_json_text(facts | {"text": text}))
+                else:
+                    number = "?" if logged.number is None else logged.number
+                    lines.append(f"{number:>7}  {time_text(logged.at_ms)}  {text}")
+        return lines
 
 
 def as_json_text(value: object) -> str:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 REFUSED, WRONG_USAGE, TIME_IS_OVER = 1, 2, 3
 FOLLOW_S = 1.0
 """Seconds between two reads of the log with `--follow`."""
+LOOK_S = 0.3
+"""Seconds between two looks at a job that does not run yet."""
 
 job_app = typer.Typer(help="One job that runs on Ray: what it does, and what it is to do.", no_args_is_help=True)
 
@@ -80,9 +82,10 @@ def status_command(context: typer.Context, address: AddressOption = None, as_jso
 def checkpoint_command(
     context: typer.Context, address: AddressOption = None, timeout: TimeoutOption = "10min", as_json: JsonOption = False
 ) -> None:
-    """Take a checkpoint now, and print its path."""
+    """Take a checkpoint now, or when the job runs again, and print its path."""
     with _job(context, address) as job:
-        _say(as_json, {"path": job.trigger_checkpoint(timeout)}, "{path}")
+        left_ms = _once_it_runs(job, "checkpoint", timeout)
+        _say(as_json, {"path": job.trigger_checkpoint(left_ms)}, "{path}")
 
 
 @job_app.command("savepoint")
@@ -96,9 +99,10 @@ def savepoint_command(
     savepoint_format: FormatOption = "canonical",
     as_json: JsonOption = False,
 ) -> None:
-    """Take a savepoint now, while the job goes on, and print its path."""
+    """Take a savepoint now, or when the job runs again, and print its path. The job goes on."""
     with _job(context, address) as job:
-        _say(as_json, {"path": job.savepoint(target, timeout, savepoint_format)}, "{path}")
+        left_ms = _once_it_runs(job, "savepoint", timeout)
+        _say(as_json, {"path": job.savepoint(target, left_ms, savepoint_format)}, "{path}")
 
 
 @job_app.command("stop")
@@ -117,7 +121,7 @@ def stop_command(
     with _job(context, address) as job:
         path = job.stop(drain, savepoint, timeout, savepoint_format)
         told = {"name": job.name, "status": job.status(), "path": path}
-    _say(as_json, told, "{name} is {status}; its savepoint is {path}")
+    _say(as_json, told, "{name} has stopped ({status}); its savepoint is {path}")
 
 
 @job_app.command("cancel")
@@ -131,28 +135,59 @@ def cancel_command(
     _say(as_json, told, "{name} is {status}")
 
 
+@job_app.command("tasks")
+def tasks_command(context: typer.Context, address: AddressOption = None, as_json: JsonOption = False) -> None:
+    """List the tasks of the job: vertex, subtask, attempt, and the process that runs each, with its node and actor."""
+    from tidegate.job_printing import as_json_text, task_lines, tasks_of
+
+    with _job(context, address) as job:
+        tasks = tasks_of(job)
+    for text in [as_json_text(tasks)] if as_json else task_lines(tasks):
+        typer.echo(text)
+
+
 @job_app.command("events")
 def events_command(
     context: typer.Context,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job is over.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Print the events themselves, one a line.")] = False,
     address: AddressOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print what the coordinator has decided by, an event a line, oldest first."""
+    """Print what happened to the job, a line for each decision, oldest first, as `tidegate events` does."""
     import threading
 
-    from tidegate.job_printing import events_since
+    from tidegate.job_printing import JobTimeline, RawEvents
 
-    line = 0
     with _job(context, address) as job:
+        told = RawEvents(job, as_json) if raw else JobTimeline(job, as_json)
         while True:
             over = not follow or _is_over(job)  # asked before reading, so that the last events are printed
-            lines, line = events_since(job, line, as_json)
-            for text in lines:
+            for text in told.news():
                 typer.echo(text)
             if over:
                 return
             threading.Event().wait(FOLLOW_S)
+
+
+def _once_it_runs(job: Job, what: str, timeout: str) -> int:
+    """Wait until a job that starts or restarts runs, and say so; returns what is left of the time, in ms."""
+    import threading
+    import time
+
+    from tidegate.actors.runtimes.running_job import NOT_YET
+    from tidegate.storage.units import parse_duration_ms
+
+    end_s = time.monotonic() + parse_duration_ms(timeout, setting="--timeout") / 1_000
+    said = False
+    while (status := job.status()) in NOT_YET:
+        if time.monotonic() >= end_s:
+            raise JobTimeoutError(f"job {job.name!r} is still {status} after {timeout}: no {what} was asked for")
+        if not said:
+            typer.echo(f"{job.name} is {status}; the {what} is taken when it runs", err=True)
+            said = True
+        threading.Event().wait(LOOK_S)
+    return max(0, round((end_s - time.monotonic()) * 1_000))
 
 
 def _is_over(job: Job) -> bool:

@@ -60,7 +60,7 @@ def print_timeline(timeline: Timeline, choice: Choice, as_json: bool) -> None:
     lines = [told for told in timeline.lines if choice.takes(told)]
     if as_json:
         for told in lines:
-            typer.echo(json.dumps(_object(timeline, told)))
+            typer.echo(json.dumps(line_object(timeline, told)))
         return
     console = make_console()
     typer.echo(f"Job {timeline.job_id}")
@@ -75,15 +75,14 @@ def print_timeline(timeline: Timeline, choice: Choice, as_json: bool) -> None:
 
 
 def _print_line(console: Console, told: TimelineLine) -> None:
-    number = "?" if told.number is None else str(told.number)
     style = "yellow" if told.line.trouble else None
-    console.print(
-        f"{number:>7}  {time_text(told.line.at_ms)}  {told.line.text}",
-        style=style,
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
-    )
+    console.print(line_text(told), style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def line_text(told: TimelineLine) -> str:
+    """A line with the number of its event and its time."""
+    number = "?" if told.number is None else str(told.number)
+    return f"{number:>7}  {time_text(told.line.at_ms)}  {told.line.text}"
 
 
 def _print_pending(console: Console, timeline: Timeline) -> None:
@@ -93,14 +92,15 @@ def _print_pending(console: Console, timeline: Timeline) -> None:
         return
     end_ms = timeline.lines[-1].line.at_ms
     for pending in state.pending.values():
-        kind, waiting = pending.properties.kind.value, len(pending.waiting)
+        kind, waiting = pending.properties.kind.words, len(pending.waiting)
         age = seconds_text(end_ms - pending.triggered_at_ms)
         text = f"where the log ends, {kind} {pending.checkpoint_id} is {age} old and waits for {waiting} tasks"
         console.print(f"         {text}", markup=False, highlight=False, soft_wrap=True)
     console.print(f"         where the log ends, the job is {state.status.value}", markup=False, highlight=False)
 
 
-def _object(timeline: Timeline, told: TimelineLine) -> dict[str, object]:
+def line_object(timeline: Timeline, told: TimelineLine) -> dict[str, object]:
+    """A line for programs."""
     line = told.line
     return {
         "job": timeline.job_id,

@@ -58,7 +58,7 @@ def outcome(make: Any) -> object:
         return str(error)[str(error).find(" is ") :] if " but " in str(error) else str(error).partition(": ")[2][-40:]
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(some_settings())
 def test_python_file_variable_and_command_line_say_the_same(
     tmp_path_factory: pytest.TempPathFactory, said: list[tuple[Row, str, object]]
@@ -90,7 +90,7 @@ def text(value: object) -> str:
     return value if isinstance(value, str) else yaml.safe_dump(value, default_flow_style=True).removesuffix("\n...\n")
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(some_settings())
 def test_what_is_in_effect_can_be_written_down(said: list[tuple[Row, str, object]]) -> None:
     """Loading what `tidegate config check` prints comes to the same configuration."""

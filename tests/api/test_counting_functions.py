@@ -77,6 +77,7 @@ def test_a_name_that_is_no_name_fails_the_job_with_a_reason(tmp_path: Path) -> N
             finish(env, tmp_path)
 
 
+@pytest.mark.slow
 def test_functions_that_count_are_simulated_like_all_others() -> None:
     """Counts are in no checkpoint and decide nothing: whatever crashes, rows come out once, and a run is its seed's."""
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pyarrow as pa
 import pytest
@@ -16,10 +17,14 @@ from typer.testing import CliRunner, Result
 import tidegate as tg
 from tidegate import jobs_cli
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
-from tidegate.actors.runtimes.running_job import JobCard, JobOverview, progress_of
+from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.runtimes.running_job import JobCard, JobOverview, TaskProcessInfo, not_taken, progress_of
+from tidegate.actors.runtimes.vertex_metrics import VertexMetrics
 from tidegate.cli import app
-from tidegate.job_printing import job_lines, jobs_as_json, status_lines
-from tidegate.storage.ids import JobId
+from tidegate.job_printing import job_lines, jobs_as_json, status_lines, task_lines, tasks_of
+from tidegate.storage.checkpoints.metadata import SnapshotKind
+from tidegate.storage.ids import JobId, SubtaskIndex, VertexId
 from tidegate.storage.units import duration_text
 
 ROWS, GATE = 40, 15
@@ -107,25 +112,113 @@ def test_cancel_waits_for_the_end(job: tuple[tg.Job, GatedSource]) -> None:
     assert job[0].status() == "cancelled"
 
 
-def test_events_are_followed_to_the_end(job: tuple[tg.Job, GatedSource], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is new is printed when it comes, once; the command ends with the job."""
+def follow(job: tuple[tg.Job, GatedSource], monkeypatch: pytest.MonkeyPatch, *options: str) -> Result:
+    """Follow its events; it is only let go once the command has begun, because one that is over is found by none."""
     monkeypatch.setattr(jobs_cli, "FOLLOW_S", 0.01)
-    till_now = shell("job", "shelled", "events").stdout.splitlines()
     is_over = jobs_cli._is_over
 
     def look(followed: tg.Job) -> bool:
         over = is_over(followed)
-        job[1].open_all()  # Only now: a job that is over is found by no command.
+        job[1].open_all()
         return over
 
     monkeypatch.setattr(jobs_cli, "_is_over", look)
-    found = shell("job", "shelled", "events", "--follow", "--json")
-    told = [json.loads(line) for line in found.stdout.splitlines()]
+    found = shell("job", "shelled", "events", "--follow", *options)
+    assert job[0].wait(f"{WAIT_S}s") == "finished"
     assert found.exit_code == 0
+    return found
+
+
+def test_raw_events_are_followed_to_the_end(job: tuple[tg.Job, GatedSource], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is new is printed when it comes, once; the command ends with the job."""
+    till_now = shell("job", "shelled", "events", "--raw").stdout.splitlines()
+    told = [json.loads(line) for line in follow(job, monkeypatch, "--raw", "--json").stdout.splitlines()]
     assert [event["event"] for event in told] == list(range(len(told)))
     assert len(told) > len(till_now) > 0
     assert {"JobSubmitted", "TaskFinished"} <= {event["kind"] for event in told}
-    assert job[0].wait(f"{WAIT_S}s") == "finished"
+
+
+def test_what_happened_is_told_in_words(job: tuple[tg.Job, GatedSource], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decisions, as `tidegate events` tells them, without details of each task."""
+    lines = follow(job, monkeypatch).stdout.splitlines()
+    assert lines[0].split("  ")[-1].startswith("Job shelled (")
+    assert lines[-1].endswith("The job is finished")
+    assert sum("Attempt 0 is running" in line for line in lines) == 1
+    assert not any("is ready" in line for line in lines)
+
+
+def test_what_happened_is_told_to_programs(job: tuple[tg.Job, GatedSource]) -> None:
+    """The same as objects."""
+    told = [json.loads(line) for line in shell("job", "shelled", "events", "--json").stdout.splitlines()]
+    assert told[0]["text"].startswith("Job shelled (")
+    assert {"job", "event", "at_ms", "text", "checkpoint", "attempt", "trouble"} == set(told[0])
+
+
+def test_tasks_of_a_job_of_this_process(job: tuple[tg.Job, GatedSource]) -> None:
+    """Each is listed; none has a process of its own."""
+    head, *lines = shell("job", "shelled", "tasks").stdout.splitlines()
+    assert head.split() == ["VERTEX", "SUBTASK", "ATTEMPT", "PID", "NODE", "ACTOR"]
+    assert lines[0].split() == ["source", "0", "-", "-", "-", "-"]
+    (told,) = {task["vertex"] for task in json.loads(shell("job", "shelled", "tasks", "--json").stdout)}
+    assert told == "source"
+
+
+class OnRay:
+    """A job whose tasks have processes, and whose status changes with each look."""
+
+    name = "main"
+
+    def __init__(self, *statuses: str) -> None:
+        self.statuses = list(statuses)
+
+    def status(self) -> str:
+        return self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
+
+    def vertices(self) -> tuple[VertexMetrics, ...]:
+        return (VertexMetrics("totals", "sum by key", 2),)
+
+    def processes(self) -> tuple[TaskProcessInfo, ...]:
+        return (
+            TaskProcessInfo(TaskId(VertexId("totals"), SubtaskIndex(1)), "main/sum by key (2/2)#3", 42, "n" * 56, 3),
+        )
+
+
+def test_tasks_have_their_processes() -> None:
+    """One that is starting has none yet."""
+    tasks = tasks_of(cast(tg.Job, OnRay("running")))
+    assert [line.split("  ")[0] for line in task_lines(tasks)] == ["VERTEX", "totals", "totals"]
+    assert task_lines(tasks)[2].endswith("  " + "n" * 12 + "  main/sum by key (2/2)#3")
+    assert tasks[1] == {
+        "vertex": "totals",
+        "name": "sum by key",
+        "subtask": 1,
+        "attempt": 3,
+        "pid": 42,
+        "node_id": "n" * 56,
+        "actor": "main/sum by key (2/2)#3",
+    }
+    assert tasks[0]["pid"] is None
+
+
+def test_a_checkpoint_waits_until_the_job_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It says so once; what is left of the time is for the checkpoint."""
+    monkeypatch.setattr(jobs_cli, "LOOK_S", 0.0)
+    restarting = OnRay("restarting", "deploying", "running")
+    assert 0 < jobs_cli._once_it_runs(cast(tg.Job, restarting), "savepoint", "1h") <= 3_600_000
+    assert capsys.readouterr().err == "main is restarting; the savepoint is taken when it runs\n"
+    jobs_cli._once_it_runs(cast(tg.Job, OnRay("failed")), "savepoint", "1h")
+    with pytest.raises(tg.JobTimeoutError, match="is still restarting after 0ms: no savepoint was asked for"):
+        jobs_cli._once_it_runs(cast(tg.Job, OnRay("restarting")), "savepoint", "0ms")
+
+
+@pytest.mark.parametrize(("status", "says"), [("restarting", True), ("deploying", True), ("finished", False)])
+def test_a_refusal_says_when_to_ask_again(status: str, says: bool) -> None:
+    """Not of a job that never will run again."""
+    why = f"{CheckpointFailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING.value}: the job is {status}"
+    told = str(not_taken(SnapshotKind.SAVEPOINT, why))
+    assert told.endswith("; ask again when its status is running") is says
 
 
 def test_what_went_wrong_is_an_exit_code(job: tuple[tg.Job, GatedSource], tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -20,6 +21,7 @@ from tidegate import recovery
 from tidegate.actors.state_backends.common.options import StateBackendOptions
 
 FIRST, SECOND = 150, 250
+LATE = SECOND - 3
 OUT = pa.schema({"k": pa.int64()})
 KEYED = pa.schema({"day": pa.date32(), "name": pa.string(), "x": pa.int64()})
 MOMENT_MS = 10**14
@@ -89,7 +91,7 @@ class Keeper(tg.ProcessFunction):
 
 def model(rows: int) -> dict[str, dict[Key, Any]]:
     """What `Keeper` has kept after so many rows, and the aggregates beside it."""
-    kept: dict[str, dict[Key, Any]] = {name: {} for name in ("last", "seen", "by", "most", "sum", "n", "avg")}
+    kept: dict[str, dict[Key, Any]] = {name: {} for name in ("last", "seen", "by", "most", "sum", "n", "avg", "late")}
     for x in range(rows):
         key = key_of(x)
         if x % 5 == 4:
@@ -101,6 +103,7 @@ def model(rows: int) -> dict[str, dict[Key, Any]]:
     for key, seen in kept["seen"].items():
         kept["most"][key], kept["sum"][key], kept["n"][key] = max(seen), sum(seen), len(seen)
         kept["avg"][key] = sum(seen) / len(seen)
+        kept["late"][key] = next((x for x in seen if x > LATE), None)
     return kept
 
 
@@ -126,7 +129,8 @@ def running(folder: Path, kind: str) -> Iterator[tuple[tg.Job, GatedSource]]:
             env.from_source(source, uid="source").map_batches(with_keys, schema=KEYED, uid="keys").key_by("day", "name")
         )
         rows.process(Keeper(), schema=OUT, uid="keeper").collect()
-        rows.aggregate(n=tg.count(), avg=tg.mean("x"), uid="totals").collect()
+        late = tg.first("x").where(pl.col("x") > LATE)
+        rows.aggregate(n=tg.count(), avg=tg.mean("x"), late=late, spread=tg.var_pop("x"), uid="totals").collect()
         job = env.execute("job", checkpoints=config, restart=NO_RESTART)
         source.await_gate(FIRST)
         yield job, source
@@ -146,9 +150,12 @@ def check(path: str, rows: int) -> None:
     timers = recovery.read_state(path, uid="keeper", state="timers").to_pylist()
     assert sorted(row["timer.timestamp_ms"] - MOMENT_MS for row in timers) == list(range(rows))
     assert all((row["day"], row["name"]) == key_of(row["timer.timestamp_ms"] - MOMENT_MS) for row in timers)
-    for state in ("n", "avg"):
+    assert None in expected["late"].values(), "no key without a late row"
+    for state in ("n", "avg", "late"):
         assert read(path, "totals", state) == pytest.approx(expected[state]), state
-    assert recovery.read_state(path, uid="totals").schema.names == ["day", "name", "n", "avg.sum", "avg.count"]
+    assert recovery.read_state(path, uid="totals").schema.names == [
+        *("day", "name", "n", "avg.sum", "avg.count", "late", "late.seen", "spread.count", "spread.mean", "spread.m2"),
+    ]
 
 
 @pytest.mark.slow
@@ -197,6 +204,7 @@ def test_a_wrong_name_is_answered_with_what_there_is(tmp_path: Path) -> None:
             ("keeper", None): "has several states: say which by state=, one of 'last' \\(keyed\\), .*'timers'",
             ("keys", None): "has no state with rows",
             ("totals", "median"): "no state 'median'",
+            ("totals", "spread"): "no state 'spread'",
             ("totals", "day"): "no state 'day'",
         }
         for (uid, state), text in asked.items():

@@ -30,7 +30,7 @@ Build = Callable[[tg.StreamEnvironment, Path], object]
         ),
         pytest.param(
             lambda env, _: env.from_batches(DATA).key_by("k").aggregate(s=tg.sum("name")),
-            "sum takes integers and floats",
+            "sum takes integers, floats, ",
             id="aggregate of text",
         ),
         pytest.param(lambda env, _: env.from_batches(DATA).select("x"), "x", id="select"),

@@ -246,7 +246,7 @@ STATES: list[tuple[Any, st.SearchStrategy[Any]]] = [
 ]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     data=st.data(), key_type=st.sampled_from(list(KEYS)), kind=st.sampled_from(STATES), parallelism=st.integers(1, 5)
 )

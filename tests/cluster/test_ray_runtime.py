@@ -186,7 +186,9 @@ def test_a_task_that_dies_with_its_coordinator_is_replaced(runtime: RayRuntime, 
     gate.touch()
     end = end_of(job)
     assert (end.status, end.coordinator_losses) == ("finished", 1)
-    assert "its process was gone when a new coordinator took over" in str(end.last_failure)
+    # The task before it may be the first to say so: what it sent did not arrive.
+    told = str(end.last_failure)
+    assert "its process was gone when a new coordinator took over" in told or "a message did not arrive" in told
     assert keyed.table().equals(keyed.expected)
 
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import datetime as dt
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 from pyspark.errors import PySparkException
 from pyspark.sql import types as T
+from source_contract import check_source
 
+from tidegate.actors.sources.files.delta_source import DeltaSource
+from tidegate.actors.sources.files.file_source import source_of_files
 from tidegate.spark_bridge import RayDPSession, table_to_dataframe
 from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.errors import ConfigurationError, TableError
@@ -111,6 +116,28 @@ def test_an_append_table_shows_what_is_committed_and_no_more(raydp_session: RayD
         T.TimestampNTZType(),
         T.DecimalType(9, 2),
     ]
+
+
+def test_files_in_folders_of_values_are_read_as_spark_reads_them(raydp_session: RayDPSession, tmp_path: Path) -> None:
+    """Those that Spark has written, and those of a Delta table: with nulls, and values that names must escape."""
+    day = dt.date(2013, 1, 1)
+    shops = ["a/b", "50%", "a b", "c=d", "x:y", "+", None]
+    data = [{"day": day if x % 3 else None, "shop": shop, "x": x} for x, shop in enumerate(shops)]
+    by = pa.schema([("day", pa.date32()), ("shop", pa.string())])
+    spark, written, delta = raydp_session.spark, tmp_path / "written", tmp_path / "delta"
+    columns = "day date, shop string, x long"
+    spark.createDataFrame([tuple(each.values()) for each in data], columns).write.partitionBy("day", "shop").parquet(
+        str(written)
+    )
+    write_deltalake(str(delta), pa.Table.from_pylist(data, by.append(pa.field("x", pa.int64()))), partition_by=by.names)
+
+    def of_spark(url: Path) -> list[dict[str, Any]]:
+        frame = spark.read.schema(columns).parquet(str(url))
+        return sorted((found.asDict() for found in frame.collect()), key=lambda found: int(found["x"]))
+
+    files = source_of_files(f"{written}/**/*.parquet", None, None, None, None, skip=False, partitions=by)
+    for source, url in ((files, written), (DeltaSource.open(str(delta)), delta)):
+        assert sorted(check_source(source), key=lambda found: int(str(found["x"]))) == of_spark(url) == data
 
 
 @pytest.mark.parametrize("place", ["plain", "pattern {a,b}"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import re
 import subprocess
 import sys
@@ -12,16 +13,20 @@ from pathlib import Path
 import pytest
 from repository import PACKAGE, ROOT
 
+from tidegate.lazy_names import lazy_names
+
 FACES = ("tidegate", "tidegate.recovery", "tidegate.spark_bridge")
 
 PUBLIC = """
     MAX_WATERMARK_MS MIN_WATERMARK_MS Aggregate AggregateFunction AggregatingState BatchContext BatchFunction
     BroadcastContext BroadcastProcessFunction BroadcastState CheckpointConfig CheckpointError CoProcessFunction
-    CollectedRows ConfigurationError ConnectedStreams CorruptionError DataPlaneOptions Job JobFailedError JobProgress
-    JobTimeoutError KeyedBroadcastProcessFunction KeyedStream ListState MapState MasterHook OperatorError
-    OperatorListState OutputTable Pickled ProcessContext ProcessFunction ReadResult ReducingState RestartStrategy
-    Source SourceReader SourceSplit StateTtl StorageError Stream StreamEnvironment TableError TidegateError TimeDomain
-    TimerService ValueState count load_config max mean min open_table sum
+    CollectedRows ConfigurationError ConnectedStreams CorruptionError Cumulating DataPlaneOptions Job JobFailedError
+    JobProgress JobTimeoutError KeyedBroadcastProcessFunction KeyedStream ListState MapState MasterHook
+    OperatorError OperatorListState OutputTable OutputTag Pickled ProcessContext ProcessFunction ReadResult
+    ReducingState RestartStrategy Session Sliding Source SourceReader SourceSplit StateTtl StorageError Stream
+    StreamEnvironment TableError TidegateError TimeDomain TimerService Tumbling ValueState WindowedStream arg_max
+    arg_min bool_and bool_or count count_distinct first last load_config max mean min open_table stddev_pop
+    stddev_samp sum var_pop var_samp
 """
 """What `import tidegate as tg` offers. A name that is added here is a promise; one that goes breaks programs."""
 
@@ -73,6 +78,30 @@ def test_a_process_of_a_job_loads_no_library_that_the_job_may_not_need() -> None
     """Starting one is most of what a job's start costs, and of its recovery where no spare process waits."""
     _, libraries = ours_and_libraries(loaded_by("import tidegate.actors.runtimes.ray.fleet.task_actor"))
     assert libraries & {"polars", "pandas", "pyspark", "raydp", "rocksdict", "s3fs", "pydantic"} == set()
+
+
+@pytest.mark.slow
+def test_a_first_program_loads_no_library_that_it_may_not_need() -> None:
+    """A local program without expressions waits for none of them: importing is most of what it waits for."""
+    _, libraries = ours_and_libraries(loaded_by("import tidegate as tg; tg.StreamEnvironment, tg.sum, tg.count"))
+    assert libraries & {"polars", "pandas", "ray", "pyspark", "rocksdict", "s3fs", "uvicorn", "deltalake"} == set()
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_the_garbage_collector_is_as_it_was(collects: bool) -> None:
+    """It waits while a name is imported, also where that fails; a program that has switched it off keeps it off."""
+    get, _ = lazy_names("tidegate", {"now_ms": "storage.clock", "gone": "storage.no_such_module"})
+    before = gc.isenabled()
+    try:
+        (gc.enable if collects else gc.disable)()
+        assert callable(get("now_ms"))
+        assert gc.isenabled() is collects
+        with pytest.raises(ModuleNotFoundError):
+            get("gone")
+        assert gc.isenabled() is collects
+    finally:
+        (gc.enable if before else gc.disable)()
+        vars(sys.modules["tidegate"]).pop("now_ms", None)
 
 
 @pytest.mark.slow

@@ -59,7 +59,7 @@ def test_other_paths_are_free(line: str) -> None:
     assert not MACHINE_PATH.search(line)
 
 
-@pytest.mark.parametrize("name", ["constraints.txt", "constraints-newest.txt"])
+@pytest.mark.parametrize("name", ["constraints.txt", "constraints-newest.txt", "constraints-lowest.txt"])
 def test_constraints_pin_versions_by_name_alone(name: str) -> None:
     """Every line is `name==version`, in order, each name once."""
     lines = (ROOT / name).read_text().splitlines()

@@ -92,6 +92,7 @@ def test_imports_upwards_are_caught(report: str) -> None:
     assert wanted - named == set()
 
 
+@pytest.mark.slow
 def test_a_new_folder_must_take_a_place(report: str) -> None:
     """What no contract knows is not allowed beside what they know."""
     named = re.findall(r"tidegate\.(\S+)\.attic", report)

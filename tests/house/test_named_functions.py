@@ -83,6 +83,12 @@ def everything() -> frozenset[str]:
     return frozenset(found)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def read_once() -> None:
+    """Tests of a module with a fixture of its own stay in one process: the package is read in no other one."""
+    everything()
+
+
 @cache
 def classes() -> frozenset[str]:
     """Classes that have members."""

@@ -1,4 +1,4 @@
-"""What pyproject.toml allows is tested: sets of pinned versions lie within its ranges, one of them with the newest."""
+"""What pyproject.toml allows is tested: pinned versions lie within its ranges, among them the newest and the lowest."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from packaging.version import Version
 from repository import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-SETS = ("constraints.txt", "constraints-newest.txt")
+SETS = ("constraints.txt", "constraints-newest.txt", "constraints-lowest.txt")
 FOR_USERS = [extra for extra in PROJECT["optional-dependencies"] if extra not in ("all", "dev", "docs", "test")]
 
 
@@ -48,6 +48,19 @@ def test_the_newest_versions_are_told() -> None:
     pinned = pins("constraints-newest.txt")
     assert requirements(*FOR_USERS).keys() - pinned.keys() == {"raydp"}
     assert pinned["pyspark"].major == 4
+
+
+def lower_end(specifier: SpecifierSet) -> Version:
+    """The lowest version that is allowed."""
+    (found,) = (Version(each.version) for each in specifier if each.operator in (">=", "=="))
+    return found
+
+
+def test_the_lowest_versions_are_the_lower_ends() -> None:
+    """Of all that is required of users: what is allowed has been tried."""
+    pinned = pins("constraints-lowest.txt")
+    lowest = {key: lower_end(each.specifier) for key, each in requirements(*FOR_USERS).items()}
+    assert {key: str(pinned.get(key)) for key, version in lowest.items() if pinned.get(key) != version} == {}
 
 
 def test_users_may_have_the_next_minor_version() -> None:

@@ -17,6 +17,7 @@ from operator_harness import CUT, Subtasks, context, opened, run
 
 from tidegate.actors.kernels.hashing import hash_columns
 from tidegate.actors.operators.batches import aggregates as tg
+from tidegate.actors.operators.batches.aggregate_kinds import AggregateKind
 from tidegate.actors.operators.batches.aggregates import Aggregate
 from tidegate.actors.operators.batches.keyed_aggregate import KeyedAggregate
 from tidegate.actors.protocol.errors import OperatorError
@@ -286,7 +287,7 @@ def test_wrong_arguments(keys: tuple[str, ...], what: dict[str, Aggregate], said
 def test_aggregates_need_columns() -> None:
     """Only count may go without a column."""
     with pytest.raises(ConfigurationError, match="sum needs a column"):
-        Aggregate(tg.AggregateKind.SUM)
+        Aggregate(AggregateKind.SUM)
 
 
 def test_a_column_that_changes_its_type_is_refused() -> None:

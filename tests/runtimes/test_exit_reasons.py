@@ -47,7 +47,7 @@ class Known(Witness):
 
 def member(log: Path, witness: Witness | None) -> Member:
     """A process that has ended."""
-    return Member("job/map (1/2)#0", None, None, Future(), ProcessInfo(7, "node", str(log)), True, witness)
+    return Member("job/map (1/2)#0", None, None, Future(), ProcessInfo(7, "node", str(log)), dead=True, witness=witness)
 
 
 def died() -> ActorDiedError:

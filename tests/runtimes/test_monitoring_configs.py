@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 from prometheus_server import CONFIGS, DASHBOARD, ROOT, promtool
 
@@ -16,6 +17,7 @@ from tidegate.actors.runtimes.metrics.registry import METRICS
 CASES = Path(__file__).with_name("alert_cases.yaml")
 
 
+@pytest.mark.slow
 def test_prometheus_takes_its_configuration_and_the_rules() -> None:
     """promtool looks at the file and at all that it names."""
     assert "is valid prometheus config file syntax" in promtool("check", "config", str(CONFIGS / "prometheus.yaml"))

@@ -23,11 +23,13 @@ from broken_predicates import PREDICATE_FIXED, PREDICATE_PATCHES
 from broken_requests import REQUEST_FIXED, REQUEST_PATCHES
 from broken_restarts import RESTART_FIXED, RESTART_PATCHES
 from broken_rules import RULE_BREAKS, RULE_FIXED, Patch
+from broken_sides import SIDE_FIXED, SIDE_PATCHES
 from broken_sources import SOURCE_FIXED, SOURCE_PATCHES
 from broken_splits import SPLIT_FIXED, SPLIT_PATCHES
 from broken_tables import TABLE_FIXED, TABLE_PATCHES
 from broken_takeovers import TAKEOVER_FIXED, TAKEOVER_PATCHES
 from broken_tasks import TASK_BREAKS
+from broken_time import TIME_FIXED, TIME_PATCHES
 from broken_undo import UNDO_FIXED, UNDO_PATCHES
 
 from tidegate.simulation.pipelines.draw import draw
@@ -73,6 +75,8 @@ _FIXED: Mapping[str, Mapping[str, Hashable]] = {
     **CAUSE_FIXED,
     **UNDO_FIXED,
     **SOURCE_FIXED,
+    **SIDE_FIXED,
+    **TIME_FIXED,
     **SPLIT_FIXED,
     **NODE_FIXED,
     **COPY_FIXED,
@@ -103,6 +107,8 @@ BROKEN: dict[str, Break] = {
             | TAKEOVER_PATCHES
             | UNDO_PATCHES
             | SOURCE_PATCHES
+            | SIDE_PATCHES
+            | TIME_PATCHES
             | SPLIT_PATCHES
             | NODE_PATCHES
             | COPY_PATCHES

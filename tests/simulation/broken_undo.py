@@ -11,9 +11,9 @@ import numpy as np
 
 from tidegate.actors.state_backends.columnar.cells import Cells
 from tidegate.actors.state_backends.columnar.notes import CellNotes, TableNotes
-from tidegate.actors.state_backends.columnar.timers import ColumnarTimers
 from tidegate.actors.state_backends.columnar.undo_log import UndoLog
 from tidegate.actors.state_backends.columnar.vector_table import ColumnarTable
+from tidegate.storage.state.timer_rows import TIMERS_STATE
 
 Patch = Callable[[], AbstractContextManager[Any]]
 
@@ -108,6 +108,11 @@ def _oldest_first(self: UndoLog, checkpoint_id: Any) -> None:
     self.begin(checkpoint_id, states.values())
 
 
+def _of_others(self: UndoLog, checkpoint_id: Any) -> None:
+    if [state.name for state in self._states] != [TIMERS_STATE]:
+        _go_back(self, checkpoint_id)
+
+
 _TIMERS_STAY = "undo: timers stay what they were when the task ended"
 
 UNDO_PATCHES: dict[str, tuple[int, Patch]] = {
@@ -117,7 +122,7 @@ UNDO_PATCHES: dict[str, tuple[int, Patch]] = {
     "undo: keys that came since stay": (9, _both(_with_new_keys(_table_undo), _with_new_keys(_cells_undo))),
     "undo: the last change alone is undone": (9, _the_last_change_alone),
     "undo: a later freeze wins": (9, lambda: patch.object(UndoLog, "go_back", _oldest_first)),
-    _TIMERS_STAY: (9, lambda: patch.object(ColumnarTimers, "go_back", lambda self, checkpoint_id: None)),
+    _TIMERS_STAY: (9, lambda: patch.object(UndoLog, "go_back", _of_others)),
 }
 """Every such break: its invariant, and the patch."""
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from tidegate.actors.state_backends.rocksdb.rocksdb_backend import RocksBackend
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.state.snapshot import Cut, FrozenState, StateTable
+from tidegate.storage.state.stored_rows import ROW_SEQUENCE, row_identity
 from tidegate.storage.state.timer_rows import TIMERS_STATE, timers_schema
 
 MAX_PARALLELISM = 16
@@ -82,7 +85,7 @@ def state_tables(state: FrozenState, layer: int = 0) -> list[StateTable]:
         if state.state == TIMERS_STATE:
             assert chunk.rows.schema.equals(timers_schema(KEYS))
         elif state.removed:
-            assert chunk.rows.schema.equals(KEYS)
+            assert chunk.rows.schema in (KEYS, row_identity(KEYS))
         found.append(StateTable(state.state, state.kind, chunk.rows, state.removed, layer))
     return found
 
@@ -93,9 +96,11 @@ def composed(stored: Sequence[StateTable]) -> Rows:
     told: dict[tuple[str, int], set[Key]] = {}
     for table in stored:
         kept = rows.setdefault(table.state, {})
-        names = [name for name in table.rows.schema.names if name not in KEYS.names]
+        names = [name for name in table.rows.schema.names if name not in (*KEYS.names, ROW_SEQUENCE)]
         for row in table.rows.to_pylist():
             key = tuple(row.values()) if table.state == TIMERS_STATE else (row["k"], row["s"])
+            if ROW_SEQUENCE in row:
+                key = (*key, row[ROW_SEQUENCE])
             seen = told.setdefault((table.state, table.layer), set())
             assert key not in seen, f"{key} twice in layer {table.layer} of {table.state}"
             seen.add(key)
@@ -103,7 +108,19 @@ def composed(stored: Sequence[StateTable]) -> Rows:
                 kept.pop(key, None)
             else:
                 kept[key] = {name: _in_order(row[name]) for name in names if table.state != TIMERS_STATE}
-    return {state: kept for state, kept in rows.items() if kept}
+    return {state: _ranked(kept) for state, kept in rows.items() if kept}
+
+
+def _ranked(kept: dict[Key, Any]) -> dict[Key, Any]:
+    """Rows of a row table with their rank among those of their key, in place of their numbers; others as they are."""
+    if any(len(key) != 3 or isinstance(key[2], str) for key in kept):
+        return kept
+    ranks: Counter[Key] = Counter()
+    ranked = {}
+    for key in sorted(kept, key=lambda key: key[2]):
+        ranked[*key[:2], ranks[key[:2]]] = kept[key]
+        ranks[key[:2]] += 1
+    return ranked
 
 
 def _in_order(value: Any) -> Any:
@@ -115,6 +132,11 @@ VALUE = CellSpec("v", pa.string())
 LIST = CellSpec("l", pa.list_(pa.int64()))
 MAP = CellSpec("m", pa.map_(pa.string(), pa.int64()))
 COLUMNS = (ValueSpec("n", pa.int64(), 0), ValueSpec("most", pa.float64(), float("-inf")))
+
+
+REMOVE = "remove"
+"""Stands where a change of a table has a value: the key has no row after the batch."""
+TableChange = float | str | None
 
 
 class Cells:
@@ -218,8 +240,12 @@ class Table:
         rows = composed(stored) if files is None else copy.deepcopy(files)
         self._model: dict[Key, dict[str, Any]] = rows.get("t", {})
 
-    def batch(self, changes: Sequence[tuple[int, float | None]]) -> None:
-        """Count the rows of keys and take the greatest of their values, null being none."""
+    def batch(self, changes: Sequence[tuple[int, TableChange]]) -> None:
+        """Count the rows of keys and take the greatest of their values, null being none. Then remove keys."""
+        gone = {number for number, value in changes if value == REMOVE}
+        self._batch([(number, value if isinstance(value, float) else None) for number, value in changes], gone)
+
+    def _batch(self, changes: Sequence[tuple[int, float | None]], gone: AbstractSet[int]) -> None:
         upserted = self.table.upsert(key_batch([key for key, _ in changes]))
         counts, most = self.table.column("n"), self.table.column("most")
         mask = np.array([value is not None for _, value in changes], dtype=np.uint8)
@@ -237,7 +263,11 @@ class Table:
             row["most"] = value if row["most"] is None else row["most"] if value is None else max(value, row["most"])
         shown = zip(counts.take(upserted.slots).to_pylist(), most.take(upserted.slots).to_pylist(), strict=True)
         assert list(shown) == [tuple(self._model[key_of(number)].values()) for number, _ in changes]
+        if gone:
+            self.table.remove(upserted.slots[[number in gone for number, _ in changes]])
         self.table.done()
+        for number in gone:
+            del self._model[key_of(number)]
 
     def expected(self) -> Rows:
         """What a checkpoint must hold now."""

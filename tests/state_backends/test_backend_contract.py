@@ -13,17 +13,21 @@ from backend_model import (
     KEYS,
     LIST,
     MAP,
+    REMOVE,
     VALUE,
     WITH_INCREMENTS,
     Cells,
     MakeBackend,
     Snapshots,
+    Subject,
     Table,
     key_batch,
+    key_of,
     tables,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from row_model import ROW_BATCHES, RowsOfKeys
 
 from tidegate.actors.state_backends.common.backend import CellSpec
 from tidegate.actors.state_backends.rocksdb.rocksdb_backend import RocksBackend
@@ -35,7 +39,8 @@ from tidegate.storage.state.snapshot import Cut, StateTable
 _KEYS = st.integers(0, 30)
 _WHAT = ("put", "remove", "extend", "replace", "clear", "set", "discard", "empty", "read")
 _CELL_BATCHES = st.lists(st.tuples(_KEYS, st.sampled_from(_WHAT), st.integers(0, 5)), max_size=12)
-_TABLE_BATCHES = st.lists(st.tuples(_KEYS, st.none() | st.integers(-9, 9).map(float)), min_size=1, max_size=12)
+_TABLE_VALUES = st.none() | st.just(REMOVE) | st.integers(-9, 9).map(float)
+_TABLE_BATCHES = st.lists(st.tuples(_KEYS, _TABLE_VALUES), min_size=1, max_size=12)
 _SNAPSHOT_STEPS = (
     st.tuples(st.just("freeze"), st.booleans())
     | st.tuples(st.sampled_from(["write", "complete", "abort"]), st.integers(0, 3))
@@ -53,7 +58,7 @@ def make(request: pytest.FixtureRequest) -> MakeBackend:
     return BACKENDS[request.param]
 
 
-def _run(make: MakeBackend, kind: type[Cells] | type[Table], steps: list[tuple[str, Any]]) -> None:
+def _run(make: MakeBackend, kind: type[Subject], steps: list[tuple[str, Any]]) -> None:
     snapshots = Snapshots(kind(make, True))
     for what, argument in steps:
         if what == "batch":
@@ -98,6 +103,19 @@ def test_tables_are_those_of_dictionaries(name: str) -> None:
     program()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(BACKENDS))
+def test_row_tables_are_those_of_lists(name: str) -> None:
+    """The same for a row table: rows of a key are found in the order in which they came."""
+
+    @settings(max_examples=EXAMPLES[name], deadline=None)
+    @given(steps=_steps(ROW_BATCHES))
+    def program(steps: list[tuple[str, Any]]) -> None:
+        _run(BACKENDS[name], RowsOfKeys, steps)
+
+    program()
+
+
 def test_without_a_key_there_is_nothing(make: MakeBackend) -> None:
     """An empty backend freezes to nothing, full or incremental, and has no keys."""
     cells = Cells(make, True)
@@ -122,6 +140,37 @@ def test_what_a_backend_holds_is_told_as_far_as_it_knows(make: MakeBackend) -> N
         cells.backend.leave()
         assert cells.backend.size.timers == 1
     cells.backend.close()
+
+
+def test_a_removed_row_is_gone_and_its_key_comes_new(make: MakeBackend) -> None:
+    """What is removed in a batch is not there after it, a slot given twice or new in the batch included; a key that
+    comes again begins with the identities."""
+    table = Table(make, True)
+    table.batch([(key, float(key)) for key in range(5)])
+    table.batch([(1, REMOVE), (1, 7.0), (3, REMOVE), (9, REMOVE), (4, 1.0)])
+    table.check()
+    table.batch([(1, None), (2, 9.0), (9, 1.0)])
+    table.check()
+    assert table.expected()["t"][key_of(1)] == {"n": 1, "most": None}
+    table.backend.close()
+
+
+@pytest.mark.parametrize("name", WITH_INCREMENTS)
+def test_an_increment_tells_what_was_removed(name: str) -> None:
+    """It tells which rows of the base are gone, and nothing of a row that came and went since."""
+    table = Table(BACKENDS[name], True)
+    table.batch([(key, 1.0) for key in range(20)])
+    tables(table.backend.freeze(Cut(CheckpointId(1))))
+    table.batch([(17, REMOVE), (50, REMOVE)])
+    table.batch([(51, 1.0), (3, REMOVE)])
+    table.batch([(51, REMOVE), (3, 2.0)])
+    stored = tables(table.backend.freeze(Cut(CheckpointId(2), CheckpointId(1))), layer=1)
+    gone = {k for t in stored if t.removed for k in t.rows.column("k").to_pylist()}
+    assert gone - {51} == {17}
+    assert {k for t in stored if not t.removed for k in t.rows.column("k").to_pylist()} == {3}
+    if name == "columnar":
+        assert gone == {17}
+    table.backend.close()
 
 
 @pytest.mark.parametrize("name", WITH_INCREMENTS)

@@ -22,6 +22,7 @@ from backend_model import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from row_model import RowsOfKeys
 
 from tidegate.actors.kernels.hashing import hash_columns
 from tidegate.actors.state_backends.common.backend import CellSpec, KeyedBackend
@@ -99,6 +100,17 @@ def test_vectorised_state_has_the_same_bytes_too() -> None:
         table.batch([((key * 7) % 500, float(key)) for key in range(500)])
         table.batch([(key, None) for key in range(300, 600, 3)])
         files.add(_file(table.backend.freeze(SAVEPOINT)))
+    assert len(files) == 1
+
+
+def test_row_tables_have_the_same_bytes_too() -> None:
+    """Rows of any columns, those of a key in the order in which they came."""
+    files = set()
+    for make in BACKENDS.values():
+        rows = RowsOfKeys(make, True)
+        rows.batch([((key * 7) % 50, "append", key % 6) for key in range(100)])
+        rows.batch([(key, "remove", key) for key in range(0, 50, 3)] + [(key, "append", 5) for key in range(9)])
+        files.add(_file(rows.backend.freeze(SAVEPOINT)))
     assert len(files) == 1
 
 

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_checkpoints import CountingReads, frozen, opened
 from rocksdb_backends import rocks_backend
+from row_model import ROW_BATCHES, RowsOfKeys
 from small_tables import rewrite_in_small_tables
 from timer_model import TimersSubject
 
@@ -55,7 +56,12 @@ def file_of(native: NativeState, name: str) -> NativeFile | None:
 
 
 _TIMERS = st.lists(st.tuples(_KEYS, st.integers(0, 1), st.integers(-3, 9), st.booleans()), min_size=1, max_size=12)
-_BATCHES: dict[Any, st.SearchStrategy[Any]] = {Cells: _CELLS, Table: _ROWS, TimersSubject: _TIMERS}
+_BATCHES: dict[Any, st.SearchStrategy[Any]] = {
+    Cells: _CELLS,
+    Table: _ROWS,
+    RowsOfKeys: ROW_BATCHES,
+    TimersSubject: _TIMERS,
+}
 
 
 @pytest.mark.slow

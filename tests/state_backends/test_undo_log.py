@@ -13,6 +13,7 @@ from backend_model import (
     KEYS,
     MAP,
     MAX_PARALLELISM,
+    REMOVE,
     Cells,
     Snapshots,
     Subject,
@@ -24,6 +25,7 @@ from backend_model import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from row_model import ROW_BATCHES, RowsOfKeys
 
 from tidegate.actors.kernels import accumulate
 from tidegate.actors.kernels.columns import NO_MASK
@@ -35,12 +37,14 @@ from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.state.snapshot import Cut, StateTable
+from tidegate.storage.state.stored_rows import ROW_SEQUENCE
 
 _ENOUGH = 1 << 30
 _KEYS = st.integers(0, 30)
 _WHAT = ("put", "remove", "extend", "replace", "clear", "set", "discard", "empty")
 _CELL_BATCHES = st.lists(st.tuples(_KEYS, st.sampled_from(_WHAT), st.integers(0, 5)), max_size=12)
-_TABLE_BATCHES = st.lists(st.tuples(_KEYS, st.none() | st.integers(-9, 9).map(float)), min_size=1, max_size=12)
+_TABLE_VALUES = st.none() | st.just(REMOVE) | st.integers(-9, 9).map(float)
+_TABLE_BATCHES = st.lists(st.tuples(_KEYS, _TABLE_VALUES), min_size=1, max_size=12)
 _STEPS = (
     st.tuples(st.just("freeze"), st.booleans())
     | st.tuples(st.sampled_from(["write", "complete", "abort"]), st.integers(0, 3))
@@ -78,12 +82,14 @@ def _whole(subject: Subject, checkpoint_id: int) -> dict[str, pa.Table]:
     for table in tables(subject.backend.freeze(Cut(CheckpointId(checkpoint_id)))):
         rows.setdefault(table.state, []).append(table.rows)
     return {
-        state: pa.Table.from_batches(batches).sort_by([(n, "ascending") for n in KEYS.names])
+        state: pa.Table.from_batches(batches).sort_by(
+            [(n, "ascending") for n in batches[0].schema.names if n in (*KEYS.names, ROW_SEQUENCE)]
+        )
         for state, batches in rows.items()
     }
 
 
-def _run(kind: type[Cells] | type[Table], undo_bytes_max: int, steps: list[tuple[str, Any]]) -> int:
+def _run(kind: type[Subject], undo_bytes_max: int, steps: list[tuple[str, Any]]) -> int:
     """Run a program; how often it went back."""
     make, backs = _made(undo_bytes_max), 0
     snapshots = Snapshots(kind(make, True))
@@ -107,7 +113,8 @@ def _run(kind: type[Cells] | type[Table], undo_bytes_max: int, steps: list[tuple
     subject.check()
     assert snapshots.completed is not None
     number, stored = snapshots.completed
-    subject.batch([(key, None) for key in range(9)] if kind is Table else [(key, "put", 9) for key in range(9)])  # type: ignore[misc]
+    last: dict[type[Subject], Any] = {Table: (None,), Cells: ("put", 9), RowsOfKeys: ("append", 4)}
+    subject.batch([(key, *last[kind]) for key in range(9)])
     if subject.backend.kept(number) is not None:
         gone, read = _again(subject, number, stored), kind(make, True, stored)
         assert _whole(gone, number + 1) == _whole(read, number + 1)
@@ -131,6 +138,13 @@ def test_tables_go_back(steps: list[tuple[str, Any]], undo_bytes_max: int) -> No
 def test_cells_go_back(steps: list[tuple[str, Any]], undo_bytes_max: int) -> None:
     """Values, lists and maps likewise."""
     _run(Cells, undo_bytes_max, steps)
+
+
+@settings(max_examples=200, deadline=None)
+@given(steps=_steps(ROW_BATCHES), undo_bytes_max=st.sampled_from([0, 700, 3_000, _ENOUGH]))
+def test_row_tables_go_back(steps: list[tuple[str, Any]], undo_bytes_max: int) -> None:
+    """Row tables likewise."""
+    _run(RowsOfKeys, undo_bytes_max, steps)
 
 
 @pytest.mark.parametrize("kind", [Table, Cells])

@@ -186,8 +186,8 @@ def test_descriptions() -> None:
     description = RocksDescription(1, "ab", 128, schema, (state,), 17)
     native = NativeState(OperatorUid("op"), "rocksdb", (0, 8), description.to_bytes(), ())
     assert describe(native) == description
-    newer = RocksDescription(3, "ab", 128, schema, (state,), 17)
-    with pytest.raises(CodecError, match="operator 'op' has format version 3; this tidegate reads up to 2"):
+    newer = RocksDescription(4, "ab", 128, schema, (state,), 17)
+    with pytest.raises(CodecError, match="operator 'op' has format version 4; this tidegate reads up to 3"):
         describe(NativeState(OperatorUid("op"), "rocksdb", (0, 8), newer.to_bytes(), ()))
     with pytest.raises(CodecError, match="backend 'other'"):
         describe(NativeState(OperatorUid("op"), "other", (0, 8), description.to_bytes(), ()))

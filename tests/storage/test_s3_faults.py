@@ -5,9 +5,11 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
+import botocore.session
 import pytest
 from seaweed import BUCKET, S3Server
 
@@ -16,6 +18,9 @@ from tidegate.storage.files import s3_requests
 from tidegate.storage.files.create_check import check_conditional_create
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.files.request_counts import OF_THIS_PROCESS
+
+models_read_once = cache(botocore.session.create_loader)
+"""The models of AWS's services, which each client would read again: that is most of what these tests cost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedS3]:
     """A server on loopback, stopped after the test. Whoever meets it comes back soon."""
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     monkeypatch.setattr(s3_requests, "PAUSE_S_FIRST", 0.001)
+    monkeypatch.setattr(botocore.session, "create_loader", models_read_once)
     server = ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)
     state = ScriptedS3(f"http://127.0.0.1:{server.server_address[1]}")
 

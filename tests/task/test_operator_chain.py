@@ -105,12 +105,25 @@ def test_what_a_watermark_brings_comes_before_it() -> None:
     ]
 
 
-def test_a_generator_ends_event_time_from_before_it() -> None:
-    """Its own watermark follows the batch that raised it; those from upstream stop there, except the last one."""
+def test_a_row_comes_after_the_watermark_that_the_rows_before_it_have_made() -> None:
+    """A batch is cut before the first row that this makes late, and everything goes on as between two batches."""
     log: list[Any] = []
     subject = chain(log, lambda: WatermarkGenerator("t", 10), lambda: Noting(log, "b"))
-    subject.process(rows(100, 50))
-    assert log == [("b", "input", 0, [100, 50]), ("out", [100, 50]), ("b", "watermark", 89), ("out", [89]), ("out", 89)]
+    subject.process(rows(90, 100, 89, 50, 100, 200))
+    assert log == [
+        ("b", "input", 0, [90, 100]), ("out", [90, 100]),
+        ("b", "watermark", 89), ("out", [89]), ("out", 89),
+        ("b", "input", 0, [89, 50, 100, 200]), ("out", [89, 50, 100, 200]),
+        ("b", "watermark", 189), ("out", [189]), ("out", 189),
+    ]  # fmt: skip
+
+
+def test_a_generator_ends_event_time_from_before_it() -> None:
+    """Its own watermark follows the rows that raised it; those from upstream stop there, except the last one."""
+    log: list[Any] = []
+    subject = chain(log, lambda: WatermarkGenerator("t", 10), lambda: Noting(log, "b"))
+    subject.process(rows(100, 95))
+    assert log == [("b", "input", 0, [100, 95]), ("out", [100, 95]), ("b", "watermark", 89), ("out", [89]), ("out", 89)]
     log.clear()
     subject.process(rows(99))
     subject.advance_watermark(5000)

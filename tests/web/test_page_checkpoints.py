@@ -6,7 +6,9 @@ import page_answers as answers
 
 from tidegate.web.page.breakdown import ROWS_MAX, SUBTASKS_MAX, VERTICES_MAX, breakdown_of
 from tidegate.web.page.checkpoints import STRIP_MAX, checkpoints_of
-from tidegate.web.page.recoveries import part_names, recoveries_of
+from tidegate.web.page.recoveries import PARTS, part_names, recoveries_of
+
+FIRST_ROW = PARTS["first-row"]
 
 
 def test_the_strip_has_the_newest_at_its_right_end() -> None:
@@ -103,3 +105,12 @@ def test_recoveries_share_a_scale() -> None:
     assert going_on.words == "still going on: until the deployment 120 ms, restore –"  # noqa: RUF001
     assert part_names([over]) == [("until the deployment", "wait"), ("restore", "restore")]
     assert (over.tasks, going_on.over) == ("4 of 7 tasks", False)
+
+
+def test_a_recovery_shows_both_ends_where_they_are_known() -> None:
+    """How long nobody had noticed it comes first, and the first row last."""
+    known = answers.recovery() | {"total": 910, "parts": {"first-row": 50, "detect": 100, "wait": 120, "restore": 640}}
+    (recovery,) = recoveries_of({"recoveries": [known]})
+    noticed = "until it was noticed, at most 100 ms"
+    assert recovery.words == f"910 ms in all: {noticed}, until the deployment 120 ms, restore 640 ms, {FIRST_ROW} 50 ms"
+    assert [part.kind for part in recovery.parts] == ["detect", "wait", "restore", "first-row"]

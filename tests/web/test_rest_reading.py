@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from fixed_watch import client_of
-from fixture_jobs import JOB_ID
+from fixture_jobs import JOB_ID, running_job
+
+from tidegate.actors.runtimes.metrics.recovery_times import RecoveryEnds
+from tidegate.storage.ids import AttemptNumber
+from tidegate.web.model.history import recoveries
+from tidegate.web.seen_job import seen
 
 JOB = f"/jobs/{JOB_ID}"
 CHECKPOINT = {
@@ -91,7 +98,7 @@ def test_the_subtasks_of_a_checkpoint() -> None:
     client = client_of()
     part = client.get(f"{JOB}/checkpoints/details/17/subtasks/sum-by-key").json
     assert [each["checkpoint"]["async"] for each in part["subtasks"]] == [42, 43]
-    assert part["subtasks"][1]["alignment"] == {"buffered": 0, "processed": 0, "persisted": 640, "duration": 10}
+    assert part["subtasks"][1]["alignment"] == {"buffered": 0, "processed": -1, "persisted": 640, "duration": 10}
     assert (part["subtasks"][1]["start_delay"], part["subtasks"][1]["unaligned_checkpoint"]) == (14, True)
     assert part["summary"]["start_delay"]["max"] == 14
     pending = client.get(f"{JOB}/checkpoints/details/21/subtasks/sum-by-key").json
@@ -150,6 +157,28 @@ def test_what_has_happened() -> None:
     recovery = client.get(f"{JOB}/recoveries").json["recoveries"][0]
     assert (recovery["total"], recovery["parts"]) == (1_640, {"wait": 1_000, "restore": 640})
     assert client.get(f"{JOB}/timeline").json["entries"][0]["attempt"] == 1
+
+
+def test_both_ends_of_a_recovery() -> None:
+    """For how long nobody had noticed it, and when the first row came; the whole of it is the sum of its parts."""
+    job = running_job()
+    (recovery,) = job.past.recoveries
+    assert recovery.running_at_ms is not None
+    ends = {recovery.attempt: RecoveryEnds(180, recovery.running_at_ms + 40)}
+    told = recoveries(replace(job, snapshot=replace(job.snapshot, recovery_ends=ends)))["recoveries"][0]
+    assert told["parts"] == {"detect": 180, "wait": 1_000, "restore": 640, "first-row": 40}
+    assert told["total"] == 180 + 1_000 + 640 + 40
+
+
+def test_ends_of_recoveries_stay_known() -> None:
+    """Another coordinator, and the log of a job that is over, know nothing of them: what was seen is kept."""
+    job = running_job()
+    (recovery,) = job.past.recoveries
+    known = {recovery.attempt: RecoveryEnds(180, None), AttemptNumber(99): RecoveryEnds(1, 1)}
+    before = replace(job, snapshot=replace(job.snapshot, recovery_ends=known))
+    after = seen(before, replace(job.snapshot, past=None))
+    assert after is not None
+    assert after.snapshot.recovery_ends == {recovery.attempt: RecoveryEnds(180, None)}
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,9 @@ class Program:
         """Add an operator. ConfigurationError if its input is of an earlier program, or its schema has views."""
         if node.schema is not None:
             check_plain(node.schema, f"operator {node.name!r}")
-        if any(upstream not in self.nodes for upstream, _ in node.inputs):
+        for tag in node.side_outputs:
+            check_plain(tag.schema, f"side output {tag.name!r} of operator {node.name!r}")
+        if any(upstream.maker not in self.nodes for upstream, _ in node.inputs):
             raise ConfigurationError(
                 f"operator {node.name!r} follows a stream of an earlier program: execute() begins a new one, so make "
                 "its streams from their sources again"

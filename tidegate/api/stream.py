@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Literal, Unpack
+from typing import TYPE_CHECKING, Literal, Unpack
 
 import pyarrow as pa
 
 from tidegate.actors.operators.batches.aggregates import Aggregate
-from tidegate.actors.operators.batches.keyed_aggregate import KeyedAggregate
+from tidegate.actors.operators.ranking.deduplicate import Deduplicate
 from tidegate.actors.operators.rows.broadcast_process import (
     BroadcastProcessFunction,
     BroadcastProcessOperator,
@@ -24,12 +24,19 @@ from tidegate.actors.operators.rows.broadcast_process import (
 from tidegate.actors.operators.rows.process_functions import CoProcessFunction, ProcessFunction
 from tidegate.actors.operators.rows.process_operator import ProcessOperator
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
+from tidegate.actors.protocol.side_outputs import OutputTag
 from tidegate.api.slot_options import SlotOptions
+from tidegate.api.stream_aggregates import aggregated, aggregated_all
 from tidegate.api.stream_tables import StreamTables
 from tidegate.api.updating import Updating
+from tidegate.api.windowed_stream import WindowedStream, WindowsTaken
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.columns_text import columns_text
 from tidegate.storage.schemas.dictionaries import decoded_type
+from tidegate.storage.units import parse_duration_ms
+
+if TYPE_CHECKING:
+    import polars as pl
 
 
 class Stream(StreamTables):
@@ -59,19 +66,66 @@ class Stream(StreamTables):
         """This stream and another one, for one operator to process: `a.connect(b).key_by("k", "k2").process(...)`."""
         return ConnectedStreams(self, other)
 
-    def key_by(self, *keys: str) -> KeyedStream:
-        """Send rows of the same key to the same subtask. Keys are columns: ints, floats, strings, dates, nulls."""
+    def key_by(self, *keys: str | pl.Expr) -> KeyedStream:
+        """Send rows of the same key to the same subtask. Keys are columns: ints, floats, strings, dates, nulls.
+
+        A key may be a polars expression, which adds a column: `key_by((pl.col("n") % 2).alias("odd"))`. As in
+        `with_columns`, one that is called as a column takes its place.
+        """
         if not keys:
             raise ConfigurationError("key_by needs at least one column")
-        if len(set(keys)) < len(keys):
-            raise ConfigurationError(f"key_by({', '.join(keys)}): a column is named twice")
-        if self.schema is not None:
-            for key in keys:
-                if key not in self.schema.names:
+        stream, names, replaced = self, tuple(map(str, keys)), frozenset[str]()
+        if not all(isinstance(key, str) for key in keys):
+            from tidegate.api.aggregate_inputs import key_expressions
+
+            names, expressions, replaced = key_expressions(keys, self.schema)
+            if expressions:
+                stream = self.with_columns(*expressions, name="key_by", parallelism=self.input_parallelism)
+        if len(set(names)) < len(names):
+            raise ConfigurationError(f"key_by({', '.join(names)}): a column is named twice")
+        if stream.schema is not None:
+            for key in names:
+                if key not in stream.schema.names:
                     raise ConfigurationError(
-                        f"key_by: there is no column {key!r}; there are {columns_text(self.schema)}"
+                        f"key_by: there is no column {key!r}; there are {columns_text(stream.schema)}"
                     )
-        return KeyedStream(self, keys)
+        return KeyedStream(stream, names, replaced)
+
+    def aggregate(
+        self,
+        *,
+        emit: Literal["update", "final"] = "update",
+        name: str = "aggregate",
+        uid: str | None = None,
+        **aggregates: Aggregate,
+    ) -> Stream:
+        """Aggregate all rows: `aggregate(n=tg.count(), worst=tg.max("delay"), emit="final")`.
+
+        Each subtask makes one row of a batch, and a single one merges these. With emit="final" there is one row at the
+        end of a bounded input; with emit="update" one after each batch, which takes the place of the one before it.
+        """
+        return aggregated_all(self, aggregates, emit, name, uid)._keyed((), updates=emit == "update")
+
+    def side_output(self, tag: OutputTag | str) -> Stream:
+        """The rows that the step before has emitted under one of its tags: `checked.side_output("bad")`.
+
+        Call it on the stream that this step returned. Exactly once, as the other rows. Without a reader they are
+        dropped. ConfigurationError if the step has no such side output.
+        """
+        if len(self._inputs) > 1:
+            raise ConfigurationError("side_output: several streams are united here; call it on the one of the step")
+        (made, _), name = self._inputs[0], tag.name if isinstance(tag, OutputTag) else tag
+        aside = made.side_output(name)
+        kept = aside.schema is not None and self.timestamp in aside.schema.names
+        return Stream(self._program, ((aside, None),), (), self.timestamp if kept else None)
+
+    def window(self, spec: WindowsTaken) -> WindowedStream[Stream]:
+        """All rows by window of event time, in one subtask: `window(tg.Tumbling("1h")).aggregate(n=tg.count())`."""
+        return WindowedStream(self, (), spec, Stream)
+
+    def late_rows(self) -> Stream:
+        """The rows that came too late for the windows of the step before: call it on what `aggregate` returned."""
+        return self.side_output("late")
 
     def _keyed(self, keys: tuple[str, ...], updates: bool) -> Stream:
         """The output of an aggregate: one subtask has all rows of a key. With `updates` they replace each other."""
@@ -83,7 +137,8 @@ class Stream(StreamTables):
 class KeyedStream:
     """A stream partitioned by key."""
 
-    def __init__(self, stream: Stream, keys: tuple[str, ...]) -> None:
+    def __init__(self, stream: Stream, keys: tuple[str, ...], replaced: frozenset[str] = frozenset()) -> None:
+        self._replaced = replaced
         self.stream = stream
         """The rows, not partitioned yet."""
         self.keys = keys
@@ -92,6 +147,10 @@ class KeyedStream:
     def partitioned(self) -> Stream:
         """The rows, partitioned by key on their way into the next operator."""
         return self.stream._partitioned(Partitioning(PartitioningKind.HASH, self.keys))
+
+    def window(self, spec: WindowsTaken) -> WindowedStream[Stream]:
+        """The rows of each key by window of event time: `tg.Tumbling("1h")`, `tg.Session("5min")`, and others."""
+        return WindowedStream(self.partitioned(), self.keys, spec, Stream)
 
     def connect(self, other: KeyedStream | Stream) -> ConnectedStreams:
         """This stream and another keyed one, for one operator to process: rows of one key meet, and share its state.
@@ -109,15 +168,19 @@ class KeyedStream:
         uid: str | None = None,
         parallelism: int | None = None,
         batch_rows: tuple[int, int] | None = None,
+        side_outputs: Sequence[OutputTag] = (),
         **slot: Unpack[SlotOptions],
     ) -> Stream:
         """Call a `tg.ProcessFunction` with each row, with state and timers of the row's key.
 
-        `schema` is that of the rows that it returns; give it if a table, an aggregate or a key follows.
+        `schema` is that of the rows that it returns; give it if a table, an aggregate or a key follows. With
+        `side_outputs` it may emit rows under these tags as well (see `Stream.side_output`).
         """
         timestamps = (self.stream.timestamp,)
-        (factory := partial(ProcessOperator, function, (self.keys,), timestamps, schema))()
-        return self.partitioned()._then(factory, schema, name, uid, parallelism, batch_rows, slot)
+        (factory := partial(ProcessOperator, function, (self.keys,), timestamps, schema, side_outputs))()
+        return self.partitioned()._then(
+            factory, schema, name, uid, parallelism, batch_rows, slot, side_outputs=side_outputs
+        )
 
     def aggregate(
         self,
@@ -136,13 +199,36 @@ class KeyedStream:
         emit="final" emits one row for each key when a bounded input has ended. The columns are the keys, then the
         aggregates.
         """
-        keys, schema = self.keys, self.stream.schema
-        operator = KeyedAggregate(keys, aggregates, emit)
-        output = None if schema is None else operator.output_schema(schema)
-        result = self.partitioned()._then(
-            lambda: KeyedAggregate(keys, aggregates, emit), output, name, uid, parallelism
-        )
-        return result._keyed(keys, updates=emit == "update")
+        made = aggregated(self.stream, self.keys, aggregates, emit, name, uid, parallelism, self._replaced)
+        return made._keyed(self.keys, updates=emit == "update")
+
+    def deduplicate(
+        self,
+        by: str | None = None,
+        *,
+        keep: Literal["first", "last"] = "first",
+        ttl: str | timedelta | int | None = None,
+        name: str = "deduplicate",
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> Stream:
+        """One row of each key: the first or the last in the order of the column `by`, or of arrival.
+
+        Without `by`, keep="first" emits each key's first row and nothing else; these rows stand for themselves. In all
+        other cases the stream has updates: a row replaces the one before it with its key, as behind an aggregate with
+        emit="update".
+
+        `ttl` (a duration of event time) bounds the state: a row that is at least so much later than the last one that
+        was emitted for its key counts as a new key. Rows that are `ttl` or more behind the watermark are dropped, and
+        counted in the metric `numLateRecordsDropped`. Raises ConfigurationError.
+        """
+        ttl_ms = None if ttl is None else parse_duration_ms(ttl, setting="deduplicate(ttl=...)")
+        factory = partial(Deduplicate, self.keys, by, keep, self.stream.timestamp, ttl_ms)
+        operator, schema = factory(), self.stream.schema
+        if schema is not None:
+            operator.validate(schema)
+        rows = self.partitioned()._then(factory, schema, name, uid, parallelism)
+        return rows._keyed(self.keys, updates=by is not None or keep == "last")
 
 
 class ConnectedStreams:
@@ -174,13 +260,15 @@ class ConnectedStreams:
         uid: str | None = None,
         parallelism: int | None = None,
         batch_rows: tuple[int, int] | None = None,
+        side_outputs: Sequence[OutputTag] = (),
         **slot: Unpack[SlotOptions],
     ) -> Stream:
         """Call `process1` with each row of the first stream and `process2` with each of the second, in no fixed order.
 
         If the second stream is broadcast, the function may be a `tg.KeyedBroadcastProcessFunction` (the first stream is
         keyed) or a `tg.BroadcastProcessFunction` (it is not). Their methods are `process` and `process_broadcast`.
-        `schema` is that of the rows that it returns; give it if a table, an aggregate or a key follows.
+        `schema` is that of the rows that it returns; give it if a table, an aggregate or a key follows. With
+        `side_outputs` it may emit rows under these tags as well.
         """
         keys, timestamps = self._keys, (self._first.timestamp, self._second.timestamp)
         made_by = ProcessOperator
@@ -189,20 +277,13 @@ class ConnectedStreams:
             made_by = BroadcastProcessOperator
         else:
             self._check_keys()
-        made_by(function, keys, timestamps, schema)  # so that a wrong one is refused here
+        (factory := partial(made_by, function, keys, timestamps, schema, side_outputs))()
         first, second = (
             stream.key_by(*names).partitioned() if names else stream
             for stream, names in zip((self._first, self._second), keys, strict=True)
         )
         return first._then(
-            lambda: made_by(function, keys, timestamps, schema),
-            schema,
-            name,
-            uid,
-            parallelism,
-            batch_rows,
-            slot,
-            second=second,
+            factory, schema, name, uid, parallelism, batch_rows, slot, second=second, side_outputs=side_outputs
         )
 
     def _check_broadcast(self, function: BroadcastProcessFunction) -> None:

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-import polars as pl
 import pyarrow as pa
 
 from tidegate.actors.operators.operator import Operator, OperatorContext
@@ -16,12 +16,17 @@ from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import OperatorUid, SubtaskIndex
 from tidegate.storage.schemas.plain_types import holds_views, without_views
 
+if TYPE_CHECKING:
+    import polars as pl
+
 
 def passed_columns(expressions: Sequence[pl.Expr | str], schema: pa.Schema | None) -> Mapping[str, str]:
     """Columns that expressions copy, maybe under another name: name in the output to name in the input.
 
     Without a schema only columns that are named one by one are found, not those of selectors.
     """
+    import polars as pl
+
     passed: dict[str, str] = {}
     frame = None if schema is None else polars_frame(pa.RecordBatch.from_pylist([], schema))
     for item in expressions:

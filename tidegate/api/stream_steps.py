@@ -7,37 +7,36 @@ only adds an operator to the `Program`, and checks what can be checked before th
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
-import polars as pl
 import pyarrow as pa
 
 from tidegate.actors.graph.stream_graph import StreamNode
 from tidegate.actors.operators.batch_rows import check_batch_rows
 from tidegate.actors.operators.batches.batch_function import BatchFunction, batch_operator
-from tidegate.actors.operators.batches.expressions import FilterExpr, Select, WithColumns
+from tidegate.actors.operators.batches.failing_rows import GuardedFilter, GuardedFlatMap, GuardedMap, error_tag
 from tidegate.actors.operators.batches.stateless import BatchResult, FilterRows, FlatMap, Map, Row
 from tidegate.actors.operators.batches.watermark_generator import WatermarkGenerator, check_timestamp_column
 from tidegate.actors.operators.operator import OperatorFactory
 from tidegate.actors.operators.rows.process_functions import ProcessFunction
 from tidegate.actors.operators.rows.process_operator import ProcessOperator
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
+from tidegate.actors.protocol.side_outputs import OutputTag
 from tidegate.actors.sources.source import is_unbounded
+from tidegate.api.nulls_tag import nulls_tag
 from tidegate.api.program import Program
 from tidegate.api.slot_options import SlotOptions, resources_of
-from tidegate.api.stream_columns import (
-    computed_columns,
-    name_after,
-    passed_columns,
-    reads_only,
-    schema_after,
-)
+from tidegate.api.stream_columns import computed_columns, name_after, passed_columns, reads_only, schema_after
 from tidegate.api.updating import Updating
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.polars_frames import is_polars_expression
 from tidegate.storage.units import parse_duration_ms
+
+if TYPE_CHECKING:
+    import polars as pl
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +67,11 @@ class StreamSteps:
     def schema(self) -> pa.Schema | None:
         """The columns; None if they are known only when the job runs."""
         return self._inputs[0][0].schema
+
+    @property
+    def input_parallelism(self) -> int:
+        """Subtasks of the operator before: a step with as many is chained to it."""
+        return self._inputs[0][0].parallelism
 
     @property
     def is_broadcast(self) -> bool:
@@ -106,15 +110,27 @@ class StreamSteps:
         fn: Callable[[Row], Mapping[str, Any]],
         *,
         schema: pa.Schema | None = None,
+        traced: bool = True,
         name: str = "map",
         uid: str | None = None,
         parallelism: int | None = None,
         batch_rows: tuple[int, int] | None = None,
+        errors_to: OutputTag | str | None = None,
         **slot: Unpack[SlotOptions],
     ) -> Self:
-        """Call `fn` with each row as a dict; it returns the new row. Row-wise, so slower than `with_columns`."""
-        updating = self._updates_with(schema, name)
-        return self._then(lambda: Map(fn, schema), schema, name, uid, parallelism, batch_rows, slot, updating=updating)
+        """Call `fn` with each row as a dict; it returns the new row.
+
+        If `fn` only calculates and compares, it is computed for whole batches where that gives the same
+        (`docs/batches.md`); `traced=False` calls it with each row in any case.
+        With `errors_to` a row for which `fn` raises does not fail the job: it goes to the side output of that name,
+        with the column `error` (see `Stream.side_output`).
+        """
+        if errors_to is not None:
+            tag = error_tag(errors_to, self.schema, name)
+            made = partial(GuardedMap, fn, schema, tag)
+            return self._then(made, schema, name, uid, parallelism, batch_rows, slot, side_outputs=(tag,))
+        mapping, updating = partial(Map, fn, schema, traced), self._updates_with(schema, name)
+        return self._then(mapping, schema, name, uid, parallelism, batch_rows, slot, updating=updating)
 
     def flat_map(
         self,
@@ -125,28 +141,44 @@ class StreamSteps:
         uid: str | None = None,
         parallelism: int | None = None,
         batch_rows: tuple[int, int] | None = None,
+        errors_to: OutputTag | str | None = None,
         **slot: Unpack[SlotOptions],
     ) -> Self:
-        """Call `fn` with each row as a dict; it returns any number of new rows."""
+        """Call `fn` with each row as a dict; it returns any number of new rows. `errors_to` as in `map`."""
+        if errors_to is not None:
+            tag = error_tag(errors_to, self.schema, name)
+            made = partial(GuardedFlatMap, fn, schema, tag)
+            return self._then(made, schema, name, uid, parallelism, batch_rows, slot, side_outputs=(tag,))
         return self._then(lambda: FlatMap(fn, schema), schema, name, uid, parallelism, batch_rows, slot)
 
     def filter(
         self,
         condition: Callable[[Row], bool] | pl.Expr,
         *,
+        traced: bool = True,
         name: str = "filter",
         uid: str | None = None,
         parallelism: int | None = None,
         batch_rows: tuple[int, int] | None = None,
+        errors_to: OutputTag | str | None = None,
         **slot: Unpack[SlotOptions],
     ) -> Self:
         """Keep the rows for which a polars expression, or a function of the row, is true.
 
         An expression must work row by row, here and in `with_columns` and `select`: ConfigurationError for `cum_sum`,
-        `shift`, `over` and others that look at more than one row.
+        `shift`, `over` and others that look at more than one row. `errors_to`, `traced`: for functions, as in `map`.
         """
-        if not isinstance(condition, pl.Expr):
-            return self._then(partial(FilterRows, condition), self.schema, name, uid, parallelism, batch_rows, slot)
+        if errors_to is not None:
+            if is_polars_expression(condition):
+                raise ConfigurationError(f"{name}: errors_to is for functions; an expression fails for no single row")
+            tag = error_tag(errors_to, self.schema, name)
+            made = partial(GuardedFilter, condition, tag)
+            return self._then(made, self.schema, name, uid, parallelism, batch_rows, slot, side_outputs=(tag,))
+        if not is_polars_expression(condition):
+            factory = partial(FilterRows, condition, traced)
+            return self._then(factory, self.schema, name, uid, parallelism, batch_rows, slot)
+        from tidegate.actors.operators.batches.expressions import FilterExpr
+
         schema_after(FilterExpr(condition), self.schema)
         updating = self._updating
         if updating is not None and not reads_only(condition, updating.keys):
@@ -156,18 +188,46 @@ class StreamSteps:
         )
 
     def with_columns(
-        self, *expressions: pl.Expr, name: str = "with_columns", uid: str | None = None, parallelism: int | None = None
+        self,
+        *expressions: pl.Expr,
+        name: str = "with_columns",
+        uid: str | None = None,
+        parallelism: int | None = None,
+        **named: pl.Expr | str,
     ) -> Self:
-        """Add columns computed by polars expressions, or replace those of the same name."""
+        """Add columns computed by polars expressions, or replace those of the same name: `with_columns(x=pl.col("y"))`.
+
+        `name`, `uid` and `parallelism` are those of the step: give a column of such a name by `.alias("name")`.
+        """
+        from tidegate.actors.operators.batches.expressions import WithColumns
+
+        if named:
+            from tidegate.api.aggregate_inputs import named_expressions
+
+            expressions = (*expressions, *named_expressions(named, "with_columns"))
         schema = schema_after(WithColumns(*expressions), self.schema)
         untouched = {column: column for column in self._own_columns() - computed_columns(expressions, self.schema)}
         passed = {**untouched, **passed_columns(expressions, self.schema)}
         return self._computed(lambda: WithColumns(*expressions), schema, passed, name, uid, parallelism)
 
     def select(
-        self, *expressions: pl.Expr | str, name: str = "select", uid: str | None = None, parallelism: int | None = None
+        self,
+        *expressions: pl.Expr | str,
+        name: str = "select",
+        uid: str | None = None,
+        parallelism: int | None = None,
+        **named: pl.Expr | str,
     ) -> Self:
-        """Keep only these columns: names, or polars expressions. Event time follows its column to another name."""
+        """Keep only these columns: names, or polars expressions, also by keyword: `select("k", x=pl.col("y") * 2)`.
+
+        Event time follows its column to another name.
+        """
+        from tidegate.actors.operators.batches.expressions import Select
+
+        if named:
+            from tidegate.api.aggregate_inputs import named_expressions
+
+            expressions = (*expressions, *named_expressions(named, "select"))
         schema = schema_after(Select(*expressions), self.schema)
         passed = passed_columns(expressions, self.schema)
         return self._computed(lambda: Select(*expressions), schema, passed, name, uid, parallelism)
@@ -178,14 +238,16 @@ class StreamSteps:
         max_out_of_orderness: str | timedelta | int = 0,
         *,
         idleness: str | timedelta | int | None = None,
+        nulls_to: str | None = None,
         name: str = "assign_timestamps",
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> Self:
         """Take event time from a column: a timestamp, a date, or int64 milliseconds since 1970.
 
-        After each batch a watermark follows the greatest timestamp so far, behind it by `max_out_of_orderness` (a
-        duration): rows older than that are not expected any more. It replaces earlier event time.
+        A watermark follows the greatest timestamp so far, behind it by `max_out_of_orderness` (a duration): rows older
+        than that are not expected any more. It replaces earlier event time. Rows that have a null there pass and do
+        not count; with `nulls_to="undated"` they go to that side output (see `side_output`).
 
         Right behind an unbounded source each split has a watermark of its own, and the slowest split counts. With
         `idleness` (a duration) a split without rows for so long does not hold event time back any more.
@@ -204,12 +266,13 @@ class StreamSteps:
             )
         updating = self._updating
         timed = self._then(
-            lambda: WatermarkGenerator(column, delay_ms, idleness_ms),
+            partial(WatermarkGenerator, column, delay_ms, idleness_ms, nulls_to),
             self.schema,
             name,
             uid,
             parallelism,
             updating=updating,
+            side_outputs=nulls_tag(nulls_to, self.schema, updating),
         )
         return type(self)(self._program, timed._inputs, (), column, updating)
 
@@ -222,15 +285,17 @@ class StreamSteps:
         uid: str | None = None,
         parallelism: int | None = None,
         batch_rows: tuple[int, int] | None = None,
+        side_outputs: Sequence[OutputTag] = (),
         **slot: Unpack[SlotOptions],
     ) -> Self:
         """Call a `tg.ProcessFunction` with each row. Without key_by there is neither keyed state nor timers.
 
-        `schema` is that of the rows that it returns; give it if a table, an aggregate or a key follows.
+        `schema` is that of the rows that it returns; give it if a table, an aggregate or a key follows. With
+        `side_outputs` it may emit rows under these tags as well (see `Stream.side_output`).
         """
         timestamps = (self.timestamp,)
-        (factory := partial(ProcessOperator, function, ((),), timestamps, schema))()
-        return self._then(factory, schema, name, uid, parallelism, batch_rows, slot)
+        (factory := partial(ProcessOperator, function, ((),), timestamps, schema, side_outputs))()
+        return self._then(factory, schema, name, uid, parallelism, batch_rows, slot, side_outputs=side_outputs)
 
     def rebalance(self) -> Self:
         """Deal batches out evenly over the subtasks of the next operator."""
@@ -299,6 +364,7 @@ class StreamSteps:
         table: str | None = None,
         second: StreamSteps | None = None,
         updating: Updating | None = None,
+        side_outputs: Sequence[OutputTag] = (),
     ) -> Self:
         """Add an operator, and return the stream behind it.
 
@@ -308,6 +374,8 @@ class StreamSteps:
         for stream in (self,) if second is None else (self, second):
             if stream._updating is not None and updating is None:
                 raise stream._updating.refuse(repr(name))
+        if self._updating is not None:
+            parallelism = self._updating.parallelism(repr(name), parallelism)
         inputs = (self._in_order(parallelism)._inputs, () if second is None else second._inputs)
         node = StreamNode(
             uid=self._program.new_uid(name, uid),
@@ -320,6 +388,7 @@ class StreamSteps:
             ordinals=(0,) * len(inputs[0]) + (1,) * len(inputs[1]),
             batch_rows=check_batch_rows(name, batch_rows),
             resources=resources_of(name, slot),
+            side_outputs=tuple(side_outputs),
         )
         self._program.add_node(node)
         kept = schema is None or self.timestamp in schema.names

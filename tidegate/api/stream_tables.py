@@ -16,6 +16,7 @@ from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.api.checkpoint_calls import CheckpointFunction, check_function
 from tidegate.api.given_names import location
 from tidegate.api.output_tables import CollectedRows, OutputTable
+from tidegate.api.stream_joins import StreamJoins
 from tidegate.api.stream_steps import StreamSteps
 from tidegate.api.table_options import SchemaEvolution, TableOptions
 from tidegate.storage.errors import ConfigurationError
@@ -24,7 +25,7 @@ from tidegate.storage.tables.small_files import FILE_BYTES
 from tidegate.storage.tables.table_log import IfExists, TableInfo, TableMode
 
 
-class StreamTables(StreamSteps):
+class StreamTables(StreamJoins):
     """A stream whose rows can be written."""
 
     def to_table(

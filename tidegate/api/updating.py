@@ -26,11 +26,25 @@ class Updating:
         self, operator: str, reason: str = "it would take old versions for rows of their own"
     ) -> ConfigurationError:
         """The error for an operator that cannot follow."""
-        return ConfigurationError(
-            f"{operator} cannot follow {self.made_by}, which emits updates: a row takes the place of the one before it "
-            f'with the same {list(self.keys)}, and {reason}. Use emit="final" in {self.made_by}, or write the updates '
-            f'with to_table(..., mode="upsert", keys={list(self.keys)})'
+        which = f"the one before it with the same {list(self.keys)}" if self.keys else "the one before it"
+        advice = (
+            f', or write the updates with to_table(..., mode="upsert", keys={list(self.keys)})' if self.keys else ""
         )
+        return ConfigurationError(
+            f"{operator} cannot follow {self.made_by}, which emits updates: a row takes the place of {which}, and "
+            f'{reason}. Use emit="final" in {self.made_by}{advice}'
+        )
+
+    def parallelism(self, operator: str, asked: int | None) -> int | None:
+        """How many subtasks an operator behind may have, where so many were asked for.
+
+        Without keys it is one, so that updates stay in order. ConfigurationError if more were asked for.
+        """
+        if self.keys:
+            return asked
+        if asked not in (None, 1):
+            raise self.refuse(operator, f"in {asked} subtasks they would overtake each other")
+        return 1
 
     def renamed(self, operator: str, passed: Mapping[str, str]) -> Updating:
         """The updates after a step that copies these columns. ConfigurationError if a key is not among them."""

@@ -1,4 +1,4 @@
-"""`read_timeline`: what the coordinator of a job has decided, line by line, out of its event log.
+"""`TimelineReader`: what the coordinator of a job has decided, line by line, out of its event log.
 
 The log holds events; decisions follow from them. So the events are handed to a `CoordinatorMachine`, as a coordinator
 that takes over does it, and a `Narrator` says what follows. Rules:
@@ -44,44 +44,82 @@ class Timeline:
     unreadable: int
 
 
+class TimelineReader:
+    """The timeline of one job, with all details: each call of `read` has the lines since the one before."""
+
+    def __init__(self, log: EventLog, job_id: JobId) -> None:
+        self._log = log
+        self._job_id = job_id
+        self._next = 0
+        """The first entry of the log that was not read."""
+        self._start = 0
+        """The first one of which it is known what was decided."""
+        self._begun = False
+        self._whole = True
+        self._unreadable = 0
+        self._notes: list[str] = []
+        self._machine = CoordinatorMachine(CoordinatorState())
+        self._narrator = Narrator(CoordinatorState(), details=True)
+
+    def read(self) -> list[TimelineLine]:
+        """The new lines, oldest first. Raises StorageError."""
+        history = EventHistory.read(self._log, self._job_id, self._next)
+        if not self._begun:
+            self._begin(history)
+        self._unreadable += history.unreadable
+        lines: list[TimelineLine] = []
+        for index, entry, events, error in history.entries:
+            self._next = index + 1
+            if entry is None:
+                self._lose(f"{error}: what was decided from there on is not known")
+            for logged in events:
+                lines += (TimelineLine(logged.number, line) for line in self._told(index, logged))
+        return lines
+
+    def timeline(self, lines: tuple[TimelineLine, ...] = ()) -> Timeline:
+        """What is known after the last call of `read`, with these lines."""
+        state = self._machine.state if self._whole else None
+        return Timeline(self._job_id, lines, state, tuple(self._notes), self._unreadable)
+
+    def _begin(self, history: EventHistory) -> None:
+        found = {index for index, *_ in history.entries}
+        first = max(found, default=-1) + 1
+        while first - 1 in found:
+            first -= 1
+        self._begun = bool(found)
+        if first <= 0 or not found:
+            return
+        snapshot = self._log.oldest_snapshot(first)
+        if snapshot is None:
+            self._lose("the log has no snapshot of what was cut from it: what was decided is not known")
+            return
+        self._start, fold = snapshot
+        assert isinstance(fold, StoredFold)
+        state = decode(fold.state)
+        self._machine, self._narrator = CoordinatorMachine(state), Narrator(state, details=True)
+        self._notes.append("older events were folded into a snapshot, and cut")
+
+    def _told(self, index: int, logged: LoggedEvent) -> list[Line]:
+        if self._whole and index >= self._start:
+            try:
+                instructions = self._machine.handle(logged.event)
+                return self._narrator.tell(logged.event, instructions, self._machine.state)
+            except TidegateError as error:
+                self._lose(
+                    f"event {logged.number} does not follow from those before it, as this version sees it: {error}"
+                )
+        return [_alone(logged)]
+
+    def _lose(self, note: str) -> None:
+        """From here on it is not known what was decided."""
+        self._notes.append(note)
+        self._whole = False
+
+
 def read_timeline(log: EventLog, job_id: JobId) -> Timeline:
     """The timeline of a job, with all details, oldest first. Raises StorageError."""
-    history = EventHistory.read(log, job_id)
-    found = {index for index, *_ in history.entries}
-    first = max(found, default=-1) + 1
-    while first - 1 in found:
-        first -= 1
-    start, state, notes = 0, CoordinatorState(), []
-    whole = True
-    if first > 0:
-        snapshot = log.oldest_snapshot(first)
-        if snapshot is None:
-            notes.append("the log has no snapshot of what was cut from it: what was decided is not known")
-            whole = False
-        else:
-            start, fold = snapshot
-            assert isinstance(fold, StoredFold)
-            state = decode(fold.state)
-            notes.append("older events were folded into a snapshot, and cut")
-    machine = CoordinatorMachine(state)
-    narrator = Narrator(state, details=True)
-    lines: list[TimelineLine] = []
-    for index, entry, events, error in history.entries:
-        if entry is None:
-            notes.append(f"{error}: what was decided from there on is not known")
-            whole = False
-        for logged in events:
-            told = [_alone(logged)]
-            if whole and index >= start:
-                try:
-                    told = narrator.tell(logged.event, machine.handle(logged.event), machine.state)
-                except TidegateError as error:
-                    notes.append(
-                        f"event {logged.number} does not follow from those before it, as this version sees it: {error}"
-                    )
-                    whole = False
-            lines += (TimelineLine(logged.number, line) for line in told)
-    return Timeline(job_id, tuple(lines), machine.state if whole else None, tuple(notes), history.unreadable)
+    reader = TimelineReader(log, job_id)
+    return reader.timeline(tuple(reader.read()))
 
 
 def _alone(logged: LoggedEvent) -> Line:

@@ -98,7 +98,8 @@ class StateSelection:
         selection = StateSelection(operator, info, streams, stored, _row_keys(operator, info, stored, schemas, keys))
         if column is None:
             return selection
-        if not ({column, f"{column}.sum", f"{column}.count"} & set(stored.names)) or column in operator.keys:
+        of_mean = {f"{column}.sum", f"{column}.count"} <= set(stored.names)
+        if (column not in stored.names and not of_mean) or column in operator.keys:
             find_state(metadata, uid, state)  # raises the error that lists all states
         chosen = StateSelection(operator, info, streams, stored, selection.keys, column)
         if chosen.keys is None:
@@ -144,6 +145,8 @@ class StateSelection:
         fields = [self.stored.field(name) for name in self.keys]
         if self.column in self.stored.names:
             value, field = rows.column(self.column), self.stored.field(self.column)
+            if f"{self.column}.seen" in self.stored.names:  # of a chosen row: there may be none yet
+                value = pc.if_else(pc.equal(rows.column(f"{self.column}.seen"), 1), value, pa.scalar(None, value.type))
         else:
             counts = rows.column(f"{self.column}.count")
             sums = rows.column(f"{self.column}.sum").cast(pa.float64())

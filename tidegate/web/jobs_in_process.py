@@ -71,7 +71,7 @@ class LocalJobs:
 
 
 def _snapshot(job: LocalJob, known: Known) -> JobSnapshot:
-    state = job.coordinator.machine.state
+    state, vertices = job.coordinator.machine.state, job.vertices()
     return snapshot_of(
         job.card,
         None if state.spec is None else About.of(job.context, state.spec),
@@ -80,7 +80,8 @@ def _snapshot(job: LocalJob, known: Known) -> JobSnapshot:
         job.progress(),
         now_ms(),
         known=known,
-        vertices=job.vertices(),
+        vertices=vertices,
+        recovery_ends=job.recovery_ends,
     )
 
 

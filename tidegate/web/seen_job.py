@@ -52,6 +52,11 @@ def seen(before: SeenJob | None, snapshot: JobSnapshot) -> SeenJob | None:
     # A coordinator that has taken over tells again of some that its predecessor knew more of.
     again = {} if before is None else {e.record.checkpoint_id: e for e in before.ended if e.subtasks}
     news = (ended if ended.subtasks else again.get(number, ended) for number, ended in told.items())
+    if before is not None:
+        # One that has taken over, and the log of a job that is over, know nothing of how recoveries ended.
+        ends = {**before.snapshot.recovery_ends, **snapshot.recovery_ends}
+        attempts = {recovery.attempt for recovery in past.recoveries}
+        snapshot = replace(snapshot, recovery_ends={a: each for a, each in ends.items() if a in attempts})
     return SeenJob(snapshot, about, (*kept, *news)[-CHECKPOINTS_MAX:], past, snapshot.at_ms)
 
 

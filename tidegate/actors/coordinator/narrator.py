@@ -155,7 +155,8 @@ class Narrator:
                 yield Line(at_ms, text, checkpoint, attempt, trouble=True, restart=True)
             case do.EndJob(status, reason):
                 why = "" if reason is None else f": {reason}"
-                yield Line(at_ms, f"The job is {status}{why}", trouble=status == "failed", restart=status == "failed")
+                end = "stopped, with a savepoint" if status == "suspended" else status
+                yield Line(at_ms, f"The job is {end}{why}", trouble=status == "failed", restart=status == "failed")
 
     def _running(self, at_ms: int, attempt: AttemptNumber) -> str:
         parts = []
@@ -208,12 +209,12 @@ def _triggered(pending: PendingCheckpoint, tasks: tuple[TaskId, ...], event: ev.
     periodic = isinstance(event, ev.TimerFired) and event.timer.startswith("periodic:")
     why = "periodic" if periodic else "asked for" if pending.requests else "final" if not tasks else "due"
     base = "" if pending.base is None else f", built on checkpoint {pending.base}"
-    kind = pending.properties.kind.value
+    kind = pending.properties.kind.words
     return f"Triggering {kind} {pending.checkpoint_id} of attempt {pending.attempt} ({why}{base})"
 
 
 def _ended(record: CheckpointRecord) -> str:
-    kind = record.kind.value
+    kind = record.kind.words
     if record.reason is not None:
         message = record.message or record.reason.value
         parts = f"{record.acknowledged} of {record.tasks} tasks had acknowledged"

@@ -6,6 +6,7 @@ Rules:
   only copy columns pass it on. Before any other operator all rows count: it may fail for a row, count it, or date it.
 - What makes watermarks sees all rows. So only a filter in front of it keeps rows from being read.
 - What several steps read counts if it does for one of them.
+- Before an operator whose side output is read all rows count.
 
 Operators say which rows they need (`Operator.needed_rows`). Nothing is opened or run.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from tidegate.actors.graph.job_graph import JobGraph, JobVertex
+from tidegate.actors.graph.job_graph import JobGraph, SourceSpec
 from tidegate.actors.graph.stream_graph import StreamNode
 from tidegate.actors.sources.pushed_filters import Rows, either
 from tidegate.actors.sources.source import FilterableSource
@@ -25,6 +26,8 @@ from tidegate.storage.ids import OperatorUid
 def needed_rows(nodes: Sequence[StreamNode]) -> Mapping[OperatorUid, Rows]:
     """For sources of which not all rows are used, those that are. Inputs come first."""
     after: dict[int, Rows] = {}
+    read_aside: set[int] = set()
+    """Operators of which a side output is read."""
     found: dict[OperatorUid, Rows] = {}
     for node in reversed(nodes):
         used = after.get(id(node))
@@ -33,30 +36,28 @@ def needed_rows(nodes: Sequence[StreamNode]) -> Mapping[OperatorUid, Rows]:
         if node.factory is None:
             continue
         alone = len(node.inputs) == 1 or not any(node.ordinals)
-        wanted = node.factory().needed_rows(used) if alone and node.table is None else None
+        alone = alone and node.table is None and id(node) not in read_aside
+        wanted = node.factory().needed_rows(used) if alone else None
         for upstream, _ in node.inputs:
-            after[id(upstream)] = either(after[id(upstream)], wanted) if id(upstream) in after else wanted
+            maker = id(upstream.maker)
+            after[maker] = either(after[maker], wanted) if maker in after else wanted
+            if upstream.taps is not None:
+                read_aside.add(maker)
     return found
 
 
 def with_needed_rows(graph: JobGraph, nodes: Sequence[StreamNode]) -> JobGraph:
     """The graph of these nodes, in which sources know which of their rows are used."""
     needed = needed_rows(nodes)
-
-    def noted(vertex: JobVertex) -> JobVertex:
-        spec = vertex.source
-        return vertex if spec is None else replace(vertex, source=replace(spec, rows=needed.get(spec.uid)))
-
-    return replace(graph, vertices=tuple(map(noted, graph.vertices)))
+    return graph.with_sources(lambda spec: replace(spec, rows=needed.get(spec.uid)))
 
 
 def with_filtered_sources(graph: JobGraph) -> JobGraph:
     """The graph with sources that need not read the rows which are not used, where they can do that."""
 
-    def filtered(vertex: JobVertex) -> JobVertex:
-        spec = vertex.source
-        if spec is None or spec.rows is None or not isinstance(spec.source, FilterableSource):
-            return vertex
-        return replace(vertex, source=replace(spec, source=spec.source.filtered(spec.rows)))
+    def filtered(spec: SourceSpec) -> SourceSpec:
+        if spec.rows is None or not isinstance(spec.source, FilterableSource):
+            return spec
+        return replace(spec, source=spec.source.filtered(spec.rows))
 
-    return replace(graph, vertices=tuple(map(filtered, graph.vertices)))
+    return graph.with_sources(filtered)

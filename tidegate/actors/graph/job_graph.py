@@ -6,13 +6,15 @@ and a restore maps the state of a checkpoint onto it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from tidegate.actors.graph.resources import Resources
 from tidegate.actors.operators.batch_rows import BatchRows
 from tidegate.actors.operators.operator import OperatorFactory
 from tidegate.actors.protocol.identity import ChannelId, TaskId
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
+from tidegate.actors.protocol.side_outputs import SideOutput
 from tidegate.actors.sources.pushed_filters import Rows
 from tidegate.actors.sources.source import Source
 from tidegate.storage.checkpoints.metadata import OperatorInfo
@@ -78,6 +80,7 @@ class JobEdge:
     """Batches go from `upstream` to `downstream`, repartitioned. Edges are numbered in the order of the graph.
 
     `input` is the input of the first downstream operator at which they arrive. Several edges may share one (a union).
+    `side`: the side output of an upstream operator whose rows these are; None: the output of the chain.
     """
 
     index: int
@@ -85,6 +88,7 @@ class JobEdge:
     downstream: VertexId
     partitioning: Partitioning
     input: int = 0
+    side: SideOutput | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,11 @@ class JobGraph:
     def vertex(self, vertex: VertexId) -> JobVertex:
         """The vertex of this id."""
         return next(v for v in self.vertices if v.vertex == vertex)
+
+    def with_sources(self, changed: Callable[[SourceSpec], SourceSpec]) -> JobGraph:
+        """The same graph with each source as `changed` makes it."""
+        vertices = tuple(v if v.source is None else replace(v, source=changed(v.source)) for v in self.vertices)
+        return replace(self, vertices=vertices)
 
     def tasks(self) -> tuple[TaskId, ...]:
         """All subtasks, in topological order."""
@@ -129,8 +138,14 @@ class JobGraph:
 
         It is made of the uids of the two operators that the edge joins, so it does not depend on how they are chained.
         """
-        between = [e.index for e in self.edges if (e.upstream, e.downstream) == (edge.upstream, edge.downstream)]
-        return f"{self.vertex(edge.upstream).tail}->{edge.downstream}#{between.index(edge.index)}"
+        ends = edge.upstream, edge.downstream, edge.side
+        between = [e.index for e in self.edges if (e.upstream, e.downstream, e.side) == ends]
+        tag = "" if edge.side is None else f"[{edge.side.tag}]"
+        return f"{self.emitter(edge)}{tag}->{edge.downstream}#{between.index(edge.index)}"
+
+    def emitter(self, edge: JobEdge) -> OperatorUid:
+        """The operator whose rows go over an edge."""
+        return self.vertex(edge.upstream).tail if edge.side is None else edge.side.operator
 
     def channels(self, edge: JobEdge) -> tuple[ChannelId, ...]:
         """All channels of an edge: subtask i to subtask i for a forward edge, all to all for any other."""

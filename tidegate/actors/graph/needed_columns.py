@@ -5,6 +5,7 @@ Rules:
 - It goes back from the ends of the stream graph. What hands rows to a function of the user, or writes them, uses all of
   their columns. A `select`, or an aggregate, uses what it names, whatever follows.
 - Columns by which rows are partitioned are used.
+- What emits rows on the side, that some step reads, uses all columns.
 - A column that the source does not have was named by a pattern, or is missing: then nothing is known, and all count.
 - A source reads one column at least: without columns there are no rows.
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from tidegate.actors.graph.job_graph import JobGraph, JobVertex
+from tidegate.actors.graph.job_graph import JobGraph, SourceSpec
 from tidegate.actors.graph.stream_graph import StreamNode
 from tidegate.actors.operators.operator import Columns, together
 from tidegate.actors.sources.source import ProjectableSource
@@ -27,6 +28,8 @@ def needed_columns(nodes: Sequence[StreamNode]) -> Mapping[OperatorUid, tuple[st
     """For sources of which not all columns are used, those that are, in the order of the source. Inputs come first."""
     after: dict[int, Columns] = {}
     """What follows each node uses of its columns. What nothing follows is not in here."""
+    read_aside: set[int] = set()
+    """Operators of which a side output is read."""
     found: dict[OperatorUid, tuple[str, ...]] = {}
     for node in reversed(nodes):
         used = after.get(id(node))
@@ -37,32 +40,29 @@ def needed_columns(nodes: Sequence[StreamNode]) -> Mapping[OperatorUid, tuple[st
         if node.factory is None:
             continue
         alone = len(node.inputs) == 1 or not any(node.ordinals)
-        wanted = node.factory().needed_columns(used) if alone and node.table is None else None
+        alone = alone and node.table is None and id(node) not in read_aside
+        wanted = node.factory().needed_columns(used) if alone else None
         for upstream, partitioning in node.inputs:
             keys = frozenset(() if partitioning is None else partitioning.keys)
-            before = after.get(id(upstream), frozenset[str]())
-            after[id(upstream)] = together(before, together(wanted, keys))
+            before = after.get(id(upstream.maker), frozenset[str]())
+            after[id(upstream.maker)] = together(before, together(wanted, keys))
+            if upstream.taps is not None:
+                read_aside.add(id(upstream.maker))
     return found
 
 
 def with_needed_columns(graph: JobGraph, nodes: Sequence[StreamNode]) -> JobGraph:
     """The graph of these nodes, in which sources know which of their columns are used."""
     needed = needed_columns(nodes)
-
-    def noted(vertex: JobVertex) -> JobVertex:
-        spec = vertex.source
-        return vertex if spec is None else replace(vertex, source=replace(spec, columns=needed.get(spec.uid)))
-
-    return replace(graph, vertices=tuple(map(noted, graph.vertices)))
+    return graph.with_sources(lambda spec: replace(spec, columns=needed.get(spec.uid)))
 
 
 def with_projected_sources(graph: JobGraph) -> JobGraph:
     """The graph with sources that read only the columns which are used, where they can do that."""
 
-    def projected(vertex: JobVertex) -> JobVertex:
-        spec = vertex.source
-        if spec is None or spec.columns is None or not isinstance(spec.source, ProjectableSource):
-            return vertex
-        return replace(vertex, source=replace(spec, source=spec.source.projected(spec.columns)))
+    def projected(spec: SourceSpec) -> SourceSpec:
+        if spec.columns is None or not isinstance(spec.source, ProjectableSource):
+            return spec
+        return replace(spec, source=spec.source.projected(spec.columns))
 
-    return replace(graph, vertices=tuple(map(projected, graph.vertices)))
+    return graph.with_sources(projected)

@@ -1,7 +1,8 @@
 """`StreamNode`: the stream graph, which a program builds. `translate` turns it into a job graph.
 
 An operator is chained to its input if it can take batches by a plain call. For that it must have one input, of the same
-parallelism and the same resources, without repartitioning, which no other operator reads.
+parallelism and the same resources, without repartitioning, which no other operator reads. What reads a side output is
+not chained: rows leave the chain wherever they are tagged.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from tidegate.actors.graph.resources import Resources
 from tidegate.actors.operators.batch_rows import BatchRows
 from tidegate.actors.operators.operator import OperatorFactory
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
+from tidegate.actors.protocol.side_outputs import OutputTag, SideOutput
 from tidegate.actors.sources.source import Source
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import OperatorUid, VertexId
@@ -39,6 +41,9 @@ class StreamNode:
     An input without a partitioning is forward if the parallelisms are equal, else rebalanced. For an operator with
     several inputs, `ordinals[i]` is the number of the input at which `inputs[i]` arrives, from 0. Empty means input 0
     for all.
+
+    `side_outputs`: the tags under which the operator may emit rows. A node with `taps` stands for the rows of another
+    one under a tag: it is no operator, belongs to no program, and is only an input of others.
     """
 
     uid: OperatorUid
@@ -52,12 +57,30 @@ class StreamNode:
     ordinals: tuple[int, ...] = ()
     batch_rows: BatchRows | None = None
     resources: Resources | None = None
+    side_outputs: tuple[OutputTag, ...] = ()
+    taps: tuple[StreamNode, str] | None = None
 
     def __post_init__(self) -> None:
-        if (self.source is None) == (self.factory is None):
-            raise AssertionError("a node is a source or an operator")
+        if [self.source, self.factory, self.taps].count(None) != 2:
+            raise AssertionError("a node is a source, an operator, or a side output of one")
         if self.ordinals and len(self.ordinals) != len(self.inputs):
             raise AssertionError("each input has an ordinal, or none has")
+
+    @property
+    def maker(self) -> StreamNode:
+        """The source or operator that makes the rows."""
+        return self if self.taps is None else self.taps[0]
+
+    def side_output(self, tag: str) -> StreamNode:
+        """The rows that this operator emits under one of its tags. ConfigurationError if it has no such tag."""
+        schemas = {known.name: known.schema for known in self.side_outputs}
+        if tag not in schemas:
+            has = f"it has {', '.join(map(repr, schemas))}" if schemas else "it has none"
+            raise ConfigurationError(
+                f"operator {self.name!r} (uid {self.uid!r}) has no side output {tag!r}: {has}; name it in side_outputs "
+                "of the step that emits it, and call side_output on the stream that this step returns"
+            )
+        return StreamNode(self.uid, self.name, self.parallelism, schemas[tag], taps=(self, tag))
 
 
 def default_max_parallelism(parallelism: int) -> int:
@@ -103,8 +126,9 @@ def translate(nodes: Sequence[StreamNode], max_parallelism: int | None = None) -
             same = upstream.parallelism == head.parallelism
             if partitioning is None or (partitioning.kind is PartitioningKind.FORWARD and not same):
                 partitioning = FORWARD if same else REBALANCE
-            from_vertex = vertices[chain_of[id(upstream)]].vertex
-            edges.append(JobEdge(len(edges), from_vertex, _vertex_id(head), partitioning, ordinal))
+            from_vertex = vertices[chain_of[id(upstream.maker)]].vertex
+            side = None if upstream.taps is None else SideOutput(upstream.uid, upstream.taps[1])
+            edges.append(JobEdge(len(edges), from_vertex, _vertex_id(head), partitioning, ordinal, side))
     return JobGraph(vertices, tuple(edges), max_parallelism)
 
 
@@ -131,7 +155,7 @@ def _chainable_input(node: StreamNode, readers: dict[int, int]) -> StreamNode | 
         return None
     upstream, partitioning = node.inputs[0]
     forward = partitioning is None or partitioning.kind is PartitioningKind.FORWARD
-    alone = readers[id(upstream)] == 1
+    alone = upstream.taps is None and readers[id(upstream)] == 1
     alike = upstream.parallelism == node.parallelism and upstream.resources == node.resources
     return upstream if forward and alone and alike else None
 

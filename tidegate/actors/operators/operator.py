@@ -24,6 +24,9 @@ Emit = Callable[[pa.RecordBatch], None]
 """Hands a batch to the next operator of the chain or to the task's outputs."""
 
 
+EmitAside = Callable[[str, pa.RecordBatch], None]
+"""Hands a batch to what reads the operator's side output of that name; nothing is held back over a barrier."""
+
 Columns = frozenset[str] | None
 """Columns of rows, by name; None: all of them."""
 
@@ -80,6 +83,8 @@ class OperatorContext:
     """The backend of the attempt before, which has gone back to the checkpoint that the operator starts from."""
     metrics: UserMetrics = field(default_factory=lambda: UserMetrics("an operator"), compare=False)
     """What the operator's function counts of itself."""
+    emit_aside: EmitAside = field(default=lambda tag, batch: None, compare=False)
+    """Takes the rows of side outputs."""
 
 
 class Operator:
@@ -104,6 +109,10 @@ class Operator:
     generates_watermarks: bool = False
     """Whether the operator makes the watermarks for what follows it. Then those from upstream end here, except the last
     one (`MAX_WATERMARK_MS`): it is the end of event time for everybody."""
+
+    judges_rows: bool = False
+    """Whether the operator tells rows apart by the watermark that the rows before them have made. So the order in which
+    a subtask reads splits matters."""
 
     has_keyed_state: bool = False
     """Whether the operator may have keyed state; known before it is opened."""

@@ -1,4 +1,4 @@
-"""`SourceSplits`: which split of the task's source the current rows are from, and which splits hold event time back.
+"""`SourceSplits`: which split of the task's source the current rows are from, and how far event time is in each.
 
 `SourceCursor` says so before each batch, and generators of watermarks in the same task ask. Rules (Flink's, for
 watermarks of each split):
@@ -9,12 +9,25 @@ watermarks of each split):
 - A split that never has rows, and only finds others, never holds event time back. A split that was found does, from
   then on.
 - If splits are read one after the other, only the order of the rows is known: `current` is None.
+- How far event time is in a split belongs to the position in the split. So after a restore a row is judged by the same
+  rows before it as without one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidegate.storage.ids import OperatorUid
+
+EventTimes: TypeAlias = tuple[tuple[OperatorUid, int], ...]
+"""The greatest timestamp that each generator of watermarks has seen in a split, in milliseconds."""
+Due: TypeAlias = Callable[[NDArray[np.int64]], NDArray[np.int64]]
+"""For the times of rows the first watermark by which each of them is too late: none before its time."""
 
 
 @dataclass(slots=True)
@@ -29,6 +42,12 @@ class SourceSplits:
     """Splits that hold event time back."""
     idle: set[int] = field(default_factory=set)
     """Splits that have not ended, and have had no rows for long, or never have any."""
+    newest_ms: dict[OperatorUid, dict[int | None, int]] = field(default_factory=dict)
+    """For each generator of watermarks the greatest timestamp of each split."""
+    rows_after_ms: int | None = None
+    """The watermark of the split at the rows that are processed now; None for rows that come from elsewhere."""
+    judges: list[Due] = field(default_factory=list)
+    """What the operators behind a generator judge its rows by."""
 
     @property
     def all_idle(self) -> bool:
@@ -38,6 +57,16 @@ class SourceSplits:
     def begin(self, splits: Iterable[int], without_rows: Iterable[int] = ()) -> None:
         """The source begins with these splits, and reads them in turn; some of them never have rows."""
         self.in_turn, self.active, self.idle = True, set(splits), set(without_rows)
+
+    def restore(self, split: int | None, event_times: EventTimes) -> None:
+        """So far event time was in a split, in the checkpoint."""
+        for uid, newest_ms in event_times:
+            newest = self.newest_ms.setdefault(uid, {})
+            newest[split] = max(newest_ms, newest.get(split, newest_ms))
+
+    def event_times(self, split: int | None) -> EventTimes:
+        """So far event time is in a split."""
+        return tuple((uid, newest[split]) for uid, newest in self.newest_ms.items() if split in newest)
 
     def joins(self, split: int, *, has_rows: bool) -> None:
         """The source reads this split as well from now on."""

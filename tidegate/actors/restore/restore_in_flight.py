@@ -64,7 +64,7 @@ def can_take_in_flight(metadata: CheckpointMetadata, graph: JobGraph, edge: JobE
         case PartitioningKind.HASH | PartitioningKind.REBALANCE:
             return True
         case PartitioningKind.FORWARD:
-            up, down = graph.vertex(edge.upstream).tail, graph.vertex(edge.downstream).head
+            up, down = graph.emitter(edge), graph.vertex(edge.downstream).head
             return _old_parallelism(metadata, up) != _old_parallelism(metadata, down)
         case PartitioningKind.BROADCAST:
             return False

@@ -26,11 +26,12 @@ from tidegate.actors.graph.job_graph import JobVertex
 from tidegate.actors.hosts.job_context import JobContext
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.runtimes.metrics.job_values import JobTimes, job_values
+from tidegate.actors.runtimes.metrics.recovery_times import RecoveryEnds
 from tidegate.actors.runtimes.running_job import Answer, JobCard, JobProgress, TaskProcessInfo
 from tidegate.actors.runtimes.vertex_metrics import VertexMetrics
 from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.storage.checkpoints.metadata import SavepointFormat, SnapshotKind
-from tidegate.storage.ids import CheckpointId, VertexId
+from tidegate.storage.ids import AttemptNumber, CheckpointId, VertexId
 
 REQUESTS_MAX = 100
 """Answers to so many requests are told at once."""
@@ -162,6 +163,8 @@ class JobSnapshot:
     vertices: tuple[VertexMetrics, ...] = ()
     answers: Mapping[str, Answer] = field(default_factory=dict)
     """To the requests that were asked about."""
+    recovery_ends: Mapping[AttemptNumber, RecoveryEnds] = field(default_factory=dict)
+    """How the newest recoveries began and ended, by their attempts."""
 
 
 def snapshot_of(
@@ -176,6 +179,7 @@ def snapshot_of(
     processes: Iterable[TaskProcessInfo] = (),
     vertices: tuple[VertexMetrics, ...] = (),
     answers: Mapping[str, Answer] | None = None,
+    recovery_ends: Mapping[AttemptNumber, RecoveryEnds] | None = None,
 ) -> JobSnapshot:
     """The job now, without what is known. Without `about`, somebody who knows of the job must be asking."""
     past = chronicle.past
@@ -198,6 +202,7 @@ def snapshot_of(
         values=_values(state, progress, card, chronicle, now_ms),
         vertices=vertices,
         answers={} if answers is None else answers,
+        recovery_ends={} if recovery_ends is None else recovery_ends,
     )
 
 

@@ -165,6 +165,8 @@ class Answer:
     path: str | None = None
 
 
+NOT_YET = ("created", "deploying", "restarting")
+"""Statuses in which a job cannot take a checkpoint, and soon can."""
 _STOPS = (SnapshotKind.SUSPEND, SnapshotKind.TERMINATE)
 
 
@@ -181,6 +183,8 @@ def not_taken(kind: SnapshotKind, why: str | None) -> CheckpointError:
     follows = ""
     if reason in _ATTEMPT_FAILED:
         follows = "; the job restarts from its newest checkpoint and goes on: ask again"
+    elif reason is Reason.NOT_ALL_REQUIRED_TASKS_RUNNING and any(f"the job is {s}" in (why or "") for s in NOT_YET):
+        follows = "; ask again when its status is running"
     elif stops and reason is not None and reason not in _MAY_END:
         follows = "; the job goes on"
     return CheckpointError(f"{what}: {why}{follows}")

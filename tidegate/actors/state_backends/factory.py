@@ -19,7 +19,12 @@ def open_backend(options: StateBackendOptions, place: BackendPlace) -> KeyedBack
         # With a changelog, freezes are for its segments and not for checkpoints: there is nothing to go back to.
         undo_bytes = 0 if options.changelog else options.undo_bytes
         return ColumnarBackend(
-            place.max_parallelism, place.key_names, options.incremental, undo_bytes, options.restore_threads
+            place.max_parallelism,
+            place.key_names,
+            options.incremental,
+            undo_bytes,
+            options.restore_threads,
+            place.namespace,
         )
     if options.directory is None:
         raise ConfigurationError("the rocksdb backend needs a local folder to work in; this runtime has none")

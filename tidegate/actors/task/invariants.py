@@ -37,6 +37,14 @@ def may_recover(rows_taken: int) -> bool:
     return rows_taken == 0
 
 
+def goes_on(reached_ms: int | None, watermark_ms: int) -> bool:
+    """Whether a watermark may follow the one before it on a channel: event time never goes back.
+
+    `>=` and not `>`: the end of event time may be told twice, by a generator and by the source that ends.
+    """
+    return reached_ms is None or watermark_ms >= reached_ms
+
+
 def may_process(blocked: bool) -> bool:
     """Whether the next element of a channel may be processed (2).
 
@@ -73,6 +81,12 @@ def check_recover(rows_taken: int) -> None:
     """Called before restored in-flight rows are put before all others."""
     if not may_recover(rows_taken):
         raise InvariantError(f"invariant 3: what was in flight is restored after {rows_taken} rows were processed")
+
+
+def check_watermark(reached_ms: int | None, watermark_ms: int) -> None:
+    """Raise InvariantError unless `goes_on`."""
+    if not goes_on(reached_ms, watermark_ms):
+        raise InvariantError(f"a task that has reached event time {reached_ms} goes back to {watermark_ms}")
 
 
 def check_process(blocked: bool) -> None:

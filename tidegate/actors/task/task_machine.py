@@ -63,10 +63,10 @@ class TaskMachine:
         self.status = TaskStatus.CREATED
         self._instructions: list[do.TaskInstruction] = []
         self.inputs = self._inputs = InputGate(d.inputs, d.limits.first_window_bytes)
-        self._emitter = Emitter(d, self._instructions.append)
+        out = self._emitter = Emitter(d, self._instructions.append)
         self.outputs = self._outputs = self._emitter.gate
         place = d.task.subtask, d.parallelism, d.max_parallelism
-        self.chain = self._chain = OperatorChain(d.operators, *place, *self._emitter.outputs, d.backend)
+        self.chain = self._chain = OperatorChain(d.operators, *place, *out.outputs, d.backend, out.emit_aside)
         self.watermarks = WatermarkValve(d.inputs)
         self._checkpoints = SubtaskCheckpoints(
             d,

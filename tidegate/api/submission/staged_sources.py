@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
-from tidegate.actors.graph.job_graph import JobGraph, JobVertex
+from tidegate.actors.graph.job_graph import JobGraph, SourceSpec
 from tidegate.actors.runtimes.companions import Companion
 from tidegate.actors.runtimes.running_job import FedJob
 from tidegate.actors.sources.source import Source
@@ -82,18 +82,16 @@ def with_staged_sources(
     """
     companions: list[Companion] = []
 
-    def staged(vertex: JobVertex) -> JobVertex:
-        spec = vertex.source
-        if spec is None or not isinstance(spec.source, StagedSource):
-            return vertex
+    def staged(spec: SourceSpec) -> SourceSpec:
+        if not isinstance(spec.source, StagedSource):
+            return spec
         again = spec.uid in restored
         source = _reopen(spec.source, spec.uid, line) if again else spec.source.stage(own_url(spec.uid))
         if isinstance(spec.source, FedSource):
             companions.append(spec.source.feed(source, fed_job(spec.uid)))
-        return replace(vertex, source=replace(spec, source=source))
+        return replace(spec, source=source)
 
-    vertices = tuple(staged(vertex) for vertex in graph.vertices)
-    return StagedGraph(replace(graph, vertices=vertices), tuple(companions))
+    return StagedGraph(graph.with_sources(staged), tuple(companions))
 
 
 def _reopen(source: StagedSource, uid: OperatorUid, line: Sequence[tuple[str, JobId]]) -> Source:

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from tidegate.api.output_tables import OutputTable
 from tidegate.api.submission.table_owners import check_owner_is_gone
@@ -26,7 +26,9 @@ log = logging.getLogger(__name__)
 EPOCH_BITS = 40
 """The upper bits of a version in an upsert table are the number of claims: versions of a later job are greater."""
 
-LeftOver = dict[str, list[tuple[CheckpointId, tuple[DataFile, ...]]]]
+Files = list[tuple[CheckpointId, tuple[DataFile, ...]]]
+"""Of one table: completed checkpoints, and the files that each covers."""
+LeftOver = dict[str, Files]
 
 
 def check_tables(
@@ -55,8 +57,8 @@ def claim_tables(
     `covering`: the restored checkpoint and those before it that are left. Returns the first version of the job in each
     table, by URL. Raises TableError, ConfigurationError, StorageError.
     """
-    left = _left_over(covering, open_store)
     urls = {table.url for table in tables}
+    left = _left_over(covering, urls, open_store)
     for url in [url for url in left if url not in urls]:
         _commit_elsewhere(url, covering[-1].job_id, left.pop(url), open_store)
     first_versions = {}
@@ -75,8 +77,11 @@ def _origin(covering: Sequence[CheckpointMetadata]) -> tuple[JobId, CheckpointId
     return (covering[-1].job_id, covering[-1].checkpoint_id) if covering else None
 
 
-def _left_over(covering: Sequence[CheckpointMetadata], open_store: OpenStore) -> LeftOver:
-    """Files that completed checkpoints cover and no commit shows, by table, oldest checkpoint first."""
+def _left_over(covering: Sequence[CheckpointMetadata], urls: Collection[str], open_store: OpenStore) -> LeftOver:
+    """Files that completed checkpoints cover and no commit shows, by table, oldest checkpoint first.
+
+    `urls`: the tables of the job.
+    """
     left: LeftOver = {}
     for metadata in covering:
         files: dict[str, list[DataFile]] = {}
@@ -85,15 +90,42 @@ def _left_over(covering: Sequence[CheckpointMetadata], open_store: OpenStore) ->
                 files.setdefault(committable.table, []).extend(committable.files)
         for url, found in files.items():
             left.setdefault(url, []).append((metadata.checkpoint_id, tuple(found)))
+    gone = []
     for url, items in list(left.items()):
-        origin = covering[-1]
-        numbers = TableLog(open_store(url)).uncommitted(
-            origin.job_id, origin.checkpoint_id, [checkpoint_id for checkpoint_id, _ in items]
-        )
+        numbers = _uncommitted(url, covering[-1], items, open_store)
         if numbers is None:
-            log.warning("the table at %s is gone; what the restored checkpoint covers of it is not written again", url)
+            gone.append(url)
         left[url] = [item for item in items if item[0] in (numbers or ())]
+    if gone:
+        _tell_gone(gone, [url for url in urls if url not in left], covering, open_store)
     return {url: items for url, items in left.items() if items}
+
+
+def _uncommitted(
+    url: str, origin: CheckpointMetadata, items: Files, open_store: OpenStore
+) -> tuple[CheckpointId, ...] | None:
+    numbers = [checkpoint_id for checkpoint_id, _ in items]
+    return TableLog(open_store(url)).uncommitted(origin.job_id, origin.checkpoint_id, numbers)
+
+
+def _tell_gone(
+    gone: Sequence[str], fresh: Sequence[str], covering: Sequence[CheckpointMetadata], open_store: OpenStore
+) -> None:
+    """Say of tables that are out of reach whether something may be missing.
+
+    Nothing is where they were moved: where the job's other tables have so many copies of them, with all commits.
+    """
+    numbers: Files = [(metadata.checkpoint_id, ()) for metadata in covering]
+    copies = [found for url in fresh if (found := _uncommitted(url, covering[-1], numbers, open_store)) is not None]
+    if len(copies) >= len(gone) and not any(copies):
+        log.info("the tables at %s were moved, and all that the restored checkpoint covers is in the copies", gone)
+        return
+    for url in gone:
+        log.warning(
+            "the table at %s is gone: what the restored checkpoint covers of it is not written again. Nothing is "
+            "missing if the table was complete, as after a stop with a savepoint",
+            url,
+        )
 
 
 def _commit_elsewhere(

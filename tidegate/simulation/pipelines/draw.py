@@ -65,7 +65,10 @@ _APART = ("pipelines", "subtasks")
 _APART_SHARE = 0.12
 """Seeds that stand for pipelines of several regions, which were added later too."""
 _AS_DRAWN = 0.5
-"""Part of these in which everything else stays as it was drawn."""
+"""Part of the latter in which everything else stays as it was drawn."""
+_OF_TIME = ("aside", "late")
+_OF_TIME_SHARE = 0.1
+"""Seeds that stand for pipelines of side outputs and of event time, which were added later too."""
 _RARE: tuple[Mapping[str, Hashable], ...] = (
     {"ask": "a burst"},
     {"ask": "many savepoints"},
@@ -140,7 +143,7 @@ def draw(seed: int) -> Scenario:
     chance = random.Random(f"scenario {seed}")
     values: dict[str, Hashable] = {}
     for name, choices in DIMENSIONS.items():
-        added = (*_ADDED.get(name, ()), _ORDERED, *_APART)
+        added = (*_ADDED.get(name, ()), _ORDERED, *_APART, *_OF_TIME)
         choices = tuple(choice for choice in choices if choice not in added)
         allowed = [c for c in choices if not any((before, (name, c)) in CONTRADICTIONS for before in values.items())]
         weights = [dict(zip(choices, _WEIGHTS.get(name, (1,) * len(choices)), strict=True))[c] for c in allowed]
@@ -181,6 +184,9 @@ def draw(seed: int) -> Scenario:
     later = random.Random(f"nodes {seed}")
     if later.random() < _NODES_SHARE:
         return replace(scenario, values={**scenario.values, "faults": "nodes"})
+    later = random.Random(f"of time {seed}")
+    if later.random() < _OF_TIME_SHARE:
+        return replace(scenario, values={**scenario.values, "topology": later.choice(_OF_TIME)})
     return scenario
 
 

@@ -10,17 +10,27 @@ from __future__ import annotations
 
 import builtins
 import random
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.actors.operators.batches.aggregates import count, sum
 from tidegate.api.environment import StreamEnvironment
-from tidegate.api.stream import Stream
+from tidegate.simulation.pipelines.late_topologies import expect_late, late
 from tidegate.simulation.pipelines.operator_states import RULED, KeptRows, RuledTotals
+from tidegate.simulation.pipelines.pieces import (
+    SCHEMA,
+    SPLITS,
+    Data,
+    Topology,
+    doubled,
+    grouped,
+    mapped,
+    rows_of,
+    source_of,
+    table_of,
+)
 from tidegate.simulation.pipelines.pipeline_functions import (
     DelayedRows,
     FlushedRows,
@@ -31,33 +41,15 @@ from tidegate.simulation.pipelines.pipeline_functions import (
     numbered_rows,
     timed_rows,
 )
+from tidegate.simulation.pipelines.side_topologies import aside, expect_aside
 from tidegate.simulation.runtime.run import Rows, counted
-from tidegate.storage.tables.compaction_plan import CompactionSettings
-from tidegate.storage.tables.small_files import FILE_BYTES
-from tidegate.storage.tables.table_log import TableMode
 
-SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
 SIDES = pa.schema([("k", pa.int64()), ("l", pa.int64()), ("r", pa.int64())])
 PAIRS = pa.schema([("key", pa.int64()), ("w", pa.int64())])
 MATCHED = pa.schema([("k", pa.int64()), ("n", pa.int64()), ("l", pa.int64()), ("r", pa.int64())])
-SPLITS = 4
-FAN_IN = 2
-"""Of the compactions of its tables."""
 ORDERED_SOURCES = 2
 """Subtasks that read ordered rows, whatever is drawn: rows of a split that was moved twice while they were in flight
 lie on several channels, and between channels there is no order."""
-
-Data = Sequence[tuple[int, int]]
-
-
-@dataclass(frozen=True, slots=True)
-class Topology:
-    """How to build a pipeline over three inputs, and what it writes."""
-
-    build: Callable[[StreamEnvironment, Sequence[Data], Sequence[int]], None]
-    expect: Callable[[Sequence[Data], Sequence[int]], Rows]
-    rescalable: bool = True
-    """Whether the rows are the same at any parallelism."""
 
 
 def draw_inputs(chance: random.Random, rows: int) -> list[Data]:
@@ -67,29 +59,6 @@ def draw_inputs(chance: random.Random, rows: int) -> list[Data]:
         [(chance.randrange(keys), chance.randrange(10)) for _ in range(length)]
         for length in (rows, max(1, rows // 3), chance.randrange(rows + 1))
     ]
-
-
-def _source(env: StreamEnvironment, data: Data, number: int, width: int) -> Stream:
-    return env.from_batches(
-        _rows_of(data), splits=SPLITS, uid=f"source{number}", name=f"source{number}", parallelism=width
-    )
-
-
-def _rows_of(data: Data) -> pa.Table:
-    return pa.table({"k": [k for k, _ in data], "v": [v for _, v in data]}, schema=SCHEMA)
-
-
-def _table(stream: Stream, name: str, width: int, keys: tuple[str, ...] = ()) -> None:
-    mode: TableMode = "upsert" if keys else "append"
-    table = stream.to_table(
-        f"sim://{name}", mode=mode, keys=keys, if_exists="overwrite", uid=f"{name}-table", parallelism=width
-    )
-    # Jobs are short: after a few commits there is something to put together.
-    table.options = replace(table.options, compaction=CompactionSettings(FILE_BYTES, FAN_IN))
-
-
-def _doubled(batch: pa.RecordBatch) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([batch.column("k"), pc.multiply(batch.column("v"), 2)], schema=SCHEMA)
 
 
 def _even(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -111,71 +80,56 @@ def _renamed(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([batch.column("k"), batch.column("v")], schema=PAIRS)
 
 
-def _mapped(stream: Stream, uid: str, fn: Callable[[pa.RecordBatch], pa.RecordBatch], width: int) -> Stream:
-    return stream.map_batches(fn, schema=SIDES if fn in (_left, _right) else SCHEMA, uid=uid, parallelism=width)
-
-
-def _grouped(rows: Iterable[tuple[int, ...]]) -> Counter[str]:
-    """One row a key: the key, how many rows, and the sum of each other column."""
-    groups: dict[int, list[int]] = {}
-    for key, *values in rows:
-        group = groups.setdefault(key, [0] * (1 + len(values)))
-        group[0] += 1
-        for index, value in enumerate(values):
-            group[1 + index] += value
-    return counted([(key, *group) for key, group in groups.items()])
-
-
 def _chain(env: StreamEnvironment, inputs: Sequence[Data], width: Sequence[int]) -> None:
-    stream = _mapped(_source(env, inputs[0], 0, width[0]).rebalance(), "double", _doubled, width[1])
+    stream = mapped(source_of(env, inputs[0], 0, width[0]).rebalance(), "double", doubled, width[1])
     totals = stream.key_by("k").aggregate(n=count(), t=sum("v"), emit="final", uid="agg", parallelism=width[2])
-    _table(totals, "final", width[2])
+    table_of(totals, "final", width[2])
 
 
 def _expect_chain(inputs: Sequence[Data], _: Sequence[int]) -> Rows:
-    return {"sim://final": _grouped((k, 2 * v) for k, v in inputs[0])}
+    return {"sim://final": grouped((k, 2 * v) for k, v in inputs[0])}
 
 
 def _diamond(env: StreamEnvironment, inputs: Sequence[Data], width: Sequence[int]) -> None:
-    source = _source(env, inputs[0], 0, width[0])
-    even = _mapped(source.rebalance(), "even", _even, width[1])
-    doubled = _mapped(source, "double", _doubled, width[2])
-    joined = even.union(doubled).key_by("k")
-    _table(joined.aggregate(n=count(), t=sum("v"), emit="final", uid="agg", parallelism=width[3]), "final", width[3])
+    source = source_of(env, inputs[0], 0, width[0])
+    even = mapped(source.rebalance(), "even", _even, width[1])
+    all_of_them = mapped(source, "double", doubled, width[2])
+    joined = even.union(all_of_them).key_by("k")
+    table_of(joined.aggregate(n=count(), t=sum("v"), emit="final", uid="agg", parallelism=width[3]), "final", width[3])
 
 
 def _expect_diamond(inputs: Sequence[Data], _: Sequence[int]) -> Rows:
     rows = [(k, v) for k, v in inputs[0] if v % 2 == 0] + [(k, 2 * v) for k, v in inputs[0]]
-    return {"sim://final": _grouped(rows)}
+    return {"sim://final": grouped(rows)}
 
 
 def _join(env: StreamEnvironment, inputs: Sequence[Data], width: Sequence[int]) -> None:
-    left = _mapped(_source(env, inputs[0], 0, width[0]), "left", _left, width[0])
-    right = _mapped(_source(env, inputs[1], 1, width[1]).rebalance(), "right", _right, width[2])
+    left = mapped(source_of(env, inputs[0], 0, width[0]), "left", _left, width[0], SIDES)
+    right = mapped(source_of(env, inputs[1], 1, width[1]).rebalance(), "right", _right, width[2], SIDES)
     joined = left.union(right).key_by("k")
     totals = joined.aggregate(n=count(), l=sum("l"), r=sum("r"), emit="final", uid="agg", parallelism=width[3])
-    _table(totals.rebalance(), "final", width[0])
+    table_of(totals.rebalance(), "final", width[0])
 
 
 def _expect_join(inputs: Sequence[Data], _: Sequence[int]) -> Rows:
-    return {"sim://final": _grouped([(k, v, 0) for k, v in inputs[0]] + [(k, 0, v) for k, v in inputs[1]])}
+    return {"sim://final": grouped([(k, v, 0) for k, v in inputs[0]] + [(k, 0, v) for k, v in inputs[1]])}
 
 
 def _fan_out(env: StreamEnvironment, inputs: Sequence[Data], width: Sequence[int]) -> None:
-    source = _source(env, inputs[0], 0, width[0])
+    source = source_of(env, inputs[0], 0, width[0])
     running = source.key_by("k").aggregate(n=count(), t=sum("v"), uid="running", parallelism=width[1])
-    _table(running, "running", width[1], keys=("k",))
-    _table(_mapped(source.rebalance(), "double", _doubled, width[2]), "rows", width[2])
+    table_of(running, "running", width[1], keys=("k",))
+    table_of(mapped(source.rebalance(), "double", doubled, width[2]), "rows", width[2])
 
 
 def _expect_fan_out(inputs: Sequence[Data], _: Sequence[int]) -> Rows:
-    return {"sim://running": _grouped(inputs[0]), "sim://rows": counted([(k, 2 * v) for k, v in inputs[0]])}
+    return {"sim://running": grouped(inputs[0]), "sim://rows": counted([(k, 2 * v) for k, v in inputs[0]])}
 
 
 def _union(env: StreamEnvironment, inputs: Sequence[Data], width: Sequence[int]) -> None:
-    first, second, third = (_source(env, data, i, width[i]) for i, data in enumerate(inputs))
+    first, second, third = (source_of(env, data, i, width[i]) for i, data in enumerate(inputs))
     both = first.union(second, third)
-    _table(_mapped(both.rebalance(), "even", _even, width[3]), "rows", width[3])
+    table_of(mapped(both.rebalance(), "even", _even, width[3]), "rows", width[3])
 
 
 def _expect_union(inputs: Sequence[Data], _: Sequence[int]) -> Rows:
@@ -183,23 +137,23 @@ def _expect_union(inputs: Sequence[Data], _: Sequence[int]) -> Rows:
 
 
 def _broadcast(env: StreamEnvironment, inputs: Sequence[Data], width: Sequence[int]) -> None:
-    source = _source(env, inputs[0], 0, width[0])
-    everywhere = _mapped(source.broadcast(), "double", _doubled, width[1])
+    source = source_of(env, inputs[0], 0, width[0])
+    everywhere = mapped(source.broadcast(), "double", doubled, width[1])
     totals = everywhere.key_by("k").aggregate(n=count(), t=sum("v"), emit="final", uid="agg", parallelism=width[2])
-    _table(totals, "final", width[2])
+    table_of(totals, "final", width[2])
 
 
 def _expect_broadcast(inputs: Sequence[Data], width: Sequence[int]) -> Rows:
-    return {"sim://final": _grouped((k, 2 * v) for k, v in inputs[0] for _ in range(width[1]))}
+    return {"sim://final": grouped((k, 2 * v) for k, v in inputs[0] for _ in range(width[1]))}
 
 
 def _connect(env: StreamEnvironment, inputs: Sequence[Data], width: Sequence[int]) -> None:
-    left = _source(env, inputs[0], 0, width[0])
-    right = _source(env, inputs[1], 1, width[1]).map_batches(_renamed, schema=PAIRS, uid="rename", parallelism=width[1])
+    left = source_of(env, inputs[0], 0, width[0])
+    right = mapped(source_of(env, inputs[1], 1, width[1]), "rename", _renamed, width[1], PAIRS)
     matched = (
         left.connect(right).key_by("k", "key").process(Matched(), schema=MATCHED, uid="match", parallelism=width[2])
     )
-    _table(matched.rebalance(), "final", width[3])
+    table_of(matched.rebalance(), "final", width[3])
 
 
 def _timers(env: StreamEnvironment, inputs: Sequence[Data], width: Sequence[int]) -> None:
@@ -213,13 +167,13 @@ def _timers(env: StreamEnvironment, inputs: Sequence[Data], width: Sequence[int]
         parallelism=width[0],
     )
     delayed = source.key_by("k").process(DelayedRows(), schema=SCHEMA, uid="delay", parallelism=width[1])
-    _table(delayed.rebalance(), "rows", width[2])
+    table_of(delayed.rebalance(), "rows", width[2])
 
 
 def _flushes(env: StreamEnvironment, inputs: Sequence[Data], width: Sequence[int]) -> None:
-    first, second = (_source(env, inputs[i], i, width[i]) for i in (0, 2))
+    first, second = (source_of(env, inputs[i], i, width[i]) for i in (0, 2))
     keyed = first.union(second).key_by("k")
-    _table(keyed.process(FlushedRows(), schema=SCHEMA, uid="flush", parallelism=width[1]), "rows", width[1])
+    table_of(keyed.process(FlushedRows(), schema=SCHEMA, uid="flush", parallelism=width[1]), "rows", width[1])
 
 
 def _expect_flushes(inputs: Sequence[Data], _: Sequence[int]) -> Rows:
@@ -233,20 +187,20 @@ def _expect_doubled(inputs: Sequence[Data], _: Sequence[int]) -> Rows:
 def _induced(env: StreamEnvironment, inputs: Sequence[Data], width: Sequence[int]) -> None:
     outside = Outside()
     env.add_master_hook(outside)
-    source = OutsideSource(outside, _rows_of(inputs[0]), SPLITS)
+    source = OutsideSource(outside, rows_of(inputs[0]), SPLITS)
     stream = env.from_source(source, uid="source0", name="source0", parallelism=width[0])
-    other = _source(env, inputs[1], 1, width[1])
+    other = source_of(env, inputs[1], 1, width[1])
     totals = (
         stream.union(other).key_by("k").aggregate(n=count(), t=sum("v"), emit="final", uid="agg", parallelism=width[2])
     )
-    _table(totals, "final", width[2])
+    table_of(totals, "final", width[2])
 
 
 def _rules(env: StreamEnvironment, inputs: Sequence[Data], width: Sequence[int]) -> None:
-    rows = _mapped(_source(env, inputs[0], 0, width[0]).rebalance(), "double", _doubled, width[1])
-    rules = _source(env, inputs[1], 1, width[3]).broadcast()
+    rows = mapped(source_of(env, inputs[0], 0, width[0]).rebalance(), "double", doubled, width[1])
+    rules = source_of(env, inputs[1], 1, width[3]).broadcast()
     totals = rows.key_by("k").connect(rules).process(RuledTotals(), schema=RULED, uid="ruled", parallelism=width[2])
-    _table(totals, "final", width[2])
+    table_of(totals, "final", width[2])
 
 
 def _expect_rules(inputs: Sequence[Data], _: Sequence[int]) -> Rows:
@@ -259,9 +213,9 @@ def _expect_rules(inputs: Sequence[Data], _: Sequence[int]) -> Rows:
 
 
 def _kept(env: StreamEnvironment, inputs: Sequence[Data], width: Sequence[int]) -> None:
-    rows = _source(env, inputs[0], 0, width[0]).rebalance()
+    rows = source_of(env, inputs[0], 0, width[0]).rebalance()
     kept = rows.process(KeptRows(), schema=SCHEMA, uid="kept", parallelism=width[1])
-    _table(kept, "rows", width[1])
+    table_of(kept, "rows", width[1])
 
 
 def _expect_kept(inputs: Sequence[Data], _: Sequence[int]) -> Rows:
@@ -269,13 +223,13 @@ def _expect_kept(inputs: Sequence[Data], _: Sequence[int]) -> Rows:
 
 
 def _expect_induced(inputs: Sequence[Data], _: Sequence[int]) -> Rows:
-    return {"sim://final": _grouped([*inputs[0], *inputs[1]])}
+    return {"sim://final": grouped([*inputs[0], *inputs[1]])}
 
 
 def _ordered(env: StreamEnvironment, inputs: Sequence[Data], width: Sequence[int]) -> None:
-    source = _source(env, numbered_rows(len(inputs[0]), SPLITS), 0, ORDERED_SOURCES)
+    source = source_of(env, numbered_rows(len(inputs[0]), SPLITS), 0, ORDERED_SOURCES)
     checked = source.key_by("k").process(InOrder(), schema=SCHEMA, uid="order", parallelism=width[1])
-    _table(checked.rebalance(), "rows", width[2])
+    table_of(checked.rebalance(), "rows", width[2])
 
 
 def _expect_ordered(inputs: Sequence[Data], _: Sequence[int]) -> Rows:
@@ -285,24 +239,24 @@ def _expect_ordered(inputs: Sequence[Data], _: Sequence[int]) -> Rows:
 def _pipelines(env: StreamEnvironment, inputs: Sequence[Data], width: Sequence[int]) -> None:
     """Three pipelines without a channel between them: three regions."""
     _chain(env, inputs, width)
-    keyed = _source(env, inputs[1], 1, width[1]).key_by("k")
-    _table(keyed.aggregate(n=count(), t=sum("v"), uid="running", parallelism=width[3]), "running", width[3], ("k",))
-    _table(_mapped(_source(env, inputs[2], 2, width[2]).rebalance(), "even", _even, width[0]), "rows", width[0])
+    keyed = source_of(env, inputs[1], 1, width[1]).key_by("k")
+    table_of(keyed.aggregate(n=count(), t=sum("v"), uid="running", parallelism=width[3]), "running", width[3], ("k",))
+    table_of(mapped(source_of(env, inputs[2], 2, width[2]).rebalance(), "even", _even, width[0]), "rows", width[0])
 
 
 def _expect_pipelines(inputs: Sequence[Data], _: Sequence[int]) -> Rows:
     return {
-        "sim://final": _grouped((k, 2 * v) for k, v in inputs[0]),
-        "sim://running": _grouped(inputs[1]),
+        "sim://final": grouped((k, 2 * v) for k, v in inputs[0]),
+        "sim://running": grouped(inputs[1]),
         "sim://rows": counted([row for row in inputs[2] if row[1] % 2 == 0]),
     }
 
 
 def _subtasks(env: StreamEnvironment, inputs: Sequence[Data], width: Sequence[int]) -> None:
     """Everything is chained: each subtask is a region. One of two vertices has union list state, which ties them."""
-    _table(_mapped(_source(env, inputs[0], 0, width[0]), "double", _doubled, width[0]), "rows", width[0])
-    kept = _source(env, inputs[1], 1, width[1]).process(KeptRows(), schema=SCHEMA, uid="kept", parallelism=width[1])
-    _table(kept, "kept", width[1])
+    table_of(mapped(source_of(env, inputs[0], 0, width[0]), "double", doubled, width[0]), "rows", width[0])
+    kept = source_of(env, inputs[1], 1, width[1]).process(KeptRows(), schema=SCHEMA, uid="kept", parallelism=width[1])
+    table_of(kept, "kept", width[1])
 
 
 def _expect_subtasks(inputs: Sequence[Data], _: Sequence[int]) -> Rows:
@@ -326,4 +280,6 @@ TOPOLOGIES: Mapping[str, Topology] = {
     "ordered": Topology(_ordered, _expect_ordered),
     "pipelines": Topology(_pipelines, _expect_pipelines),
     "subtasks": Topology(_subtasks, _expect_subtasks),
+    "aside": Topology(aside, expect_aside),
+    "late": Topology(late, expect_late),
 }

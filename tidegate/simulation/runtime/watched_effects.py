@@ -19,6 +19,8 @@ class WatchedEffects(TaskEffects):
         super().__init__(*args, **named)
         self.copies_oracle: NodeCopiesOracle | None = None
         self._bases: dict[CheckpointId, frozenset[str]] = {}
+        self._completed: CheckpointId | None = None
+        """The newest complete checkpoint that the task was told of. Older news may come after, and changes nothing."""
 
     def persist(self, instruction: do.PersistSnapshot, sync_ms: int) -> ev.SnapshotPersisted | ev.SnapshotFailed | None:
         """Remember on which files a checkpoint builds that this task has written its part of."""
@@ -35,5 +37,10 @@ class WatchedEffects(TaskEffects):
         task, number = self._descriptor.task, event.checkpoint_id
         if isinstance(event, ev.CheckpointAborted):
             self.copies_oracle.aborted(self._copies, task, number)
-        elif (base := self._bases.pop(number, None)) is not None:
+            return
+        base = self._bases.pop(number, None)
+        if self._completed is not None and number < self._completed:
+            return  # What the newer one needs has stayed.
+        self._completed = number
+        if base is not None:
             self.copies_oracle.completed(self._copies, task, number, base)

@@ -39,6 +39,17 @@ class SnapshotKind(enum.Enum):
         """Whether the job ends after it."""
         return self in (SnapshotKind.SUSPEND, SnapshotKind.TERMINATE)
 
+    @property
+    def words(self) -> str:
+        """What operators call it."""
+        match self:
+            case SnapshotKind.SUSPEND:
+                return "stop-with-savepoint"
+            case SnapshotKind.TERMINATE:
+                return "stop-with-savepoint (drain)"
+            case _:
+                return str(self.value)
+
 
 @wire
 class SavepointFormat(enum.Enum):

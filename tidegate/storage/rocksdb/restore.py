@@ -37,7 +37,9 @@ def clipped(native: NativeState, key_groups: range | None) -> range:
 def empty_tables(native: NativeState) -> list[StateTable]:
     """A table without rows for each state. CodecError, CorruptionError."""
     description = describe(native)
-    schemas = ((state.name, pa.schema([*description.keys, *state.values])) for state in description.states)
+    schemas = (
+        (state.name, pa.schema([*description.stored_keys(state), *state.values])) for state in description.states
+    )
     return [StateTable(name, StateKind.KEYED, pa.RecordBatch.from_pylist([], schema)) for name, schema in schemas]
 
 

@@ -15,6 +15,7 @@ import rocksdict
 
 from tidegate.storage.rocksdb.database import reported
 from tidegate.storage.rocksdb.keys import RowLength, decode_rows, row_end
+from tidegate.storage.rocksdb.row_values import unpacked
 from tidegate.storage.rocksdb.tables import table_layout
 from tidegate.storage.rocksdb.timer_keys import timer_rows
 from tidegate.storage.rocksdb.value_layout import HEAD, RocksDescription, RocksForm, RocksState
@@ -123,7 +124,7 @@ _Take = Callable[[rocksdict.RdictIter, bytes, _Chunk, str], bool]
 """Reads on into a chunk, up to a row after which it is full; False: the prefix has no more rows."""
 
 
-_ROW_AN_ENTRY = (RocksForm.TABLE, RocksForm.VALUE, RocksForm.TIMERS)
+_ROW_AN_ENTRY = (RocksForm.TABLE, RocksForm.VALUE, RocksForm.TIMERS, RocksForm.ROWS)
 
 
 def _reader(description: RocksDescription, state: RocksState) -> _Take:
@@ -218,15 +219,17 @@ def _chunk_of(
     ends = chunk.ends if group is None else [*chunk.ends, len(chunk.keys)]
     if state.form is RocksForm.TIMERS:
         return StateChunk(timer_rows(chunk.keys, description.keys), chunk.first_group, tuple(ends))
-    keys = decode_rows(chunk.keys, description.keys)
+    keys = decode_rows(chunk.keys, description.stored_keys(state))
     if keys_alone:
         return StateChunk(keys, chunk.first_group, tuple(ends))
-    schema = pa.schema([*description.keys, *state.values])
+    schema = pa.schema([*keys.schema, *state.values])
     rows = pa.RecordBatch.from_arrays([*keys.columns, *_columns(state, chunk.values)], schema=schema)
     return StateChunk(rows, chunk.first_group, tuple(ends))
 
 
 def _columns(state: RocksState, values: list[Any]) -> list[pa.Array]:
+    if state.form is RocksForm.ROWS:
+        return unpacked(values, state.values)
     if state.form is RocksForm.TABLE:
         return table_layout(state.values).columns(values)
     data_type = state.values.field(0).type

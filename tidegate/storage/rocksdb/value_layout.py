@@ -8,12 +8,14 @@ columns (`keys.py`), and for an entry of a map its map key, for a piece of a lis
     LIST    msgpack of some values of the list; the list is all pieces in the order of their positions
     MAP     msgpack of the value of one entry
     TIMERS  nothing: the key has everything, in another form (`timer_keys.py`)
+    ROWS    the value columns, encoded as keys are (`row_values.py`); the key ends with the number of the row
 """
 
 from __future__ import annotations
 
 import enum
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -21,12 +23,14 @@ import pyarrow as pa
 from tidegate.storage.checkpoints.metadata import NativeState
 from tidegate.storage.codec import decode, encode, wire
 from tidegate.storage.errors import CodecError, CorruptionError
+from tidegate.storage.state.stored_rows import row_identity
 
 ROCKSDB = "rocksdb"
 """`NativeState.backend` of these files."""
 
-FORMAT_VERSION = 2
-"""1 had no timers."""
+FORMAT_VERSION = 3
+"""1 had no timers, 2 no row tables. Files without row tables are of version 2, so that older tidegates read them."""
+_WITHOUT_ROWS = 2
 
 STATES_MAX = 1 << 16
 HEAD = struct.Struct(">HH")
@@ -42,6 +46,7 @@ class RocksForm(enum.Enum):
     LIST = "list"
     MAP = "map"
     TIMERS = "timers"
+    ROWS = "rows"
 
 
 @wire
@@ -53,6 +58,11 @@ class RocksState:
     number: int
     form: RocksForm
     values: pa.Schema
+
+
+def version_for(states: Iterable[RocksState]) -> int:
+    """The oldest format version that has these states."""
+    return FORMAT_VERSION if any(state.form is RocksForm.ROWS for state in states) else _WITHOUT_ROWS
 
 
 @wire
@@ -70,6 +80,10 @@ class RocksDescription:
     keys: pa.Schema
     states: tuple[RocksState, ...]
     next_position: int
+
+    def stored_keys(self, state: RocksState) -> pa.Schema:
+        """The columns that the keys of a state's entries have, but for timers."""
+        return row_identity(self.keys) if state.form is RocksForm.ROWS else self.keys
 
     def to_bytes(self) -> bytes:
         """For `NativeState.description`."""

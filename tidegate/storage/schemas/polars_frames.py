@@ -1,7 +1,7 @@
-"""Tells polars frames from other values, without loading polars.
+"""Tells polars frames and expressions from other values, without loading polars.
 
-A process of a job loads polars, which takes a quarter of a second, only if the job's functions or expressions use it.
-Nobody can give us a frame who has not loaded it.
+A driver or a process of a job loads polars, which takes a quarter of a second, only if the job's functions or
+expressions use it. Nobody can give us a frame or an expression who has not loaded it.
 """
 
 from __future__ import annotations
@@ -18,3 +18,9 @@ def is_polars_frame(value: object) -> TypeIs[pl.DataFrame]:
     """Whether a value is a polars DataFrame."""
     polars = sys.modules.get("polars")
     return polars is not None and isinstance(value, polars.DataFrame)
+
+
+def is_polars_expression(value: object) -> TypeIs[pl.Expr]:
+    """Whether a value is a polars expression."""
+    polars = sys.modules.get("polars")
+    return polars is not None and isinstance(value, polars.Expr)

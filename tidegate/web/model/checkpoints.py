@@ -93,7 +93,7 @@ def _ended(job: SeenJob, record: CheckpointRecord, savepoint_format: SavepointFo
         "state_size": record.state_bytes + record.in_flight_bytes,
         "end_to_end_duration": record.duration_ms,
         "alignment_buffered": 0,
-        "processed_data": 0,
+        "processed_data": UNKNOWN,
         "persisted_data": record.in_flight_bytes,
         "num_subtasks": record.tasks,
         "num_acknowledged_subtasks": record.acknowledged,
@@ -155,7 +155,7 @@ def _sizes(vertices: Iterable[VertexStatistics]) -> dict[str, int]:
         "checkpointed_size": sum(vertex.incremental_bytes.total for vertex in told) + in_flight,
         "state_size": sum(vertex.state_bytes.total for vertex in told) + in_flight,
         "alignment_buffered": 0,
-        "processed_data": 0,
+        "processed_data": UNKNOWN,
         "persisted_data": in_flight,
     }
 

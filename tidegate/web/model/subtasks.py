@@ -9,7 +9,7 @@ from tidegate.actors.coordinator.state.checkpoint_statistics import SubtaskStati
 from tidegate.actors.runtimes.job_snapshot import PendingNow
 from tidegate.web.model.checkpoints import checkpoint_details, find_checkpoint
 from tidegate.web.model.numbers import summary
-from tidegate.web.model.states import NotKnown
+from tidegate.web.model.states import UNKNOWN, NotKnown
 from tidegate.web.model.vertices import vertex_of
 from tidegate.web.seen_job import SeenJob
 
@@ -47,7 +47,7 @@ def _summary(told: Mapping[Any, SubtaskStatistics]) -> dict[str, Any]:
         },
         "alignment": {
             "buffered": summary(zeros),
-            "processed": summary(zeros),
+            "processed": summary(UNKNOWN for _ in parts),
             "persisted": summary(each.in_flight_bytes for each in parts),
             "duration": summary(each.metrics.alignment_ms for each in parts),
         },
@@ -67,7 +67,7 @@ def _completed(index: int, each: SubtaskStatistics, triggered_at_ms: int, aborte
         "checkpoint": {"sync": each.metrics.sync_ms, "async": each.metrics.async_ms},
         "alignment": {
             "buffered": 0,
-            "processed": 0,
+            "processed": UNKNOWN,
             "persisted": each.in_flight_bytes,
             "duration": each.metrics.alignment_ms,
         },

@@ -55,7 +55,6 @@ class Subtask:
     """Where its time ends, in percent of the scale."""
     checkpointed_size: object
     state_size: object
-    processed: object
     persisted: object
     unaligned: bool
 
@@ -140,7 +139,7 @@ def _vertex(
 
 def _subtask(given: Mapping[str, Any], scale_ms: float) -> Subtask:
     if _is_pending(given):
-        return Subtask(given["index"] + 1, False, None, None, (), (), 0.0, None, None, None, None, False)
+        return Subtask(given["index"] + 1, False, None, None, (), (), 0.0, None, None, None, False)
     segments, begin = [], 0.0
     phases = _phases(given)
     for (kind, word), duration_ms in zip(PHASES, phases, strict=True):
@@ -158,7 +157,6 @@ def _subtask(given: Mapping[str, Any], scale_ms: float) -> Subtask:
         end=round(100 * max(begin, _duration(given)) / scale_ms, 3),
         checkpointed_size=given["checkpointed_size"],
         state_size=given["state_size"],
-        processed=given["alignment"]["processed"],
         persisted=given["alignment"]["persisted"],
         unaligned=bool(given["unaligned_checkpoint"]),
     )

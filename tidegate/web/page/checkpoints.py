@@ -19,10 +19,9 @@ ROWS = (
     ("end_to_end_duration", "End to end duration", "span"),
     ("checkpointed_size", "Checkpointed data size", "size"),
     ("state_size", "Full checkpoint data size", "size"),
-    ("processed_data", "Processed in-flight data", "size"),
     ("persisted_data", "Persisted in-flight data", "size"),
 )
-"""Flink's names on its page of checkpoints."""
+"""Flink's names on its page of checkpoints, without what is processed during an alignment, which nobody counts."""
 
 _KINDS = {
     "CHECKPOINT": "checkpoint",
@@ -47,7 +46,6 @@ class Checkpoint:
     duration: object
     checkpointed_size: object
     state_size: object
-    processed: object
     persisted: object
     tasks: str
     path: str
@@ -75,7 +73,6 @@ def checkpoint_of(given: Mapping[str, Any]) -> Checkpoint:
         duration=given["end_to_end_duration"],
         checkpointed_size=given["checkpointed_size"],
         state_size=given["state_size"],
-        processed=given["processed_data"],
         persisted=given["persisted_data"],
         tasks=f"{given['num_acknowledged_subtasks']:,} of {given['num_subtasks']:,}",
         path=texts.line(given.get("external_path") or ""),

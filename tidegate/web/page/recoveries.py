@@ -11,9 +11,8 @@ from tidegate.web.page import texts
 RECOVERIES_MAX = 20
 
 PARTS = {
-    "detect": "until it was noticed",
+    "detect": "until it was noticed, at most",
     "wait": "until the deployment",
-    "deploy": "deployment",
     "restore": "restore",
     "first-row": "until the first row",
 }

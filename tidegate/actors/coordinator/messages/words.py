@@ -59,7 +59,7 @@ def _by_users(event: ev.CheckpointRequested | ev.CancelRequested | ev.JobSubmitt
     match event:
         case ev.CheckpointRequested(kind=kind, request=request, target=target, savepoint_format=format):
             where = f" in {target}, {format.value}" if target else ""
-            return f"a user asked for a {kind.value}{where} (request {request})"
+            return f"a user asked for a {kind.words}{where} (request {request})"
         case ev.CancelRequested():
             return "a user cancelled the job"
         case ev.JobSubmitted(spec=spec):

@@ -55,6 +55,8 @@ class TaskHost:
         self._port = port
         self.rows_in = 0
         """Rows that came in, from the source or from channels."""
+        self.first_row_at_ms: int | None = None
+        """When the first of them came, in ms since the epoch."""
         self.bytes_read = 0
         """Size of the rows that came from the source."""
         self.times = WorkTimes(port.monotonic_ms())
@@ -96,6 +98,8 @@ class TaskHost:
             self.rows_in += sum(getattr(element, "num_rows", 0) for element in event.elements)
         elif isinstance(event, ev.CheckpointCompleted | ev.CheckpointAborted) and self._effects.keeps_copies:
             self._port.run_io(partial(self._effects.checkpoint_over, event))
+        if self.first_row_at_ms is None and self.rows_in:
+            self.first_row_at_ms = event.at_ms
         self._at_ms = event.at_ms
         begin_ms = self._port.monotonic_ms()
         self.look(begin_ms)

@@ -21,7 +21,10 @@ from tidegate.actors.kernels.key_index.entries import Upserted
 from tidegate.actors.kernels.partition import gather, subtask_table
 from tidegate.actors.operators.batch_rows import OUTPUT_ROWS_MAX
 from tidegate.actors.operators.batches.accumulators import Accumulator, make_accumulator, value_specs
-from tidegate.actors.operators.batches.aggregates import Aggregate, AggregateKind
+from tidegate.actors.operators.batches.aggregate_kinds import AggregateKind
+from tidegate.actors.operators.batches.aggregate_state import Fields, state_names, stored_groups
+from tidegate.actors.operators.batches.aggregates import Aggregate
+from tidegate.actors.operators.batches.stored_values import says_a_type
 from tidegate.actors.operators.operator import Columns, Emit, Operator, OperatorContext
 from tidegate.actors.operators.operator_errors import blame
 from tidegate.actors.operators.state.keys import check_owner, key_columns, key_schema
@@ -40,8 +43,6 @@ _RESTORED_ROWS = 131_072
 """Stored rows that are loaded at once."""
 
 _SUMS = (AggregateKind.SUM, AggregateKind.MEAN)
-
-Fields = dict[str, tuple[pa.Field, ...]]
 
 
 class KeyedAggregate(Operator):
@@ -70,14 +71,19 @@ class KeyedAggregate(Operator):
         self._changed_rows = 0
         self._seen_schema: pa.Schema | None = None
 
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The key columns."""
+        return self._keys
+
     def validate(self, input_schema: pa.Schema) -> None:
         """Raise ConfigurationError if batches of this schema cannot be aggregated so."""
         self.output_schema(input_schema)
 
     def needed_columns(self, after: Columns) -> Columns:
         """The keys, and the columns that are aggregated."""
-        columns = (aggregate.column for aggregate in self._aggregates.values())
-        return frozenset((*self._keys, *(column for column in columns if column is not None)))
+        columns = (column for aggregate in self._aggregates.values() for column in aggregate.columns)
+        return frozenset((*self._keys, *(column for column in columns if isinstance(column, str))))
 
     def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
         """Schema of what is emitted for input of a schema: key columns (dictionaries decoded), then aggregates.
@@ -160,18 +166,20 @@ class KeyedAggregate(Operator):
             raise ConfigurationError("aggregate needs at least one aggregate: aggregate(n=count())")
         if self._emit_mode not in ("update", "final"):
             raise ConfigurationError(f'emit must be "update" or "final", not {self._emit_mode!r}')
-        names = [*self._keys, *(n for name, a in self._aggregates.items() for n in _state_names(name, a))]
-        names += [name for name, a in self._aggregates.items() if name not in _state_names(name, a)]
+        names = [*self._keys, *(n for name, a in self._aggregates.items() for n in state_names(a, name))]
+        names += [name for name, a in self._aggregates.items() if name not in state_names(a, name)]
         doubles = sorted({name for name in names if names.count(name) > 1})
         if doubles:
             raise ConfigurationError(f"keys and aggregates must have different names; used twice: {doubles}")
+        for name in filter(says_a_type, self._aggregates):
+            raise ConfigurationError(f"an aggregate cannot be called {name!r}: state columns of a type end so")
 
     def _admit(self, schema: pa.Schema) -> None:
         """Check a batch's columns against the state; the first batch ever makes it."""
         if self._seen_schema is not None and schema.equals(self._seen_schema):
             return
         found = key_schema(schema, self._keys)
-        fields = {name: a.state_fields(name, schema) for name, a in self._aggregates.items()}
+        fields = self._fields_for(schema)
         if self._key_schema is None:
             self._create(found, fields)
         elif self._seen_schema is None and found.equals(self._key_schema) and fields != self._fields:
@@ -199,17 +207,25 @@ class KeyedAggregate(Operator):
 
     def _accumulate(self, batch: pa.RecordBatch, keys: pa.RecordBatch, upserted: Upserted) -> pa.RecordBatch | None:
         if self._emit_mode == "final":
-            for accumulator in self._accumulators:
-                accumulator.update(batch, upserted.slots)
+            for name, accumulator in zip(self._aggregates, self._accumulators, strict=True):
+                self._take_in(accumulator, name, batch, upserted)
             return None
         rows = upserted.first_rows
         all_distinct = len(rows) == batch.num_rows
         slots = upserted.slots if all_distinct else upserted.slots.take(rows)
         results = []
-        for accumulator in self._accumulators:
-            accumulator.update(batch, upserted.slots)
+        for name, accumulator in zip(self._aggregates, self._accumulators, strict=True):
+            self._take_in(accumulator, name, batch, upserted)
             results.append(accumulator.results(slots))  # at once: what was just written is still in the cache
         return self._output(keys if all_distinct else gather(keys, rows), results)
+
+    def _fields_for(self, schema: pa.Schema) -> Fields:
+        """The state columns for batches of a schema. ConfigurationError for columns that do not fit."""
+        return {name: a.state_fields(name, schema) for name, a in self._aggregates.items()}
+
+    def _take_in(self, accumulator: Accumulator, name: str, batch: pa.RecordBatch, upserted: Upserted) -> None:
+        """Add a batch to the accumulator of an aggregate."""
+        accumulator.update(batch, upserted.slots)
 
     def _create(self, schema: pa.Schema, fields: Fields) -> None:
         backend = self._opened()
@@ -275,7 +291,7 @@ class KeyedAggregate(Operator):
 
     def _migrated(self, rows: pa.RecordBatch, expected: pa.Schema) -> pa.RecordBatch:
         """Stored rows in the program's types. A sum of integers may become one of floats as long as it is exact."""
-        sums = {_state_names(name, a)[0] for name, a in self._aggregates.items() if a.kind in _SUMS}
+        sums = {state_names(a, name)[0] for name, a in self._aggregates.items() if a.kind in _SUMS}
         for position, (before, now) in enumerate(zip(rows.schema, expected, strict=False)):
             if before.name in sums and before.type == pa.int64() and now.type == pa.float64():
                 with suppress(pa.ArrowInvalid):
@@ -283,26 +299,18 @@ class KeyedAggregate(Operator):
         return migrated(rows.replace_schema_metadata(None), expected, STATE_NAME, self.context.uid)
 
     def _stored_layout(self, state: str, schema: pa.Schema) -> tuple[pa.Schema, Fields]:
-        expected = list(self._keys)
-        for name, aggregate in self._aggregates.items():
-            expected += _state_names(name, aggregate)
-        if state != STATE_NAME or schema.names != expected:
+        keys = len(self._keys)
+        fields = stored_groups(self._aggregates, list(schema)[keys:])
+        if state != STATE_NAME or schema.names[:keys] != list(self._keys) or fields is None:
+            expected = [*self._keys, *(n for name, a in self._aggregates.items() for n in state_names(a, name))]
             raise CorruptionError(
                 f"operator {self.context.uid!r} expects stored columns {expected}, but state {state!r} "
                 f"has {schema.names}; restore with the keys and aggregates that wrote it, or change the uid"
             )
-        fields = {
-            name: tuple(schema.field(column).remove_metadata() for column in _state_names(name, aggregate))
-            for name, aggregate in self._aggregates.items()
-        }
         return pa.schema([pa.field(name, schema.field(name).type) for name in self._keys]), fields
 
     def _output(self, keys: pa.RecordBatch, results: Sequence[pa.Array]) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays([*keys.columns, *results], names=[*self._keys, *self._aggregates])
-
-
-def _state_names(name: str, aggregate: Aggregate) -> list[str]:
-    return [f"{name}.sum", f"{name}.count"] if aggregate.kind is AggregateKind.MEAN else [name]
 
 
 def _columns(keys: pa.Schema, fields: Fields) -> list[pa.Field]:

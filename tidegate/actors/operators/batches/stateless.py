@@ -10,22 +10,26 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import pyarrow as pa
 
 from tidegate.actors.operators.batch_rows import OUTPUT_ROWS_MAX
-from tidegate.actors.operators.operator import Emit, Operator
-from tidegate.actors.operators.operator_errors import blame, blame_row
+from tidegate.actors.operators.batches.python_rows import python_rows
+from tidegate.actors.operators.batches.tracing.traced import Traced
+from tidegate.actors.operators.operator import Emit, Operator, OperatorContext
+from tidegate.actors.operators.operator_errors import Blame, blame, blame_row
 from tidegate.actors.operators.output_schema import FromPolars, PinnedSchema
 from tidegate.storage.schemas.polars_frames import is_polars_frame
+from tidegate.storage.state.snapshot import StateTable
 
 if TYPE_CHECKING:
     import polars as pl
 
 BatchResult: TypeAlias = "pa.RecordBatch | pa.Table | pl.DataFrame | None"
 Row = Mapping[str, Any]
+T = TypeVar("T")
 
 
 class MapBatches(Operator):
@@ -83,7 +87,7 @@ class FlatMap(Operator):
             emit(self._convert(rows, batch))
 
     def _rows(self, batch: pa.RecordBatch) -> Iterator[Row]:
-        for number, row in enumerate(batch.to_pylist()):
+        for number, row in enumerate(python_rows(batch)):
             with blame_row(self.context, row, number):
                 for result in self._fn(row):
                     if not isinstance(result, Mapping):
@@ -98,25 +102,95 @@ class FlatMap(Operator):
             return self._pinned.from_rows(rows)
 
 
-class Map(FlatMap):
-    """Calls `fn` with each row, a dict; it returns a dict, which becomes a row."""
+class Map(Operator):
+    """Calls `fn` with each row, a dict; it returns a dict, which becomes a row.
 
-    def __init__(self, fn: Callable[[dict[str, Any]], Row], schema: pa.Schema | None = None) -> None:
-        super().__init__(lambda row: (fn(row),), schema)
+    With `traced` it computes the same by expressions, where `tracing` can tell that it is the same.
+    """
+
+    def __init__(
+        self, fn: Callable[[dict[str, Any]], Row], schema: pa.Schema | None = None, traced: bool = True
+    ) -> None:
+        self._fn = fn
+        self._schema = schema
+        self._pinned = PinnedSchema(schema)
+        self._traces = traced
+        self._traced: Traced | None = None
+
+    def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
+        """Begin without a trace: the first batch tells the columns."""
+        super().open(context, restored)
+        if self._traces:
+            from tidegate.actors.operators.batches.tracing.trace import trace_map
+
+            self._traced = Traced(lambda seen: trace_map(self._fn, seen, self._schema), context)
+
+    def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
+        """Emit the rows in order, in batches of bounded size. OperatorError if the function raises."""
+        computed = None if self._traced is None else self._traced.computed(batch)
+        if computed is not None and self._fits(computed.schema):
+            with blame(self.context, batch):
+                result = self._pinned.conform(computed)
+            emit(result)
+            return
+        for start in range(0, batch.num_rows, OUTPUT_ROWS_MAX):
+            part = batch.slice(start, OUTPUT_ROWS_MAX)
+            rows = _called(self.context, self._mapped, part, start)
+            with blame(self.context, part):
+                result = self._pinned.from_rows(rows)
+            emit(result)
+
+    def _fits(self, computed: pa.Schema) -> bool:
+        """Whether the columns are those of the output so far. Of others only the values can tell whether they fit."""
+        pinned = self._pinned.schema
+        if pinned is None or self._schema is not None:
+            return True
+        return pinned.names == computed.names and all(
+            before.type == now.type or pa.types.is_null(before.type)
+            for before, now in zip(pinned, computed, strict=True)
+        )
+
+    def _mapped(self, row: dict[str, Any]) -> Row:
+        result = self._fn(row)
+        if type(result) is not dict and not isinstance(result, Mapping):
+            raise TypeError(f"a row must be a dict, not {type(result).__name__}: {result!r}")
+        return result
 
 
 class FilterRows(Operator):
-    """Keeps the rows, each a dict, for which `fn` is true."""
+    """Keeps the rows, each a dict, for which `fn` is true. With `traced` as `Map`."""
 
-    def __init__(self, fn: Callable[[dict[str, Any]], object]) -> None:
+    def __init__(self, fn: Callable[[dict[str, Any]], object], traced: bool = True) -> None:
         self._fn = fn
+        self._traces = traced
+        self._traced: Traced | None = None
+
+    def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
+        """Begin without a trace: the first batch tells the columns."""
+        super().open(context, restored)
+        if self._traces:
+            from tidegate.actors.operators.batches.tracing.trace import trace_filter
+
+            self._traced = Traced(lambda seen: trace_filter(self._fn, seen), context)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
         """Emit the rows that stay. OperatorError if the function raises."""
-        mask = []
-        for number, row in enumerate(batch.to_pylist()):
-            with blame_row(self.context, row, number):
-                mask.append(bool(self._fn(row)))
-        kept = batch.filter(pa.array(mask, pa.bool_()))
+        computed = None if self._traced is None else self._traced.computed(batch)
+        if computed is not None:
+            mask = computed.column(0)
+        else:
+            mask = pa.array(_called(self.context, lambda row: bool(self._fn(row)), batch, 0), pa.bool_())
+        kept = batch.filter(mask)
         if kept.num_rows:
             emit(kept)
+
+
+def _called(context: OperatorContext, fn: Callable[[dict[str, Any]], T], batch: pa.RecordBatch, start: int) -> list[T]:
+    """What a function returns for each row; `start` is the number of the first row. OperatorError if it raises."""
+    rows = python_rows(batch)
+    results: list[T] = []
+    add = results.append
+    with Blame(context, lambda: (f"row {start + len(results)} of the batch", rows[len(results)])):
+        for row in rows:
+            add(fn(row))
+    return results

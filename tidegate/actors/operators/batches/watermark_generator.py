@@ -5,7 +5,10 @@ Rules:
 - Timestamps are whole milliseconds since 1970, rounded down. Dates count from midnight UTC. Integers are milliseconds.
 - The watermark is Flink's for bounded out-of-orderness: the greatest timestamp, minus the delay, minus 1 ms. Minus 1,
   because a watermark says that no row *at* its time follows, and a row with the greatest timestamp may.
-- It is no state. After a restore it begins anew, and the timers that wait for it are there.
+- A row is judged by the watermark that the rows before it in its split have made, whatever batches they came in: a
+  batch is cut where that makes a difference (`watermark_pieces.py`), and the watermark goes on between the pieces.
+- It goes on where the checkpoint was: how far event time is in a split is stored with the position in the split. In a
+  task without a source it begins anew.
 - Splits that are read in turn differ in event time, most of all when a job catches up. So each has a greatest timestamp
   of its own, and the smallest of these counts, without idle splits. When all are idle the greatest counts, as in Flink:
   nobody is waited for.
@@ -13,12 +16,13 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 
 import numpy as np
 import pyarrow as pa
 
 from tidegate.actors.kernels.columns import fixed_values, plain, valid_mask
+from tidegate.actors.operators.batches.watermark_pieces import as_they_are, pieces_of
 from tidegate.actors.operators.operator import Columns, Emit, Operator, OperatorContext, together
 from tidegate.actors.operators.operator_errors import blame
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
@@ -55,7 +59,9 @@ def event_times_ms(batch: pa.RecordBatch, column: str) -> pa.Array:
 
 
 class WatermarkGenerator(Operator):
-    """Passes batches on, each followed by the watermark of all rows so far; rows without a timestamp do not count.
+    """Passes batches on, in pieces, each followed by the watermark of all rows so far.
+
+    Rows without a timestamp do not count. With `nulls_to` they go to that side output instead of being passed on.
 
     `idleness_ms`: after how long without rows a split of an unbounded source is idle; None: never. ConfigurationError
     for a negative delay.
@@ -63,14 +69,21 @@ class WatermarkGenerator(Operator):
 
     generates_watermarks = True
 
-    def __init__(self, column: str, max_out_of_orderness_ms: int = 0, idleness_ms: int | None = None) -> None:
+    def __init__(
+        self,
+        column: str,
+        max_out_of_orderness_ms: int = 0,
+        idleness_ms: int | None = None,
+        nulls_to: str | None = None,
+    ) -> None:
         if max_out_of_orderness_ms < 0:
             raise ConfigurationError(f"max_out_of_orderness must not be negative: {max_out_of_orderness_ms} ms")
         self._column = column
         self._delay_ms = max_out_of_orderness_ms + 1
         self.idleness_ms = idleness_ms
+        self._nulls_to = nulls_to
         self._newest_ms: dict[int | None, int] = {}
-        """The greatest timestamp of each split."""
+        """The greatest timestamp of each split. Shared with the splits, which are what is in a checkpoint."""
 
     def needed_columns(self, after: Columns) -> Columns:
         """The column of event time as well."""
@@ -85,34 +98,56 @@ class WatermarkGenerator(Operator):
                 "not known which splits have no rows: several steps take the stream of the source; call "
                 "assign_timestamps before these part"
             )
+        self._newest_ms = context.splits.newest_ms.setdefault(context.uid, self._newest_ms)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
         """Emit the batch. OperatorError if it lacks the column, or has it with a type that is no event time."""
         with blame(self.context, batch):
-            times = event_times_ms(batch, self._column).drop_null().to_numpy(zero_copy_only=False)
-        emit(batch)
-        if len(times):
-            split = self.context.splits.current
-            self._newest_ms[split] = max(int(times.max()), self._newest_ms.get(split, MIN_WATERMARK_MS))
-            self._advance()
+            dated = event_times_ms(batch, self._column)
+        if dated.null_count and self._nulls_to is not None:
+            self.context.emit_aside(self._nulls_to, batch.filter(dated.is_null()))
+            batch, dated = batch.filter(dated.is_valid()), dated.drop_null()
+        if len(dated):
+            self._emit_pieces(batch, dated, emit)
+        self._advance()
+
+    def _emit_pieces(self, batch: pa.RecordBatch, dated: pa.Array, emit: Emit) -> None:
+        times = (dated.fill_null(MIN_WATERMARK_MS) if dated.null_count else dated).to_numpy()
+        splits = self.context.splits
+        split = splits.current
+        self._advance({split})
+        before_ms = self._newest_ms.get(split, MIN_WATERMARK_MS)
+        with blame(self.context, batch):
+            pieces = pieces_of(times, before_ms, self._delay_ms, splits.judges or (as_they_are,))
+        for piece in pieces:
+            splits.rows_after_ms = self._behind(piece.before_ms)
+            emit(batch if len(pieces) == 1 else batch.slice(piece.start, piece.stop - piece.start))
+            if piece.newest_ms > MIN_WATERMARK_MS or not dated.null_count:
+                self._newest_ms[split] = piece.newest_ms
+            self._advance({split})
+        splits.rows_after_ms = None
 
     def splits_moved(self) -> None:
         """Splits that do not hold event time back any more do not count."""
         self._advance()
 
-    def _advance(self) -> None:
+    def _behind(self, newest_ms: int) -> int:
+        return max(MIN_WATERMARK_MS, newest_ms - self._delay_ms)
+
+    def _advance(self, current: Set[int | None] = frozenset()) -> None:
+        """Take the watermark of the splits that hold event time back; `current`, while its rows are processed, does."""
         splits = self.context.splits
         newest = self._newest_ms
-        if splits.all_idle:
-            newest_ms = max(newest.values(), default=None)
-        elif splits.current is None:
+        if splits.current is None:
             newest_ms = newest.get(None)
-        elif splits.active <= newest.keys():
-            newest_ms = min((newest[split] for split in splits.active), default=None)
+        elif splits.all_idle and not current:
+            newest_ms = max(newest.values(), default=None)
+        elif (held := splits.active | current) <= newest.keys():
+            newest_ms = min((newest[split] for split in held), default=None)
         else:
             return  # A split that has had no rows so far may have any timestamp.
         if newest_ms is not None:
-            own_ms = max(MIN_WATERMARK_MS, newest_ms - self._delay_ms)
+            own_ms = self._behind(newest_ms)
             self.watermark_ms = own_ms if self.watermark_ms is None else max(self.watermark_ms, own_ms)
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:

@@ -14,11 +14,13 @@ from typing import Any, ClassVar, TypeAlias
 
 from tidegate.actors.operators.function_context import FunctionContext
 from tidegate.actors.operators.operator import OperatorContext
+from tidegate.actors.operators.side_rows import SideRows
 from tidegate.actors.operators.state.key_scope import KeyScope
 from tidegate.actors.operators.state.keyed_state import ListState, MapState, S
 from tidegate.actors.operators.state.keyed_state_store import KeyedStates
 from tidegate.actors.operators.state.operator_state import BroadcastState, OperatorListState, OperatorStates
 from tidegate.actors.operators.state.timers import TimeDomain, Timers, TimerService
+from tidegate.actors.protocol.side_outputs import OutputTag
 from tidegate.actors.protocol.stream_elements import MIN_WATERMARK_MS
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError
@@ -36,8 +38,10 @@ class ProcessContext(FunctionContext):
         operator_states: OperatorStates,
         scope: KeyScope,
         timers: Timers,
+        sides: SideRows,
     ) -> None:
         super().__init__(context)
+        self._sides = sides
         self._states = states
         self._operator_states = operator_states
         self._scope = scope
@@ -54,6 +58,14 @@ class ProcessContext(FunctionContext):
     def current_key(self) -> dict[str, Any]:
         """The key columns of the current key. ConfigurationError where there is no key."""
         return self._scope.current_row("the current key")
+
+    def emit(self, tag: OutputTag | str, row: Mapping[str, Any]) -> None:
+        """Emit a row under a tag: `context.emit("bad", row)`. It goes to the stream that `side_output("bad")` gives.
+
+        The tag must be one of `side_outputs=` of the step; the row has the columns of its schema. ConfigurationError
+        for another tag, and in `open`.
+        """
+        self._sides.add(tag, row)
 
     def state(self, declared: S) -> S:
         """Bind a state, in `open`: `self.count = self.context.state(tg.ValueState("count", pa.int64()))`.

@@ -28,6 +28,7 @@ from tidegate.actors.operators.operator_errors import Blame, blame, blame_call, 
 from tidegate.actors.operators.output_schema import PinnedSchema
 from tidegate.actors.operators.own_copies import own_copy
 from tidegate.actors.operators.rows.process_functions import BaseProcessFunction, ProcessContext
+from tidegate.actors.operators.side_rows import SideRows
 from tidegate.actors.operators.state.key_scope import KeyScope
 from tidegate.actors.operators.state.keyed_state_store import KeyedStates
 from tidegate.actors.operators.state.keys import KeyCodec, check_owner, key_columns, key_schema
@@ -35,6 +36,7 @@ from tidegate.actors.operators.state.operator_state import OperatorStates, Write
 from tidegate.actors.operators.state.state_names import StateNames
 from tidegate.actors.operators.state.timers import TimeDomain, Timers
 from tidegate.actors.protocol.errors import OperatorError
+from tidegate.actors.protocol.side_outputs import OutputTag
 from tidegate.actors.state_backends.common.backend import KeyedBackend, KeyRef
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError
@@ -52,6 +54,7 @@ class ProcessOperator(Operator):
 
     `keys`: the key columns, none if the stream is not keyed. The names of the first input are those of the state.
     `timestamps`: the column of event time, or None. `schema`: that of the output; None: the first rows fix it.
+    `side_outputs`: the tags under which the function may emit rows.
     Raises ConfigurationError for a function of the wrong kind, or one that cannot be copied.
     """
 
@@ -64,6 +67,7 @@ class ProcessOperator(Operator):
         keys: Sequence[tuple[str, ...]] = ((),),
         timestamps: Sequence[str | None] = (None,),
         schema: pa.Schema | None = None,
+        side_outputs: Sequence[OutputTag] = (),
     ) -> None:
         inputs = len(function.INPUT_METHODS) if isinstance(function, BaseProcessFunction) else 0
         if not inputs or len(keys) != inputs or len(timestamps) != inputs:
@@ -81,6 +85,7 @@ class ProcessOperator(Operator):
         self._changed_rows = 0
         self._seen: dict[int, pa.Schema] = {}
         self._rows: list[Mapping[str, Any]] = []
+        self._sides = SideRows(side_outputs)
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
         """Open the function, then take the state back from tables of any number of former subtasks.
@@ -96,12 +101,14 @@ class ProcessOperator(Operator):
             self._timers = self._states.timers
         unkeyed = [table for table in restored if table.kind is not StateKind.KEYED]
         self._operator_states = OperatorStates(context.uid, unkeyed, self._gate, names)
-        self._ask = self.context_class(context, self._states, self._operator_states, self._scope, self._timers)
+        place = context, self._states, self._operator_states, self._scope, self._timers
+        self._ask = self.context_class(*place, self._sides)
         function = self._function
         function.context = self._ask
         self._handlers: tuple[Handler, ...] = tuple(getattr(function, name) for name in function.INPUT_METHODS)
         with blame_call(self.context, "open"):
             function.open(self._ask)
+        self._sides.begin(context)
         if self._states is not None:
             self._states.complete()
             self._take_over(self._states)
@@ -184,6 +191,7 @@ class ProcessOperator(Operator):
         while True:
             with blame_call(self.context, "finish"):
                 self._collect(itertools.islice(rows, OUTPUT_ROWS_MAX))
+            self._sides.flush()
             if not self._rows:
                 return
             self._emit_rows(emit, 1)
@@ -338,6 +346,7 @@ class ProcessOperator(Operator):
 
     def _end_call(self, emit: Emit) -> None:
         self._ask.timestamp = None
+        self._sides.flush()
         self._emit_rows(emit, 1)
 
 

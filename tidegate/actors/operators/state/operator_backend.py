@@ -12,15 +12,18 @@ from tidegate.storage.state.key_groups import key_group_range
 from tidegate.storage.state.snapshot import Cut, OperatorSnapshot
 
 
-def make_backend(context: OperatorContext, key_names: Sequence[str]) -> KeyedBackend:
+def make_backend(context: OperatorContext, key_names: Sequence[str], namespace: bool = False) -> KeyedBackend:
     """The keyed state of an operator in this subtask; `key_names` are its key columns.
+
+    With `namespace` the first one is a namespace (`BackendPlace`).
 
     Empty, unless it comes from the attempt before.
     """
     if context.kept is not None:
         return context.kept
     groups = key_group_range(context.subtask, context.max_parallelism, context.parallelism)
-    return open_backend(context.backend, BackendPlace(context.uid, tuple(key_names), context.max_parallelism, groups))
+    place = BackendPlace(context.uid, tuple(key_names), context.max_parallelism, groups, namespace)
+    return open_backend(context.backend, place)
 
 
 def frozen_backend(context: OperatorContext, backend: KeyedBackend, cut: Cut) -> OperatorSnapshot:

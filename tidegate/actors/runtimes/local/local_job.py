@@ -41,6 +41,7 @@ from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.runtimes.local.io_pool import IO_THREADS, io_pool
 from tidegate.actors.runtimes.local.local_ports import LocalCoordinatorPort, LocalTaskPort
 from tidegate.actors.runtimes.local.task_looks import TaskLooks
+from tidegate.actors.runtimes.metrics.recovery_times import RecoveryEnds
 from tidegate.actors.runtimes.running_job import (
     Answer,
     JobOverview,
@@ -186,6 +187,11 @@ class LocalJob:
             wait(either, timeout=GLANCE_S, return_when=FIRST_COMPLETED)
         return self._looks.vertices()
 
+    @property
+    def recovery_ends(self) -> Mapping[AttemptNumber, RecoveryEnds]:
+        """How the newest recoveries ended, as far as `vertices` has seen it."""
+        return self._looks.recoveries.ends
+
     def statistics(self) -> CheckpointStatistics:
         """Statistics of the checkpoints so far."""
         return self.coordinator.machine.state.statistics.copy()
@@ -207,7 +213,7 @@ class LocalJob:
             answer = future.result(timeout_s)
         except TimeoutError:
             raise JobTimeoutError(
-                f"job {self._spec.job_name!r} has not completed the {wanted.kind.value} within {timeout_s:g} s"
+                f"job {self._spec.job_name!r} has not completed the {wanted.kind.words} within {timeout_s:g} s"
             ) from None
         finally:
             self.requests.pop(request, None)
@@ -333,6 +339,7 @@ class LocalJob:
         if self.pool not in self._pools.values():
             self.pool.close()
         self.pool = io_pool(self.context.graph, self._thread_died)
+        self._looks.recoveries.deployed(instruction.attempt, tasks, now_ms())
         for task in tasks:
             self._pools[task] = self.pool
             try:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.hosts.task.task_host import TaskHost
 from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.runtimes.metrics.recovery_times import RecoveryWatch
 from tidegate.actors.runtimes.metrics.task_values import TaskMeter, TaskTotals
 from tidegate.actors.runtimes.vertex_metrics import SubtaskMetrics, VertexMetrics, vertices_of
 from tidegate.storage.clock import monotonic_ms, now_ms
@@ -20,6 +21,8 @@ class TaskLooks:
         self._graph = graph
         self._meters: dict[TaskId, TaskMeter] = {}
         self._seen: dict[TaskId, SubtaskMetrics] = {}
+        self.recoveries = RecoveryWatch(graph)
+        """As far as looks have shown."""
 
     def begin(self, task: TaskId, attempt: AttemptNumber) -> None:
         """A task begins an attempt."""
@@ -28,6 +31,9 @@ class TaskLooks:
 
     def look(self, hosts: Mapping[TaskId, TaskHost]) -> None:
         """Look at the tasks that run."""
+        came = [(host.first_row_at_ms, task) for task, host in hosts.items() if host.first_row_at_ms is not None]
+        for at_ms, task in sorted(came):
+            self.recoveries.row_came_in(hosts[task].machine.attempt, task, at_ms)
         for task, host in hosts.items():
             self._seen[task] = self._meters[task].read(TaskTotals.of(host, monotonic_ms()), now_ms())
 

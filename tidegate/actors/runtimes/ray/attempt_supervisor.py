@@ -37,7 +37,7 @@ from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.hosts.heartbeat_settings import TIMEOUT_MS
 from tidegate.actors.protocol.failure_reasons import bounded_text
 from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.runtimes.metrics.recovery_times import Recovery
+from tidegate.actors.runtimes.metrics.recovery_times import RecoveryWatch
 from tidegate.actors.runtimes.ray.fleet.fleet import Fleet
 from tidegate.actors.runtimes.ray.fleet.given_up import GivenUp
 from tidegate.actors.runtimes.ray.fleet.inheritance import Found, by_task, find_processes
@@ -64,7 +64,7 @@ DROP_TIMEOUT_MS = 10_000
 
 class Deployment:
     """The current attempt. Methods run on the coordinator's mailbox, except `processes`,
-    `standbys`, `waits_for` and `rows_came_in`."""
+    `standbys`, `waits_for` and `heard`."""
 
     def __init__(
         self,
@@ -106,13 +106,8 @@ class Deployment:
         if fleet.slots.groups:
             wait_ms_max = fleet.options.slot_request_timeout_ms
             self._room = Room(mailbox, partial(look_at, fleet.slots), self._starting, self._no_room, wait_ms_max)
-        self._failed_at_ms: int | None = None
-        self._deployed_at_ms = 0
-        self._recovers_since_ms: int | None = None
-        """When the failure was that the newest deployment follows; None: it follows none."""
-        self.recovery: Recovery | None = None
-        """The last one under this coordinator. From any thread."""
-        self._awaits_rows = False
+        self.recoveries = RecoveryWatch(fleet.graph)
+        """Those under this coordinator."""
 
     def take_over(self, state: CoordinatorState, job_id: JobId) -> None:
         """A predecessor was lost, and the log says what its tasks are: find their processes, and watch how they end."""
@@ -177,8 +172,8 @@ class Deployment:
         self._attempt = instruction.attempt
         self._attempts |= dict.fromkeys(tasks, instruction.attempt)
         self._finished.difference_update(tasks)
-        self._deployed_at_ms, self._recovers_since_ms = now_ms(), self._failed_at_ms
-        self._awaits_rows = True
+        at_ms = now_ms()
+        self.recoveries.deployed(instruction.attempt, tasks, at_ms)
         known = {id(member) for member in self._members.values()}
         self._members = self._fleet.staff(tasks, self._lost_nodes.doubtful, self._nodes)
         fresh = [m.name for m in self._members.values() if id(m) not in known]
@@ -193,7 +188,7 @@ class Deployment:
             instruction.attempt,
             "the job" if instruction.tasks is None else f"{len(tasks)} of {len(self._members)} tasks",
             "nothing" if instruction.restore is None else instruction.restore.pointer,
-            self._since_failure(self._deployed_at_ms),
+            self.recoveries.since_failure(at_ms),
             ", ".join(fresh) or "nobody",
         )
         if self._room is not None:
@@ -243,6 +238,7 @@ class Deployment:
 
         def tell(text: str) -> None:
             if task is not None:
+                self._noticed(attempt, task, member)
                 self._tell_coordinator(co.TaskFailed(now_ms(), attempt, task, bounded_text(text)))
 
         self._deploy_if_free()
@@ -289,30 +285,31 @@ class Deployment:
     def observe(self, event: CoordinatorEvent) -> None:
         """Note when an attempt failed, to tell how long recovery takes."""
         if isinstance(event, co.TaskFailed) and event.attempt == self._attempts.get(event.task):
-            if self._failed_at_ms is None:
-                self._failed_at_ms = event.at_ms
+            self.recoveries.failed(event.at_ms)
             log.warning("task %s of attempt %d failed: %s", event.task, event.attempt, event.reason)
         elif isinstance(event, co.TaskReady) and event.attempt == self._attempt:
-            if (failed_at_ms := self._recovers_since_ms) is not None:
-                self.recovery = Recovery.between(failed_at_ms, self._deployed_at_ms, event.at_ms)
+            self.recoveries.ready(event.attempt, event.task, event.at_ms)
             origin = "" if event.origin is None else f" with its state from {event.origin.value}"
-            log.info("task %s is ready%s%s", event.task, origin, self._since_failure(event.at_ms))
+            log.info("task %s is ready%s%s", event.task, origin, self.recoveries.since_failure(event.at_ms))
 
-    def rows_came_in(self, attempt: AttemptNumber) -> None:
-        """The first rows of an attempt end its recovery."""
-        if self._awaits_rows and attempt == self._attempt:
-            self._awaits_rows = False
+    def heard(self, attempt: AttemptNumber, task: TaskId, rows_in: int) -> None:
+        """A task has told how many rows have come in. The first ones behind the sources end a recovery."""
+        at_ms = now_ms()
+        if (member := self._members.get(task)) is not None:
+            member.heard_at_ms = at_ms
+        if rows_in > 0 and (words := self.recoveries.row_came_in(attempt, task, at_ms)) is not None:
+            log.info("attempt %d: the first rows came into %s %s", attempt, task, words)
+
+    def doing(self, task: TaskId) -> Future[str] | None:
+        """Ask the process of a task what it is doing; None if it has none that lives."""
+        member = self._members.get(task)
+        return None if member is None or not member.usable else member.handle.doing.remote().future()
+
+    def _noticed(self, attempt: AttemptNumber, task: TaskId, member: Member) -> None:
+        """A process that says nothing any more has failed its task: this is how long nobody may have noticed."""
+        if attempt == self._attempts.get(task) and member.heard_at_ms is not None:
             at_ms = now_ms()
-            log.info(
-                "attempt %d: first rows %d ms after its deployment%s",
-                attempt,
-                at_ms - self._deployed_at_ms,
-                self._since_failure(at_ms),
-            )
-            self._failed_at_ms = None
-
-    def _since_failure(self, at_ms: int) -> str:
-        return "" if self._failed_at_ms is None else f", {at_ms - self._failed_at_ms} ms after the failure"
+            self.recoveries.failed(at_ms, max(0, at_ms - member.heard_at_ms))
 
     def _ended(self, attempt: AttemptNumber, task: TaskId, member: Member, future: Future[Outcome]) -> None:
         # Known before the coordinator decides: the next attempt must not go to a process that has died, or is unfit.
@@ -337,6 +334,7 @@ class Deployment:
                 self.give_up(member, f"{member.name} can start no thread any more")
         else:
             reason, permanent = reason_of(member, error), False
+            self._noticed(attempt, task, member)
         self._tell_coordinator(co.TaskFailed(now_ms(), attempt, task, reason, permanent))
 
     def _starting(self) -> list[str]:

@@ -41,6 +41,7 @@ from tidegate.actors.runtimes.ray.attempt_supervisor import Deployment
 from tidegate.actors.runtimes.ray.fleet.fleet import Fleet
 from tidegate.actors.runtimes.ray.fleet.fleet_options import FleetOptions
 from tidegate.actors.runtimes.ray.fleet.heartbeats import Heartbeats
+from tidegate.actors.runtimes.ray.fleet.late_checkpoints import LateCheckpoints
 from tidegate.actors.runtimes.ray.metrics import JobMetrics
 from tidegate.actors.runtimes.ray.patient_replay import replay_when_it_answers
 from tidegate.actors.runtimes.ray.process.actor_log import log_of_coordinator
@@ -106,6 +107,7 @@ class CoordinatorProcess(Shown):
         deployment = Deployment(fleet, self._handle, self._mailbox, context.heartbeats.timeout_ms)
         told = deployment.found_hung, deployment.give_up, deployment.silent
         self._heartbeats, self._deployment = Heartbeats(context.heartbeats, fleet, self._mailbox, *told), deployment
+        self._late = LateCheckpoints(deployment.doing, self._mailbox.post, self._mailbox.call_later)
         self._effects = CoordinatorEffects(context, options.open_store, now_ms)
         self._timers: dict[str, do.SetTimer] = {}
         self._takeovers = 0
@@ -134,7 +136,7 @@ class CoordinatorProcess(Shown):
     def counted(self, attempt: AttemptNumber, task: TaskId, rows_in: int, metrics: SubtaskMetrics | None) -> None:
         """So many rows have come into a task, and this is how it gets on."""
         self._reports.told(attempt, task, rows_in, metrics)
-        self._deployment.rows_came_in(attempt)
+        self._deployment.heard(attempt, task, rows_in)
 
     # --- calls of drivers -----------------------------------------------------------------------------------------
 
@@ -245,7 +247,9 @@ class CoordinatorProcess(Shown):
 
     def _tick(self) -> None:
         if self._host is not None:
-            self._metrics.update(self._host.machine.state, self._progress(), now_ms(), self._deployment.recovery)
+            state, at_ms = self._host.machine.state, now_ms()
+            self._metrics.update(state, self._progress(), at_ms, self._deployment.recoveries.newest)
+            self._late.look(state.pending.values(), at_ms)
 
     def _end(self) -> None:
         """The job is over: wait until the last task has gone, sweep, and tell."""

@@ -146,7 +146,7 @@ class RayJob:
             check_shared(wanted.target)
         self._look(0.0)
         request = uuid.uuid4().hex
-        what = f"take a {wanted.kind.value}"
+        what = f"take a {wanted.kind.words}"
         deadline = time.monotonic() + timeout_s
         answer: Answer | None = None
         try:
@@ -162,7 +162,7 @@ class RayJob:
         if answer is None and self._end is not None:
             answer = self._answers.get(request) or Answer(None, f"the job is {self._end.status}")
         if answer is None:
-            raise JobTimeoutError(f"job {self.name!r} has not completed the {wanted.kind.value} within {timeout_s:g} s")
+            raise JobTimeoutError(f"job {self.name!r} has not completed the {wanted.kind.words} within {timeout_s:g} s")
         if answer.checkpoint_id is None:
             raise not_taken(wanted.kind, answer.error)
         return answer

@@ -83,6 +83,7 @@ class Shown:
             processes=self._deployment.processes(),
             vertices=self._reports.vertices(host),
             answers=answers,
+            recovery_ends=self._deployment.recoveries.ends,
         )
 
     def _answer_now(self, request: str) -> Answer | None:

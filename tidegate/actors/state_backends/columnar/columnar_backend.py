@@ -17,6 +17,8 @@ import pyarrow as pa
 from tidegate.actors.state_backends.columnar.cells import Cells, ColumnarLists, ColumnarMaps, ColumnarValues
 from tidegate.actors.state_backends.columnar.frozen_slots import FrozenSlots
 from tidegate.actors.state_backends.columnar.key_space import KeySpace, key_pieces
+from tidegate.actors.state_backends.columnar.namespaces import ColumnarNamespaces
+from tidegate.actors.state_backends.columnar.row_table import ColumnarRows, RowSequence
 from tidegate.actors.state_backends.columnar.timers import ColumnarTimers
 from tidegate.actors.state_backends.columnar.undo_log import UndoLog
 from tidegate.actors.state_backends.columnar.vector_table import ColumnarTable
@@ -27,6 +29,7 @@ from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.state.snapshot import Cut, FrozenNative, FrozenState, StateTable
+from tidegate.storage.state.stored_rows import row_identity
 from tidegate.storage.state.timer_rows import TIMERS_STATE
 
 C = TypeVar("C", bound=Cells)
@@ -44,13 +47,19 @@ class ColumnarBackend:
         incremental: bool,
         undo_bytes_max: int = 0,
         restore_threads: int = 1,
+        namespace: bool = False,
     ) -> None:
         undo = UndoLog(undo_bytes_max)
-        self._space = KeySpace(max_parallelism, tuple(key_names), undo, restore_threads)
+        self._max_parallelism = max_parallelism
+        grouped_by = tuple(key_names)[1:] if namespace else None
+        self._space = KeySpace(max_parallelism, tuple(key_names), undo, restore_threads, grouped_by)
+        self._table_type = ColumnarNamespaces if namespace else ColumnarTable
         self.timers = ColumnarTimers(max_parallelism, tuple(key_names), incremental, undo)
         self._incremental = incremental
         self._tables: dict[str, ColumnarTable] = {}
         self._cells: dict[str, Cells] = {}
+        self._rows: dict[str, ColumnarRows] = {}
+        self._sequence = RowSequence()
         self._gone_back = False
         self._unbound: set[str] = set()
         """After `go_back`: states that are not bound again yet."""
@@ -61,14 +70,34 @@ class ColumnarBackend:
         """Set the stored key columns."""
         self._space.fix(schema)
         self.timers.fix_keys(schema)
+        for rows in self._rows.values():
+            rows.fix_keys(schema)
 
     def table(self, name: str, columns: Sequence[ValueSpec]) -> ColumnarTable:
         """A vectorised state."""
         if name in self._unbound:
             return self._table_again(name, columns)
         self._check_new(name)
-        self._tables[name] = table = ColumnarTable(self._space, name, columns, self._incremental)
+        self._tables[name] = table = self._table_type(self._space, name, columns, self._incremental)
         return table
+
+    def rows(self, name: str, values: pa.Schema) -> ColumnarRows:
+        """A state with many rows for each key."""
+        if name in self._unbound:
+            known = self._rows.get(name)
+            if known is None or not known.values.equals(values):
+                raise _bound_otherwise(name)
+            self._unbound.remove(name)
+            return known
+        self._check_new(name)
+        beside = (self._space.undo, self.timers.undo, *(rows.undo for rows in self._rows.values()))
+        rows = ColumnarRows(
+            name, values, self._max_parallelism, self._space.names, self._incremental, beside, self._sequence
+        )
+        self._rows[name] = rows
+        if self._space.schema is not None:
+            rows.fix_keys(self._space.schema)
+        return rows
 
     def retype(self, name: str, columns: Sequence[ValueSpec], migrate: Migrate) -> ColumnarTable:
         """Replace a vectorised state by one with the same name and other types, and convert its rows."""
@@ -121,20 +150,23 @@ class ColumnarBackend:
 
     def keys(self, state: str, rows_max: int) -> Iterator[pa.RecordBatch]:
         """Keys that have this state, in slot order."""
+        if state in self._rows:
+            return self._rows[state].pieces(rows_max)
         return (keys for keys, _ in key_pieces(self._space, self._state(state).live, rows_max))
 
     @property
     def size(self) -> StateSize:
         """Rows and timers as they are."""
-        rows = sum(t.rows for t in self._tables.values()) + sum(c.rows for c in self._cells.values())
-        return StateSize(rows, self.timers.count(sys.maxsize))
+        states: list[ColumnarTable | Cells | ColumnarRows]
+        states = [*self._tables.values(), *self._cells.values(), *self._rows.values()]
+        return StateSize(sum(state.rows for state in states), self.timers.count(sys.maxsize))
 
     def changed_rows(self, base: CheckpointId) -> tuple[int, int]:
         """Slots of all states that are marked as changed since the base, and rows of all states."""
         states: list[ColumnarTable | Cells] = [*self._tables.values(), *self._cells.values()]
-        timers_marked, timers = self.timers.changed_rows(base)
-        marked = (s.dirty.changed_since(base, self._space.slots) for s in states if s.dirty is not None)
-        return timers_marked + sum(marked), timers + sum(state.rows for state in states)
+        marked = sum(s.dirty.changed_since(base, self._space.slots) for s in states if s.dirty is not None)
+        apart = [state.changed_rows(base) for state in self._apart]
+        return marked + sum(each for each, _ in apart), sum(s.rows for s in states) + sum(each for _, each in apart)
 
     def freeze(self, cut: Cut) -> Sequence[FrozenState]:
         """All states that are not empty. With `cut.base`: what has changed since that checkpoint."""
@@ -145,6 +177,8 @@ class ColumnarBackend:
             # One Python value may be large, so cells are always encoded in the asynchronous part.
             frozen += cells.freeze(cut)
         frozen += self.timers.freeze(cut)
+        for rows in self._rows.values():
+            frozen += rows.freeze(cut)
         self.keep(cut.checkpoint_id)
         return frozen
 
@@ -159,40 +193,43 @@ class ColumnarBackend:
 
     def stored_schema(self, state: str) -> pa.Schema | None:
         """The columns of a state, if it has gone back to a checkpoint."""
-        return self._schema_of(state) if self._gone_back and state in {*self._tables, *self._cells} else None
+        return self._schema_of(state) if self._gone_back and state in self._names() else None
 
     def keep(self, checkpoint_id: CheckpointId) -> None:
         """The current state is that of this checkpoint. Starts noting changes, if the undo log has memory."""
         if self._space.schema is not None:
             self._space.undo.begin(checkpoint_id, (*self._tables.values(), *self._cells.values()))
-            self.timers.keep(checkpoint_id)
+            for state in self._apart:
+                state.keep(checkpoint_id)
 
     def completed(self, checkpoint_id: CheckpointId) -> None:
         """A checkpoint has completed: nobody goes back to an older one."""
         self._space.undo.completed(checkpoint_id)
-        self.timers.completed(checkpoint_id)
+        for state in self._apart:
+            state.undo.completed(checkpoint_id)
 
     @property
     def goes_back(self) -> bool:
         """Whether there is a checkpoint that it can go back to."""
-        return not self._space.undo.empty and self.timers.goes_back
+        return not self._space.undo.empty and not any(state.undo.empty for state in self._apart)
 
     def kept(self, checkpoint_id: CheckpointId) -> Sequence[StateTable] | None:
         """A table without rows for each state, if it can go back to this checkpoint; else None."""
-        if not (self._space.undo.keeps(checkpoint_id) and self.timers.keeps(checkpoint_id)):
+        if not (self._space.undo.keeps(checkpoint_id) and all(s.undo.keeps(checkpoint_id) for s in self._apart)):
             return None
         schemas = {state: self._schema_of(state) for state in (*self._tables, *self._cells)}
         return [
             StateTable(state, StateKind.KEYED, pa.RecordBatch.from_pylist([], schema))
             for state, schema in schemas.items()
-        ] + self.timers.kept()
+        ] + [table for state in self._apart for table in state.kept()]
 
     def go_back(self, checkpoint_id: CheckpointId) -> None:
         """Restore the state at a checkpoint that is kept. Its states must be bound again."""
         self._space.undo.go_back(checkpoint_id)
-        self.timers.go_back(checkpoint_id)
+        for state in self._apart:
+            state.undo.go_back(checkpoint_id)
         self._gone_back = True
-        self._unbound = {*self._tables, *self._cells}
+        self._unbound = self._names()
         self._swept = 0
 
     def expect(self, keys: int) -> None:
@@ -208,6 +245,8 @@ class ColumnarBackend:
         """
         if table.state == TIMERS_STATE:
             self.timers.load(table)
+        elif table.state in self._rows:
+            self._load_rows(self._rows[table.state], table)
         elif table.removed:
             self._check_columns(table, [])
             self._state(table.state).forget(table.rows)
@@ -225,10 +264,28 @@ class ColumnarBackend:
         """Build the key index. Raises CorruptionError if a key came twice in layer 0."""
         self._space.build_index()
         self.timers.loaded()
+        for rows in self._rows.values():
+            rows.loaded()
 
     def close(self) -> None:
         """End the threads of an unfinished restore. The memory goes with the backend."""
         self._space.close()
+
+    @property
+    def _apart(self) -> list[ColumnarTimers | ColumnarRows]:
+        """The states with key spaces of their own."""
+        return [self.timers, *self._rows.values()]
+
+    def _names(self) -> set[str]:
+        return {*self._tables, *self._cells, *self._rows}
+
+    def _load_rows(self, rows: ColumnarRows, table: StateTable) -> None:
+        keys = self._space.schema
+        assert keys is not None, "state before its keys are known"
+        expected = pa.schema([*row_identity(keys), *(() if table.removed else rows.values)])
+        if not table.rows.schema.equals(expected):
+            raise strange_columns(table.state, table.rows.schema, expected)
+        rows.load(table)
 
     def _bound(self, kind: type[C], spec: CellSpec) -> C:
         if spec.name in self._unbound:
@@ -253,17 +310,19 @@ class ColumnarBackend:
     def _schema_of(self, state: str) -> pa.Schema:
         keys = self._space.schema
         assert keys is not None, "state before its keys are known"
+        if state in self._rows:
+            return pa.schema([*row_identity(keys), *self._rows[state].values])
         if state in self._tables:
             return pa.schema([*keys, *(spec.field for spec in self._tables[state].specs)])
         return pa.schema([*keys, self._cells[state].spec.field])
 
     def _check_new(self, name: str) -> None:
-        assert name not in self._tables and name not in self._cells, f"two states are named {name!r}"
+        assert name not in self._names(), f"two states are named {name!r}"
 
     def _state(self, name: str) -> ColumnarTable | Cells:
         state = self._tables.get(name) or self._cells.get(name)
         if state is None:
-            raise not_bound(name, (*self._tables, *self._cells))
+            raise not_bound(name, self._names())
         return state
 
     def _check_columns(self, table: StateTable, values: Sequence[pa.Field]) -> None:

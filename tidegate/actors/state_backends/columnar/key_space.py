@@ -137,7 +137,7 @@ class FrozenKeys:
 class KeySpace:
     """Keys, their slots and key groups, and the undo log of their states. `key_names` are the stored key columns.
 
-    `grouped_by` are the columns that choose the key group, if not all do.
+    `grouped_by` are the columns that choose the key group, if not all do; `identity` those that tell keys apart.
     """
 
     def __init__(
@@ -147,19 +147,23 @@ class KeySpace:
         undo: UndoLog | None = None,
         restore_threads: int = 1,
         grouped_by: tuple[str, ...] | None = None,
+        identity: tuple[str, ...] | None = None,
     ) -> None:
         assert 0 < max_parallelism <= MAX_PARALLELISM_LIMIT, f"max_parallelism {max_parallelism} is out of range"
         self._max_parallelism = max_parallelism
         self.names = key_names
         self._grouped_by = key_names if grouped_by is None else grouped_by
-        self._index = KeyIndex(key_names)
+        self._identity = key_names if identity is None else identity
+        self._index = KeyIndex(self._identity)
         self._keys: KeyColumns | None = None
         """None until the key columns are known."""
         self._groups = PagedColumn(_GROUP)
         self.undo = UndoLog(0) if undo is None else undo
         self._states: list[SlotState] = [self.undo]
         self._appended_by: SlotState | None = None
-        """During a restore: the state that has appended all keys so far."""
+        """The state that has appended all keys so far: during a restore, or if there is no index (`drop_index`)."""
+        self._dropped = False
+        """Whether there is no index."""
         self._restore_threads = restore_threads
         self._threads: RestoreThreads | None = None
         """The threads that index appended keys, if there are many."""
@@ -235,6 +239,11 @@ class KeySpace:
         if not (self._fill_index() if threads is None else threads.finish()):
             raise held_twice(state.name)
 
+    def drop_index(self, state: SlotState) -> None:
+        """From now on keys are only appended, by this state, and nobody asks for one."""
+        self._index = KeyIndex(self._identity)
+        self._appended_by, self._dropped = state, True
+
     def close(self) -> None:
         """End the threads of a restore that failed."""
         if self._threads is not None:
@@ -243,6 +252,7 @@ class KeySpace:
     def upsert(self, keys: pa.RecordBatch) -> Upserted:
         """Slots of a batch of keys (the key columns alone). New keys get new slots."""
         assert self._keys is not None, "keys before their columns are known"
+        assert not self._dropped, "a key space without an index"
         self.build_index()
         upserted = self._index.upsert(keys)
         if len(upserted.new_rows):
@@ -258,6 +268,11 @@ class KeySpace:
         ranks = np.empty(len(order), dtype=np.int64)
         ranks[order] = np.arange(len(order))
         return self._keys.freeze().take(slots[order]).take(pa.array(ranks))
+
+    def groups_of(self, slots: NDArray[np.int32]) -> NDArray[np.uint16]:
+        """Key groups of these slots."""
+        groups: NDArray[np.uint16] = self._groups.raw(slots)
+        return groups
 
     def freeze(self) -> tuple[FrozenKeys, FrozenColumn]:
         """Keys and key groups of all slots. Takes one reference a page."""
@@ -317,16 +332,18 @@ class KeySpace:
 
     def _rebuild(self, kept: NDArray[np.int32], slots: int) -> None:
         assert self._keys is not None
-        self.build_index()
+        if not self._dropped:
+            self.build_index()
         frozen, schema = self._keys.freeze(), self._keys.schema
         self._index, self._keys, self._groups = (
-            KeyIndex(self.names),
+            KeyIndex(self._identity),
             KeyColumns(schema),
             PagedColumn(_GROUP),
         )
         for start in range(0, len(kept), _PIECE_ROWS):
             keys = frozen.take(kept[start : start + _PIECE_ROWS])
-            assert len(self._index.upsert(keys).new_rows) == keys.num_rows, "two slots with one key"
+            if not self._dropped:
+                assert len(self._index.upsert(keys).new_rows) == keys.num_rows, "two slots with one key"
             self._add(keys)
         for state in self._states:
             state.rebuild(kept, slots)

@@ -1,7 +1,6 @@
 """`ColumnarTimers`: timers in memory, as a table without values whose keys are (key, clock, moment).
 
-Rules: snapshots and the undo log treat this table like any other state. A timer that comes and goes between two
-snapshots leaves no trace in either, so a snapshot costs only what has changed between the two.
+Rules: snapshots and the undo log treat this table like any other state.
 """
 
 from __future__ import annotations
@@ -46,7 +45,9 @@ class ColumnarTimers:
 
     def __init__(self, max_parallelism: int, key_names: tuple[str, ...], incremental: bool, beside: UndoLog) -> None:
         names = (*key_names, TIMER_DOMAIN, TIMER_MOMENT)
-        self._space = KeySpace(max_parallelism, names, UndoLog(beside.bytes_max, beside), grouped_by=key_names)
+        self.undo = UndoLog(beside.bytes_max, beside)
+        """Notes how to go back to a checkpoint."""
+        self._space = KeySpace(max_parallelism, names, self.undo, grouped_by=key_names)
         self._table = _TimerTable(self._space, len(key_names), incremental)
         self._keys: pa.Schema | None = None
         self.used = False
@@ -123,22 +124,9 @@ class ColumnarTimers:
         if self._space.schema is not None:
             self._space.undo.begin(checkpoint_id, (self._table,))
 
-    def completed(self, checkpoint_id: CheckpointId) -> None:
-        """A checkpoint has completed: nobody goes back to an older one."""
-        self._space.undo.completed(checkpoint_id)
-
     def settle(self) -> None:
         """Trim the undo log to its limit."""
         self._space.undo.settle()
-
-    @property
-    def goes_back(self) -> bool:
-        """Whether there is a checkpoint that it can go back to."""
-        return not self._space.undo.empty
-
-    def keeps(self, checkpoint_id: CheckpointId) -> bool:
-        """Whether it can go back to this checkpoint."""
-        return self._space.undo.keeps(checkpoint_id)
 
     def kept(self) -> list[StateTable]:
         """A table without rows that stands for the timers; empty if there was never a timer."""
@@ -147,10 +135,6 @@ class ColumnarTimers:
         rows = pa.RecordBatch.from_pylist([], timers_schema(self._keys))
         return [StateTable(TIMERS_STATE, StateKind.KEYED, rows)]
 
-    def go_back(self, checkpoint_id: CheckpointId) -> None:
-        """Restore the timers at a checkpoint that is kept."""
-        self._space.undo.go_back(checkpoint_id)
-
 
 class _TimerTable(ColumnarTable):
     """One row for each timer, without values, and the order in which they fire."""
@@ -158,8 +142,6 @@ class _TimerTable(ColumnarTable):
     def __init__(self, space: KeySpace, keys: int, incremental: bool) -> None:
         self._queued = SlotFlags()
         """Slots that are in a queue."""
-        self._told_below = 0
-        """Slots below this one may be in an earlier snapshot."""
         self._unqueued = False
         self._keys = keys
         super().__init__(space, TIMERS_STATE, (), incremental)
@@ -174,8 +156,6 @@ class _TimerTable(ColumnarTable):
     ) -> None:
         """Register or delete the timers of these slots, each given once."""
         self.set_live(slots, registered)
-        if self.dirty is not None:
-            self.dirty.unmark(slots[(slots >= self._told_below) & ~registered])
         new = registered & ~self._queued.of(slots)
         for domain, queue in enumerate(self.queues):
             mine = domains == domain
@@ -186,7 +166,6 @@ class _TimerTable(ColumnarTable):
 
     def loaded(self) -> None:
         """Put the loaded timers into order."""
-        self._told_below = self._space.slots
         if self._unqueued:
             self._unqueued = False
             self._queue(np.arange(self._space.slots, dtype=np.int32))
@@ -206,20 +185,11 @@ class _TimerTable(ColumnarTable):
         for queue in self.queues:
             queue.rebuild(kept)
         self._queued.only(np.concatenate([queue.slots() for queue in self.queues]), len(kept))
-        self._told_below = int(np.searchsorted(kept, self._told_below))
         super().rebuild(kept, slots)
-
-    def freeze(self, cut: Cut) -> tuple[FrozenSlots | SortedSlots, ...]:
-        """All timers, or what has changed since the base."""
-        frozen = super().freeze(cut)
-        if not cut.in_order:
-            self._told_below = self._space.slots
-        return frozen
 
     def undo(self, notes: Notes) -> None:
         """Restore the timers at the moment when these notes began."""
         super().undo(notes)
-        self._told_below = self._space.slots
         for queue in self.queues:
             queue.forget_first()
         self._queue(np.unique(notes.slots()))

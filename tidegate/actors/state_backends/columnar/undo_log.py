@@ -79,7 +79,7 @@ class _Part:
 
 
 class UndoLog:
-    """The undo log of one key space. `bytes_max` limits this log and the log `beside` it together.
+    """The undo log of one key space. `bytes_max` limits this log and those `beside` it together.
 
     It is a `SlotState` without rows, so that a rebuild keeps the slots that it has noted.
     """
@@ -87,7 +87,7 @@ class UndoLog:
     name = "undo log"
     rows = 0
 
-    def __init__(self, bytes_max: int, beside: UndoLog | None = None) -> None:
+    def __init__(self, bytes_max: int, *beside: UndoLog) -> None:
         self.bytes_max = bytes_max
         self._beside = beside
         self._states: list[UndoableState] = []
@@ -139,7 +139,7 @@ class UndoLog:
 
     def settle(self) -> None:
         """Shrink notes and drop the oldest parts until the limit holds."""
-        bytes_max = self.bytes_max - (0 if self._beside is None else self._beside.size_bytes)
+        bytes_max = self.bytes_max - sum(log.size_bytes for log in self._beside)
         for notes in self._notes():
             while self.size_bytes > bytes_max and notes.shrink():
                 pass

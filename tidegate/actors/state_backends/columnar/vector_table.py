@@ -2,7 +2,8 @@
 
 Rules: when a batch begins, three things happen to its slots before kernels may change them. Pages that a snapshot
 still reads are copied, what the slots hold goes into the undo log, by page or by slot, and the slots are marked as
-changed. One more column, of one byte a slot, tells which slots have a row.
+changed. One more column, of one byte a slot, tells which slots have a row. A row that comes and goes between two
+snapshots leaves no trace in either, so a snapshot costs only what has changed between the two.
 """
 
 from __future__ import annotations
@@ -16,14 +17,17 @@ from numpy.typing import NDArray
 
 from tidegate.actors.kernels.key_index.entries import Upserted
 from tidegate.actors.kernels.paged import revive, scatter, touched_pages
+from tidegate.actors.state_backends.columnar.frozen_slots import FrozenSlots
 from tidegate.actors.state_backends.columnar.key_space import KeySpace, key_pieces
 from tidegate.actors.state_backends.columnar.notes import KeptPage, NotedRows, TableNotes
 from tidegate.actors.state_backends.columnar.paged_state import PagedState
+from tidegate.actors.state_backends.columnar.sorted_slots import SortedSlots
 from tidegate.actors.state_backends.columnar.undo_log import Notes
 from tidegate.actors.state_backends.common.backend import ValueSpec
 from tidegate.actors.state_backends.common.batch_column import BatchColumn
 from tidegate.actors.state_backends.common.pages import FrozenColumn, PagedColumn, pages_for
 from tidegate.actors.state_backends.common.refusals import held_twice
+from tidegate.storage.state.snapshot import Cut
 
 _LIVE = ValueSpec("live", pa.uint8(), 0)
 _NO_SLOTS: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
@@ -37,6 +41,8 @@ class ColumnarTable(PagedState[TableNotes]):
         self.specs = tuple(specs)
         self.new_slots: NDArray[np.int32] = _NO_SLOTS
         """Slots that got a row in this batch."""
+        self._told_below = 0
+        """Slots below this one may be in an earlier snapshot."""
         self._columns = {spec.name: BatchColumn(self, spec) for spec in specs}
         self._live = PagedColumn(_LIVE)
         space.add(self)
@@ -50,6 +56,14 @@ class ColumnarTable(PagedState[TableNotes]):
     def column(self, name: str) -> BatchColumn:
         """A value column."""
         return self._columns[name]
+
+    def remove(self, slots: NDArray[Any]) -> None:
+        """Take away the rows of these slots of the batch, which `upsert` has made ready to be changed."""
+        slots = np.unique(slots).astype(np.int32, copy=False)
+        slots = slots[self.live(slots)]
+        scatter(self._live.pages, slots, np.zeros(len(slots), dtype=np.uint8))
+        self._rows -= len(slots)
+        self._unmark_untold(slots)
 
     def done(self) -> None:
         """End the batch."""
@@ -77,14 +91,27 @@ class ColumnarTable(PagedState[TableNotes]):
         for column in self._columns.values():
             column.paged = column.paged.rebuilt(kept)
         self._live = self._live.rebuilt(kept)
+        self._told_below = int(np.searchsorted(kept, self._told_below))
         super().rebuild(kept, slots)
+
+    def freeze(self, cut: Cut) -> tuple[FrozenSlots | SortedSlots, ...]:
+        """All rows, or what has changed since the base."""
+        frozen = super().freeze(cut)
+        if not cut.in_order:
+            self._told_below = self._space.slots
+        return frozen
 
     def load(self, rows: pa.RecordBatch, layer: int) -> None:
         """Put stored rows. In layer 0 raises CorruptionError for a key that has a row already."""
         keys = rows.select(self._key_names())
         if layer == 0 and self._space.can_append(self):
             self._append(keys, rows)
-            return
+        else:
+            self._put(keys, rows, layer)
+        self._told_below = self._space.slots
+
+    def _put(self, keys: pa.RecordBatch, rows: pa.RecordBatch, layer: int) -> None:
+        """Put stored rows over what is there."""
         upserted = self._space.upsert(keys)
         known = len(upserted.slots) - len(self._begin(upserted, mark=False))
         if layer == 0 and known:
@@ -102,6 +129,7 @@ class ColumnarTable(PagedState[TableNotes]):
         scatter(self._live.pages, slots, live.view(np.uint8))
         if self.dirty is not None:
             self.dirty.mark(slots)
+        self._unmark_untold(slots[~live])
 
     def begin_notes(self) -> TableNotes:
         """Note changes from now on."""
@@ -121,6 +149,7 @@ class ColumnarTable(PagedState[TableNotes]):
         later = np.arange(notes.slots_below, self._space.slots, dtype=np.int32)
         self._clear(later[self.live(later)])
         self.new_slots = _NO_SLOTS
+        self._told_below = self._space.slots
         self._went_back(notes.rows)
 
     def _append(self, keys: pa.RecordBatch, rows: pa.RecordBatch) -> None:
@@ -143,6 +172,11 @@ class ColumnarTable(PagedState[TableNotes]):
             self._note(self._notes, slots)
         self._clear(slots)
         self._rows -= len(slots)
+
+    def _unmark_untold(self, slots: NDArray[np.int32]) -> None:
+        """These slots have no row any more. A snapshot need not say so of those that no earlier one knows."""
+        if self.dirty is not None:
+            self.dirty.unmark(slots[slots >= self._told_below])
 
     def _clear(self, slots: NDArray[np.int32]) -> None:
         """Take away the rows of these slots."""

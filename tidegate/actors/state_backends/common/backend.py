@@ -23,6 +23,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.actors.kernels.key_index.entries import Upserted
+from tidegate.actors.state_backends.common.row_table import RowTable
 from tidegate.actors.state_backends.common.state_size import StateSize
 from tidegate.actors.state_backends.common.timers import KeyedTimers
 from tidegate.storage.ids import CheckpointId
@@ -192,12 +193,39 @@ class VectorTable(Protocol):
         """A value column; always the same object."""
         ...
 
+    def remove(self, slots: NDArray[Any]) -> None:
+        """Take away the rows of these slots of the batch, the last thing before `done`. A slot may be given twice.
+
+        A key that comes again in a later batch is new.
+        """
+        ...
+
     def done(self) -> None:
         """End the batch."""
         ...
 
     def scan(self, rows_max: int) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
         """All keys, in batches. `column(...).take` finds the values by the slots, until the next batch is drawn."""
+        ...
+
+
+class NamespacedTable(VectorTable, Protocol):
+    """A table of a backend with namespaces: an int64, the first key column, which does not choose the key group."""
+
+    def namespaces(self) -> NDArray[np.int64]:
+        """The namespaces that have a row, ascending."""
+        ...
+
+    def scan_namespace(
+        self, namespace: int, rows_max: int, groups: range | None = None
+    ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
+        """The keys in a namespace, or those of some key groups, as `scan` gives them. It costs what they are."""
+        ...
+
+    def drain_namespace(
+        self, namespace: int, rows_max: int, groups: range | None = None
+    ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
+        """As `scan_namespace`; the rows of a batch are removed when it is drawn. No key may come in meanwhile."""
         ...
 
 
@@ -210,6 +238,13 @@ class KeyedBackend(Protocol):
 
     def table(self, name: str, columns: Sequence[ValueSpec]) -> VectorTable:
         """A vectorised state. `columns` are its value columns."""
+        ...
+
+    def rows(self, name: str, values: pa.Schema) -> RowTable:
+        """A state with many rows for each key. `values` are its value columns, at least one, none named as a key.
+
+        The stored table has key columns, `ROW_SEQUENCE`, and these.
+        """
         ...
 
     def retype(self, name: str, columns: Sequence[ValueSpec], migrate: Migrate) -> VectorTable:

@@ -42,9 +42,14 @@ class StateBackendOptions:
 
 @dataclass(frozen=True, slots=True)
 class BackendPlace:
-    """Whose state it is: the operator, its key columns, and the subtask's key groups."""
+    """Whose state it is: the operator, its key columns, and the subtask's key groups.
+
+    With `namespace` the first key column is an int64 that has no part in the choice of the key group, such as the slice
+    of a window. Then tables are `NamespacedTable`s.
+    """
 
     uid: OperatorUid
     key_names: tuple[str, ...]
     max_parallelism: int
     key_groups: range
+    namespace: bool = False

@@ -28,3 +28,11 @@ def strange_columns(state: str, found: pa.Schema, expected: pa.Schema) -> Corrup
         f"stored rows of state {state!r} have columns {columns_text(found)}, but the program expects "
         f"{columns_text(expected)}; restore with the program that wrote them, or give the operator a new uid"
     )
+
+
+def strange_rows(state: str, uid: str, found: pa.Schema, expected: pa.Schema) -> ConfigurationError:
+    """A row table in a checkpoint has other value columns than in the program."""
+    return ConfigurationError(
+        f"state {state!r} of operator {uid!r} has rows with columns {columns_text(found)} in the checkpoint, and "
+        f"{columns_text(expected)} in the program; give the operator its input columns back, or a new uid"
+    )

@@ -28,13 +28,13 @@ from tidegate.storage.rocksdb.database import open_database, reported, unlogged
 from tidegate.storage.rocksdb.frozen import FrozenRocks
 from tidegate.storage.rocksdb.scan import scan_state
 from tidegate.storage.rocksdb.value_layout import (
-    FORMAT_VERSION,
     ROCKSDB,
     STATES_MAX,
     RocksDescription,
     RocksForm,
     RocksState,
     describe,
+    version_for,
 )
 from tidegate.storage.subtasks.backend_files import DESCRIPTION_NAME
 
@@ -84,12 +84,14 @@ class RocksSession:
         key_groups: range,
         memory_bytes: int,
         keeps_changes: bool = False,
+        namespace: bool = False,
     ) -> None:
         """Open it. Raises StorageError, CorruptionError, or CodecError for files of a newer tidegate.
 
-        `keeps_changes`: states keep track of changed keys.
+        `keeps_changes`: states keep track of changed keys. `namespace`: as in `BackendPlace`.
         """
         self.keeps_changes = keeps_changes
+        self.namespace = namespace
         self.uid = uid
         self.folder = folder
         self.max_parallelism = max_parallelism
@@ -143,7 +145,7 @@ class RocksSession:
         """The description that is needed to read the files."""
         states = tuple(self._states.values())
         return RocksDescription(
-            FORMAT_VERSION, self._lineage, self.max_parallelism, self.key_schema, states, self.position
+            version_for(states), self._lineage, self.max_parallelism, self.key_schema, states, self.position
         )
 
     def scan(self, state: RocksState, rows_max: int) -> Iterator[pa.RecordBatch]:
@@ -239,4 +241,4 @@ class RocksSession:
                 f"RocksDB files of operator {self.uid!r} were written with max parallelism {stored.max_parallelism}, "
                 f"not {self.max_parallelism}: their key groups are others"
             )
-        return replace(stored, version=FORMAT_VERSION)
+        return replace(stored, version=version_for(stored.states))

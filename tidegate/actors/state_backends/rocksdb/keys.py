@@ -16,15 +16,20 @@ from tidegate.storage.state.key_groups import key_groups_of
 _GROUP_BYTES = 2
 
 
-def database_keys(keys: pa.RecordBatch, max_parallelism: int, number: int) -> list[bytes]:
+def database_keys(
+    keys: pa.RecordBatch, max_parallelism: int, number: int, grouped_by: int | None = None, namespace: bool = False
+) -> list[bytes]:
     """The database key of each row of stored key columns, for the state with this number.
+
+    The first `grouped_by` columns choose the key group; None: all do. With `namespace` all but the first do.
 
     Raises ConfigurationError for a column of a type that cannot be a key.
     """
     rows = keys.num_rows
     forms = key_forms(keys, keys.schema.names)
     heads = np.empty((rows, HEAD.size), dtype=np.uint8)
-    groups = key_groups_of(hash_forms(forms, rows), max_parallelism).astype(">u2")
+    grouping = forms[1:] if namespace else forms[:grouped_by]
+    groups = key_groups_of(hash_forms(grouping, rows), max_parallelism).astype(">u2")
     heads[:, :_GROUP_BYTES] = groups.view(np.uint8).reshape(rows, _GROUP_BYTES)
     heads[:, _GROUP_BYTES:] = np.frombuffer(number_bytes(number), dtype=np.uint8)
     encoded = encode_rows(forms, rows, heads)

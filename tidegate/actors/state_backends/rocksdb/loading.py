@@ -17,11 +17,13 @@ from tidegate.actors.state_backends.common.refusals import held_twice, strange_c
 from tidegate.actors.state_backends.rocksdb.cells import RocksCells
 from tidegate.actors.state_backends.rocksdb.database_session import RocksSession
 from tidegate.actors.state_backends.rocksdb.keys import database_keys, key_group_of
+from tidegate.actors.state_backends.rocksdb.row_table import RocksRows
 from tidegate.actors.state_backends.rocksdb.timers import RocksTimers
 from tidegate.actors.state_backends.rocksdb.vector_table import RocksTable
 from tidegate.storage.rocksdb.value_layout import HEAD, RocksState
 from tidegate.storage.schemas.evolution import migrated
 from tidegate.storage.state.snapshot import StateTable
+from tidegate.storage.state.stored_rows import row_identity
 
 _MOVED_ROWS = 16_384
 _PUT_ROWS = 8_192
@@ -38,19 +40,22 @@ class RocksLoader:
         self._last: dict[str, bytes] = {}
         """By state, the last key of layer 0, as long as all keys have ascended."""
 
-    def load(self, target: RocksTable | RocksCells | RocksTimers, table: StateTable) -> None:
+    def load(self, target: RocksTable | RocksCells | RocksTimers | RocksRows, table: StateTable) -> None:
         """Put the rows of a table, or remove its keys. Raises what `RocksBackend.load` raises."""
         session = self._session
         rows = table.rows
         if isinstance(target, RocksTimers):
             self._load_timers(target, table)
             return
+        if isinstance(target, RocksRows):
+            self._load_rows(target, table)
+            return
         _check_columns(table, pa.schema([*session.key_schema, *(() if table.removed else target.state.values)]))
         if rows.num_rows == 0:
             return
         columns = rows.select(session.key_schema.names)
         number = target.state.number if isinstance(target, RocksTable) else 0
-        keys = database_keys(columns, session.max_parallelism, number)
+        keys = database_keys(columns, session.max_parallelism, number, namespace=session.namespace)
         if table.layer == 0 and not table.removed:
             self._check_first(target, columns, keys)
         for start in range(0, rows.num_rows, _PUT_ROWS):
@@ -67,6 +72,23 @@ class RocksLoader:
         for start in range(0, len(keys), _PUT_ROWS):
             (timers.remove if table.removed else timers.put)(keys[start : start + _PUT_ROWS])
 
+    def _load_rows(self, target: RocksRows, table: StateTable) -> None:
+        identity = row_identity(self._session.key_schema)
+        _check_columns(table, pa.schema([*identity, *(() if table.removed else target.state.values)]))
+        if table.rows.num_rows == 0:
+            return
+        columns = table.rows.select(identity.names)
+        target.number_seen(columns)
+        keys = target.database_keys(columns)
+        if table.layer == 0 and not table.removed:
+            self._check_first(target, columns, keys)
+        for start in range(0, len(keys), _PUT_ROWS):
+            some = keys[start : start + _PUT_ROWS]
+            if table.removed:
+                target.delete(some)
+            else:
+                target.put(some, table.rows.slice(start, _PUT_ROWS).columns[len(identity) :])
+
     def move(self, source: RocksState, target: RocksTable | RocksCells, migrate: Migrate | None = None) -> None:
         """Convert the rows of `source` to the types of `target`, which replaces it, by `migrate` if it is given."""
         session = self._session
@@ -74,7 +96,8 @@ class RocksLoader:
         number = target.state.number if isinstance(target, RocksTable) else 0
         for rows in session.scan(source, _MOVED_ROWS):
             moved = migrated(rows, expected, source.name, session.uid) if migrate is None else migrate(rows)
-            keys = database_keys(moved.select(session.key_schema.names), session.max_parallelism, number)
+            columns = moved.select(session.key_schema.names)
+            keys = database_keys(columns, session.max_parallelism, number, namespace=session.namespace)
             self._put(target, keys, moved.columns[len(session.key_schema) :])
         session.remove_ranges(
             (HEAD.pack(group, source.number), HEAD.pack(group, source.number + 1)) for group in session.key_groups
@@ -83,7 +106,7 @@ class RocksLoader:
     def _put(self, target: RocksTable | RocksCells, keys: Sequence[bytes], columns: Sequence[pa.Array] | None) -> None:
         if isinstance(target, RocksTable):
             if columns is None:
-                target.remove(keys)
+                target.delete(keys)
             else:
                 target.put(keys, columns)
             return
@@ -95,7 +118,7 @@ class RocksLoader:
         self._session.write(batch)
 
     def _check_first(
-        self, target: RocksTable | RocksCells | RocksTimers, columns: pa.RecordBatch, keys: Sequence[bytes]
+        self, target: RocksTable | RocksCells | RocksTimers | RocksRows, columns: pa.RecordBatch, keys: Sequence[bytes]
     ) -> None:
         """Raise CorruptionError if a key of layer 0 comes twice, in this table or since an earlier one."""
         name = target.state.name

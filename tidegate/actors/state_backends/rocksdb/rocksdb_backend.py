@@ -15,13 +15,15 @@ import rocksdict
 
 from tidegate.actors.state_backends.common.backend import CellSpec, Migrate, ValueSpec
 from tidegate.actors.state_backends.common.options import BackendPlace
-from tidegate.actors.state_backends.common.refusals import not_bound
+from tidegate.actors.state_backends.common.refusals import not_bound, strange_rows
 from tidegate.actors.state_backends.common.state_size import StateSize
 from tidegate.actors.state_backends.rocksdb.cells import RocksCells, RocksLists, RocksMaps, RocksValues
 from tidegate.actors.state_backends.rocksdb.database_session import OwnedFolder, RocksSession
 from tidegate.actors.state_backends.rocksdb.expiry_sweep import RocksSweeper
 from tidegate.actors.state_backends.rocksdb.keys import database_keys
 from tidegate.actors.state_backends.rocksdb.loading import RocksLoader
+from tidegate.actors.state_backends.rocksdb.namespaces import RocksNamespaces
+from tidegate.actors.state_backends.rocksdb.row_table import RocksRows
 from tidegate.actors.state_backends.rocksdb.timers import RocksTimers
 from tidegate.actors.state_backends.rocksdb.vector_table import RocksTable
 from tidegate.storage.checkpoints.metadata import StateKind
@@ -73,12 +75,14 @@ class RocksBackend:
         `keeps_changes`: `freeze` on a base gives only what has changed since then.
         """
         self._session = RocksSession(
-            place.uid, folder, place.max_parallelism, place.key_groups, memory_bytes, keeps_changes
+            place.uid, folder, place.max_parallelism, place.key_groups, memory_bytes, keeps_changes, place.namespace
         )
         self.timers = RocksTimers(self._session)
+        self._table_type = RocksNamespaces if place.namespace else RocksTable
         self._loader = RocksLoader(self._session)
         self._tables: dict[str, RocksTable] = {}
         self._cells: dict[str, RocksCells] = {}
+        self._rows: dict[str, RocksRows] = {}
         self._sweeper = RocksSweeper(self._session)
 
     @property
@@ -100,17 +104,25 @@ class RocksBackend:
         """A vectorised state. ConfigurationError if the types in the files cannot become these."""
         values = pa.schema([spec.field for spec in columns])
         state, older = self._declared(name, RocksForm.TABLE, values)
-        table = self._tables[name] = RocksTable(self._session, state, columns)
+        table = self._tables[name] = self._table_type(self._session, state, columns)
         if older is not None:
             self._loader.move(older, table)
         return table
+
+    def rows(self, name: str, values: pa.Schema) -> RocksRows:
+        """A state with many rows for each key. ConfigurationError if the files have it with other columns."""
+        state, older = self._declared(name, RocksForm.ROWS, values)
+        if older is not None:
+            raise strange_rows(name, self._session.uid, older.values, values)
+        rows = self._rows[name] = RocksRows(self._session, state)
+        return rows
 
     def retype(self, name: str, columns: Sequence[ValueSpec], migrate: Migrate) -> RocksTable:
         """Replace a vectorised state by one with the same name and other types, and convert its rows."""
         former = self._tables.pop(name).state
         values = pa.schema([spec.field for spec in columns])
         state = self._session.declare(name, RocksForm.TABLE, values)
-        table = self._tables[name] = RocksTable(self._session, state, columns)
+        table = self._tables[name] = self._table_type(self._session, state, columns)
         self._loader.move(former, table, migrate)
         return table
 
@@ -128,7 +140,7 @@ class RocksBackend:
 
     def enter(self, keys: pa.RecordBatch) -> list[bytes]:
         """Begin a batch of keys: returns the ref of each row's key."""
-        refs = database_keys(keys, self._session.max_parallelism, 0)
+        refs = database_keys(keys, self._session.max_parallelism, 0, namespace=self._session.namespace)
         self._session.batch_refs = tuple(dict.fromkeys(refs))
         return refs
 
@@ -176,8 +188,8 @@ class RocksBackend:
             return ()
         description = session.describe()
         changed: list[FrozenState] = []
-        bound: list[RocksTable | RocksCells | RocksTimers]
-        bound = [*self._tables.values(), *self._cells.values(), self.timers]
+        bound: list[RocksTable | RocksCells | RocksRows | RocksTimers]
+        bound = [*self._tables.values(), *self._cells.values(), *self._rows.values(), self.timers]
         for state in bound:
             if state.changes is not None and not cut.in_order:
                 changed += state.changes.freeze(cut.checkpoint_id, cut.base, description)
@@ -222,8 +234,8 @@ class RocksBackend:
         """Key and value columns of a state in the files that it was opened on; None if it is not there."""
         if self.stored is None:
             return None
-        found = [known.values for known in self.stored.states if known.name == state]
-        return pa.schema([*self.stored.keys, *found[0]]) if found else None
+        found = [known for known in self.stored.states if known.name == state]
+        return pa.schema([*self.stored.stored_keys(found[0]), *found[0].values]) if found else None
 
     def expect(self, keys: int) -> None:
         """Nothing to reserve: keys go to the disk."""
@@ -238,9 +250,9 @@ class RocksBackend:
             check_timers(table.rows, self._session.key_schema)
             self._loader.load(self.timers, table)
             return
-        target = self._tables.get(table.state) or self._cells.get(table.state)
+        target = self._bound_states().get(table.state)
         if target is None:
-            raise not_bound(table.state, (*self._tables, *self._cells))
+            raise not_bound(table.state, self._bound_states())
         self._loader.load(target, table)
 
     def loaded(self) -> None:
@@ -249,6 +261,9 @@ class RocksBackend:
     def close(self) -> None:
         """Close the database and delete its folder."""
         self._session.close()
+
+    def _bound_states(self) -> dict[str, RocksTable | RocksCells | RocksRows]:
+        return {**self._tables, **self._cells, **self._rows}
 
     def _bound(self, cells: type[C], form: RocksForm, spec: CellSpec) -> C:
         state, older = self._declared(spec.name, form, pa.schema([spec.field]))
@@ -260,7 +275,7 @@ class RocksBackend:
 
     def _declared(self, name: str, form: RocksForm, values: pa.Schema) -> tuple[RocksState, RocksState | None]:
         """The state to use, and the state in the files that must be converted to it, if any."""
-        assert name not in self._tables and name not in self._cells, f"two states are named {name!r}"
+        assert name not in self._bound_states(), f"two states are named {name!r}"
         known = self._session.known(name)
         if known is None:
             return self._session.declare(name, form, values), None
@@ -280,11 +295,11 @@ class RocksBackend:
                 f"{columns_text(stored.keys)}, and the program has {columns_text(schema)}; restore with the keys that "
                 "they were written with, or give the operator a new uid"
             )
-        unbound = {state.name for state in stored.states} - {*self._tables, *self._cells, TIMERS_STATE}
+        unbound = {state.name for state in stored.states} - {*self._bound_states(), TIMERS_STATE}
         if unbound:
             raise ConfigurationError(
                 f"the checkpoint has a state {min(unbound)!r} of operator {self._session.uid!r} that the program does "
-                f"not bind (it binds {sorted([*self._tables, *self._cells])}): bind it, or give the operator a new uid"
+                f"not bind (it binds {sorted(self._bound_states())}): bind it, or give the operator a new uid"
             )
 
     def _flush(self) -> None:

@@ -45,6 +45,8 @@ class RocksTable:
         self._session = session
         self._columns = {spec.name: BatchColumn(self, spec) for spec in specs}
         self._batch_keys: list[bytes] = []
+        self._removed: NDArray[np.int32] = _NO_SLOTS
+        """Slots of the batch whose rows are taken away."""
 
     @property
     def rows(self) -> int:
@@ -56,7 +58,9 @@ class RocksTable:
         upserted = KeyIndex(tuple(keys.schema.names)).upsert(keys)
         first_rows = upserted.first_rows
         distinct = keys if len(first_rows) == keys.num_rows else gather(keys, first_rows)
-        keys_found = database_keys(distinct, self._session.max_parallelism, self.state.number)
+        keys_found = database_keys(
+            distinct, self._session.max_parallelism, self.state.number, namespace=self._session.namespace
+        )
         # Sorted keys are read and written in half the time: neighbours share blocks.
         order = sorted(range(len(keys_found)), key=keys_found.__getitem__)
         self._batch_keys = [keys_found[position] for position in order]
@@ -73,15 +77,25 @@ class RocksTable:
         """A value column."""
         return self._columns[name]
 
+    def remove(self, slots: NDArray[Any]) -> None:
+        """Take away the rows of these slots of the batch."""
+        self._removed = np.union1d(self._removed, slots).astype(np.int32)
+
     def done(self) -> None:
-        """End the batch: write its rows."""
-        keys, self._batch_keys = self._batch_keys, []
-        self.new_slots = _NO_SLOTS
+        """End the batch: write its rows, and remove those that were taken away."""
+        batch_keys, self._batch_keys = self._batch_keys, []
+        gone, new = self._removed, self.new_slots
+        self._removed = self.new_slots = _NO_SLOTS
+        slots = np.setdiff1d(np.arange(len(batch_keys), dtype=np.int32), gone, assume_unique=True)
+        keys = [batch_keys[slot] for slot in slots.tolist()]
+        removed = [batch_keys[slot] for slot in np.setdiff1d(gone, new, assume_unique=True).tolist()]
         if keys:
-            slots = np.arange(len(keys), dtype=np.int32)
             self.put(keys, [column.take(slots) for column in self._columns.values()])
-            if self.changes is not None:
-                self.changes.put(keys)
+        if removed:
+            self.delete(removed)
+        if self.changes is not None:
+            self.changes.put(keys)
+            self.changes.removed(removed)
 
     def put(self, keys: Sequence[bytes], columns: Sequence[pa.Array]) -> None:
         """Write rows over what is there. `columns` are the value columns. StorageError."""
@@ -90,7 +104,7 @@ class RocksTable:
             batch.put(key, row)
         self._session.write(batch)
 
-    def remove(self, keys: Sequence[bytes]) -> None:
+    def delete(self, keys: Sequence[bytes]) -> None:
         """Remove the rows of these keys, if there are any. StorageError."""
         self._session.remove(keys)
 

@@ -266,6 +266,7 @@ class OutputGate:
     def broadcast(self, element: Control) -> None:
         """Queue a control element on every channel."""
         if isinstance(element, Watermark):
+            invariants.check_watermark(self.watermark_ms, element.timestamp_ms)
             self.watermark_ms = element.timestamp_ms
         for channel in self._channels.values():
             channel.put(element)

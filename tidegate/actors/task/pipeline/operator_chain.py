@@ -11,9 +11,9 @@ The task machine calls it with batches, watermarks and processing time. Rules:
 - Once finishing has begun no processing-time timer fires any more: as in Flink, those are dropped at the end.
 - Timers fire in steps (Flink's interruptible timers). The first step is done at once, the others when the task asks for
   them; meanwhile it gives the chain nothing else.
-- If several operators have steps left, the last in the chain goes first. So it is up to date when those before it emit
-  again. There is one exception: if one call emits several batches into a generator of watermarks, the later batches go
-  before the watermark of the first. Watermarks that wait for the same operator merge into the newest.
+- If several operators have steps left, the last in the chain goes first, to be up to date when those before it emit
+  again. Only batches that one call emits do not wait for what the watermarks between them bring: one step comes first
+  at most. Watermarks that wait for the same operator merge into the newest.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ import pyarrow as pa
 
 from tidegate.actors.graph.job_graph import OperatorSpec
 from tidegate.actors.operators.batches.table_sink import TableSink
-from tidegate.actors.operators.operator import Emit, Operator, OperatorContext, ProcessingTime, StepPace
+from tidegate.actors.operators.operator import Emit, EmitAside, Operator, OperatorContext, ProcessingTime, StepPace
 from tidegate.actors.operators.source_splits import SourceSplits
 from tidegate.actors.operators.user_metrics import UserMetric, UserMetrics
+from tidegate.actors.protocol.side_outputs import SideOutput
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.actors.state_backends.common.backend import KeyedBackend
 from tidegate.actors.state_backends.common.options import StateBackendOptions
@@ -67,15 +68,19 @@ def _link(spec: OperatorSpec, emit: Emit) -> _Link:
     return _Link(operator, emit, rows_max, type(operator).advance_watermark is not Operator.advance_watermark)
 
 
-def _nobody(told: int) -> None:
-    """Ignores watermarks and idleness, where nobody listens."""
+def _nobody(*told: object) -> None:
+    """Ignores watermarks, idleness and side outputs, where nobody listens."""
+
+
+def _aside(output: Callable[[SideOutput, pa.RecordBatch], None], uid: OperatorUid) -> EmitAside:
+    return lambda tag, batch: output(SideOutput(uid, tag), batch)
 
 
 class OperatorChain:
     """The operators of one task.
 
     `output` takes what the last one emits, `output_watermark` the watermarks behind that, `output_idle` whether the
-    task is idle in event time.
+    task is idle in event time, `output_aside` the rows of side outputs.
     """
 
     def __init__(
@@ -88,6 +93,7 @@ class OperatorChain:
         output_watermark: Callable[[int], None] = _nobody,
         output_idle: Callable[[bool], None] = _nobody,
         backend: StateBackendOptions | None = None,
+        output_aside: Callable[[SideOutput, pa.RecordBatch], None] = _nobody,
     ) -> None:
         self._time = ProcessingTime()
         self.pace = StepPace()
@@ -96,13 +102,16 @@ class OperatorChain:
         """Which split of the task's source the current rows are from."""
         shared = self._time, self.pace, self.splits
         place = subtask, parallelism, max_parallelism, *shared, backend or StateBackendOptions()
-        self._contexts = [OperatorContext(s.uid, s.name, *place, metrics=UserMetrics(s.name)) for s in specs]
+        self._contexts = [
+            OperatorContext(s.uid, s.name, *place, metrics=UserMetrics(s.name), emit_aside=_aside(output_aside, s.uid))
+            for s in specs
+        ]
         self._output = output
         self._output_watermark = output_watermark
         self._output_idle = output_idle
         self._idle = False
         """Whether downstream was told that this task is idle in event time."""
-        self._links = [_link(spec, partial(self._feed, position + 1)) for position, spec in enumerate(specs)]
+        self._links = [_link(spec, partial(self._emitted, position)) for position, spec in enumerate(specs)]
         self._behind: set[int] = set()
         """Positions of operators that are not done with their newest watermark."""
         self._clock: Iterator[None] | None = None
@@ -184,15 +193,12 @@ class OperatorChain:
     def step(self) -> None:
         """Go on with watermarks and timers until one step is done, or nothing is left."""
         while self.advancing:
-            position = max(self._behind, default=None)
-            steps = self._clock if position is None else self._steps_of(self._links[position])
-            assert steps is not None
-            for _ in steps:
+            if self._step():
                 return
-            if position is None:
+            if self._clock is not None:
+                for _ in self._clock:
+                    return
                 self._set_clock(None, MIN_WATERMARK_MS)
-            else:
-                self._arrived(position)
         if self.splits.all_idle:
             # After the last watermark: a watermark on an idle channel would not count.
             self._say_idle(True)
@@ -307,13 +313,21 @@ class OperatorChain:
         if link.operator.generates_watermarks:
             self._generated(position)
 
-    def _generated(self, position: int) -> None:
+    def _emitted(self, position: int, batch: pa.RecordBatch) -> None:
+        """An operator emits. What the rows before have made of the watermark of a generator comes first."""
+        if self._links[position].operator.generates_watermarks and self._generated(position):
+            self._step(position)
+        self._feed(position + 1, batch)
+
+    def _generated(self, position: int) -> bool:
         """Pass on a generator's watermark, if it is new."""
         link = self._links[position]
         own_ms = link.operator.watermark_ms
         if own_ms is not None and own_ms > link.generated_ms:
             link.generated_ms = own_ms
             self._advance(position + 1, own_ms)
+            return True
+        return False
 
     def _say_idle(self, idle: bool) -> None:
         if idle != self._idle and any(link.operator.generates_watermarks for link in self._links):
@@ -342,6 +356,14 @@ class OperatorChain:
             link.current_ms, link.next_ms = link.next_ms, None
             link.steps = link.operator.advance_watermark(link.current_ms, link.emit)
         return link.steps
+
+    def _step(self, behind: int = -1) -> bool:
+        """Do one step of the operators behind a position that are not done with a watermark. False: none was left."""
+        while (position := max(self._behind, default=-1)) > behind:
+            for _ in self._steps_of(self._links[position]):
+                return True
+            self._arrived(position)
+        return False
 
     def _arrived(self, position: int) -> None:
         """An operator is done with a watermark: pass the watermark on."""

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from tidegate.actors.operators.batches.partitioners import Partitioner, make_partitioner
 from tidegate.actors.protocol.identity import ChannelId
+from tidegate.actors.protocol.side_outputs import SideOutput
 from tidegate.actors.protocol.stream_elements import Watermark, WatermarkStatus
 from tidegate.actors.task.channels.output_gate import OutputGate
 from tidegate.actors.task.messages import instructions as do
@@ -27,13 +28,14 @@ class Emitter:
         self._flush_armed = False
         self._starved: dict[ChannelId, int] | None = None
         """Channels that waited for credit when the timer was set; None: no timer is set."""
-        self._partitioners: list[tuple[Partitioner, dict[int, ChannelId]]] = [
-            (
-                make_partitioner(edge.partitioning, d.task.subtask, edge.downstream_parallelism, d.max_parallelism),
-                {int(channel.downstream): channel for channel in edge.channels},
+        self._edges: dict[SideOutput | None, list[tuple[Partitioner, dict[int, ChannelId]]]] = {None: []}
+        """Edges by the side output whose rows they take; None: the output of the chain."""
+        for edge in d.outputs:
+            partitioner = make_partitioner(
+                edge.partitioning, d.task.subtask, edge.downstream_parallelism, d.max_parallelism
             )
-            for edge in d.outputs
-        ]
+            channels = {int(channel.downstream): channel for channel in edge.channels}
+            self._edges.setdefault(edge.side, []).append((partitioner, channels))
         self.gate = OutputGate([c for edge in d.outputs for c in edge.channels], d.limits)
 
     @property
@@ -42,10 +44,17 @@ class Emitter:
         return self.emit, self.emit_watermark, self.emit_idle
 
     def emit(self, batch: pa.RecordBatch) -> None:
-        """Partition a batch for each edge, and queue the parts."""
+        """Partition a batch for each edge of the output, and queue the parts."""
+        self._emit(batch, None)
+
+    def emit_aside(self, side: SideOutput, batch: pa.RecordBatch) -> None:
+        """The same for each edge of a side output; dropped if there is none."""
+        self._emit(batch, side)
+
+    def _emit(self, batch: pa.RecordBatch, side: SideOutput | None) -> None:
         if not batch.num_rows:
             return
-        for partitioner, channels in self._partitioners:
+        for partitioner, channels in self._edges.get(side, ()):
             for target, part in partitioner.split(batch):
                 self.gate[channels[target]].put(part)
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from tidegate.actors.operators.source_splits import SourceSplits
+from tidegate.actors.operators.source_splits import EventTimes, SourceSplits
 from tidegate.actors.sources.source import SOURCE_STATE, SourceSplit
 from tidegate.actors.task.channels.turn_pacer import ROWS_UNLIMITED
 from tidegate.actors.task.messages.events import SourceBatchRead, SplitsAssigned, TaskTimer
@@ -41,17 +41,22 @@ _SCHEMA = pa.schema(
         ("rows", pa.int64()),
         ("next_offset", pa.int64()),
         ("at_end", pa.bool_()),
+        ("event_times", pa.map_(pa.string(), pa.int64())),
     ]
 )
 
 
 @dataclass(frozen=True, slots=True)
 class SplitPosition:
-    """How far a split has been processed: `next_offset` is the first row that was not."""
+    """How far a split has been processed: `next_offset` is the first row that was not.
+
+    `event_times`: the greatest timestamp in it, of each operator that makes watermarks.
+    """
 
     split: SourceSplit
     next_offset: int = 0
     at_end: bool = False
+    event_times: EventTimes = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,7 @@ class FrozenPositions:
                     "rows": p.split.rows,
                     "next_offset": p.next_offset,
                     "at_end": p.at_end,
+                    "event_times": p.event_times,
                 }
                 for p in self.positions
             ],
@@ -82,9 +88,14 @@ class FrozenPositions:
 
 
 def positions_from_tables(tables: Sequence[StateTable]) -> tuple[SplitPosition, ...]:
-    """Inverse of `FrozenPositions.chunks`, over the tables of several subtasks."""
+    """Inverse of `FrozenPositions.chunks`, over the tables of several subtasks. Older ones have no event times."""
     return tuple(
-        SplitPosition(SourceSplit(row["split_id"], row["payload"], row["rows"]), row["next_offset"], row["at_end"])
+        SplitPosition(
+            SourceSplit(row["split_id"], row["payload"], row["rows"]),
+            row["next_offset"],
+            row["at_end"],
+            tuple(row.get("event_times") or ()),
+        )
         for table in tables
         if table.state == SOURCE_STATE
         for row in table.rows.to_pylist()
@@ -96,6 +107,8 @@ class SourceCursor:
 
     Splits are read one after the other. With `in_turn` they are read in turn, a batch of each, and `in_turn` is told
     which split the rows are from. A split without rows for `idleness_ms` is idle then; None: never.
+
+    `event_times`: how far event time is in the splits, which belongs to their positions.
 
     With `requests` it gets more splits from the coordinator, as long as there are any.
 
@@ -111,8 +124,14 @@ class SourceCursor:
         in_turn: SourceSplits | None = None,
         idleness_ms: int | None = None,
         requests: SplitRequests | None = None,
+        event_times: SourceSplits | None = None,
     ) -> None:
         self._requests = requests
+        self._event_times = SourceSplits() if event_times is None else event_times
+        for index, position in enumerate(positions):
+            self._event_times.restore(None if in_turn is None else index, position.event_times)
+        self._taken: int | None = None
+        """The split that was processed last."""
         self._positions = list(positions)
         self._offsets = [position.next_offset for position in positions]
         """The first row of each split that was not read yet."""
@@ -241,10 +260,11 @@ class SourceCursor:
         The batch is None for an answer without rows, the checkpoint None if none is induced.
         """
         index, event, idle = self._ready.popleft()
+        self._taken = index
         position = self._positions[index]
         assert not position.at_end and event.next_offset >= position.next_offset
         split = position.split if event.payload is None else replace(position.split, payload=event.payload)
-        self._positions[index] = SplitPosition(split, event.next_offset, event.at_end)
+        self._positions[index] = SplitPosition(split, event.next_offset, event.at_end, position.event_times)
         for found in event.found:
             self._add(found)
         batch = event.batch if event.batch is not None and event.batch.num_rows else None
@@ -259,7 +279,18 @@ class SourceCursor:
 
     def freeze(self) -> FrozenPositions:
         """Positions of all splits of this subtask."""
+        if self._event_times.newest_ms:
+            self._note_event_times()
         return FrozenPositions(tuple(self._positions))
+
+    def _note_event_times(self) -> None:
+        """Of splits that are read one after the other, only the last has all rows before it."""
+        read = (
+            range(len(self._positions)) if self._splits is not None else () if self._taken is None else (self._taken,)
+        )
+        for index in read:
+            times = self._event_times.event_times(None if self._splits is None else index)
+            self._positions[index] = replace(self._positions[index], event_times=times)
 
     def _check_found(self, index: int, event: SourceBatchRead) -> None:
         finder = self._read_in[index].split_id

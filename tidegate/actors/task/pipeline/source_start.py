@@ -31,7 +31,14 @@ def begin_source(
         positions = positions_from_tables(restored[d.source.uid])
     told = chain.splits if is_unbounded(d.source.source) else None
     requests = SplitRequests(d.attempt) if d.asks_for_splits and not finished else None
-    return SourceCursor(positions, d.source_rows_max, in_turn=told, idleness_ms=chain.idleness_ms, requests=requests)
+    return SourceCursor(
+        positions,
+        d.source_rows_max,
+        in_turn=told,
+        idleness_ms=chain.idleness_ms,
+        requests=requests,
+        event_times=chain.splits,
+    )
 
 
 def report_ready(d: TaskDescriptor, source: SourceCursor | None, event: TaskRestored) -> do.ReportReady:

@@ -8,6 +8,7 @@ from tidegate.actors.graph.job_graph import JobGraph, OperatorSpec, SourceSpec
 from tidegate.actors.operators.batch_rows import BatchRows, rows_of_a_turn
 from tidegate.actors.protocol.identity import ChannelId, TaskId
 from tidegate.actors.protocol.partitioning import Partitioning
+from tidegate.actors.protocol.side_outputs import SideOutput
 from tidegate.actors.sources.source import ExternallyInducedSource
 from tidegate.actors.state_backends.common.options import StateBackendOptions
 from tidegate.actors.task.channels.output_gate import BufferLimits
@@ -24,6 +25,8 @@ class OutputEdge:
     channels: tuple[ChannelId, ...]
     unaligned: bool = True
     """Whether barriers may overtake on this edge."""
+    side: SideOutput | None = None
+    """The side output whose rows go over it; None: the output of the chain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,7 @@ def describe_task(
             graph.vertex(edge.downstream).parallelism,
             tuple(channel for channel in graph.channels(edge) if channel.upstream == task.subtask),
             graph.supports_unaligned(edge),
+            edge.side,
         )
         for edge in graph.edges
         if edge.upstream == task.vertex

@@ -22,7 +22,7 @@ from tidegate.actors.runtimes.ray.fleet.heartbeat_monitor import HeartbeatMonito
 from tidegate.actors.runtimes.ray.fleet.member import Member
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
 from tidegate.actors.runtimes.ray.process.stacks import UNKNOWN, stack_of
-from tidegate.storage.clock import monotonic_ms
+from tidegate.storage.clock import monotonic_ms, now_ms
 
 log = logging.getLogger(__name__)
 
@@ -93,9 +93,12 @@ class Heartbeats:
             self._is_hung(living[one.name], one, silent)
 
     def _ask(self, member: Member) -> None:
-        name = member.name
-        future = member.handle.pulse.remote().future()
-        future.add_done_callback(lambda answer: self._answers.put((name, answer)))
+        def answered(answer: Future[int | None]) -> None:
+            if answer.exception() is None:
+                member.heard_at_ms = now_ms()
+            self._answers.put((member.name, answer))
+
+        member.handle.pulse.remote().future().add_done_callback(answered)
 
     def _is_hung(self, member: Member, hung: Hung, silent: Mapping[str, int]) -> None:
         info = member.info

@@ -27,7 +27,9 @@ from tidegate.storage.ids import JobId
 
 log = logging.getLogger(__name__)
 
-ANSWER_TIMEOUT_S = 5.0
+ANSWER_TIMEOUT_S = 15.0
+"""On a busy machine a process took more than 5 s, and a job that allows no restart failed. Ray takes as long to know
+of a lost node, so a takeover after one is hardly later for it."""
 _NUMBERED = re.compile(r"#\d+$")
 
 

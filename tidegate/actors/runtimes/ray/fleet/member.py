@@ -32,6 +32,8 @@ class Member:
     """Done when the process has died, with what Ray says about it."""
     info: ProcessInfo | None = None
     """None until the process has started."""
+    heard_at_ms: int | None = None
+    """When it gave its last sign of life, in ms since the epoch; None before the first."""
     dead: bool = False
     witness: Witness | None = None
     """Where the process runs on this node."""

@@ -51,7 +51,7 @@ from tidegate.actors.runtimes.ray.process.orders import Handle, Held, Order
 from tidegate.actors.runtimes.ray.process.outbox import Outbox
 from tidegate.actors.runtimes.ray.process.outcomes import Outcome, Outcomes
 from tidegate.actors.runtimes.ray.process.row_counts import RowCounts
-from tidegate.actors.runtimes.ray.process.signs_of_life import SignsOfLife
+from tidegate.actors.runtimes.ray.process.signs_of_life import IO_THREAD_NAMES, SignsOfLife
 from tidegate.actors.runtimes.ray.process.warm_standby import WarmStandby
 from tidegate.actors.runtimes.ray.process.warm_up import keep_what_is_loaded, warm_up
 from tidegate.actors.state_backends.common.backend import KeyedBackend
@@ -315,7 +315,7 @@ class _RunningTask:
         effects = TaskEffects(context, descriptor, store, now_ms, RESTORE_THREADS, kept, follower)
         self.host = TaskHost(TaskMachine(descriptor), effects, self)
         try:
-            self._pool = WorkerPool(IO_THREADS, "tidegate-io", process._thread_died)
+            self._pool = WorkerPool(IO_THREADS, IO_THREAD_NAMES, process._thread_died)
         except BaseException:
             self.host.close()
             raise

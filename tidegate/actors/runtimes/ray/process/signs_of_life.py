@@ -9,7 +9,10 @@ import ray
 
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
 from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo, process_info
-from tidegate.actors.runtimes.ray.process.stacks import kill_process, offer_stack, own_stack, stack_of
+from tidegate.actors.runtimes.ray.process.stacks import kill_process, offer_stack, own_stack, own_threads, stack_of
+
+IO_THREAD_NAMES = "tidegate-io"
+"""What the names of the threads begin with that do a task's I/O."""
 
 
 class SignsOfLife:
@@ -37,6 +40,11 @@ class SignsOfLife:
     def stack(self) -> str:
         """What the mailbox is doing."""
         return f"it is in {own_stack(self.__mailbox.thread)}"
+
+    @ray.method(concurrency_group="pulse")
+    def doing(self) -> str:
+        """What the mailbox is doing, and the threads that read and write for it."""
+        return own_threads(self.__mailbox.thread, self.__mailbox.call is None, IO_THREAD_NAMES)
 
     @ray.method(concurrency_group="pulse")
     def look_beside(self, info: ProcessInfo) -> str:

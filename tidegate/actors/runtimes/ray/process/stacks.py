@@ -19,7 +19,7 @@ import time
 import traceback
 from contextlib import suppress
 
-FRAMES_MAX = 8
+FRAMES_MAX, THREADS_MAX = 8, 6
 WAIT_S = 1.5
 STEP_S = 0.02
 DUMP_BYTES_MAX = 256 * 1024
@@ -67,6 +67,17 @@ def own_stack(thread: int) -> str:
         return "nothing"
     found = traceback.extract_stack(frame)
     return _in_line([(entry.filename, entry.lineno or 0, entry.name) for entry in reversed(found)])
+
+
+def own_threads(mailbox: int, waits: bool, prefix: str) -> str:
+    """What this process is doing: its mailbox, and its other threads whose names begin so.
+
+    `waits`: the mailbox has nothing to do.
+    """
+    found = ["its mailbox waits for messages" if waits else f"its mailbox is in {own_stack(mailbox)}"]
+    others = [t for t in threading.enumerate() if t.ident not in (None, mailbox) and t.name.startswith(prefix)]
+    found += [f"{thread.name} is in {own_stack(thread.ident or 0)}" for thread in others]
+    return "; ".join(found[:THREADS_MAX])
 
 
 def state_of(pid: int) -> str:

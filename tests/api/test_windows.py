@@ -1,0 +1,126 @@
+"""Windows in the public API: jobs on the local runtime, and what is refused when the program is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from local_jobs import finish, local
+
+import tidegate as tg
+
+ROWS = pa.table({"k": ["a", "b", "a", "a", "b"], "t": [1, 2, 12, 3, 25], "x": [1, 2, 3, 4, 5]})
+
+
+def timed(env: tg.StreamEnvironment, out_of_order: int = 0) -> tg.Stream:
+    """The rows, with event time."""
+    return env.from_batches(ROWS, splits=1, timestamp="t", max_out_of_orderness=out_of_order)
+
+
+def sorted_rows(collected: tg.CollectedRows) -> list[dict[str, Any]]:
+    """Rows in the order of their values."""
+    return sorted(collected.to_arrow().to_pylist(), key=lambda row: [str(value) for value in row.values()])
+
+
+def test_windows_by_key_and_of_all_rows(tmp_path: Path) -> None:
+    """Two programs in one job: both have the bounds of their windows."""
+    with local() as env:
+        stream = timed(env, out_of_order=100)
+        by_key = stream.key_by("k").window(tg.Tumbling(10)).aggregate(n=tg.count(), total=tg.sum("x")).collect()
+        of_all = stream.window(tg.Sliding(20, 10)).aggregate(n=tg.count(), name="all").collect()
+        finish(env, tmp_path)
+    assert sorted_rows(by_key) == [
+        {"k": "a", "window_start": 0, "window_end": 10, "n": 2, "total": 5},
+        {"k": "a", "window_start": 10, "window_end": 20, "n": 1, "total": 3},
+        {"k": "b", "window_start": 0, "window_end": 10, "n": 1, "total": 2},
+        {"k": "b", "window_start": 20, "window_end": 30, "n": 1, "total": 5},
+    ]
+    assert [(row["window_start"], row["n"]) for row in sorted_rows(of_all)] == [(-10, 3), (0, 4), (10, 2), (20, 1)]
+
+
+def test_sessions_of_a_job(tmp_path: Path) -> None:
+    """Rows that follow each other within the gap."""
+    with local(rows_max=1) as env:
+        found = timed(env, 100).key_by("k").window(tg.Session(9)).aggregate(n=tg.count()).collect()
+        finish(env, tmp_path)
+    assert [(row["k"], row["window_start"], row["window_end"], row["n"]) for row in sorted_rows(found)] == [
+        ("a", 1, 21, 3),
+        ("b", 2, 11, 1),
+        ("b", 25, 34, 1),
+    ]
+
+
+def test_updates_go_to_a_table_by_key_and_window(tmp_path: Path) -> None:
+    """They replace each other; the table ends with what the windows held."""
+    with local(rows_max=1) as env:
+        counted = timed(env, 100).key_by("k").window(tg.Cumulating(10, 30)).aggregate(n=tg.count(), emit="update")
+        table = counted.to_table(str(tmp_path / "t"), mode="upsert", keys=["k", "window_start", "window_end"])
+        finish(env, tmp_path / "chk")
+    rows = table.to_arrow().sort_by([("k", "ascending"), ("window_end", "ascending")]).to_pylist()
+    assert [(row["k"], row["window_end"], row["n"]) for row in rows] == [
+        ("a", 10, 2),
+        ("a", 20, 3),
+        ("a", 30, 3),
+        ("b", 10, 1),
+        ("b", 20, 1),
+        ("b", 30, 2),
+    ]
+
+
+def test_late_rows_are_a_stream(tmp_path: Path) -> None:
+    """With all their columns, also those that no aggregate reads."""
+    rows = pa.table({"k": [1, 1, 1], "t": [5, 50, 6], "note": ["first", "second", "late"]})
+    with local(1, rows_max=1) as env:
+        stream = env.from_batches(rows, splits=1, timestamp="t")
+        counted = stream.key_by("k").window(tg.Tumbling(10)).aggregate(n=tg.count())
+        late, kept = counted.late_rows().collect(), counted.collect()
+        finish(env, tmp_path)
+    assert late.to_arrow().to_pylist() == [{"k": 1, "t": 6, "note": "late"}]
+    assert [row["n"] for row in sorted_rows(kept)] == [1, 1]
+
+
+REFUSED: dict[str, tuple[Callable[[tg.StreamEnvironment], object], str]] = {
+    "no event time": (lambda env: env.from_batches(ROWS).window(tg.Tumbling(1)), "no event time"),
+    "no window": (lambda env: timed(env).key_by("k").window("1h"), "window takes"),  # type: ignore[arg-type]
+    "parallel": (
+        lambda env: timed(env).window(tg.Tumbling(1)).aggregate(n=tg.count(), parallelism=2),
+        "one subtask",
+    ),
+    "sessions that update": (
+        lambda env: timed(env).key_by("k").window(tg.Session(1)).aggregate(n=tg.count(), emit="update"),
+        "other bounds",
+    ),
+    "no such column": (
+        lambda env: timed(env).key_by("k").window(tg.Tumbling(1)).aggregate(n=tg.sum("nothing")),
+        "nothing",
+    ),
+    "updates counted": (
+        lambda env: (timed(env).key_by("k").window(tg.Tumbling(1)).aggregate(n=tg.count(), emit="update")).to_table(
+            "memory://t", name="table"
+        ),
+        "cannot follow",
+    ),
+    "late results counted": (
+        lambda env: (
+            timed(env)
+            .key_by("k")
+            .window(tg.Tumbling(1))
+            .allowed_lateness("1s")
+            .aggregate(n=tg.count())
+            .key_by("k")
+            .aggregate(m=tg.sum("n"))
+        ),
+        "cannot follow",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused(name: str) -> None:
+    """When it is written."""
+    make, words = REFUSED[name]
+    with local() as env, pytest.raises(tg.ConfigurationError, match=words):
+        make(env)

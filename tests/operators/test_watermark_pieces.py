@@ -1,0 +1,78 @@
+"""Where a batch is cut: whoever judges by the watermark at a piece judges each row as by its own, and not too often."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate.actors.operators.batches import watermark_pieces
+from tidegate.actors.operators.batches.watermark_pieces import Piece, Times, as_they_are, pieces_of
+from tidegate.actors.protocol.stream_elements import MIN_WATERMARK_MS
+
+TIMES = st.lists(st.integers(-200, 200) | st.just(MIN_WATERMARK_MS), min_size=1, max_size=60)
+BEFORE = st.just(MIN_WATERMARK_MS) | st.integers(-200, 200)
+
+
+def windows(size_ms: int, allowed_ms: int = 0) -> watermark_pieces.Due:
+    """Judges by windows of a size."""
+
+    def due(times: Times) -> Times:
+        assert (times > MIN_WATERMARK_MS).all()
+        return times // size_ms * size_ms + size_ms - 1 + allowed_ms
+
+    return due
+
+
+def own_watermarks(times: Sequence[int], before_ms: int, delay_ms: int) -> list[int]:
+    """For each row the watermark of the rows before it."""
+    greatest = [max(before_ms, *times[:row], MIN_WATERMARK_MS) for row in range(len(times))]
+    return [max(MIN_WATERMARK_MS, newest - delay_ms) for newest in greatest]
+
+
+@given(TIMES, BEFORE, st.integers(1, 60), st.sampled_from([(1,), (10,), (10, 70)]), st.integers(0, 30))
+def test_a_piece_judges_each_row_as_its_own_watermark_does(
+    times: list[int], before_ms: int, delay_ms: int, sizes: tuple[int, ...], allowed_ms: int
+) -> None:
+    """For all that judge; the pieces are the whole batch, in order, and say what is newest before and behind them."""
+    dues = [as_they_are if size == 1 else windows(size, allowed_ms) for size in sizes]
+    pieces = pieces_of(np.array(times), before_ms, delay_ms, dues)
+
+    assert [row for piece in pieces for row in range(piece.start, piece.stop)] == list(range(len(times)))
+    for piece in pieces:
+        assert piece.before_ms == max(before_ms, *times[: piece.start], MIN_WATERMARK_MS)
+        assert piece.newest_ms == max(before_ms, *times[: piece.stop])
+    own = own_watermarks(times, before_ms, delay_ms)
+    at_piece = [own[piece.start] for piece in pieces for _ in range(piece.start, piece.stop)]
+    for due in dues:
+        dated = [row for row, time in enumerate(times) if time > MIN_WATERMARK_MS]
+        limits = dict(zip(dated, due(np.array([times[row] for row in dated], np.int64)).tolist(), strict=True))
+        assert [limits[row] <= own[row] for row in dated] == [limits[row] <= at_piece[row] for row in dated]
+
+
+@given(TIMES, st.integers(1, 60), st.integers(1, 5))
+def test_pieces_are_bounded(times: list[int], delay_ms: int, rows_max: int) -> None:
+    """Also where nothing is late."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(watermark_pieces, "PIECE_ROWS", rows_max)
+        pieces = pieces_of(np.array(times), MIN_WATERMARK_MS, delay_ms, [as_they_are])
+        assert all(0 < piece.stop - piece.start <= rows_max for piece in pieces)
+        in_order = pieces_of(np.sort(np.array(times)), MIN_WATERMARK_MS, delay_ms, [as_they_are])
+    assert len(in_order) == -(-len(times) // rows_max)
+
+
+def test_there_is_one_cut_for_each_window_that_is_done() -> None:
+    """However many rows of it are late: else a stream that is out of order would come row by row."""
+    times = np.arange(10_000) - np.where(np.arange(10_000) % 2, 300, 0)
+    by_window = pieces_of(times, MIN_WATERMARK_MS, 100, [windows(1_000)])
+    assert [piece.start for piece in by_window] == [0, *range(101, 10_000, 1_000)]
+
+
+def test_rows_in_order_are_one_piece() -> None:
+    """Up to the bound that was named, to the millisecond."""
+    times = np.array([100, 91, 100])
+    assert pieces_of(times, 95, 10, [as_they_are]) == [Piece(0, 3, 95, 100)]
+    assert [piece.start for piece in pieces_of(np.array([100, 90, 100]), 95, 10, [as_they_are])] == [0, 1]

@@ -1,0 +1,114 @@
+"""Helpers: window operators as subtasks on any backend: rows and watermarks go in, and their state moves on."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from frozen_tables import tables_of
+from operator_harness import context
+
+from tidegate.actors.kernels.hashing import hash_columns
+from tidegate.actors.operators.batches.partitioners import HashPartitioner
+from tidegate.actors.operators.operator import Operator
+from tidegate.actors.state_backends.common.options import BackendKind, StateBackendOptions
+from tidegate.storage.checkpoints.metadata import StateKind
+from tidegate.storage.ids import CheckpointId
+from tidegate.storage.state.key_groups import key_group_range, key_groups_of
+from tidegate.storage.state.snapshot import Cut, StateTable
+
+GROUPS = 8
+
+
+class Windows:
+    """The subtasks of a window operator, keyed by `k`, or alone without a key. What they emit is in `rows`."""
+
+    def __init__(
+        self,
+        make: Callable[[], Operator],
+        keys: tuple[str, ...] = ("k",),
+        parallelism: int = 1,
+        backend: BackendKind = "columnar",
+        restored: Sequence[StateTable] = (),
+    ) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self._make, self._keys = make, keys
+        self._parallelism = parallelism
+        self._partitioner = HashPartitioner(keys, GROUPS, parallelism)
+        self._folders = [tempfile.TemporaryDirectory(prefix="tidegate-test-") for _ in range(parallelism)]
+        self.operators = [make() for _ in range(parallelism)]
+        for subtask, operator in enumerate(self.operators):
+            options = StateBackendOptions(backend, directory=self._folders[subtask].name)
+            place = replace(context(subtask, parallelism, GROUPS), backend=options)
+            groups = key_group_range(subtask, GROUPS, parallelism)
+            operator.open(place, [table for each in restored if (table := _of(each, groups, keys)) is not None])
+
+    def process(self, batch: pa.RecordBatch) -> None:
+        """Rows, each for the subtask of its key."""
+        parts = self._partitioner.split(batch) if self._keys else [(0, batch)]
+        for target, part in parts:
+            self.operators[target].process(part, self._emit)
+
+    def watermark(self, moment_ms: int, steps: int | None = None) -> None:
+        """A watermark for all, or only the first steps for it."""
+        for operator in self.operators:
+            for taken, _ in enumerate(operator.advance_watermark(moment_ms, self._emit), start=1):
+                if taken == steps:
+                    break
+
+    def moved(self, parallelism: int, backend: BackendKind) -> Windows:
+        """The same, restored at another parallelism, or with another backend. What was emitted stays."""
+        tables = self.stored()
+        self.close()
+        moved = Windows(self._make, self._keys, parallelism if self._keys else 1, backend, tables)
+        moved.rows = self.rows
+        return moved
+
+    def stored(self) -> list[StateTable]:
+        """All state, as a savepoint has it."""
+        found = []
+        for operator in self.operators:
+            snapshot = operator.snapshot(Cut(CheckpointId(1), canonical=True))
+            assert snapshot is not None
+            found += [table for state in snapshot.states for table in tables_of(state)]
+        return found
+
+    def stored_rows(self) -> int:
+        """How many rows the keyed state has."""
+        return sum(table.rows.num_rows for table in self.stored() if table.kind is StateKind.KEYED)
+
+    def close(self) -> None:
+        """End all."""
+        for operator in self.operators:
+            operator.close()
+        for folder in self._folders:
+            if Path(folder.name).exists():
+                folder.cleanup()
+
+    def _emit(self, batch: pa.RecordBatch) -> None:
+        batch.validate(full=True)
+        assert batch.num_rows
+        self.rows += batch.to_pylist()
+
+
+def _of(table: StateTable, groups: range, keys: tuple[str, ...]) -> StateTable | None:
+    """What a subtask is given of a stored table."""
+    if table.kind is StateKind.UNION or not keys:
+        return table
+    found = key_groups_of(hash_columns(table.rows, list(keys)), GROUPS)
+    return replace(table, rows=table.rows.filter(pa.array((found >= groups.start) & (found < groups.stop))))
+
+
+Backend = Literal["columnar", "rocksdb"]
+
+
+def rows_batch(rows: Sequence[tuple[int, int, int]], time_type: pa.DataType | None = None) -> pa.RecordBatch:
+    """Rows of key, time in milliseconds and value."""
+    keys, times, values = (np.array(column, dtype=np.int64) for column in zip(*rows, strict=True))
+    time = pa.array(times) if time_type is None else pa.array(times).cast(pa.timestamp("ms")).cast(time_type)
+    return pa.RecordBatch.from_arrays([pa.array(keys), time, pa.array(values)], names=["k", "t", "x"])

@@ -1,0 +1,171 @@
+"""Accumulators that calculate: sums, means, variances and standard deviations, as `accumulators.py` makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from tidegate.actors.kernels import accumulate
+from tidegate.actors.kernels.columns import NO_MASK, fixed_values, valid_mask
+from tidegate.actors.kernels.decimals import decimals_of, sum_decimals
+from tidegate.actors.kernels.fixed_width import array_of
+from tidegate.actors.kernels.moments import add_moments, merge_moments
+from tidegate.actors.operators.batches.aggregate_kinds import AggregateKind
+from tidegate.actors.operators.batches.aggregate_state import result_type, sum_digits
+from tidegate.actors.operators.batches.aggregated_rows import Mask, Slots, input_column, mark, row_mask, valid_of
+from tidegate.actors.operators.batches.aggregates import Aggregate
+from tidegate.actors.operators.batches.stored_values import value_words
+from tidegate.actors.state_backends.common.backend import ValueColumn
+
+
+class Sum:
+    """A sum: one column, or the two words of a decimal."""
+
+    def __init__(self, aggregate: Aggregate, columns: Sequence[ValueColumn], decimal: pa.DataType | None) -> None:
+        self._aggregate = aggregate
+        self._columns = columns
+        self._decimal = decimal
+
+    def update(self, batch: pa.RecordBatch, slots: Slots) -> None:
+        """Add the values of a batch."""
+        values = input_column(batch, self._aggregate.column)
+        mask = row_mask(batch, self._aggregate.condition, values)
+        mark(self._columns[0], slots, mask)
+        self.add(slots, values, mask)
+
+    def merge(self, slots: Slots, parts: Sequence[pa.Array]) -> None:
+        """Add other sums."""
+        mask = valid_mask(parts[0])
+        mark(self._columns[0], slots, mask)
+        self.add_parts(slots, parts, mask)
+
+    def results(self, slots: NDArray[Any]) -> pa.Array:
+        """The sums."""
+        if self._decimal is None:
+            return self._columns[0].take(slots)
+        return self.decimals(slots, valid_of(self._columns[0], slots))
+
+    def decimals(self, slots: NDArray[Any], valid: Mask | None) -> pa.Array:
+        """The sums of decimals."""
+        assert self._decimal is not None, "a sum of other numbers"
+        highs, lows = (column.raw(slots) for column in self._columns)
+        return decimals_of(highs, lows, valid, pa.decimal128(sum_digits(self._decimal), self._decimal.scale))
+
+    def raw(self, slots: NDArray[Any]) -> NDArray[Any]:
+        """The sums of other numbers. Undefined where there is none."""
+        return self._columns[0].raw(slots)
+
+    def add(self, slots: Slots, values: pa.Array, mask: Mask) -> None:
+        """Add values to the sums. OverflowError."""
+        if self._decimal is not None:
+            self._add_words(slots, value_words(values), mask)
+        elif self._columns[0].dtype == np.float64:
+            floats = values.cast(pa.float64(), safe=False)
+            accumulate.sum_float64(self._columns[0].pages, slots, fixed_values(floats), mask)
+        else:
+            self._add_integers(slots, values, mask)
+
+    def add_parts(self, slots: Slots, parts: Sequence[pa.Array], mask: Mask) -> None:
+        """Add stored sums. OverflowError."""
+        if self._decimal is None:
+            self.add(slots, parts[0], mask)
+        else:
+            self._add_words(slots, [fixed_values(part) for part in parts], mask)
+
+    def _add_integers(self, slots: Slots, values: pa.Array, mask: Mask) -> None:
+        name = self._aggregate.column
+        if not pa.types.is_duration(values.type):
+            try:
+                values = values.cast(pa.int64())
+            except pa.ArrowInvalid as error:
+                raise OverflowError(
+                    f"column {name!r} has a value over 2**63 - 1, and sums of integers are int64; cast it to float64 "
+                    "first"
+                ) from error
+        if accumulate.sum_int64(self._columns[0].pages, slots, fixed_values(values), mask):
+            raise OverflowError(f"the sum of column {name!r} does not fit into int64; cast the column to float64 first")
+
+    def _add_words(self, slots: Slots, words: Sequence[NDArray[Any]], mask: Mask) -> None:
+        assert self._decimal is not None, "a sum of other numbers"
+        digits = sum_digits(self._decimal)
+        highs, lows = self._columns
+        if sum_decimals(highs.pages, lows.pages, slots, words[0], words[1], mask, digits):
+            raise OverflowError(
+                f"the sum of column {self._aggregate.column!r} has more than {digits} digits; cast the column to "
+                "float64, or to a decimal with fewer digits behind the point, first"
+            )
+
+
+class Mean:
+    """A sum and a number of values."""
+
+    def __init__(self, aggregate: Aggregate, fields: Sequence[pa.Field], sums: Sum, counts: ValueColumn) -> None:
+        self._aggregate = aggregate
+        self._type = result_type(aggregate, fields)
+        self._sums = sums
+        self._counts = counts
+
+    def update(self, batch: pa.RecordBatch, slots: Slots) -> None:
+        """Add the values of a batch."""
+        values = input_column(batch, self._aggregate.column)
+        mask = row_mask(batch, self._aggregate.condition, values)
+        self._sums.add(slots, values, mask)
+        accumulate.count(self._counts.pages, slots, mask)
+
+    def merge(self, slots: Slots, parts: Sequence[pa.Array]) -> None:
+        """Add other sums and counts."""
+        self._sums.add_parts(slots, parts[:-1], NO_MASK)
+        accumulate.sum_int64(self._counts.pages, slots, fixed_values(parts[-1]), NO_MASK)
+
+    def results(self, slots: NDArray[Any]) -> pa.Array:
+        """The means."""
+        counts = self._counts.raw(slots)
+        has_value = (counts > 0).astype(np.uint8)
+        valid = None if has_value.all() else has_value
+        if not pa.types.is_decimal(self._type):
+            return array_of(self._sums.raw(slots) / np.maximum(counts, 1), valid, pa.float64())
+        return self._decimal_means(self._sums.decimals(slots, valid), counts)
+
+    def _decimal_means(self, totals: pa.Array, counts: NDArray[np.int64]) -> pa.Array:
+        """Exact to the last digit, half of which is rounded up in size, as in Spark."""
+        numbers = pa.array(np.maximum(counts, 1)).cast(pa.decimal256(19, 0))
+        means = pc.divide(totals.cast(pa.decimal256(totals.type.precision, totals.type.scale)), numbers)
+        return pc.round(means, self._type.scale, "half_towards_infinity").cast(self._type)
+
+
+class Spread:
+    """A number of values, their mean, and the sum of their squared differences from it."""
+
+    def __init__(self, aggregate: Aggregate, columns: Sequence[ValueColumn]) -> None:
+        self._aggregate = aggregate
+        self._columns = columns
+
+    def update(self, batch: pa.RecordBatch, slots: Slots) -> None:
+        """Add the values of a batch."""
+        values = input_column(batch, self._aggregate.column)
+        mask = row_mask(batch, self._aggregate.condition, values)
+        add_moments(*self._pages(), slots, fixed_values(values.cast(pa.float64(), safe=False)), mask)
+
+    def merge(self, slots: Slots, parts: Sequence[pa.Array]) -> None:
+        """Merge other spreads."""
+        merge_moments(*self._pages(), slots, *(fixed_values(part) for part in parts))
+
+    def results(self, slots: NDArray[Any]) -> pa.Array:
+        """The variances, or their roots."""
+        counts, _, squares = (column.raw(slots) for column in self._columns)
+        kind = self._aggregate.kind
+        lacking = 0 if kind in (AggregateKind.VAR_POP, AggregateKind.STDDEV_POP) else 1
+        has_result = (counts > lacking).astype(np.uint8)
+        spreads = squares / np.maximum(counts - lacking, 1)
+        if kind in (AggregateKind.STDDEV_POP, AggregateKind.STDDEV_SAMP):
+            spreads = np.sqrt(spreads)
+        return array_of(spreads, None if has_result.all() else has_result, pa.float64())
+
+    def _pages(self) -> tuple[NDArray[np.uintp], NDArray[np.uintp], NDArray[np.uintp]]:
+        counts, means, squares = self._columns
+        return counts.pages, means.pages, squares.pages

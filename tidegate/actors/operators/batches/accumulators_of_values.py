@@ -1,0 +1,111 @@
+"""Accumulators that keep a value as it came: extremes, and columns of a chosen row, as `accumulators.py` makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tidegate.actors.kernels import accumulate, choose
+from tidegate.actors.kernels.columns import fixed_values, valid_mask
+from tidegate.actors.kernels.decimals import greatest_decimals, least_decimals
+from tidegate.actors.operators.batches.aggregate_kinds import AggregateKind
+from tidegate.actors.operators.batches.aggregate_state import result_type
+from tidegate.actors.operators.batches.aggregated_rows import Mask, Slots, input_column, mark, row_mask, valid_of
+from tidegate.actors.operators.batches.aggregates import Aggregate
+from tidegate.actors.operators.batches.stored_values import value_array, value_words
+from tidegate.actors.state_backends.common.backend import ValueColumn
+
+
+class Extreme:
+    """The least or the greatest value: one column, or the two words of a decimal."""
+
+    def __init__(self, aggregate: Aggregate, fields: Sequence[pa.Field], columns: Sequence[ValueColumn]) -> None:
+        self._aggregate = aggregate
+        self._columns = columns
+        self._type = result_type(aggregate, fields)
+        self._least = aggregate.kind in (AggregateKind.MIN, AggregateKind.BOOL_AND)
+
+    def update(self, batch: pa.RecordBatch, slots: Slots) -> None:
+        """Look at the values of a batch."""
+        values = input_column(batch, self._aggregate.column)
+        self._take_in(slots, value_words(values), row_mask(batch, self._aggregate.condition, values))
+
+    def merge(self, slots: Slots, parts: Sequence[pa.Array]) -> None:
+        """Look at other extremes."""
+        self._take_in(slots, [fixed_values(part) for part in parts], valid_mask(parts[0]))
+
+    def results(self, slots: NDArray[Any]) -> pa.Array:
+        """The extremes."""
+        words = [column.raw(slots) for column in self._columns]
+        return value_array(words, valid_of(self._columns[0], slots), self._type)
+
+    def _take_in(self, slots: Slots, words: Sequence[NDArray[Any]], mask: Mask) -> None:
+        mark(self._columns[0], slots, mask)
+        pages = [column.pages for column in self._columns]
+        if len(pages) == 2:
+            of_decimals = least_decimals if self._least else greatest_decimals
+            of_decimals(pages[0], pages[1], slots, words[0], words[1], mask)
+        else:
+            (accumulate.minimum if self._least else accumulate.maximum)(pages[0], slots, words[0], mask)
+
+
+class Choice:
+    """The value in a chosen row: its words, what it was chosen by, and whether there is one."""
+
+    def __init__(self, aggregate: Aggregate, fields: Sequence[pa.Field], columns: Sequence[ValueColumn]) -> None:
+        self._aggregate = aggregate
+        self._type = result_type(aggregate, fields)
+        self._seen = columns[-1]
+        self._by = None if aggregate.by is None else columns[-2]
+        self._by_type = None if aggregate.by is None else fields[-2].type
+        self._values = columns[: -1 if self._by is None else -2]
+
+    def update(self, batch: pa.RecordBatch, slots: Slots) -> None:
+        """Look at the rows of a batch."""
+        aggregate = self._aggregate
+        values = input_column(batch, aggregate.column)
+        by = None if aggregate.by is None else self._comparable(input_column(batch, aggregate.by))
+        never_null = ([values] if aggregate.ignore_nulls else []) + ([] if by is None else [by])
+        chosen = self._chosen(slots, by, row_mask(batch, aggregate.condition, *never_null))
+        self._store(slots, value_words(values), valid_mask(values), chosen)
+
+    def merge(self, slots: Slots, parts: Sequence[pa.Array]) -> None:
+        """Look at rows that others have chosen: as if they had come after those of the slots."""
+        by = None if self._by is None else parts[-2]
+        chosen = self._chosen(slots, by, fixed_values(parts[-1]))
+        words = [fixed_values(part) for part in parts[: len(self._values)]]
+        self._store(slots, words, valid_mask(parts[0]), chosen)
+
+    def results(self, slots: NDArray[Any]) -> pa.Array:
+        """The values; null where no row was chosen."""
+        valid, known = self._seen.raw(slots), valid_of(self._values[0], slots)
+        valid = valid if known is None else valid & known
+        words = [column.raw(slots) for column in self._values]
+        return value_array(words, None if valid.all() else valid, self._type)
+
+    def _chosen(self, slots: Slots, by: pa.Array | None, mask: Mask) -> NDArray[np.uint8]:
+        chosen = np.zeros(len(slots), dtype=np.uint8)
+        kind, seen = self._aggregate.kind, self._seen.pages
+        if self._by is None or by is None:
+            (choose.choose_first if kind is AggregateKind.FIRST else choose.choose_last)(seen, slots, mask, chosen)
+        else:
+            greatest = kind in (AggregateKind.LAST, AggregateKind.ARG_MAX)
+            kernel = choose.choose_greatest if greatest else choose.choose_least
+            kernel(seen, self._by.pages, slots, fixed_values(by), mask, chosen, kind is AggregateKind.LAST)
+        return chosen
+
+    def _comparable(self, column: pa.Array) -> pa.Array:
+        """A column in the type in which it is compared."""
+        return column if column.type == self._by_type else column.cast(self._by_type)
+
+    def _store(self, slots: Slots, words: Sequence[NDArray[Any]], valid: Mask, chosen: NDArray[np.uint8]) -> None:
+        first = self._values[0]
+        if len(valid) or len(first.valid_pages):
+            valid_pages = first.track_nulls()
+            choose.store_chosen(valid_pages, slots, valid if len(valid) else np.ones(len(slots), np.uint8), chosen)
+        for column, values in zip(self._values, words, strict=True):
+            choose.store_chosen(column.pages, slots, values, chosen)

@@ -1,0 +1,151 @@
+"""Aggregates over everything, in two stages: each subtask makes one row of its batch, and one subtask merges the rows.
+
+Rules:
+
+- `PartialAggregate` keeps nothing: a batch becomes one row with the columns of the accumulators' state. So what crosses
+  the exchange, and what the one subtask has to do, does not grow with the rows.
+- `MergedAggregate` keeps the accumulators of all rows in a table like that of keyed aggregates, under one key.
+- The result is one row. In mode `final` there is one also where no row has come, as in SQL: counts are 0 then, and
+  anything else is null.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tidegate.actors.kernels.key_index.entries import Upserted
+from tidegate.actors.operators.batches.accumulators import Accumulator, make_accumulator, value_specs
+from tidegate.actors.operators.batches.aggregate_kinds import AggregateKind
+from tidegate.actors.operators.batches.aggregate_state import Fields, result_type, state_names, stored_groups
+from tidegate.actors.operators.batches.aggregates import Aggregate
+from tidegate.actors.operators.batches.keyed_aggregate import KeyedAggregate
+from tidegate.actors.operators.operator import Columns, Emit, Operator
+from tidegate.actors.operators.operator_errors import blame
+from tidegate.actors.state_backends.common.backend import ValueSpec
+from tidegate.actors.state_backends.common.batch_column import BatchColumn
+from tidegate.storage.errors import ConfigurationError
+
+_SLOT: NDArray[np.int32] = np.zeros(1, dtype=np.int32)
+
+
+class PartialAggregate(Operator):
+    """One row for each batch: what `MergedAggregate` merges. Stateless."""
+
+    def __init__(self, aggregates: Mapping[str, Aggregate]) -> None:
+        self._aggregates = dict(aggregates)
+        self._key = key_name(aggregates)
+        self._seen_schema: pa.Schema | None = None
+        self._row = _OneRow(())
+        self._accumulators: list[Accumulator] = []
+
+    def needed_columns(self, after: Columns) -> Columns:
+        """The columns that are aggregated."""
+        columns = (column for aggregate in self._aggregates.values() for column in aggregate.columns)
+        return frozenset(column for column in columns if isinstance(column, str))
+
+    def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
+        """The key, and the columns of the accumulators. Raises ConfigurationError for columns that do not fit."""
+        fields = [field for name, a in self._aggregates.items() for field in a.state_fields(name, input_schema)]
+        return pa.schema([pa.field(self._key, pa.int8()), *fields])
+
+    def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
+        """Emit the accumulators of a batch. OperatorError if its columns do not fit, or a sum overflows."""
+        with blame(self.context, batch):
+            if self._seen_schema is None or not batch.schema.equals(self._seen_schema):
+                self._begin(batch.schema)
+            self._row.clear()
+            slots = np.zeros(batch.num_rows, dtype=np.int32)
+            for accumulator in self._accumulators:
+                accumulator.update(batch, slots)
+            names = [self._key, *self._row.columns]
+            row = pa.RecordBatch.from_arrays([pa.array([0], pa.int8()), *self._row.values()], names=names)
+        emit(row)
+
+    def _begin(self, schema: pa.Schema) -> None:
+        fields = {name: a.state_fields(name, schema) for name, a in self._aggregates.items()}
+        self._row = _OneRow([spec for name, a in self._aggregates.items() for spec in value_specs(a, fields[name])])
+        self._accumulators = [make_accumulator(a, fields[name], self._row) for name, a in self._aggregates.items()]
+        self._seen_schema = schema
+
+
+class MergedAggregate(KeyedAggregate):
+    """Merges rows of `PartialAggregate`, in one subtask.
+
+    `empty` is the schema of the result, for where no row has come; None: then there is no result either.
+    """
+
+    def __init__(
+        self,
+        aggregates: Mapping[str, Aggregate],
+        emit: Literal["update", "final"] = "update",
+        empty: pa.Schema | None = None,
+    ) -> None:
+        super().__init__((key_name(aggregates),), aggregates, emit)
+        self._empty = empty
+
+    def needed_columns(self, after: Columns) -> Columns:
+        """All: no more was sent than is merged."""
+        return None
+
+    def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
+        """The aggregates, for rows of `PartialAggregate`."""
+        fields = self._fields_for(input_schema)
+        return pa.schema([pa.field(name, result_type(a, fields[name])) for name, a in self._aggregates.items()])
+
+    def finish(self, emit: Emit) -> Iterator[None]:
+        """In mode `final`, emit the result."""
+        yield from super().finish(emit)
+        if self._emit_mode == "final" and self._table is None and self._empty is not None:
+            nothing = [0 if a.kind is AggregateKind.COUNT else None for a in self._aggregates.values()]
+            columns = [pa.array([value], field.type) for value, field in zip(nothing, self._empty, strict=True)]
+            emit(pa.RecordBatch.from_arrays(columns, schema=self._empty))
+            yield
+
+    def _fields_for(self, schema: pa.Schema) -> Fields:
+        fields = stored_groups(self._aggregates, list(schema)[1:])
+        if fields is None:
+            raise ConfigurationError(f"{schema.names} are not the accumulators of {list(self._aggregates)}")
+        return fields
+
+    def _take_in(self, accumulator: Accumulator, name: str, batch: pa.RecordBatch, upserted: Upserted) -> None:
+        accumulator.merge(upserted.slots, [batch.column(field.name) for field in self._fields[name]])
+
+    def _output(self, keys: pa.RecordBatch, results: Sequence[pa.Array]) -> pa.RecordBatch:
+        return pa.RecordBatch.from_arrays(list(results), names=list(self._aggregates))
+
+
+def key_name(aggregates: Mapping[str, Aggregate]) -> str:
+    """What the one key is called, in the state as well: a name that no state column has."""
+    taken = {column for name, a in aggregates.items() for column in state_names(a, name)}
+    name = "everything"
+    while name in taken or name in aggregates:
+        name += "_"
+    return name
+
+
+class _OneRow:
+    """The columns of one row, which accumulators write to as to those of a table."""
+
+    def __init__(self, specs: Sequence[ValueSpec]) -> None:
+        self.new_slots = _SLOT
+        self.columns = {spec.name: BatchColumn(self, spec) for spec in specs}
+        for column in self.columns.values():
+            column.paged.grow(1)
+
+    def column(self, name: str) -> BatchColumn:
+        """A column by name."""
+        return self.columns[name]
+
+    def clear(self) -> None:
+        """Begin another row."""
+        for column in self.columns.values():
+            column.paged.reset(_SLOT)
+
+    def values(self) -> list[pa.Array]:
+        """What the row holds, a column each."""
+        return [column.take(_SLOT) for column in self.columns.values()]

@@ -1,0 +1,50 @@
+"""What all accumulators ask of a batch: a column in plain form, which rows count, and which slots get a value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tidegate.actors.kernels import accumulate
+from tidegate.actors.kernels.columns import NO_MASK, fixed_values, plain, valid_mask
+from tidegate.actors.kernels.paged import gathered
+from tidegate.actors.operators.batches.column_expressions import ColumnLike
+from tidegate.actors.state_backends.common.backend import ValueColumn
+
+Slots = NDArray[np.int32]
+Mask = NDArray[np.uint8]
+
+
+def input_column(batch: pa.RecordBatch, column: ColumnLike | None) -> pa.Array:
+    """A column of a batch, without dictionaries. Operators are given names: expressions are computed before them."""
+    assert isinstance(column, str), f"{column!r} is no name of a column"
+    return plain(batch.column(column))
+
+
+def row_mask(batch: pa.RecordBatch, condition: ColumnLike | None, *columns: pa.Array) -> Mask:
+    """1 for each row for which the condition is true and no column is null. `NO_MASK` if these are all rows."""
+    masks = [mask for mask in map(valid_mask, columns) if len(mask)]
+    if condition is not None:
+        masks.append(fixed_values(input_column(batch, condition).fill_null(False).cast(pa.uint8())))
+    if not masks:
+        return NO_MASK
+    mask = masks[0]
+    for other in masks[1:]:
+        mask = mask & other
+    return mask
+
+
+def mark(column: ValueColumn, slots: Slots, mask: Mask) -> None:
+    """Note which slots get a value. Until there is a null every slot has one: that of the row that made the slot."""
+    if len(mask) > 0:
+        accumulate.mark(column.track_nulls(), slots, mask)
+    elif len(valid_pages := column.valid_pages) > 0:
+        accumulate.mark(valid_pages, slots, mask)
+
+
+def valid_of(column: ValueColumn, slots: NDArray[Any]) -> Mask | None:
+    """Which of some slots have a value. None: all."""
+    return gathered(column.valid_pages, slots, np.dtype(np.uint8)) if len(column.valid_pages) else None

@@ -1,0 +1,54 @@
+"""`ColumnExpression`: a polars expression where the name of a column may stand.
+
+A driver replaces each by a column that is computed before the operator, so operators see names alone. Two are equal if
+polars writes them down alike.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.polars_frames import is_polars_expression
+
+if TYPE_CHECKING:
+    import polars as pl
+
+_CHARACTERS_MAX = 60
+
+
+class ColumnExpression:
+    """A polars expression that can be compared."""
+
+    __slots__ = ("_written", "expression")
+
+    def __init__(self, expression: pl.Expr) -> None:
+        self.expression = expression
+        self._written = expression.meta.serialize()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ColumnExpression) and self._written == other._written
+
+    def __hash__(self) -> int:
+        return hash(self._written)
+
+    def __repr__(self) -> str:
+        text = " ".join(str(self.expression).split())
+        return text if len(text) <= _CHARACTERS_MAX else text[: _CHARACTERS_MAX - 1] + "…"
+
+
+ColumnLike: TypeAlias = str | ColumnExpression
+
+
+def column_like(value: object, where: str) -> ColumnLike:
+    """The name of a column, or an expression. An expression that is only a column becomes its name.
+
+    ConfigurationError, which begins with `where`, for anything else.
+    """
+    if isinstance(value, str | ColumnExpression):
+        return value
+    if not is_polars_expression(value):
+        raise ConfigurationError(
+            f"{where} takes the name of a column or a polars expression, not {type(value).__name__}"
+        )
+    return value.meta.output_name() if value.meta.is_column() else ColumnExpression(value)

@@ -1,0 +1,187 @@
+"""Row-wise functions whose failures do not fail the job: the rows go to a side output, each with its error.
+
+Rules:
+
+- A row for which the function raises, or returns what cannot be a row, gives nothing but one row of the side output:
+  its own columns as they came, and a text column `error`. So the function must not do half of its work before it
+  raises: only what it returns is taken back.
+- The same holds for a row whose results do not fit the output schema.
+- Only what the function does to a row is caught. Ctrl-C is not, nor a failure of tidegate itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from tidegate.actors.operators.batch_rows import OUTPUT_ROWS_MAX
+from tidegate.actors.operators.operator import Emit, Operator
+from tidegate.actors.operators.operator_errors import is_failure
+from tidegate.actors.operators.output_schema import PinnedSchema, SchemaMismatchError
+from tidegate.actors.protocol.failure_reasons import error_text
+from tidegate.actors.protocol.side_outputs import OutputTag
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.columns_text import columns_text
+
+ERROR = "error"
+"""The column that says what was raised."""
+
+Row: TypeAlias = Mapping[str, Any]
+
+
+def error_tag(errors_to: OutputTag | str, schema: pa.Schema | None, step: str) -> OutputTag:
+    """The tag of the rows that fail in a step with this input. ConfigurationError if it cannot take them."""
+    if schema is None:
+        raise ConfigurationError(
+            f"{step}(errors_to=...): the columns that come in are known only when the job runs; give schema= to the "
+            "step before, so that those of the side output are known"
+        )
+    if ERROR in schema.names:
+        raise ConfigurationError(f"{step}(errors_to=...): there is a column {ERROR!r} already; rename it before")
+    name = errors_to.name if isinstance(errors_to, OutputTag) else errors_to
+    tag = OutputTag(name, schema.append(pa.field(ERROR, pa.string())))
+    if isinstance(errors_to, OutputTag) and not errors_to.schema.equals(tag.schema):
+        raise ConfigurationError(
+            f"{step}(errors_to={errors_to.name!r}): rows that fail have the columns {columns_text(tag.schema)}, and "
+            f"the tag has {columns_text(errors_to.schema)}; give its name alone"
+        )
+    return tag
+
+
+class FailingRows:
+    """Collects the rows of one batch that have failed. `with failing.catch(number): ...` is for one row."""
+
+    def __init__(self, tag: OutputTag) -> None:
+        self._tag = tag
+        self._numbers: list[int] = []
+        self._errors: list[str] = []
+
+    def catch(self, number: int) -> _Catch:
+        """Take what is raised inside for a failure of this row."""
+        return _Catch(self, number)
+
+    def add(self, number: int, error: BaseException) -> None:
+        """A row has failed."""
+        self._numbers.append(number)
+        self._errors.append(error_text(error))
+
+    def take(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
+        """The rows of the batch that have failed, in order; None if there are none."""
+        if not self._numbers:
+            return None
+        failed = sorted(zip(self._numbers, self._errors, strict=True))
+        rows = batch.take(pa.array([number for number, _ in failed], pa.int64()))
+        columns = [*rows.columns, pa.array([text for _, text in failed], pa.string())]
+        self._numbers, self._errors = [], []
+        return pa.RecordBatch.from_arrays(columns, schema=self._tag.schema)
+
+
+class _Catch(AbstractContextManager[None]):
+    """Lets no failure out; Ctrl-C is none."""
+
+    __slots__ = ("_failing", "_number")
+
+    def __init__(self, failing: FailingRows, number: int) -> None:
+        self._failing = failing
+        self._number = number
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        if error is None or not is_failure(error):
+            return False
+        self._failing.add(self._number, error)
+        return True
+
+
+class GuardedFlatMap(Operator):
+    """`flat_map` with a side output for the rows that fail."""
+
+    def __init__(self, fn: Callable[[dict[str, Any]], Iterable[Row]], schema: pa.Schema | None, tag: OutputTag) -> None:
+        self._fn = fn
+        self._pinned = PinnedSchema(schema)
+        self._tag = tag
+        self._failing = FailingRows(tag)
+
+    def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
+        """Emit what the function makes of the rows, in order and in batches of bounded size, and those that fail."""
+        ready: list[tuple[int, list[Row]]] = []
+        waiting = 0
+        for number, row in enumerate(batch.to_pylist()):
+            results: list[Row] = []
+            with self._failing.catch(number):
+                results = _rows(self._fn(row))
+            if waiting and waiting + len(results) > OUTPUT_ROWS_MAX:
+                self._emit(ready, emit)
+                ready, waiting = [], 0
+            ready.append((number, results))
+            waiting += len(results)
+        self._emit(ready, emit)
+        failed = self._failing.take(batch)
+        if failed is not None:
+            self.context.emit_aside(self._tag.name, failed)
+
+    def _emit(self, ready: list[tuple[int, list[Row]]], emit: Emit) -> None:
+        rows = [row for _, results in ready for row in results]
+        parts = [rows[start : start + OUTPUT_ROWS_MAX] for start in range(0, len(rows), OUTPUT_ROWS_MAX)]
+        try:
+            batches = [self._pinned.from_rows(part) for part in parts]
+        except SchemaMismatchError:
+            batches = self._fitting(ready)
+        for batch in batches:
+            emit(batch)
+
+    def _fitting(self, ready: list[tuple[int, list[Row]]]) -> list[pa.RecordBatch]:
+        """What fits the schema, a batch a row; the other rows fail."""
+        batches = []
+        for number, results in ready:
+            try:
+                batches += [self._pinned.from_rows(results)] if results else []
+            except SchemaMismatchError as error:
+                self._failing.add(number, error)
+        return batches
+
+
+class GuardedMap(GuardedFlatMap):
+    """`map` with a side output for the rows that fail."""
+
+    def __init__(self, fn: Callable[[dict[str, Any]], Row], schema: pa.Schema | None, tag: OutputTag) -> None:
+        super().__init__(lambda row: (fn(row),), schema, tag)
+
+
+class GuardedFilter(Operator):
+    """`filter` by a function, with a side output for the rows that fail."""
+
+    def __init__(self, fn: Callable[[dict[str, Any]], object], tag: OutputTag) -> None:
+        self._fn = fn
+        self._tag = tag
+        self._failing = FailingRows(tag)
+
+    def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
+        """Emit the rows that stay, and those for which the function has raised on the side."""
+        mask = []
+        for number, row in enumerate(batch.to_pylist()):
+            stays = False
+            with self._failing.catch(number):
+                stays = bool(self._fn(row))
+            mask.append(stays)
+        kept = batch.filter(pa.array(mask, pa.bool_()))
+        if kept.num_rows:
+            emit(kept)
+        failed = self._failing.take(batch)
+        if failed is not None:
+            self.context.emit_aside(self._tag.name, failed)
+
+
+def _rows(returned: object) -> list[Row]:
+    if not isinstance(returned, Iterable):
+        raise TypeError(f"the function must return an iterable of rows, not {type(returned).__name__}")
+    rows = list(returned)
+    for row in rows:
+        if not isinstance(row, Mapping):
+            raise TypeError(f"a row must be a dict, not {type(row).__name__}: {row!r}")
+    return rows

@@ -1,0 +1,95 @@
+"""Tells from its code whether a function of a row may be run on a symbolic row instead of on each one.
+
+Rules: it must be a function of its one argument and of nothing that changes. So its code may have no loops, handle no
+errors, and call nothing but a few builtins and methods; what it finds outside must be numbers and strings. Whoever uses
+the trace looks before each batch whether these are still the same objects (`outside_is_unchanged`).
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+from collections.abc import Callable
+from types import CodeType, FunctionType
+from typing import Any, TypeAlias
+
+Outside: TypeAlias = tuple[tuple[Callable[[], Any], Any], ...]
+"""What a function finds outside of itself: how to look it up, and what was found."""
+
+_ALLOWED_NAMES = """
+    RESUME CACHE NOP EXTENDED_ARG LOAD_FAST STORE_FAST LOAD_CONST LOAD_GLOBAL LOAD_DEREF COPY_FREE_VARS
+    BINARY_SUBSCR STORE_SUBSCR BINARY_OP COMPARE_OP CONTAINS_OP IS_OP UNARY_NEGATIVE UNARY_POSITIVE UNARY_NOT
+    BUILD_MAP BUILD_TUPLE BUILD_CONST_KEY_MAP DICT_UPDATE DICT_MERGE RETURN_VALUE POP_TOP COPY SWAP PUSH_NULL
+    PRECALL CALL KW_NAMES LOAD_METHOD JUMP_FORWARD POP_JUMP_FORWARD_IF_TRUE POP_JUMP_FORWARD_IF_FALSE
+    POP_JUMP_FORWARD_IF_NONE POP_JUMP_FORWARD_IF_NOT_NONE JUMP_IF_TRUE_OR_POP JUMP_IF_FALSE_OR_POP
+"""
+_ALLOWED = frozenset(_ALLOWED_NAMES.split())
+_LOOKS_FOR_NONE = frozenset({"IS_OP", "POP_JUMP_FORWARD_IF_NONE", "POP_JUMP_FORWARD_IF_NOT_NONE"})
+_BUILTINS = frozenset({"abs", "dict"})
+_METHODS = frozenset({"get", "startswith", "endswith"})
+_CONSTANTS = (bool, int, float, str)
+_INSTRUCTIONS_MAX = 500
+
+
+class UntraceableError(Exception):
+    """Why a function must be called with each row."""
+
+
+def checked(function: object) -> tuple[Outside, bool]:
+    """What the function finds outside, and whether it asks what is None. UntraceableError if it breaks a rule."""
+    if type(function) is not FunctionType:
+        raise UntraceableError(f"it is a {type(function).__name__} and no plain function")
+    code = function.__code__
+    if code.co_argcount != 1 or code.co_kwonlyargcount or code.co_flags & (0x04 | 0x08 | 0x20 | 0x80 | 0x200):
+        raise UntraceableError("it takes more than the row, or is a generator")
+    if code.co_exceptiontable:
+        raise UntraceableError("it handles errors")
+    outside: dict[str, tuple[Callable[[], Any], Any]] = {}
+    asks_for_none = False
+    for instruction in _instructions(code):
+        name = instruction.opname
+        if name not in _ALLOWED:
+            raise UntraceableError(f"its code has {name}")
+        if name == "LOAD_METHOD" and instruction.argval not in _METHODS:
+            raise UntraceableError(f"it calls {instruction.argval}()")
+        if name in ("LOAD_GLOBAL", "LOAD_DEREF"):
+            outside[instruction.argval] = _found(function, name, instruction.argval)
+        asks_for_none |= name in _LOOKS_FOR_NONE
+    return tuple(outside.values()), asks_for_none
+
+
+def outside_is_unchanged(outside: Outside) -> bool:
+    """Whether the function would find the very same objects now."""
+    return all(look() is found for look, found in outside)
+
+
+def _instructions(code: CodeType) -> list[dis.Instruction]:
+    found = list(dis.get_instructions(code))
+    if len(found) > _INSTRUCTIONS_MAX:
+        raise UntraceableError("it is too long")
+    return found
+
+
+def _found(function: FunctionType, operation: str, name: str) -> tuple[Callable[[], Any], Any]:
+    if operation == "LOAD_DEREF":
+        cell = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)).get(name)
+        if cell is None:
+            raise UntraceableError(f"it shares {name!r} with functions in it")
+        found = _cell_value(cell)
+        look: Callable[[], Any] = lambda: _cell_value(cell)  # noqa: E731
+    else:
+        known = function.__globals__
+        look = lambda: known.get(name, getattr(builtins, name, None))  # noqa: E731
+        found = look()
+        if name in _BUILTINS and found is getattr(builtins, name):
+            return look, found
+    if type(found) not in _CONSTANTS:
+        raise UntraceableError(f"it uses {name!r}, a {type(found).__name__}")
+    return look, found
+
+
+def _cell_value(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not set yet
+        return None

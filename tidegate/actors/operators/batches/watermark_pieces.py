@@ -1,0 +1,96 @@
+"""Cuts a batch so that each of its rows can be judged by the watermark that the rows before it have made.
+
+Rules:
+
+- A piece is judged by the watermark that stands at its first row. So a cut comes before each row that is too late by
+  its own watermark, and would not be by that of the piece. In ordinary data no row is, and nothing is cut.
+- When a row is too late is for those to say who judge rows (`due`), never before the watermark has reached its time. A
+  window is done at one moment for all its rows, so there is one cut at most for each window that is done within the
+  batch, however many late rows it has.
+- No piece has more than PIECE_ROWS rows: watermarks go on within a large batch, and results need not wait for its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidegate.actors.operators.source_splits import Due
+from tidegate.actors.protocol.stream_elements import MIN_WATERMARK_MS
+
+PIECE_ROWS = 32_768
+"""The most rows of a piece: results do not wait for a whole large batch, and a cut stays rare."""
+
+Times: TypeAlias = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows `[start, stop)` of a batch. `before_ms`: the greatest time of all rows before. `newest_ms`: with these."""
+
+    start: int
+    stop: int
+    before_ms: int
+    newest_ms: int
+
+
+def as_they_are(times: Times) -> Times:
+    """A row is too late when the watermark has reached its time."""
+    return times
+
+
+def pieces_of(times: Times, before_ms: int, delay_ms: int, dues: Sequence[Due]) -> list[Piece]:
+    """The pieces of a batch whose rows have these times; MIN_WATERMARK_MS for those that have none.
+
+    `before_ms`: the greatest time of the rows before the batch. A watermark is the greatest time less `delay_ms`.
+    """
+    rows = len(times)
+    newest_ms = max(before_ms, int(times.max()))
+    dated = times if int(times.min()) > MIN_WATERMARK_MS else times[times > MIN_WATERMARK_MS]
+    if not len(dated) or int(dated.min()) > newest_ms - delay_ms:
+        return _in_order(times, before_ms)
+    before = np.empty(rows, np.int64)
+    before[0] = before_ms
+    np.maximum(np.maximum.accumulate(times[:-1]), before_ms, out=before[1:])
+    watermarks = np.maximum(before, MIN_WATERMARK_MS + delay_ms) - delay_ms
+    starts = [
+        start for cut, stop in _pairs(_cuts(times, watermarks, dues), rows) for start in range(cut, stop, PIECE_ROWS)
+    ]
+    return [
+        Piece(start, stop, int(before[start]), int(before[stop]) if stop < rows else newest_ms)
+        for start, stop in _pairs(starts, rows)
+    ]
+
+
+def _in_order(times: Times, before_ms: int) -> list[Piece]:
+    """Pieces of bounded size; no row of the batch lies behind any watermark that its rows make."""
+    pieces = []
+    for start in range(0, len(times), PIECE_ROWS):
+        stop = min(start + PIECE_ROWS, len(times))
+        newest_ms = max(before_ms, int(times[start:stop].max()))
+        pieces.append(Piece(start, stop, before_ms, newest_ms))
+        before_ms = newest_ms
+    return pieces
+
+
+def _cuts(times: Times, watermarks: Times, dues: Sequence[Due]) -> list[int]:
+    """Where pieces must begin so that the watermark at the beginning judges every row as its own would."""
+    late: list[tuple[int, int]] = []
+    behind = np.flatnonzero((times <= watermarks) & (times > MIN_WATERMARK_MS))
+    for due in dues:
+        limits = due(times[behind])
+        found = np.flatnonzero(limits <= watermarks[behind])
+        late += zip(behind[found].tolist(), limits[found].tolist(), strict=True)
+    cuts = [0]
+    for row, limit_ms in sorted(late) if len(dues) > 1 else late:
+        if limit_ms > watermarks[cuts[-1]]:
+            cuts.append(row)
+    return cuts
+
+
+def _pairs(starts: Sequence[int], rows: int) -> list[tuple[int, int]]:
+    return list(zip(starts, [*starts[1:], rows], strict=True))

@@ -1,0 +1,1 @@
+"""Joins: rows of two inputs that belong together, by key and time."""

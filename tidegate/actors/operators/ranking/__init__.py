@@ -1,0 +1,1 @@
+"""Operators that keep some rows of each key: deduplication and the first N."""

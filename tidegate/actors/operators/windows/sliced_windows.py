@@ -1,0 +1,204 @@
+"""`SlicedWindows`: aggregates of each key and window, for windows that are known from the time alone.
+
+Rules:
+
+- A row is added to its slice (`slices.py`), once. No timer is set: when the watermark passes the end of a window, the
+  slices that it is made of are read together, and their keys come out in batches.
+- A window fires once. What of it has fired is state (`FiredGroups`), and goes forward in one step with what was
+  emitted, or with rows that were taken away. So a checkpoint between two steps neither repeats nor loses a result.
+- A row is late when its last window has fired, `allowed_lateness` ago; it is dropped and counted. A row for a window
+  that has fired, but is not over, makes a new result of the window for its key at once.
+- With emit="update" each batch gives the results so far of what it has changed, and nothing more when a window ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tidegate.actors.kernels.hashing import hash_columns
+from tidegate.actors.kernels.partition import gather
+from tidegate.actors.operators.batch_rows import OUTPUT_ROWS_MAX
+from tidegate.actors.operators.batches.aggregates import Aggregate
+from tidegate.actors.operators.operator import Emit, OperatorContext
+from tidegate.actors.operators.state.keys import key_columns
+from tidegate.actors.operators.windows.combined_parts import CombinedParts
+from tidegate.actors.operators.windows.slices import Window, slices_of
+from tidegate.actors.operators.windows.window_operator import WindowOperator
+from tidegate.actors.operators.windows.window_rows import row_times
+from tidegate.actors.operators.windows.window_specs import Cumulating, Sliding, Times, Tumbling
+from tidegate.actors.protocol.stream_elements import MIN_WATERMARK_MS
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.state.key_groups import key_groups_of
+from tidegate.storage.state.snapshot import StateTable
+
+SLICE = "slice"
+"""The column of the namespace in the state: `slices.py` says what it means."""
+
+_STEP_ROWS = 4 * OUTPUT_ROWS_MAX
+"""About so many rows of the state are looked at in one step."""
+_TIME_MS_END = 1 << 60
+"""After every window, and far from the end of 64 bits."""
+
+
+class SlicedWindows(WindowOperator):
+    """Aggregates of tumbling, sliding and cumulating windows of event time. Without `keys`: of all rows.
+
+    Raises ConfigurationError for no aggregates, names that clash, or settings that contradict each other.
+    """
+
+    def __init__(
+        self,
+        keys: tuple[str, ...],
+        spec: Tumbling | Sliding | Cumulating,
+        aggregates: Mapping[str, Aggregate],
+        time: str,
+        emit: Literal["final", "update"] = "final",
+        allowed_lateness_ms: int = 0,
+    ) -> None:
+        super().__init__(keys, spec, aggregates, time, emit, SLICE)
+        self._spec = spec
+        self._final = emit == "final"
+        self._lateness_ms = allowed_lateness_ms
+        if isinstance(spec, Cumulating) and allowed_lateness_ms:
+            raise ConfigurationError(
+                "windows: Cumulating takes no allowed lateness, because what its shorter windows held is not kept; "
+                "leave allowed_lateness out: a late row counts in the windows that have not ended"
+            )
+        self._slices = slices_of(spec)
+        self._drains = isinstance(spec, Tumbling) and self._final and not allowed_lateness_ms
+        """Whether a window is a slice, and nothing asks for it once it has fired: then its rows go as they are read."""
+
+    def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
+        """CorruptionError if a stored table is not of these windows, or has keys of other subtasks."""
+        super().open(context, restored)
+        self._combined = CombinedParts(self._state)
+
+    def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
+        """Fire the windows that have ended: in a step one window of some key groups."""
+        until_ms = min(watermark_ms, _TIME_MS_END)
+        for groups, fired_ms in [*self._fired.runs()]:
+            for part in self._steps_of(groups):
+                if fired_ms < until_ms:
+                    yield from self._advance(part, fired_ms, until_ms, emit)
+        yield from self._clean()
+
+    def _take_in(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+        """Add the rows. Returns results that are to be emitted at once."""
+        times = row_times(batch, self._time)
+        keys = key_columns(batch, self._keys)
+        runs = [*self._fired.runs()]
+        if len(runs) == 1:
+            return self._take_in_at(batch, keys, times, runs[0][1])
+        groups = key_groups_of(hash_columns(keys, self._keys), self.context.max_parallelism)
+        updates = []
+        for of, fired_ms in runs:
+            rows = np.flatnonzero((groups >= of.start) & (groups < of.stop)).astype(np.int32)
+            if len(rows):
+                updates += self._take_in_at(gather(batch, rows), gather(keys, rows), times[rows], fired_ms)
+        return updates
+
+    def _take_in_at(
+        self, batch: pa.RecordBatch, keys: pa.RecordBatch, times: Times, fired_ms: int
+    ) -> list[pa.RecordBatch]:
+        """The same for rows of groups whose windows have fired up to one moment."""
+        over_ms = max(MIN_WATERMARK_MS, fired_ms - self._lateness_ms)
+        if self._spec.last_end_ms(times.min(keepdims=True))[0] - 1 <= over_ms:
+            late = self._spec.last_end_ms(times) - 1 <= over_ms
+            rows = self._drop_late(batch, late)
+            if not len(rows):
+                return []
+            batch, keys, times = gather(batch, rows), gather(keys, rows), times[rows]
+        for chosen, nodes in self._slices.targets(times, fired_ms):
+            if chosen is None:
+                self._add(batch, keys, nodes)
+            else:
+                self._add(gather(batch, chosen), gather(keys, chosen), nodes)
+        if not self._final:
+            return self._updates(keys, times, fired_ms, over_ms, _TIME_MS_END)
+        return self._updates(keys, times, fired_ms, over_ms, fired_ms) if self._lateness_ms else []
+
+    def _add(self, batch: pa.RecordBatch, keys: pa.RecordBatch, nodes: Times) -> None:
+        table = self._state.table
+        upserted = table.upsert(self._state.stored_keys(nodes, keys))
+        if len(upserted.new_rows):
+            self._state.check_owner(gather(keys, upserted.new_rows))
+            self._state.appeared(np.unique(nodes[upserted.new_rows]))
+        for accumulator in self._state.accumulators:
+            accumulator.update(batch, upserted.slots)
+        table.done()
+        self._changed_rows += len(upserted.first_rows)
+
+    def _updates(
+        self, keys: pa.RecordBatch, times: Times, fired_ms: int, after_ms: int, until_ms: int
+    ) -> list[pa.RecordBatch]:
+        """Results of the keys of some rows, for their windows whose last moment is after one, and not after another."""
+        if int(times.min()) > until_ms:
+            return []
+        slices = self._slices.targets(times, MIN_WATERMARK_MS)[0].nodes
+        rows_of: dict[Window, list[NDArray[np.bool_]]] = {}
+        for node in np.unique(slices).tolist():
+            moment_ms, alone = after_ms, np.array([node], dtype=np.int64)
+            while (window := self._slices.next_window(alone, moment_ms)) and window.end_ms - 1 <= until_ms:
+                rows_of.setdefault(window, []).append(slices == node)
+                moment_ms = window.end_ms - 1
+        updates = []
+        for window, masks in sorted(rows_of.items()):
+            rows = np.flatnonzero(np.logical_or.reduce(masks)).astype(np.int32)
+            parts = self._slices.parts(self._state.namespaces, window, fired_ms)
+            found, results = self._combined.of_keys(parts, gather(keys, rows), len(rows))
+            updates.append(self._output(found, window, results))
+        return updates
+
+    def _steps_of(self, groups: range) -> list[range]:
+        """Key groups in parts whose rows are about as many as a step may look at."""
+        rows = self._state.table.rows if self._state.exists else 0
+        per_group = rows // len(self._groups) + 1
+        each = max(1, _STEP_ROWS // per_group)
+        return [groups[start : start + each] for start in range(0, len(groups), each)]
+
+    def _advance(self, groups: range, fired_ms: int, until_ms: int, emit: Emit) -> Iterator[None]:
+        """Fire the windows of some groups from one moment to another."""
+        while (window := self._slices.next_window(self._state.namespaces, fired_ms)) is not None:
+            moment_ms = window.end_ms - 1
+            if moment_ms > until_ms:
+                break
+            self._merge(groups, fired_ms, moment_ms)
+            if self._final:
+                parts = self._slices.parts(self._state.namespaces, window, moment_ms)
+                for keys, results in self._combined.of_groups(parts, self._part(groups), self._drains):
+                    emit(self._output(keys, window, results))
+            fired_ms = moment_ms
+            self._fired.advance(groups, fired_ms)
+            yield
+        self._merge(groups, fired_ms, until_ms)
+        self._fired.advance(groups, until_ms)
+
+    def _merge(self, groups: range, fired_ms: int, until_ms: int) -> None:
+        """Make the nodes that have ended. Never in two steps: a part would be merged twice after a restore."""
+        for node, parts, taken in self._slices.merges(self._state.namespaces, fired_ms, until_ms):
+            for part in parts:
+                self._changed_rows += self._combined.merge_into(node, part, taken, self._part(groups))
+            if taken and len(groups) == len(self._groups):
+                for part in parts:
+                    self._state.emptied(part)
+
+    def _clean(self) -> Iterator[None]:
+        """Let go of slices that no window needs any more."""
+        for node in self._slices.over(self._state.namespaces, self._fired.least_ms - self._lateness_ms).tolist():
+            for _, slots in self._state.table.drain_namespace(node, _STEP_ROWS):
+                self._changed_rows += len(slots)
+                yield
+            self._state.emptied(node)
+
+    def _part(self, groups: range) -> range | None:
+        """None for all groups of the subtask."""
+        return None if len(groups) == len(self._groups) else groups
+
+    def _output(self, keys: pa.RecordBatch, window: Window, results: Sequence[pa.Array]) -> pa.RecordBatch:
+        assert self._fired.time_type is not None, "results before the first row"
+        return self._rows.output(keys, window, results, self._fired.time_type, self._spec)

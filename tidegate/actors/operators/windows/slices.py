@@ -1,0 +1,236 @@
+"""Slices: the stretches of time that windows are made of, so that each row is added to the state once.
+
+Pure: numbers in, numbers out. `SlicedWindows` keeps an accumulator for each key and node. A node is a slice, or several
+neighbours together. Its id is its start with six bits behind it: 0 for a slice, else which kind of node it is.
+
+- Tumbling windows are slices.
+- Sliding windows share slices, whose bounds are the bounds of all windows. When a node ends, it is merged with its
+  neighbour into one twice as long (starts of nodes of 2**n slices are multiples of that). So a window of n slices is
+  at most 2 * log2(n) nodes, and each slice is merged about twice. This tree of partial results needs no aggregate that
+  can be subtracted from, costs no memory while a key sleeps, and stays right when a late row comes. (Two stacks would
+  merge less often, but each key would have a row in every slice.)
+- Cumulating windows are the slices so far in one node, into which each slice is merged as it ends.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidegate.actors.operators.windows.window_specs import Cumulating, Sliding, Times, Tumbling, check_times, floored
+
+_KIND_BITS = 6
+_KINDS = 1 << _KIND_BITS
+_RUNNING = 1
+"""The node of a cumulating window so far."""
+
+
+class Window(NamedTuple):
+    """Bounds in milliseconds; the end is exclusive."""
+
+    start_ms: int
+    end_ms: int
+
+
+class Merge(NamedTuple):
+    """A node that is made of others. `taken`: these are needed no more."""
+
+    node: int
+    parts: tuple[int, ...]
+    taken: bool
+
+
+class Target(NamedTuple):
+    """Nodes to add rows to, one a row. `rows` are these rows of a batch; None: all."""
+
+    rows: NDArray[np.int32] | None
+    nodes: Times
+
+
+class Slices(Protocol):
+    """How windows are made of nodes. `nodes` are the ids that the state holds, ascending."""
+
+    def targets(self, times: Times, fired_ms: int) -> list[Target]:
+        """Where rows of these event times belong after all merges up to `fired_ms`. ConfigurationError."""
+        ...
+
+    def next_window(self, nodes: Times, fired_ms: int) -> Window | None:
+        """The first window with rows whose last moment is after `fired_ms`; None if there is none."""
+        ...
+
+    def merges(self, nodes: Times, fired_ms: int, until_ms: int) -> list[Merge]:
+        """What to merge, in this order, as time goes from one moment to another."""
+        ...
+
+    def parts(self, nodes: Times, window: Window, fired_ms: int) -> tuple[int, ...]:
+        """The nodes that a window is made of, after all merges up to `fired_ms`, but for what is still to come."""
+        ...
+
+    def over(self, nodes: Times, fired_ms: int) -> Times:
+        """The nodes that no window after `fired_ms` has a part in."""
+        ...
+
+
+def node_starts(nodes: Times) -> Times:
+    """When nodes begin."""
+    return nodes >> _KIND_BITS
+
+
+def slices_of(spec: Tumbling | Sliding | Cumulating) -> Slices:
+    """The slices of a kind of windows."""
+    if isinstance(spec, Tumbling):
+        return TumblingSlices(spec)
+    return SlidingSlices(spec) if isinstance(spec, Sliding) else CumulatingSlices(spec)
+
+
+class TumblingSlices:
+    """A window is a slice."""
+
+    def __init__(self, spec: Tumbling) -> None:
+        self._spec = spec
+
+    def targets(self, times: Times, fired_ms: int) -> list[Target]:
+        """The window of each time."""
+        return [Target(None, self._spec.bounds_ms(times)[0] << _KIND_BITS)]
+
+    def next_window(self, nodes: Times, fired_ms: int) -> Window | None:
+        """The first one that has not ended."""
+        starts, ends = self._spec.bounds_ms(node_starts(nodes))
+        later = np.flatnonzero(ends - 1 > fired_ms)
+        return Window(int(starts[later[0]]), int(ends[later[0]])) if len(later) else None
+
+    def merges(self, nodes: Times, fired_ms: int, until_ms: int) -> list[Merge]:
+        """Nothing."""
+        return []
+
+    def parts(self, nodes: Times, window: Window, fired_ms: int) -> tuple[int, ...]:
+        """Itself."""
+        return (window.start_ms << _KIND_BITS,)
+
+    def over(self, nodes: Times, fired_ms: int) -> Times:
+        """Windows that have ended."""
+        _, ends = self._spec.bounds_ms(node_starts(nodes))
+        return nodes[ends - 1 <= fired_ms]
+
+
+class SlidingSlices:
+    """Slices, and a tree of nodes over them."""
+
+    def __init__(self, spec: Sliding) -> None:
+        self._spec = spec
+        self._slice_ms = math.gcd(spec.size_ms, spec.slide_ms)
+        self._offset_ms = spec.offset_ms % self._slice_ms
+        self._levels = (spec.size_ms // self._slice_ms).bit_length() - 1
+
+    def targets(self, times: Times, fired_ms: int) -> list[Target]:
+        """The slice of each time, and the nodes above it that have ended: those have been made already."""
+        check_times(times)
+        found = [Target(None, floored(times, self._slice_ms, self._offset_ms) << _KIND_BITS)]
+        for level in range(1, self._levels + 1):
+            size_ms = self._slice_ms << level
+            if int(floored(times.min(keepdims=True), size_ms, self._offset_ms)[0]) + size_ms - 1 > fired_ms:
+                break
+            starts = floored(times, size_ms, self._offset_ms)
+            rows = np.flatnonzero(starts + size_ms - 1 <= fired_ms)
+            found.append(Target(rows.astype(np.int32), (starts[rows] << _KIND_BITS) + level))
+        return found
+
+    def next_window(self, nodes: Times, fired_ms: int) -> Window | None:
+        """The first window of the first slice that has windows left."""
+        spec, starts = self._spec, node_starts(nodes[nodes % _KINDS == 0])
+        last_ends = floored(starts, spec.slide_ms, spec.offset_ms) + spec.size_ms
+        position = int(np.searchsorted(last_ends, fired_ms + 1, side="right"))
+        if position == len(starts):
+            return None
+        # Window starts are after this moment: the windows before it have fired, or end before the slice does.
+        after_ms = max(int(starts[position]), fired_ms + 1) - spec.size_ms
+        start_ms = after_ms - (after_ms - spec.offset_ms) % spec.slide_ms + spec.slide_ms
+        return Window(start_ms, start_ms + spec.size_ms)
+
+    def merges(self, nodes: Times, fired_ms: int, until_ms: int) -> list[Merge]:
+        """The nodes that have ended meanwhile, small ones first."""
+        found: list[Merge] = []
+        below = nodes[nodes % _KINDS == 0]
+        for level in range(1, self._levels + 1):
+            size_ms = self._slice_ms << level
+            starts = floored(node_starts(below), size_ms, self._offset_ms)
+            known = nodes[nodes % _KINDS == level]
+            ended = (starts + size_ms - 1 > fired_ms) & (starts + size_ms - 1 <= until_ms)
+            for start in np.unique(starts[ended]).tolist():
+                children = below[starts == start].tolist()
+                found.append(Merge((start << _KIND_BITS) + level, tuple(children), False))
+            made = np.unique(starts[ended] << _KIND_BITS) + level
+            below = np.union1d(known, made)
+        return found
+
+    def parts(self, nodes: Times, window: Window, fired_ms: int) -> tuple[int, ...]:
+        """The longest nodes that fit and have ended, from the left to the right."""
+        there = set(nodes.tolist())
+        found = []
+        first = (window.start_ms - self._offset_ms) // self._slice_ms
+        last = (window.end_ms - self._offset_ms) // self._slice_ms
+        while first < last:
+            level = min((first & -first).bit_length() - 1 if first else self._levels, self._levels)
+            level = min(level, (last - first).bit_length() - 1)
+            # What has not ended is not merged yet.
+            ended = (fired_ms + 1 - self._offset_ms - first * self._slice_ms) // self._slice_ms
+            level = min(level, max(1, ended).bit_length() - 1)
+            node = ((first * self._slice_ms + self._offset_ms) << _KIND_BITS) + level
+            if node in there:
+                found.append(node)
+            first += 1 << level
+        return tuple(found)
+
+    def over(self, nodes: Times, fired_ms: int) -> Times:
+        """Nodes whose start is in no window any more."""
+        last_ends = floored(node_starts(nodes), self._spec.slide_ms, self._spec.offset_ms) + self._spec.size_ms
+        return nodes[last_ends - 1 <= fired_ms]
+
+
+class CumulatingSlices:
+    """Slices that wait for their end, and for each longest window the node of what has come so far."""
+
+    def __init__(self, spec: Cumulating) -> None:
+        self._spec = spec
+
+    def targets(self, times: Times, fired_ms: int) -> list[Target]:
+        """The slice of each time; if that has ended, what its longest window has so far."""
+        check_times(times)
+        slices = floored(times, self._spec.step_ms, 0)
+        so_far = floored(times, self._spec.max_ms, 0)
+        ended = slices + self._spec.step_ms - 1 <= fired_ms
+        return [Target(None, np.where(ended, (so_far << _KIND_BITS) + _RUNNING, slices << _KIND_BITS))]
+
+    def next_window(self, nodes: Times, fired_ms: int) -> Window | None:
+        """The next step of the first longest window that has steps left."""
+        spec, starts = self._spec, node_starts(nodes)
+        last_ends = floored(starts, spec.max_ms, 0) + spec.max_ms
+        position = int(np.searchsorted(last_ends, fired_ms + 1, side="right"))
+        if position == len(starts):
+            return None
+        after_ms = max(int(starts[position]), fired_ms + 1)
+        end_ms = after_ms - after_ms % spec.step_ms + spec.step_ms
+        first_ms = int(last_ends[position]) - spec.max_ms
+        return Window(first_ms, end_ms)
+
+    def merges(self, nodes: Times, fired_ms: int, until_ms: int) -> list[Merge]:
+        """The slices that have ended meanwhile, each into what its longest window has so far."""
+        slices = nodes[nodes % _KINDS == 0]
+        ended = slices[node_starts(slices) + self._spec.step_ms - 1 <= until_ms]
+        into = (floored(node_starts(ended), self._spec.max_ms, 0) << _KIND_BITS) + _RUNNING
+        return [Merge(node, (part,), True) for node, part in zip(into.tolist(), ended.tolist(), strict=True)]
+
+    def parts(self, nodes: Times, window: Window, fired_ms: int) -> tuple[int, ...]:
+        """What has come so far, and slices that have not ended."""
+        starts = node_starts(nodes)
+        waiting = nodes[(nodes % _KINDS == 0) & (starts >= window.start_ms) & (starts < window.end_ms)]
+        so_far = (window.start_ms << _KIND_BITS) + _RUNNING
+        return (*([so_far] if so_far in nodes else []), *waiting.tolist())
+
+    def over(self, nodes: Times, fired_ms: int) -> Times:
+        """Nodes of longest windows that have ended."""
+        last_ends = floored(node_starts(nodes), self._spec.max_ms, 0) + self._spec.max_ms
+        return nodes[last_ends - 1 <= fired_ms]

@@ -1,0 +1,144 @@
+"""`WindowRows`: the columns of windows: what is read from rows, and what comes out.
+
+The bounds of a window have the type of the column of event time. Dates have none that fits: there the bounds are
+timestamps in milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.actors.operators.batches.aggregates import Aggregate
+from tidegate.actors.operators.batches.watermark_generator import check_timestamp_column, event_times_ms
+from tidegate.actors.operators.operator import Columns
+from tidegate.actors.operators.state.keys import key_schema
+from tidegate.actors.operators.windows.slices import Window
+from tidegate.actors.operators.windows.window_specs import (
+    Cumulating,
+    Session,
+    Sliding,
+    Times,
+    Tumbling,
+    WindowSpec,
+)
+from tidegate.storage.errors import ConfigurationError
+
+WINDOW_START, WINDOW_END = "window_start", "window_end"
+
+_PER_MS = {"ms": 1, "us": 1_000, "ns": 1_000_000}
+
+
+class WindowRows:
+    """The columns of one operator. `reserved` are names that its state needs.
+
+    ConfigurationError for no aggregates, a strange `emit`, or names that clash.
+    """
+
+    def __init__(
+        self,
+        keys: tuple[str, ...],
+        aggregates: Mapping[str, Aggregate],
+        time: str | None,
+        emit: str,
+        reserved: Sequence[str],
+    ) -> None:
+        self.keys, self.aggregates, self._time = keys, dict(aggregates), time
+        if not aggregates:
+            raise ConfigurationError("window: aggregate needs at least one aggregate: aggregate(n=count())")
+        if emit not in ("update", "final"):
+            raise ConfigurationError(f'emit must be "update" or "final", not {emit!r}')
+        names = [*keys, *aggregates, WINDOW_START, WINDOW_END]
+        doubles = sorted({name for name in names if names.count(name) > 1} | {*keys} & {*reserved})
+        if doubles:
+            raise ConfigurationError(
+                f"window: keys and aggregates must have different names, and none may be called {WINDOW_START!r}, "
+                f"{WINDOW_END!r}, nor a key {' or '.join(map(repr, reserved))}; rename {doubles}"
+            )
+
+    @property
+    def needed_columns(self) -> Columns:
+        """The columns that are read."""
+        columns = (column for aggregate in self.aggregates.values() for column in aggregate.columns)
+        times = () if self._time is None else (self._time,)
+        return frozenset((*self.keys, *times, *(column for column in columns if isinstance(column, str))))
+
+    def output_schema(self, input_schema: pa.Schema, spec: WindowSpec) -> pa.Schema:
+        """Keys, bounds, aggregates. ConfigurationError for a column that is missing or does not fit."""
+        bounds = []
+        if self._time is not None:
+            check_timestamp_column(input_schema, self._time)
+            bound = bound_type(input_schema.field(self._time).type, spec)
+            bounds = [pa.field(WINDOW_START, bound), pa.field(WINDOW_END, bound)]
+        results = [pa.field(name, aggregate.output_type(input_schema)) for name, aggregate in self.aggregates.items()]
+        return pa.schema([*key_schema(input_schema, self.keys), *bounds, *results])
+
+    def output(
+        self,
+        keys: pa.RecordBatch,
+        window: Window,
+        results: Sequence[pa.Array],
+        time_type: pa.DataType,
+        spec: WindowSpec,
+    ) -> pa.RecordBatch:
+        """Rows of one window."""
+        rows = len(results[0])
+        starts, ends = (np.full(rows, bound, dtype=np.int64) for bound in window)
+        return self.output_of(keys, starts, ends, results, time_type, spec)
+
+    def output_of(
+        self,
+        keys: pa.RecordBatch,
+        starts: Times,
+        ends: Times,
+        results: Sequence[pa.Array],
+        time_type: pa.DataType,
+        spec: WindowSpec,
+    ) -> pa.RecordBatch:
+        """Rows of a window each."""
+        bound = bound_type(time_type, spec)
+        names = [*self.keys, WINDOW_START, WINDOW_END, *self.aggregates]
+        bounds = [_bounds(starts, bound), _bounds(ends, bound)]
+        return pa.RecordBatch.from_arrays([*keys.columns, *bounds, *results], names=names)
+
+
+def row_times(batch: pa.RecordBatch, column: str) -> Times:
+    """Event times of rows. ConfigurationError if a row has none, or the column is no event time."""
+    times = event_times_ms(batch, column)
+    if times.null_count:
+        raise ConfigurationError(
+            f"window: {times.null_count} rows have no event time (null in column {column!r}), so they belong to no "
+            f"window; filter them out before it, as in filter(pl.col({column!r}).is_not_null())"
+        )
+    found: Times = times.to_numpy()
+    return found
+
+
+def bound_type(time_type: pa.DataType, spec: WindowSpec) -> pa.DataType:
+    """The type of `window_start` and `window_end`."""
+    if pa.types.is_date(time_type):
+        return pa.timestamp("ms")
+    if pa.types.is_timestamp(time_type) and time_type.unit == "s" and not _whole_seconds(spec):
+        return pa.timestamp("ms", time_type.tz)
+    return time_type
+
+
+def _bounds(bounds: Times, data_type: pa.DataType) -> pa.Array:
+    if pa.types.is_timestamp(data_type):
+        bounds = bounds // 1_000 if data_type.unit == "s" else bounds * _PER_MS[data_type.unit]
+    return pa.array(bounds).view(data_type)
+
+
+def _whole_seconds(spec: WindowSpec) -> bool:
+    match spec:
+        case Tumbling():
+            return spec.size_ms % 1_000 == spec.offset_ms % 1_000 == 0
+        case Sliding():
+            return spec.size_ms % 1_000 == spec.slide_ms % 1_000 == spec.offset_ms % 1_000 == 0
+        case Cumulating():
+            return spec.step_ms % 1_000 == 0
+        case Session():
+            return spec.gap_ms % 1_000 == 0
+    return True

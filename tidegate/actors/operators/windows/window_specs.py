@@ -1,0 +1,222 @@
+"""Window specifications: which rows belong together. Values, without state; the operators of this package use them.
+
+Rules (Flink's):
+
+- A window is `[start, end)`, in milliseconds since 1970. A row at its end belongs to the next one.
+- A watermark W says that no row at W or before it follows. So a window is complete when `end - 1 <= W`.
+- Windows that do not depend on rows are aligned: to 1970 in UTC plus the offset, or to days of a time zone.
+- Two rows are in one session if they are at most the gap apart, or if rows between them are.
+- An event time beyond about a million years is refused: it is none, and its window might not fit into 64 bits.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TypeAlias
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidegate.actors.operators.windows.local_days import DAY_MS, day_starts_around
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.units import parse_duration_ms
+
+Duration: TypeAlias = str | timedelta | int
+Times: TypeAlias = NDArray[np.int64]
+
+TIME_MS_MAX = 1 << 55
+"""The greatest event time that has windows, and, negated, the least. State has it with six more bits (`slices.py`)."""
+_SIZE_MS_MAX = 1 << 50
+"""A window of 35,000 years."""
+
+
+class EventTimeWindow(ABC):
+    """Windows of event time."""
+
+    @abstractmethod
+    def last_end_ms(self, times: Times) -> Times:
+        """The end of the last window that a row of each of these times belongs to. ConfigurationError as `check_times`.
+
+        With it a row is late if `last_end_ms - 1 + allowed lateness <= watermark`.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Tumbling(EventTimeWindow):
+    """Windows of one size, one after the other. They begin at multiples of the size, plus the offset.
+
+    With a `timezone` (`"Europe/Berlin"`) these are days there, or several: `size` and `offset` are as a clock on the
+    wall shows them, so a day may have 23 or 25 hours. Then the size must be whole days.
+    """
+
+    size: Duration
+    offset: Duration = 0
+    timezone: str | None = None
+    size_ms: int = field(init=False, repr=False, compare=False)
+    offset_ms: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        _set(self, size_ms=_positive_ms(self.size, "Tumbling: size"))
+        _set(self, offset_ms=_offset_ms(self.offset, self.size_ms, "Tumbling"))
+        if self.timezone is None:
+            return
+        _check_timezone(self.timezone)
+        if self.size_ms % DAY_MS:
+            raise ConfigurationError(
+                f"Tumbling: windows of {self.size!r} in a time zone: a size must be whole days there, because hours "
+                'come twice or not at all; leave timezone= out, or use size="1d"'
+            )
+
+    def bounds_ms(self, times: Times) -> tuple[Times, Times]:
+        """Start and end of the window of each time. ConfigurationError as `check_times`."""
+        check_times(times)
+        if self.timezone is not None:
+            return self._bounds_of_days(times, self.timezone)
+        starts = floored(times, self.size_ms, self.offset_ms)
+        return starts, starts + self.size_ms
+
+    def last_end_ms(self, times: Times) -> Times:
+        """The end of the window."""
+        return self.bounds_ms(times)[1]
+
+    def _bounds_of_days(self, times: Times, timezone: str) -> tuple[Times, Times]:
+        days = self.size_ms // DAY_MS
+        first_day, into_day_ms = divmod(self.offset_ms, DAY_MS)
+        known, starts = day_starts_around(times, timezone, into_day_ms, days)
+        # Of days without a moment, as one has been at the date line, the last one counts.
+        today = known[np.searchsorted(starts, times, side="right") - 1]
+        begins = today - (today - first_day) % days
+        return starts[np.searchsorted(known, begins)], starts[np.searchsorted(known, begins + days)]
+
+
+@dataclass(frozen=True, slots=True)
+class Sliding(EventTimeWindow):
+    """Windows of one size that begin every `slide`, so a row is in several. Also called hopping windows."""
+
+    size: Duration
+    slide: Duration
+    offset: Duration = 0
+    size_ms: int = field(init=False, repr=False, compare=False)
+    slide_ms: int = field(init=False, repr=False, compare=False)
+    offset_ms: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        _set(self, size_ms=_positive_ms(self.size, "Sliding: size"))
+        _set(self, slide_ms=_positive_ms(self.slide, "Sliding: slide"))
+        _set(self, offset_ms=_offset_ms(self.offset, self.slide_ms, "Sliding"))
+        if self.slide_ms > self.size_ms:
+            raise ConfigurationError(
+                f"Sliding: a slide of {self.slide!r} is longer than the size {self.size!r}, so rows between windows "
+                "would be lost; use Tumbling, or filter these rows out first"
+            )
+
+    def last_end_ms(self, times: Times) -> Times:
+        """The end of the window that begins last."""
+        check_times(times)
+        return floored(times, self.slide_ms, self.offset_ms) + self.size_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Cumulating(EventTimeWindow):
+    """Windows that begin together and end one `step` after the other, until `max`: the day so far, every minute."""
+
+    step: Duration
+    max: Duration
+    step_ms: int = field(init=False, repr=False, compare=False)
+    max_ms: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        _set(self, step_ms=_positive_ms(self.step, "Cumulating: step"))
+        _set(self, max_ms=_positive_ms(self.max, "Cumulating: max"))
+        if self.max_ms % self.step_ms:
+            raise ConfigurationError(
+                f"Cumulating: max={self.max!r} is not a multiple of step={self.step!r}; the last window must end with "
+                "a step"
+            )
+
+    def last_end_ms(self, times: Times) -> Times:
+        """The end of the longest window."""
+        check_times(times)
+        return floored(times, self.max_ms, 0) + self.max_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Session(EventTimeWindow):
+    """Windows of rows that follow each other within `gap`. One ends `gap` after its last row."""
+
+    gap: Duration
+    gap_ms: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        _set(self, gap_ms=_positive_ms(self.gap, "Session: gap"))
+
+    def last_end_ms(self, times: Times) -> Times:
+        """The end of a session with this row alone. Another row may make it longer."""
+        check_times(times)
+        return times + self.gap_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Windows of `rows` rows of a key, in the order in which they come. Event time has no part in them."""
+
+    rows: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.rows, int) or isinstance(self.rows, bool) or self.rows < 1:
+            raise ConfigurationError(f"Count: {self.rows!r} is no number of rows; give 1 or more, as in Count(100)")
+
+
+WindowSpec: TypeAlias = Tumbling | Sliding | Cumulating | Session | Count
+"""What `window` takes."""
+
+
+def check_times(times: Times) -> None:
+    """Raise ConfigurationError for an event time that is too far from 1970 to have windows."""
+    if len(times) and not -TIME_MS_MAX <= int(times.min()) <= int(times.max()) <= TIME_MS_MAX:
+        far = times[(times > TIME_MS_MAX) | (times < -TIME_MS_MAX)]
+        raise ConfigurationError(
+            f"{int(far[0])} ms since 1970 is no event time that windows can have; an int64 column holds milliseconds: "
+            "convert or filter such rows before the window"
+        )
+
+
+def floored(times: Times, step_ms: int, offset_ms: int) -> Times:
+    """The last multiple of a step, plus the offset, that is no later than each time."""
+    return times - (times - offset_ms) % step_ms
+
+
+def _set(spec: object, **fields: int) -> None:
+    """Set what a frozen specification keeps of its durations."""
+    for name, value in fields.items():
+        object.__setattr__(spec, name, value)
+
+
+def _positive_ms(duration: Duration, setting: str) -> int:
+    parsed = parse_duration_ms(duration, setting=setting)
+    if not 0 < parsed <= _SIZE_MS_MAX:
+        raise ConfigurationError(f"{setting}: {duration!r} is not between 1 ms and 35,000 years")
+    return parsed
+
+
+def _offset_ms(offset: Duration, period_ms: int, spec: str) -> int:
+    parsed = parse_duration_ms(offset, setting=f"{spec}: offset")
+    if parsed >= period_ms:
+        raise ConfigurationError(
+            f"{spec}: the offset {offset!r} must be less than the time between two windows, {period_ms} ms; windows "
+            "repeat, so a larger one says nothing else"
+        )
+    return parsed
+
+
+def _check_timezone(timezone: str) -> None:
+    try:
+        ZoneInfo(timezone)
+    except (ZoneInfoNotFoundError, ValueError, TypeError, OSError) as error:
+        raise ConfigurationError(
+            f"Tumbling: there is no time zone {timezone!r} here; give a name of the IANA database, such as "
+            '"Europe/Berlin", and install tzdata if the system has no such database'
+        ) from error

@@ -1,0 +1,210 @@
+"""`WindowState`: the accumulators of windows: a table with a row for each key in each namespace (a slice, a node).
+
+Rules:
+
+- The stored columns are the namespace, the keys, then the columns of the aggregates.
+- The namespace has no part in the key group: all slices of a key are in one subtask.
+- Which namespaces there are is kept in memory, and found anew at a restore.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import cast
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tidegate.actors.kernels.partition import subtask_table
+from tidegate.actors.operators.batches.accumulators import Accumulator, make_accumulator, value_specs
+from tidegate.actors.operators.batches.aggregate_state import Fields, stored_groups
+from tidegate.actors.operators.batches.aggregates import Aggregate
+from tidegate.actors.operators.operator import OperatorContext
+from tidegate.actors.operators.state.keys import check_owner, key_schema
+from tidegate.actors.operators.state.operator_backend import make_backend
+from tidegate.actors.protocol.errors import OperatorError
+from tidegate.actors.state_backends.common.backend import (
+    KeyedBackend,
+    NamespacedTable,
+    ValueColumn,
+    ValueSpec,
+    VectorTable,
+)
+from tidegate.storage.checkpoints.metadata import StateKind
+from tidegate.storage.errors import CorruptionError
+from tidegate.storage.schemas.columns_text import columns_text
+from tidegate.storage.state.handover import keys_at_most, put_together, taken
+from tidegate.storage.state.snapshot import StateTable
+
+WINDOWS_STATE = "windows"
+_RESTORED_ROWS = 131_072
+
+Parts = list[list[pa.Array]]
+"""The stored columns of each aggregate, for some rows."""
+
+
+class WindowState:
+    """The table of one operator in one subtask. `name` is that of the namespace column.
+
+    `extra` are value columns of the operator's own, before those of the aggregates.
+    """
+
+    def __init__(
+        self,
+        context: OperatorContext,
+        name: str,
+        keys: tuple[str, ...],
+        aggregates: Mapping[str, Aggregate],
+        extra: Sequence[ValueSpec] = (),
+    ) -> None:
+        self.namespaces: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        """Namespaces that may have a row, ascending."""
+        self.backend: KeyedBackend = make_backend(context, (name, *keys), namespace=True)
+        self.fields: Fields = {}
+        self.accumulators: list[Accumulator] = []
+        self._context = context
+        self._owners = subtask_table(context.max_parallelism, context.parallelism)
+        self._name, self._keys, self._aggregates, self._extra = name, keys, dict(aggregates), tuple(extra)
+        self._key_schema: pa.Schema | None = None
+        self._seen: pa.Schema | None = None
+        self._table: NamespacedTable | None = None
+        stored = self.backend.stored_schema(WINDOWS_STATE)
+        if stored is not None:
+            self._create(*self._layout(WINDOWS_STATE, stored))
+            self._look()
+
+    @property
+    def exists(self) -> bool:
+        """Whether there has ever been a row."""
+        return self._table is not None
+
+    @property
+    def table(self) -> NamespacedTable:
+        """The table, once there was a row."""
+        assert self._table is not None, "windows before the first row"
+        return self._table
+
+    @property
+    def key_schema(self) -> pa.Schema:
+        """Key columns, without the namespace."""
+        assert self._key_schema is not None, "keys before the first row"
+        return self._key_schema
+
+    def admit(self, schema: pa.Schema) -> None:
+        """Check the columns of a batch against the state; the first batch ever makes it. OperatorError."""
+        if self._seen is not None and schema.equals(self._seen):
+            return
+        found = key_schema(schema, self._keys)
+        fields = {name: a.state_fields(name, schema) for name, a in self._aggregates.items()}
+        if self._table is None:
+            self._create(found, fields)
+        elif not found.equals(self.key_schema) or fields != self.fields:
+            raise OperatorError(
+                f"operator {self._context.name!r} (uid {self._context.uid!r}) keeps "
+                f"{columns_text(_columns(self.key_schema, self.fields))}, but the batch needs "
+                f"{columns_text(_columns(found, fields))}: a column has changed its type; cast it with with_columns "
+                "before the window, or give the operator a new uid"
+            )
+        self._seen = schema
+
+    def check_owner(self, keys: pa.RecordBatch) -> None:
+        """OperatorError if one of these keys belongs to another subtask."""
+        if self._keys:
+            check_owner(self._context, keys, self._owners)
+
+    def stored_keys(self, namespaces: NDArray[np.int64], keys: pa.RecordBatch) -> pa.RecordBatch:
+        """Key columns of the table."""
+        return pa.RecordBatch.from_arrays([pa.array(namespaces), *keys.columns], names=[self._name, *self._keys])
+
+    def user_keys(self, stored: pa.RecordBatch) -> pa.RecordBatch:
+        """Key columns without the namespace."""
+        return stored.select(list(self._keys))
+
+    def parts(self, slots: NDArray[np.int32]) -> Parts:
+        """What accumulators hold in some slots."""
+        return [[self.table.column(field.name).take(slots) for field in group] for group in self.fields.values()]
+
+    def merge(self, slots: NDArray[np.int32], parts: Parts) -> None:
+        """Merge such parts into slots of the current batch."""
+        for accumulator, columns in zip(self.accumulators, parts, strict=True):
+            accumulator.merge(slots, columns)
+
+    def results(self, slots: NDArray[np.int32]) -> list[pa.Array]:
+        """The results of some slots."""
+        return [accumulator.results(slots) for accumulator in self.accumulators]
+
+    def extra(self, name: str) -> ValueColumn:
+        """A value column of the operator's own."""
+        return self.table.column(name)
+
+    def appeared(self, namespaces: Iterable[int] | NDArray[np.int64]) -> None:
+        """Rows have come into these namespaces."""
+        self.namespaces = np.union1d(self.namespaces, np.asarray(namespaces, dtype=np.int64))
+
+    def emptied(self, namespace: int) -> None:
+        """A namespace has no rows any more."""
+        self.namespaces = self.namespaces[self.namespaces != namespace]
+
+    def accumulators_of(self, table: VectorTable) -> list[Accumulator]:
+        """Accumulators like those of this state, in another table."""
+        return [make_accumulator(a, self.fields[name], table) for name, a in self._aggregates.items()]
+
+    def specs(self) -> list[ValueSpec]:
+        """The value columns of the aggregates."""
+        return [spec for name, a in self._aggregates.items() for spec in value_specs(a, self.fields[name])]
+
+    def restore(self, tables: Sequence[StateTable]) -> None:
+        """Load the stored tables that are keyed. CorruptionError if one is of other windows or keys."""
+        for table in tables:
+            if table.kind is StateKind.KEYED and not table.removed and self._table is None:
+                self._create(*self._layout(table.state, table.rows.schema))
+        if self._table is None:
+            return
+        expected = pa.schema([pa.field(self._name, pa.int64()), *self.key_schema, *self._values()])
+        self.backend.expect(keys_at_most(tables))
+        keyed = (table for table in taken(tables) if table.kind is StateKind.KEYED)
+        try:
+            for table in put_together(keyed, _RESTORED_ROWS):
+                rows = table.rows
+                if not table.removed:
+                    self._layout(table.state, rows.schema)
+                    rows = pa.RecordBatch.from_arrays(rows.columns, schema=expected)
+                self.check_owner(rows.select(list(self._keys)))
+                self.backend.load(replace(table, rows=rows))
+            self.backend.loaded()
+        except (CorruptionError, pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            raise CorruptionError(f"operator {self._context.uid!r}: {error}") from error
+        self._look()
+
+    def _look(self) -> None:
+        """Find the namespaces that the table has."""
+        self.namespaces = self.table.namespaces()
+
+    def _create(self, keys: pa.Schema, fields: Fields) -> None:
+        self.fields = fields
+        specs = [*self._extra, *self.specs()]
+        table = cast(NamespacedTable, self.backend.table(WINDOWS_STATE, specs))
+        self.backend.fix_keys(pa.schema([pa.field(self._name, pa.int64()), *keys]))
+        self._key_schema, self._table = keys, table
+        self.accumulators = self.accumulators_of(table)
+
+    def _values(self) -> list[pa.Field]:
+        return [*(spec.field for spec in self._extra), *(field for group in self.fields.values() for field in group)]
+
+    def _layout(self, state: str, schema: pa.Schema) -> tuple[pa.Schema, Fields]:
+        """Key columns and state columns in a stored schema. CorruptionError if it is of something else."""
+        head = [self._name, *self._keys, *(spec.name for spec in self._extra)]
+        fields = stored_groups(self._aggregates, list(schema)[len(head) :])
+        if state != WINDOWS_STATE or schema.names[: len(head)] != head or fields is None:
+            raise CorruptionError(
+                f"operator {self._context.uid!r} expects windows by {list(self._keys)} with {list(self._aggregates)}, "
+                f"but state {state!r} has {schema.names}; restore with the keys and aggregates that wrote it, or "
+                "change the uid"
+            )
+        return pa.schema([schema.field(name).remove_metadata() for name in self._keys]), fields
+
+
+def _columns(keys: pa.Schema, fields: Fields) -> list[pa.Field]:
+    return [*keys, *(field for group in fields.values() for field in group)]

@@ -1,0 +1,121 @@
+"""`ColumnarNamespaces`: a vectorised state in memory that finds the rows of a namespace without a scan of all.
+
+Rule: the slots of each namespace are kept in memory, four bytes a row. They are derived: noted as rows come, and found
+anew from the keys after a restore. A row that was removed may still be noted; who reads asks which rows live.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tidegate.actors.kernels.columns import fixed_values
+from tidegate.actors.kernels.key_index.entries import Upserted
+from tidegate.actors.state_backends.columnar.key_space import KeySpace, key_pieces
+from tidegate.actors.state_backends.columnar.undo_log import Notes
+from tidegate.actors.state_backends.columnar.vector_table import ColumnarTable
+from tidegate.actors.state_backends.common.backend import ValueSpec
+
+_FOUND_ROWS = 1 << 20
+"""Keys whose namespaces are looked at together."""
+
+
+class ColumnarNamespaces(ColumnarTable):
+    """A `NamespacedTable` over the slots of a `KeySpace`."""
+
+    def __init__(self, space: KeySpace, name: str, specs: Sequence[ValueSpec], incremental: bool) -> None:
+        self._noted: dict[int, list[NDArray[np.int32]]] | None = {}
+        """Slots of each namespace, some perhaps twice or without a row. None: to be found anew."""
+        super().__init__(space, name, specs, incremental)
+
+    def upsert(self, keys: pa.RecordBatch) -> Upserted:
+        """Begin a batch. Keys without a row get one."""
+        upserted = super().upsert(keys)
+        if len(upserted.new_rows) and self._noted is not None:
+            _note(self._noted, fixed_values(keys.column(0))[upserted.new_rows], upserted.slots[upserted.new_rows])
+        return upserted
+
+    def namespaces(self) -> NDArray[np.int64]:
+        """The namespaces that have a row, ascending."""
+        return np.array([name for name in sorted(self._found()) if len(self._slots(name))], dtype=np.int64)
+
+    def scan_namespace(
+        self, namespace: int, rows_max: int, groups: range | None = None
+    ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
+        """The keys in a namespace, in slot order, with their slots."""
+        with self._space.reading():
+            slots = self._slots(namespace)
+            if groups is not None:
+                of = self._space.groups_of(slots)
+                slots = slots[(of >= groups.start) & (of < groups.stop)]
+            if len(slots):
+                keys, _ = self._space.freeze()
+                for start in range(0, len(slots), rows_max):
+                    piece = slots[start : start + rows_max]
+                    yield keys.take(piece), piece
+
+    def drain_namespace(
+        self, namespace: int, rows_max: int, groups: range | None = None
+    ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
+        """The same; the rows of a batch are removed when it is drawn. Their values are there until the next one is."""
+        for keys, slots in self.scan_namespace(namespace, rows_max, groups):
+            self.set_live(slots, np.zeros(len(slots), dtype=np.bool_))
+            yield keys, slots
+        self._space.settle()
+
+    def load(self, rows: pa.RecordBatch, layer: int) -> None:
+        """Put stored rows."""
+        self._noted = None
+        super().load(rows, layer)
+
+    def undo(self, notes: Notes) -> None:
+        """Restore what the state held when these notes began."""
+        self._noted = None
+        super().undo(notes)
+
+    def rebuild(self, kept: NDArray[np.int32], slots: int) -> None:
+        """Renumber slots: slot `kept[i]` becomes slot i."""
+        if self._noted is not None:
+            living = {name: self._slots(name) for name in list(self._noted)}
+            moved = {name: np.searchsorted(kept, of).astype(np.int32) for name, of in living.items() if len(of)}
+            self._noted = {name: [of] for name, of in moved.items()}
+        super().rebuild(kept, slots)
+
+    def _slots(self, namespace: int) -> NDArray[np.int32]:
+        """Slots of a namespace that have a row, ascending."""
+        noted = self._found()
+        parts = noted.get(namespace)
+        if parts is None:
+            return np.zeros(0, dtype=np.int32)
+        slots = np.unique(np.concatenate(parts)) if len(parts) > 1 else parts[0]
+        living = slots[self.live(slots)]
+        if len(living):
+            noted[namespace] = [living]
+        else:
+            del noted[namespace]
+        return living
+
+    def _found(self) -> dict[int, list[NDArray[np.int32]]]:
+        if self._noted is None:
+            noted: dict[int, list[NDArray[np.int32]]] = {}
+            for keys, slots in key_pieces(self._space, self.live, _FOUND_ROWS):
+                _note(noted, fixed_values(keys.column(0)), slots)
+            self._noted = noted
+        return self._noted
+
+
+def _note(noted: dict[int, list[NDArray[np.int32]]], namespaces: NDArray[np.int64], slots: NDArray[np.int32]) -> None:
+    """Note slots, each once, under the namespace of each."""
+    first = int(namespaces[0])
+    if first == int(namespaces[-1]) and bool((namespaces == first).all()):
+        noted.setdefault(first, []).append(np.sort(slots))  # a slot that got a row again is among new ones
+        return
+    order = np.argsort(namespaces, kind="stable")
+    ordered, of = namespaces[order], slots[order]
+    bounds = np.flatnonzero(np.diff(ordered)) + 1
+    for name, part in zip(ordered[[0, *bounds]].tolist(), np.split(of, bounds), strict=True):
+        noted.setdefault(name, []).append(np.sort(part))

@@ -1,0 +1,98 @@
+"""`RocksNamespaces`: a vectorised state in RocksDB that reads the rows of a namespace with one seek a key group.
+
+The namespace is the first column of the key, so the rows of one lie together in each key group. Which namespaces there
+are is found by skipping from one to the next.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tidegate.actors.state_backends.rocksdb.vector_table import RocksTable
+from tidegate.storage.rocksdb.database import reported
+from tidegate.storage.rocksdb.keys import decode_rows
+from tidegate.storage.rocksdb.value_layout import HEAD
+
+_NO_SLOTS: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
+_NAMESPACE = struct.Struct("<Bq")
+"""A column that is not null, and its word, as in `row_encoding.py`."""
+_BEHIND = b"\xff"
+"""No key goes on so behind a namespace: the next column begins with 0 or 1."""
+
+
+class RocksNamespaces(RocksTable):
+    """A `NamespacedTable` whose rows are in RocksDB."""
+
+    def namespaces(self) -> NDArray[np.int64]:
+        """The namespaces that have a row, ascending. StorageError."""
+        found: set[int] = set()
+        session = self._session
+        with reported("read RocksDB", session.folder):
+            cursor = session.database.iter()
+            for group in session.key_groups:
+                prefix = HEAD.pack(group, self.state.number)
+                cursor.seek(prefix)
+                while cursor.valid() and (key := cursor.key()).startswith(prefix):
+                    found.add(_NAMESPACE.unpack_from(key, HEAD.size)[1])
+                    cursor.seek(key[: HEAD.size + _NAMESPACE.size] + _BEHIND)
+            cursor.status()
+        return np.array(sorted(found), dtype=np.int64)
+
+    def scan_namespace(
+        self, namespace: int, rows_max: int, groups: range | None = None
+    ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
+        """The keys in a namespace, sorted by key group, as they are when the first batch is drawn. StorageError."""
+        for _, keys, slots in self._pieces(namespace, rows_max, groups):
+            yield keys, slots
+
+    def drain_namespace(
+        self, namespace: int, rows_max: int, groups: range | None = None
+    ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
+        """The same; the rows of a batch are removed when it is drawn. StorageError."""
+        for stored, keys, slots in self._pieces(namespace, rows_max, groups):
+            self.delete(stored)
+            if self.changes is not None:
+                self.changes.removed(stored)
+            yield keys, slots
+
+    def _pieces(
+        self, namespace: int, rows_max: int, groups: range | None
+    ) -> Iterator[tuple[list[bytes], pa.RecordBatch, NDArray[np.int32]]]:
+        """Database keys, key columns and slots of the rows in a namespace, whose values the columns have then."""
+        session = self._session
+        if not session.has_keys:
+            return
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        with reported("read RocksDB", session.folder):
+            cursor = session.database.iter()
+        for group in session.key_groups if groups is None else groups:
+            prefix = HEAD.pack(group, self.state.number) + _NAMESPACE.pack(1, namespace)
+            with reported("read RocksDB", session.folder):
+                cursor.seek(prefix)
+            more = True
+            while more:
+                with reported("read RocksDB", session.folder):
+                    while more and len(keys) < rows_max:
+                        more = cursor.valid() and (key := cursor.key()).startswith(prefix)
+                        if more:
+                            keys.append(key)
+                            values.append(cursor.value())
+                            cursor.next()
+                    cursor.status()
+                if len(keys) == rows_max:
+                    yield keys, *self._decoded(keys, values)
+                    keys, values = [], []
+        if keys:
+            yield keys, *self._decoded(keys, values)
+
+    def _decoded(self, keys: list[bytes], values: list[bytes]) -> tuple[pa.RecordBatch, NDArray[np.int32]]:
+        slots = np.arange(len(keys), dtype=np.int32)
+        self._fill(len(keys), slots, self.layout.columns(values), _NO_SLOTS)
+        return decode_rows([key[HEAD.size :] for key in keys], self._session.key_schema), slots
