@@ -81,7 +81,12 @@ def test_a_stopped_process_cannot_say_it_and_can_be_ended() -> None:
 
 def test_a_process_that_has_offered_nothing_is_left_alone() -> None:
     """A number may belong to another process by now."""
-    with subprocess.Popen(["sleep", "600"]) as process:
+    # It ends with its standard input, so it does not outlive a check that fails; what it says shows that it is loaded.
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"x")
+        assert process.stdout.read(1) == b"x"
         assert stack_of(process.pid, 3, 1) == "it did not say what it was doing"
         kill_process(process.pid, 3)
         assert process.poll() is None
