@@ -14,6 +14,7 @@ from nexmark.workload import Bits, Numbers, Workload
 
 _POOL = Workload(50, out_of_order=1, block=50)
 """Bits of pools are the same for all workloads."""
+_LETTERS_AT_ONCE = 1 << 14
 
 
 class TextPool:
@@ -37,10 +38,14 @@ class TextPool:
 
 
 def _letters(count: int, draw: int, between: str | None) -> npt.NDArray[np.uint8]:
-    bits = _POOL.bits(np.arange(count, dtype=np.int64), draw)
-    letters = (97 + bits % np.uint64(26)).astype(np.uint8)
-    if between is not None:
-        letters[(bits >> np.uint64(32)) % np.uint64(13) == 0] = ord(between)
+    """Some at a time: bits are eight times as large as letters, and stay in the caches of a processor."""
+    letters = np.empty(count, dtype=np.uint8)
+    for start in range(0, count, _LETTERS_AT_ONCE):
+        part = letters[start : start + _LETTERS_AT_ONCE]
+        bits = _POOL.bits(np.arange(start, start + len(part), dtype=np.int64), draw)
+        part[:] = 97 + bits % np.uint64(26)
+        if between is not None:
+            part[(bits >> np.uint64(32)) % np.uint64(13) == 0] = ord(between)
     return letters
 
 
