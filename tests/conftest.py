@@ -11,6 +11,7 @@ import os
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 import processor_time
@@ -116,8 +117,15 @@ def own_log_settings() -> Iterator[None]:
 
 
 def _loggers() -> list[logging.Logger]:
-    known = list(logging.root.manager.loggerDict.items())
-    return [logger for name, logger in known if name.startswith("tidegate") and isinstance(logger, logging.Logger)]
+    known = logging.root.manager.loggerDict
+    found = (known[name] for name in _names_of_loggers(len(known)))
+    return [logger for logger in found if isinstance(logger, logging.Logger)]
+
+
+@lru_cache(maxsize=1)
+def _names_of_loggers(known: int) -> list[str]:
+    """Those of tidegate. There are hundreds of others, and none is forgotten: all are looked at when one is new."""
+    return [name for name in list(logging.root.manager.loggerDict) if name.startswith("tidegate")]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from command_line import CommandRunner
 from failed_once import job_that_failed_once
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from tidegate import event_printing
 from tidegate.actors.coordinator.messages.events import StorageCameBack, TimerFired
@@ -28,7 +29,7 @@ def job_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def events(*arguments: object) -> Result:
     """Run `tidegate events --raw`."""
-    return CliRunner().invoke(app, ["events", "--raw", *map(str, arguments)])
+    return CommandRunner().invoke(app, ["events", "--raw", *map(str, arguments)])
 
 
 def number_of(listing: str, pattern: str) -> int:

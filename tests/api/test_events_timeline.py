@@ -9,9 +9,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from command_line import CommandRunner
 from coordinators import SINK, SPEC, Coordinator
 from failed_once import job_that_failed_once
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.hosts.coordinator.log_writer import StoredFold
@@ -31,7 +32,7 @@ def job_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def events(*arguments: object) -> Result:
     """Run `tidegate events`."""
-    return CliRunner().invoke(app, ["events", *map(str, arguments)])
+    return CommandRunner().invoke(app, ["events", *map(str, arguments)])
 
 
 def texts(result: Result) -> list[str]:

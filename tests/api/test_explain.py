@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from command_line import CommandRunner
 from failed_once import job_that_failed_once
-from typer.testing import CliRunner
 
 import tidegate as tg
 from tidegate import recovery
@@ -70,7 +70,7 @@ def test_the_history_is_a_table(folder: Path, tmp_path: Path) -> None:
     assert [(row["attempt"], row["job"]) for row in failed] == [(0, folder.name)]
 
     file = tmp_path / "history.arrow"
-    result = CliRunner().invoke(app, ["events", str(folder), "--arrow", str(file)])
+    result = CommandRunner().invoke(app, ["events", str(folder), "--arrow", str(file)])
     assert result.output == f"{table.num_rows} events are in {file}\n"
     with pa.ipc.open_file(str(file)) as written:
         assert written.read_all() == table
@@ -80,7 +80,7 @@ def test_the_command_explains(folder: Path) -> None:
     """As text and as JSON."""
     (chk,) = folder.glob("chk-*")
     found = recovery.explain(str(chk))
-    assert CliRunner().invoke(app, ["checkpoints", "explain", str(chk)]).output == f"{found}\n"
-    as_json = json.loads(CliRunner().invoke(app, ["checkpoints", "explain", str(chk), "--json"]).output)
+    assert CommandRunner().invoke(app, ["checkpoints", "explain", str(chk)]).output == f"{found}\n"
+    as_json = json.loads(CommandRunner().invoke(app, ["checkpoints", "explain", str(chk), "--json"]).output)
     assert as_json["decision"] == found.decision
     assert len(as_json["steps"]) == len(found.steps)

@@ -11,8 +11,9 @@ from typing import cast
 
 import pyarrow as pa
 import pytest
+from command_line import CommandRunner
 from local_jobs import NO_RESTART, WAIT_S, GatedSource, config, local, opening
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 import tidegate as tg
 from tidegate import jobs_cli
@@ -55,7 +56,7 @@ def job(tmp_path: Path) -> Iterator[tuple[tg.Job, GatedSource]]:
 
 def shell(*arguments: str) -> Result:
     """Run a command."""
-    return CliRunner().invoke(app, [*arguments])
+    return CommandRunner().invoke(app, [*arguments])
 
 
 def test_the_list_shows_each_job(job: tuple[tg.Job, GatedSource]) -> None:

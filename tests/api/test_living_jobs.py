@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from command_line import CommandRunner
 from local_jobs import NO_RESTART, GatedSource, config, finish, local, numbers
-from typer.testing import CliRunner
 
 import tidegate as tg
 from tidegate.api.submission.job_names import await_end
@@ -39,7 +39,7 @@ def test_a_running_job_is_not_swept_and_a_finished_one_is(tmp_path: Path) -> Non
         left.write_bytes(b"state")
         age(root)
 
-        refused = CliRunner().invoke(app, ["checkpoints", "sweep", str(root), "--delete"])
+        refused = CommandRunner().invoke(app, ["checkpoints", "sweep", str(root), "--delete"])
         assert (refused.exit_code, left.exists()) == (1, True)
         assert f"Job {job.job_id} may be running, process {os.getpid()} on " in refused.output
         assert f"its lease was renewed by process {os.getpid()}" in refused.output
@@ -49,7 +49,7 @@ def test_a_running_job_is_not_swept_and_a_finished_one_is(tmp_path: Path) -> Non
     left.parent.mkdir(exist_ok=True)
     left.write_bytes(b"state")
     age(root)
-    swept = CliRunner().invoke(app, ["checkpoints", "sweep", str(root), "--delete"])
+    swept = CommandRunner().invoke(app, ["checkpoints", "sweep", str(root), "--delete"])
     assert (swept.exit_code, left.exists()) == (0, False)
 
 

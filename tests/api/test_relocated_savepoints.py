@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from command_line import CommandRunner
 from local_jobs import NO_RESTART, GatedSource, config, local, opening
-from typer.testing import CliRunner
 
 import tidegate as tg
 from tidegate import recovery
@@ -139,7 +139,7 @@ def test_a_savepoint_says_what_it_needs_until_it_is_relocated(tmp_path: Path, sa
     table = str(tmp_path / "table")
     assert sorted(recovery.inspect(savepoint).needs) == [*owned, table]
 
-    result = CliRunner().invoke(app, ["checkpoints", "relocate", savepoint, str(tmp_path / "elsewhere"), "--json"])
+    result = CommandRunner().invoke(app, ["checkpoints", "relocate", savepoint, str(tmp_path / "elsewhere"), "--json"])
 
     assert result.exit_code == 0
     found = json.loads(result.stdout)

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from command_line import CommandRunner
 from local_jobs import GatedSource, opening
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 import tidegate as tg
 from tidegate.cli import app
@@ -74,7 +75,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def run(*arguments: str) -> Result:
     """Run a command."""
-    return CliRunner().invoke(app, ["run", *arguments])
+    return CommandRunner().invoke(app, ["run", *arguments])
 
 
 @pytest.mark.parametrize("reference", ["program_to_run.py:streams", "program_to_run:streams"])
@@ -171,7 +172,7 @@ def test_a_signal_ends_the_job_first(
 
 def check(*arguments: str) -> Result:
     """Run `tidegate config check`."""
-    return CliRunner().invoke(app, ["config", "check", *arguments])
+    return CommandRunner().invoke(app, ["config", "check", *arguments])
 
 
 def test_check_shows_who_says_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

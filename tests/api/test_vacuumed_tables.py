@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from command_line import CommandRunner
 from local_jobs import NO_RESTART, GatedSource, config, finish, local, opening, rows
-from typer.testing import CliRunner
 
 import tidegate as tg
 from tidegate.cli import app
@@ -51,7 +51,7 @@ def test_only_what_was_hidden_for_long_goes(tmp_path: Path) -> None:
 def test_the_command_does_the_same(tmp_path: Path) -> None:
     """For people and for programs; a url without a table is wrong usage."""
     overwritten(tmp_path)
-    run = CliRunner()
+    run = CommandRunner()
     url = str(tmp_path / "out")
     dry = run.invoke(app, ["vacuum", url, "--retain", "0s", "--dry-run"])
     assert dry.exit_code == 0

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import Result
+from command_line import CommandRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from local_jobs import NO_RESTART, GatedSource, config, finish, local, opening
-from typer.testing import CliRunner
 
 import tidegate as tg
 from tidegate import recovery
@@ -150,7 +150,7 @@ def test_files_of_other_columns_are_refused(tmp_path: Path) -> None:
 
 def run(*arguments: str) -> Result:
     """The `tidegate` command."""
-    return CliRunner().invoke(app, arguments)
+    return CommandRunner().invoke(app, arguments)
 
 
 def test_operators_and_states_are_dropped(taken: str, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 import polars as pl
 import pyarrow as pa
 import pytest
-from typer.testing import CliRunner
+from command_line import CommandRunner
 
 import tidegate as tg
 from tidegate import testing
@@ -104,7 +104,7 @@ def commands(part: Part) -> list[list[str]]:
 def run(words: list[str], namespace: Mapping[str, object]) -> str:
     """What a command prints. It must succeed."""
     values = [str(namespace[word[1:]]) if word.startswith("$") else word for word in words]
-    result = CliRunner().invoke(app, values[1:])
+    result = CommandRunner().invoke(app, values[1:])
     assert result.exit_code == 0, f"{shlex.join(values)}: {result.output}"
     return result.output
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 from checkpoints_on_disk import complete, flip_bit
-from typer.testing import CliRunner, Result
+from command_line import CommandRunner
+from typer.testing import Result
 
 from tidegate.actors.coordinator.messages.events import CoordinatorStarted
 from tidegate.cli import app
@@ -30,7 +31,7 @@ def store(tmp_path: Path) -> FileSystemStore:
 
 
 def _run(*arguments: str) -> Result:
-    return CliRunner().invoke(app, list(arguments))
+    return CommandRunner().invoke(app, list(arguments))
 
 
 def test_lists_checkpoints(store: FileSystemStore) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from any_permit import ANY_PERMIT
 from checkpoints_on_disk import complete
-from typer.testing import CliRunner, Result
+from command_line import CommandRunner
+from typer.testing import Result
 
 from tidegate import recovery
 from tidegate.cli import app
@@ -41,7 +42,7 @@ def _renewed(store: FileSystemStore, at_ms: int = _IN_2096_MS) -> Lease:
 
 
 def _run(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["checkpoints", "delete", "--yes", *arguments])
+    return CommandRunner().invoke(app, ["checkpoints", "delete", "--yes", *arguments])
 
 
 def test_a_checkpoint_of_a_living_job_is_not_deleted(store: FileSystemStore) -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from checkpoints_on_disk import UID, complete
+from command_line import CommandRunner
 from layers_on_disk import STATE, complete_layer
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from tidegate import recovery
 from tidegate.cli import app
@@ -26,7 +27,7 @@ def store(tmp_path: Path) -> FileSystemStore:
 
 def run(*arguments: str) -> Result:
     """Run the command."""
-    return CliRunner().invoke(app, list(arguments))
+    return CommandRunner().invoke(app, list(arguments))
 
 
 def path_of(store: FileSystemStore, number: int) -> str:

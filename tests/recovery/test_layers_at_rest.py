@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from any_permit import ANY_PERMIT
 from checkpoints_on_disk import MAX_PARALLELISM, UID, complete, flip_bit
+from command_line import CommandRunner
 from layers_on_disk import applied, complete_layer
-from typer.testing import CliRunner
 
 from tidegate import recovery
 from tidegate.cli import app
@@ -207,7 +207,7 @@ def test_a_savepoint_is_deleted_as_a_whole(
 def test_the_command_line_shows_and_deletes(store: FileSystemStore, three: list[CheckpointMetadata]) -> None:
     """Layers with their numbers, removed keys as such, files of a backend; nothing is deleted without a yes."""
     path = path_of(store, 2)
-    run = CliRunner().invoke
+    run = CommandRunner().invoke
 
     shown = run(app, ["checkpoints", "show", path])
     kept = run(app, ["checkpoints", "delete", path], input="n\n")

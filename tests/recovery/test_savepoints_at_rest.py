@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from any_permit import ANY_PERMIT
 from checkpoints_on_disk import MAX_PARALLELISM, UID, complete, flip_bit
-from typer.testing import CliRunner
+from command_line import CommandRunner
 
 from tidegate import recovery
 from tidegate.cli import app
@@ -138,7 +138,7 @@ def test_the_command_line_knows_savepoints(store: FileSystemStore) -> None:
     path = savepoint(store, 3, store.url)
 
     listed, shown, verified = (
-        CliRunner().invoke(app, ["checkpoints", *arguments])
+        CommandRunner().invoke(app, ["checkpoints", *arguments])
         for arguments in (["list", store.url], ["show", path], ["verify", path])
     )
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from checkpoints_on_disk import complete
-from typer.testing import CliRunner, Result
+from command_line import CommandRunner
+from typer.testing import Result
 
 from tidegate.cli import app
 from tidegate.storage.checkpoints.event_log import EventLog, LogEntry
@@ -31,7 +32,7 @@ def store(tmp_path: Path) -> FileSystemStore:
 
 
 def _run(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["checkpoints", "sweep", *arguments])
+    return CommandRunner().invoke(app, ["checkpoints", "sweep", *arguments])
 
 
 def test_lists_and_deletes_nothing(store: FileSystemStore) -> None:

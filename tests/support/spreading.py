@@ -113,3 +113,9 @@ class Groups(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         return self._groups.get(nodeid, nodeid)
+
+    def _pending_of(self, workload: dict[str, dict[str, bool]]) -> int:
+        """How many tests of a process are not done. Groups that are done go: each test would count them once more."""
+        for done in [scope for scope, tests in workload.items() if all(tests.values())]:
+            del workload[done]
+        return super()._pending_of(workload)
