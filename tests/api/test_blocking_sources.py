@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import pytest
 from local_jobs import NO_RESTART, GatedSource, config, local, opening
 
 import tidegate as tg
-from tidegate.actors.runtimes.local.io_pool import IO_THREADS
+from tidegate.actors.hosts.threads import WorkerPool
+from tidegate.actors.runtimes.local import local_job
+from tidegate.actors.runtimes.local.io_pool import IO_THREADS, io_pool
 
 
 class BlockingSource(GatedSource):
@@ -58,3 +62,31 @@ def test_reads_that_an_attempt_has_left_behind_hold_up_no_other_one(tmp_path: Pa
             fails.open_gate(gate)
         blocked.await_gate(10)
         assert job.trigger_checkpoint("4min")
+
+
+def test_the_first_attempt_has_the_threads_that_started_with_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only an attempt after it, which may have left reads behind, needs threads of its own."""
+    made: list[WorkerPool] = []
+
+    def make(*given: Any) -> WorkerPool:
+        made.append(io_pool(*given))
+        return made[-1]
+
+    monkeypatch.setattr(local_job, "io_pool", make)
+    failures: list[int] = []
+
+    def fail_once(batch: pa.RecordBatch) -> pa.RecordBatch:
+        if not failures:
+            failures.append(len(made))
+            raise ValueError("again")
+        return batch
+
+    source = GatedSource(20)
+    with local(1) as env:
+        env.from_source(source).map_batches(fail_once, schema=source.schema).collect()
+        job = env.execute("pools", checkpoints=config(tmp_path), restart=tg.RestartStrategy.fixed_delay(1, "1ms"))
+        assert job.wait("4min") == "finished"
+    assert (failures, len(made)) == ([1], 2)
+    assert all(pool.closed for pool in made)

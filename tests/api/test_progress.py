@@ -165,8 +165,9 @@ class Seen:
         self.ended = True
 
 
-def test_a_job_is_followed_to_its_end(tmp_path: Path) -> None:
+def test_a_job_is_followed_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also a restored one, which has its rows from before the checkpoint."""
+    monkeypatch.setattr(display, "POLL_S", 0.001)
     with opening(GatedSource(30, 30, gates=[10])) as source, local(2) as env:
         env.from_source(source, uid="in").to_table(str(tmp_path / "out"), uid="out")
         job = env.execute("job", checkpoints=config(tmp_path / "checkpoints"), restart=NO_RESTART)
@@ -187,8 +188,9 @@ def test_a_job_is_followed_to_its_end(tmp_path: Path) -> None:
     assert running.progress().rows_before == {next(iter(given.vertices)): 20}
 
 
-def test_a_job_of_which_nobody_knows_is_not_followed() -> None:
+def test_a_job_of_which_nobody_knows_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its cluster may be gone: the display ends, and says nothing."""
+    monkeypatch.setattr(display, "POLL_S", 0.001)
 
     class Gone:
         def progress(self) -> None:

@@ -7,6 +7,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from local_jobs import NO_RESTART, GatedSource, config, local, opening
 from waiting import until
 
 import tidegate as tg
+from tidegate.web import server
 from tidegate.web.seen_job import seen
 
 TOKEN = "a-token-of-the-tests"
@@ -26,6 +28,12 @@ ASKED_MAX = 30
 def token(monkeypatch: pytest.MonkeyPatch) -> None:
     """The token is that of the environment."""
     monkeypatch.setenv("TIDEGATE_REST_TOKEN", TOKEN)
+
+
+@pytest.fixture(autouse=True)
+def looked_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server looks at its jobs often: tests wait for what it has seen, and it would look each second."""
+    monkeypatch.setattr(server, "JobWatch", partial(server.JobWatch, refresh_s=0.02))
 
 
 def asked(url: str, method: str = "GET", body: object = None) -> Any:

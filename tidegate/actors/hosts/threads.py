@@ -119,6 +119,11 @@ class WorkerPool:
                 raise RuntimeError(f"{WAITING_MAX} pieces of work wait for the threads {self._name}")
             self._work.put_nowait(run)
 
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no more work."""
+        return self._closed
+
     def close(self, then: Callable[[], object] = _nothing) -> None:
         """Drop what waits. `then` is called once, by the last thread that comes back; this does not wait for it."""
         with self._lock:

@@ -336,9 +336,9 @@ class LocalJob:
         """Make a host for every task of the attempt and restore it."""
         tasks = self.context.graph.tasks() if instruction.tasks is None else instruction.tasks
         self._drop_tasks(tasks)
-        if self.pool not in self._pools.values():
-            self.pool.close()
-        self.pool = io_pool(self.context.graph, self._thread_died)
+        # The first attempt has the threads that were started with the job; a later one leaves behind what blocks.
+        if self.pool.closed or self.pool in self._pools.values():
+            self.pool = io_pool(self.context.graph, self._thread_died)
         self._looks.recoveries.deployed(instruction.attempt, tasks, now_ms())
         for task in tasks:
             self._pools[task] = self.pool
