@@ -155,7 +155,7 @@ def plain_ray() -> Iterator[None]:
 
 def _kind(item: pytest.Item) -> str:
     """What a test needs, and if it needs nothing, how it goes about it."""
-    room = item.path.relative_to(_TESTS).parts[0] if item.path.is_relative_to(_TESTS) else ""
+    room = _room(item.path)
     if room in _ALL_OF_A_KIND:
         return _ALL_OF_A_KIND[room]
     needs = spreading.together(item)
@@ -166,6 +166,12 @@ def _kind(item: pytest.Item) -> str:
     if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
         return "property"
     return "contract" if item.path.stem.endswith("_contract") else "unit"
+
+
+@lru_cache
+def _room(module: Path) -> str:
+    """The folder of a module's tests: the same for thousands of them."""
+    return module.relative_to(_TESTS).parts[0] if module.is_relative_to(_TESTS) else ""
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

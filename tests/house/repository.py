@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,16 @@ _NOT_OURS = (".git", ".coverage", "derby.log")
 def package_files() -> list[Path]:
     """Every Python file that is installed."""
     return sorted(PACKAGE.rglob("*.py"))
+
+
+def statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """The statements of a tree, at any depth, without the expressions in them: those are nine nodes of ten."""
+    waiting = list(ast.iter_child_nodes(tree))
+    while waiting:
+        node = waiting.pop()
+        if not isinstance(node, ast.expr):
+            yield node
+            waiting += ast.iter_child_nodes(node)
 
 
 def files() -> Iterator[Path]:

@@ -12,7 +12,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
-from repository import PACKAGE, ROOT
+from repository import PACKAGE, ROOT, statements
 
 
 def lint_imports(root: Path) -> subprocess.CompletedProcess[str]:
@@ -102,7 +102,7 @@ def test_a_new_folder_must_take_a_place(report: str) -> None:
 def imports_of(file: Path, modules: dict[str, Path]) -> set[str]:
     """The modules that a file imports, also those for type checkers alone."""
     found = set()
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in statements(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module is not None:

@@ -271,7 +271,7 @@ class Table:
 
     def expected(self) -> Rows:
         """What a checkpoint must hold now."""
-        return {"t": copy.deepcopy(self._model)} if self._model else {}
+        return {"t": {key: dict(row) for key, row in self._model.items()}} if self._model else {}
 
     def check(self) -> None:
         """Everything is as the model has it, read from the backend."""

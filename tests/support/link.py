@@ -71,8 +71,9 @@ class Summing(Operator):
         self.total = sum(table.rows.column("total")[0].as_py() for table in restored)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        self.log.append(f"process {batch.column('x').to_pylist()}")
-        self.total += sum(batch.column("x").to_pylist())
+        values = batch.column("x").to_pylist()
+        self.log.append(f"process {values}")
+        self.total += sum(values)
         emit(batch)
 
     def prepare_snapshot(self, emit: Emit) -> None:
