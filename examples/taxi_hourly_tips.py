@@ -24,9 +24,7 @@ def best_tips(env: tg.StreamEnvironment, fares: pa.Table) -> tg.Stream:
     )
     hour = tg.Tumbling("1h")
     tips = rows.key_by("driver_id").window(hour).aggregate(tips=tg.sum("tip"), name="of a driver", uid="of-a-driver")
-    last = (pl.col("window_end") - pl.duration(milliseconds=1)).alias("at")
-    timed = tips.select("driver_id", "tips", last).assign_timestamps("at", uid="at")
-    return timed.window(hour).aggregate(
+    return tips.window(hour).aggregate(
         driver_id=tg.arg_max("driver_id", by="tips"), tips=tg.max("tips"), name="best", uid="best"
     )
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, Unpack
 import pyarrow as pa
 
 from tidegate.actors.operators.batches.aggregates import Aggregate
+from tidegate.actors.operators.batches.window_end import WindowEnd, same_time
 from tidegate.actors.operators.ranking.deduplicate import Deduplicate
 from tidegate.actors.operators.rows.broadcast_process import (
     BroadcastProcessFunction,
@@ -59,7 +60,7 @@ class Stream(StreamTables):
             if self.schema is not None and other.schema is not None and not self.schema.equals(other.schema):
                 mine, theirs = columns_text(self.schema), columns_text(other.schema)
                 raise ConfigurationError(f"union: the streams have different columns: {mine} and {theirs}")
-        timestamp = self.timestamp if all(other.timestamp == self.timestamp for other in others) else None
+        timestamp = self.timestamp if all(same_time(other.timestamp, self.timestamp) for other in others) else None
         return Stream(self._program, tuple(i for stream in (self, *others) for i in stream._inputs), (), timestamp)
 
     def connect(self, other: Stream | KeyedStream) -> ConnectedStreams:
@@ -117,6 +118,8 @@ class Stream(StreamTables):
         (made, _), name = self._inputs[0], tag.name if isinstance(tag, OutputTag) else tag
         aside = made.side_output(name)
         kept = aside.schema is not None and self.timestamp in aside.schema.names
+        # Rows beside the results of a window are none: a column of theirs may be called `window_end`, too.
+        kept = kept and not isinstance(self.timestamp, WindowEnd)
         return Stream(self._program, ((aside, None),), (), self.timestamp if kept else None)
 
     def window(self, spec: WindowsTaken) -> WindowedStream[Stream]:

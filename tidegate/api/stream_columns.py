@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from tidegate.actors.operators.batches.window_end import WindowEnd
 from tidegate.actors.operators.operator import Operator, OperatorContext
 from tidegate.actors.operators.output_schema import polars_frame
 from tidegate.storage.errors import ConfigurationError
@@ -55,6 +56,12 @@ def name_after(column: str, passed: Mapping[str, str]) -> str | None:
     if passed.get(column) == column:
         return column
     return next((name for name, source in passed.items() if source == column), None)
+
+
+def time_after(time: str | None, passed: Mapping[str, str]) -> str | None:
+    """The event time after a step that copies `passed`; None if it is gone."""
+    name = None if time is None else name_after(time, passed)
+    return name if name is None or not isinstance(time, WindowEnd) else WindowEnd(name)
 
 
 def reads_only(expression: pl.Expr, columns: Sequence[str]) -> bool:

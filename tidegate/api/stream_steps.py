@@ -29,7 +29,7 @@ from tidegate.actors.sources.source import is_unbounded
 from tidegate.api.nulls_tag import nulls_tag
 from tidegate.api.program import Program
 from tidegate.api.slot_options import SlotOptions, resources_of
-from tidegate.api.stream_columns import computed_columns, name_after, passed_columns, reads_only, schema_after
+from tidegate.api.stream_columns import computed_columns, passed_columns, reads_only, schema_after, time_after
 from tidegate.api.updating import Updating
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.polars_frames import is_polars_expression
@@ -346,11 +346,11 @@ class StreamSteps:
         """The stream after polars expressions. `passed` maps output columns to the input columns that they copy."""
         updating = None if self._updating is None else self._updating.renamed(repr(name), passed)
         result = self._then(factory, schema, name, uid, parallelism, updating=updating)
-        renamed = None if self.timestamp is None else name_after(self.timestamp, passed)
-        if self.timestamp is not None and renamed is None and result.timestamp is None:
+        timestamp = time_after(self.timestamp, passed) or result.timestamp
+        if timestamp is None and type(self.timestamp) is str:  # a WindowEnd was named by nobody
             said = "%s (uid %r) drops the column of event time, %r: rows after it have no timestamp; keep the column"
             log.warning(said, name, result._inputs[0][0].uid, self.timestamp)
-        return type(self)(self._program, result._inputs, (), renamed or result.timestamp, updating)
+        return type(self)(self._program, result._inputs, (), timestamp, updating)
 
     def _then(
         self,

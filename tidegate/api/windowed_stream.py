@@ -1,7 +1,7 @@
 """`WindowedStream`: rows in windows of event time. Made by `KeyedStream.window`, and by `Stream.window` for all rows.
 
-What comes out has the keys, `window_start`, `window_end`, and the aggregates. It has no event time of its own: its rows
-come when their windows have ended. `docs/windows.md` says how to window them again.
+What comes out has the keys, `window_start`, `window_end`, and the aggregates. Its event time is the last millisecond of
+the window, so it can be windowed again.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Generic, Literal, TypeVar
 
 from tidegate.actors.operators.batches.aggregates import Aggregate
 from tidegate.actors.operators.batches.late_rows import LATE
+from tidegate.actors.operators.batches.window_end import WindowEnd
 from tidegate.actors.operators.windows.session_windows import SessionWindows
 from tidegate.actors.operators.windows.sliced_windows import SlicedWindows
 from tidegate.actors.operators.windows.window_operator import WindowOperator
@@ -73,8 +74,8 @@ class WindowedStream(Generic[S]):
         that replace others go to a table with mode="upsert" and as keys the keys, `window_start` and `window_end`.
 
         Sessions are final, and take no allowed lateness. Rows that come too late for all their windows are dropped,
-        counted as `numLateRecordsDropped`, and in `late_rows()` of the result. ConfigurationError for columns that do
-        not fit.
+        counted as `numLateRecordsDropped`, and in `late_rows()` of the result. The event time of a result is the last
+        millisecond of its window. ConfigurationError for columns that do not fit.
         """
         keys, spec, time, lateness_ms = self._keys, self._spec, self._time, self._lateness_ms
         if isinstance(spec, Session) and (emit != "final" or lateness_ms):
@@ -100,4 +101,4 @@ class WindowedStream(Generic[S]):
         replaced = (*keys, WINDOW_START, WINDOW_END)
         updates = emit == "update" or lateness_ms > 0
         updating = Updating(replaced, f"{node.name!r} (uid {node.uid!r})") if updates else None
-        return self._made(self._stream.program, result._inputs, replaced, None, updating)
+        return self._made(self._stream.program, result._inputs, replaced, WindowEnd(WINDOW_END), updating)

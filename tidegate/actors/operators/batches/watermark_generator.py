@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from tidegate.actors.kernels.columns import fixed_values, plain, valid_mask
 from tidegate.actors.operators.batches.watermark_pieces import as_they_are, pieces_of
+from tidegate.actors.operators.batches.window_end import WindowEnd
 from tidegate.actors.operators.operator import Columns, Emit, Operator, OperatorContext, together
 from tidegate.actors.operators.operator_errors import blame
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
@@ -46,7 +47,10 @@ def check_timestamp_column(schema: pa.Schema, column: str) -> None:
 
 
 def event_times_ms(batch: pa.RecordBatch, column: str) -> pa.Array:
-    """Timestamps of the rows of a batch as int64, null where the column is. ConfigurationError as above."""
+    """Timestamps of the rows of a batch as int64, null where the column is. ConfigurationError as above.
+
+    Of a `WindowEnd` it is the millisecond before.
+    """
     check_timestamp_column(batch.schema, column)
     values = plain(batch.column(column))
     raw = fixed_values(values).astype(np.int64)
@@ -54,6 +58,8 @@ def event_times_ms(batch: pa.RecordBatch, column: str) -> pa.Array:
         raw = raw * _MS_PER_DAY
     elif pa.types.is_timestamp(values.type):
         raw = raw * 1000 if values.type.unit == "s" else raw // _PER_MS[values.type.unit]
+    if isinstance(column, WindowEnd):
+        raw = raw - 1
     mask = valid_mask(values)
     return pa.array(raw, mask=mask == 0 if len(mask) else None)
 
