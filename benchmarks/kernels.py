@@ -29,12 +29,12 @@ from tidegate.actors.kernels.columns import NO_MASK, fixed_values
 from tidegate.actors.kernels.hashing import hash_columns
 from tidegate.actors.kernels.key_index.key_index import KeyIndex
 from tidegate.actors.kernels.partition import partition, subtask_table
-from tidegate.actors.operators.batches import aggregates
-from tidegate.actors.operators.batches.keyed_aggregate import KeyedAggregate
-from tidegate.actors.operators.batches.partitioners import HashPartitioner
+from tidegate.actors.operators.aggregates import aggregate as aggregates
+from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
 from tidegate.actors.operators.operator import OperatorContext
 from tidegate.actors.state_backends.common.backend import ValueSpec
 from tidegate.actors.state_backends.common.pages import PagedColumn, pages_for
+from tidegate.actors.task.pipeline.partitioners import HashPartitioner
 from tidegate.storage.ids import CheckpointId, OperatorUid, SubtaskIndex
 from tidegate.storage.state.snapshot import Cut
 

@@ -54,7 +54,7 @@ from tidegate.actors.hosts.task.state_stores import StateStores
 from tidegate.actors.hosts.task.task_effects import TaskEffects
 from tidegate.actors.kernels.hashing import hash_columns
 from tidegate.actors.kernels.key_index.key_index import KeyIndex
-from tidegate.actors.operators.batches.keyed_aggregate import KeyedAggregate
+from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.actors.sources.memory_source import MemorySource

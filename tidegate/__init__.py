@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tidegate.actors.hosts.job_context import DataPlaneOptions
-    from tidegate.actors.operators.batches.aggregates import (
+    from tidegate.actors.operators.aggregates.aggregate import (
         Aggregate,
         arg_max,
         arg_min,
@@ -76,7 +76,7 @@ else:
     from tidegate.lazy_names import lazy_names
 
     _HOME_OF = {
-        "Aggregate": "actors.operators.batches.aggregates",
+        "Aggregate": "actors.operators.aggregates.aggregate",
         "AggregateFunction": "actors.operators.state.reducing_state",
         "AggregatingState": "actors.operators.state.reducing_state",
         "BatchContext": "actors.operators.batches.batch_function",
@@ -130,24 +130,24 @@ else:
         "Tumbling": "actors.operators.windows.window_specs",
         "ValueState": "actors.operators.state.keyed_state",
         "WindowedStream": "api.windowed_stream",
-        "arg_max": "actors.operators.batches.aggregates",
-        "arg_min": "actors.operators.batches.aggregates",
-        "bool_and": "actors.operators.batches.aggregates",
-        "bool_or": "actors.operators.batches.aggregates",
-        "count": "actors.operators.batches.aggregates",
-        "count_distinct": "actors.operators.batches.aggregates",
-        "first": "actors.operators.batches.aggregates",
-        "last": "actors.operators.batches.aggregates",
+        "arg_max": "actors.operators.aggregates.aggregate",
+        "arg_min": "actors.operators.aggregates.aggregate",
+        "bool_and": "actors.operators.aggregates.aggregate",
+        "bool_or": "actors.operators.aggregates.aggregate",
+        "count": "actors.operators.aggregates.aggregate",
+        "count_distinct": "actors.operators.aggregates.aggregate",
+        "first": "actors.operators.aggregates.aggregate",
+        "last": "actors.operators.aggregates.aggregate",
         "load_config": "api.config.config_file",
-        "max": "actors.operators.batches.aggregates",
-        "mean": "actors.operators.batches.aggregates",
-        "min": "actors.operators.batches.aggregates",
+        "max": "actors.operators.aggregates.aggregate",
+        "mean": "actors.operators.aggregates.aggregate",
+        "min": "actors.operators.aggregates.aggregate",
         "open_table": "api.output_tables",
-        "stddev_pop": "actors.operators.batches.aggregates",
-        "stddev_samp": "actors.operators.batches.aggregates",
-        "sum": "actors.operators.batches.aggregates",
-        "var_pop": "actors.operators.batches.aggregates",
-        "var_samp": "actors.operators.batches.aggregates",
+        "stddev_pop": "actors.operators.aggregates.aggregate",
+        "stddev_samp": "actors.operators.aggregates.aggregate",
+        "sum": "actors.operators.aggregates.aggregate",
+        "var_pop": "actors.operators.aggregates.aggregate",
+        "var_samp": "actors.operators.aggregates.aggregate",
     }
     __getattr__, __dir__ = lazy_names(__name__, _HOME_OF, submodules=("recovery", "testing"))
 

@@ -17,10 +17,10 @@ from tidegate.actors.coordinator.job.job_spec import ADOPTION_TIMEOUT_MS, Checkp
 from tidegate.actors.graph.stream_graph import StreamNode, translate
 from tidegate.actors.hosts.heartbeat_settings import HeartbeatSettings
 from tidegate.actors.hosts.job_context import DataPlaneOptions, JobContext
-from tidegate.actors.operators.batches import aggregates
-from tidegate.actors.operators.batches.keyed_aggregate import KeyedAggregate
+from tidegate.actors.operators.aggregates import aggregate as aggregates
+from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
 from tidegate.actors.operators.batches.stateless import MapBatches
-from tidegate.actors.operators.batches.table_sink import TableSink
+from tidegate.actors.operators.sinks.table_sink import TableSink
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.actors.runtimes.running_job import JobProgress, Submission
 from tidegate.actors.sources.memory_source import MemorySource

@@ -12,8 +12,8 @@ import pyarrow as pa
 from aggregate_model import Row, model
 from hypothesis import strategies as st
 
-from tidegate.actors.operators.batches import aggregates as tg
-from tidegate.actors.operators.batches.aggregates import Aggregate
+from tidegate.actors.operators.aggregates import aggregate as tg
+from tidegate.actors.operators.aggregates.aggregate import Aggregate
 
 SCHEMA = pa.schema(
     {

@@ -10,8 +10,8 @@ import pyarrow as pa
 from frozen_tables import tables_of
 
 from tidegate.actors.kernels.hashing import hash_columns
-from tidegate.actors.operators.batches.partitioners import HashPartitioner
 from tidegate.actors.operators.operator import Operator, OperatorContext
+from tidegate.actors.task.pipeline.partitioners import HashPartitioner
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.ids import CheckpointId, OperatorUid, SubtaskIndex
 from tidegate.storage.state.key_groups import key_group_range

@@ -18,10 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from operator_harness import Subtasks, context, opened, run
 
-from tidegate.actors.operators.batches import aggregates as tg
-from tidegate.actors.operators.batches.aggregate_kinds import AggregateKind
-from tidegate.actors.operators.batches.aggregates import Aggregate
-from tidegate.actors.operators.batches.keyed_aggregate import KeyedAggregate
+from tidegate.actors.operators.aggregates import aggregate as tg
+from tidegate.actors.operators.aggregates.aggregate import Aggregate
+from tidegate.actors.operators.aggregates.aggregate_kinds import AggregateKind
+from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
 from tidegate.actors.protocol.errors import OperatorError
 from tidegate.actors.state_backends.common.options import StateBackendOptions
 from tidegate.storage.errors import ConfigurationError, CorruptionError

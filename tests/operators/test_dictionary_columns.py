@@ -10,10 +10,10 @@ import pytest
 from operator_harness import Subtasks, opened, run
 from process_harness import Driven, Row
 
-from tidegate.actors.operators.batches import aggregates
-from tidegate.actors.operators.batches.keyed_aggregate import KeyedAggregate
-from tidegate.actors.operators.batches.table_sink import TableSink
+from tidegate.actors.operators.aggregates import aggregate as aggregates
+from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
 from tidegate.actors.operators.rows.process_functions import ProcessContext, ProcessFunction
+from tidegate.actors.operators.sinks.table_sink import TableSink
 from tidegate.actors.operators.state.keyed_state import KeyedState, ListState, MapState, ValueState
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.state.snapshot import StateTable

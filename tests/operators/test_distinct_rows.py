@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from operator_harness import Subtasks, opened, run
 
-from tidegate.actors.operators.batches import aggregates as tg
-from tidegate.actors.operators.batches.aggregate_all import MergedAggregate, PartialAggregate, key_name
-from tidegate.actors.operators.batches.distinct_rows import DistinctRows
+from tidegate.actors.operators.aggregates import aggregate as tg
+from tidegate.actors.operators.aggregates.aggregate_all import MergedAggregate, PartialAggregate, key_name
+from tidegate.actors.operators.aggregates.distinct_rows import DistinctRows
 from tidegate.storage.errors import ConfigurationError
 
 _ROWS = st.lists(

@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from operator_harness import context, cut
 
-from tidegate.actors.operators.batches.partitioners import HashPartitioner
 from tidegate.actors.operators.joins import window_join
 from tidegate.actors.operators.joins.interval_join import IntervalJoin
 from tidegate.actors.operators.joins.join_columns import JoinHow, JoinSides
@@ -26,6 +25,7 @@ from tidegate.actors.operators.windows.window_specs import Session, Sliding, Tum
 from tidegate.actors.protocol.errors import OperatorError
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.actors.state_backends.common.options import StateBackendOptions
+from tidegate.actors.task.pipeline.partitioners import HashPartitioner
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.state.key_groups import key_group_range

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from operator_harness import CUT, Subtasks, context, opened, run
 
 from tidegate.actors.kernels.hashing import hash_columns
-from tidegate.actors.operators.batches import aggregates as tg
-from tidegate.actors.operators.batches.aggregate_kinds import AggregateKind
-from tidegate.actors.operators.batches.aggregates import Aggregate
-from tidegate.actors.operators.batches.keyed_aggregate import KeyedAggregate
+from tidegate.actors.operators.aggregates import aggregate as tg
+from tidegate.actors.operators.aggregates.aggregate import Aggregate
+from tidegate.actors.operators.aggregates.aggregate_kinds import AggregateKind
+from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
 from tidegate.actors.protocol.errors import OperatorError
 from tidegate.storage.errors import ConfigurationError, CorruptionError
 from tidegate.storage.state.snapshot import StateTable

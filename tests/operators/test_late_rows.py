@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from operator_harness import context
 
 from tidegate.actors.graph.job_graph import OperatorSpec
-from tidegate.actors.operators.batches.late_rows import LATE, LateRows
-from tidegate.actors.operators.batches.watermark_generator import WatermarkGenerator
 from tidegate.actors.operators.operator import Operator
+from tidegate.actors.operators.watermarks.late_rows import LATE, LateRows
+from tidegate.actors.operators.watermarks.watermark_generator import WatermarkGenerator
 from tidegate.actors.operators.windows.window_specs import EventTimeWindow, Session, Sliding, Tumbling
 from tidegate.actors.protocol.errors import OperatorError
 from tidegate.actors.protocol.side_outputs import SideOutput

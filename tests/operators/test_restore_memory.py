@@ -12,8 +12,9 @@ from frozen_tables import tables_of
 from operator_harness import CUT, context
 
 from tidegate.actors.graph.job_graph import OperatorSpec
-from tidegate.actors.operators.batches import aggregates, keyed_aggregate
-from tidegate.actors.operators.batches.keyed_aggregate import KeyedAggregate
+from tidegate.actors.operators.aggregates import aggregate as aggregates
+from tidegate.actors.operators.aggregates import keyed_aggregate
+from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
 from tidegate.actors.operators.operator import Operator
 from tidegate.actors.operators.rows.process_functions import ProcessContext, ProcessFunction
 from tidegate.actors.operators.rows.process_operator import ProcessOperator

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 from window_harness import Backend, Windows, rows_batch
 
-from tidegate.actors.operators.batches import aggregates as tg
-from tidegate.actors.operators.batches.window_end import WindowEnd
+from tidegate.actors.operators.aggregates import aggregate as tg
 from tidegate.actors.operators.operator import Operator
+from tidegate.actors.operators.watermarks.window_end import WindowEnd
 from tidegate.actors.operators.windows.session_windows import SessionWindows
 from tidegate.actors.operators.windows.sliced_windows import SlicedWindows
 from tidegate.actors.operators.windows.window_specs import Session, Sliding, Tumbling

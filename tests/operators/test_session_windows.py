@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from window_harness import Backend, Windows, rows_batch
 
-from tidegate.actors.operators.batches import aggregates as tg
+from tidegate.actors.operators.aggregates import aggregate as tg
 from tidegate.actors.operators.windows import session_windows
 from tidegate.actors.operators.windows.session_windows import SessionWindows
 from tidegate.actors.operators.windows.window_specs import Session

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from window_harness import Backend, Windows, rows_batch
 
-from tidegate.actors.operators.batches import aggregates as tg
+from tidegate.actors.operators.aggregates import aggregate as tg
 from tidegate.actors.operators.windows import sliced_windows
 from tidegate.actors.operators.windows.sliced_windows import SlicedWindows
 from tidegate.actors.operators.windows.window_specs import Cumulating, Sliding, Tumbling

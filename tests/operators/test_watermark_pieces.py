@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.actors.operators.batches import watermark_pieces
-from tidegate.actors.operators.batches.watermark_pieces import Piece, Times, as_they_are, pieces_of
+from tidegate.actors.operators.watermarks import watermark_pieces
+from tidegate.actors.operators.watermarks.watermark_pieces import Piece, Times, as_they_are, pieces_of
 from tidegate.actors.protocol.stream_elements import MIN_WATERMARK_MS
 
 TIMES = st.lists(st.integers(-200, 200) | st.just(MIN_WATERMARK_MS), min_size=1, max_size=60)

@@ -14,9 +14,9 @@ from frozen_tables import tables_of
 from operator_harness import context
 
 from tidegate.actors.kernels.hashing import hash_columns
-from tidegate.actors.operators.batches.partitioners import HashPartitioner
 from tidegate.actors.operators.operator import Operator
 from tidegate.actors.state_backends.common.options import BackendKind, StateBackendOptions
+from tidegate.actors.task.pipeline.partitioners import HashPartitioner
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.state.key_groups import key_group_range, key_groups_of

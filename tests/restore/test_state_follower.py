@@ -17,7 +17,7 @@ from restored_graphs import BY_KEY, checkpoint_of, complete, graph_of
 import tidegate as tg
 from tidegate.actors.coordinator.job.job_spec import RestorePoint
 from tidegate.actors.graph.job_graph import JobGraph
-from tidegate.actors.operators.batches.keyed_aggregate import KeyedAggregate
+from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
 from tidegate.actors.operators.operator import OperatorFactory
 from tidegate.actors.operators.rows.process_operator import ProcessOperator
 from tidegate.actors.protocol.identity import TaskId

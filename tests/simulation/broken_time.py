@@ -9,10 +9,10 @@ from unittest.mock import patch
 
 import pyarrow as pa
 
-from tidegate.actors.operators.batches import watermark_generator
-from tidegate.actors.operators.batches.late_rows import LateRows
-from tidegate.actors.operators.batches.watermark_pieces import Due, Piece, Times
 from tidegate.actors.operators.operator import Emit
+from tidegate.actors.operators.watermarks import watermark_generator
+from tidegate.actors.operators.watermarks.late_rows import LateRows
+from tidegate.actors.operators.watermarks.watermark_pieces import Due, Piece, Times
 from tidegate.actors.protocol.stream_elements import MIN_WATERMARK_MS, Watermark, WatermarkStatus
 from tidegate.actors.task.channels.watermark_valve import WatermarkValve
 from tidegate.actors.task.pipeline.source_cursor import SourceCursor

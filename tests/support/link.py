@@ -12,8 +12,8 @@ from batches import ONE_ROW_BYTES
 
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.graph.stream_graph import StreamNode, translate
-from tidegate.actors.operators.batches.table_sink import TableSink
 from tidegate.actors.operators.operator import Emit, Operator, OperatorContext
+from tidegate.actors.operators.sinks.table_sink import TableSink
 from tidegate.actors.protocol.identity import ChannelId, TaskId
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.actors.protocol.stream_elements import (

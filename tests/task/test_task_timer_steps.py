@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from link import ATTEMPT, BY_X, UNALIGNED, Subject, Summing, barrier, describe, node, only, sent
 
 from tidegate.actors.graph.stream_graph import translate
-from tidegate.actors.operators.batches.watermark_generator import WatermarkGenerator
 from tidegate.actors.operators.rows.process_functions import ProcessContext, ProcessFunction, Rows
 from tidegate.actors.operators.rows.process_operator import ProcessOperator
 from tidegate.actors.operators.state.keyed_state import ListState
 from tidegate.actors.operators.state.timers import TimeDomain
+from tidegate.actors.operators.watermarks.watermark_generator import WatermarkGenerator
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, BarrierOptions, Element, EndOfData, Watermark
 from tidegate.actors.task.channels.output_gate import BufferLimits
 from tidegate.actors.task.channels.turn_pacer import ROWS_UNLIMITED, TURN_MS_MAX

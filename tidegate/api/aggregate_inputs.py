@@ -15,8 +15,8 @@ from typing import Protocol, Self, TypeVar
 import polars as pl
 import pyarrow as pa
 
-from tidegate.actors.operators.batches.aggregates import Aggregate
-from tidegate.actors.operators.batches.column_expressions import ColumnExpression, ColumnLike, column_like
+from tidegate.actors.operators.aggregates.aggregate import Aggregate
+from tidegate.actors.operators.aggregates.column_expressions import ColumnExpression, ColumnLike, column_like
 from tidegate.actors.operators.batches.expressions import Select, columns_read
 from tidegate.actors.protocol.errors import OperatorError
 from tidegate.api.stream_columns import schema_after

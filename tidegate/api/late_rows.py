@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from tidegate.actors.operators.batches.late_rows import LATE, LateRows
 from tidegate.actors.operators.source_splits import Due
+from tidegate.actors.operators.watermarks.late_rows import LATE, LateRows
 from tidegate.actors.protocol.side_outputs import OutputTag
 from tidegate.api.stream import Stream
 from tidegate.storage.errors import ConfigurationError

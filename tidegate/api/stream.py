@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Literal, Unpack
 
 import pyarrow as pa
 
-from tidegate.actors.operators.batches.aggregates import Aggregate
-from tidegate.actors.operators.batches.window_end import WindowEnd, same_time
+from tidegate.actors.operators.aggregates.aggregate import Aggregate
 from tidegate.actors.operators.ranking.deduplicate import Deduplicate
 from tidegate.actors.operators.rows.broadcast_process import (
     BroadcastProcessFunction,
@@ -24,6 +23,7 @@ from tidegate.actors.operators.rows.broadcast_process import (
 )
 from tidegate.actors.operators.rows.process_functions import CoProcessFunction, ProcessFunction
 from tidegate.actors.operators.rows.process_operator import ProcessOperator
+from tidegate.actors.operators.watermarks.window_end import WindowEnd, same_time
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.actors.protocol.side_outputs import OutputTag
 from tidegate.api.slot_options import SlotOptions

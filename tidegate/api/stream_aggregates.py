@@ -14,11 +14,11 @@ from typing import Literal, TypeVar
 
 import pyarrow as pa
 
-from tidegate.actors.operators.batches.aggregate_all import MergedAggregate, PartialAggregate
-from tidegate.actors.operators.batches.aggregate_kinds import AggregateKind
-from tidegate.actors.operators.batches.aggregates import Aggregate, count
-from tidegate.actors.operators.batches.distinct_rows import DistinctRows
-from tidegate.actors.operators.batches.keyed_aggregate import KeyedAggregate
+from tidegate.actors.operators.aggregates.aggregate import Aggregate, count
+from tidegate.actors.operators.aggregates.aggregate_all import MergedAggregate, PartialAggregate
+from tidegate.actors.operators.aggregates.aggregate_kinds import AggregateKind
+from tidegate.actors.operators.aggregates.distinct_rows import DistinctRows
+from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.api.stream_steps import StreamSteps
 from tidegate.storage.errors import ConfigurationError

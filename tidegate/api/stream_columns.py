@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from tidegate.actors.operators.batches.window_end import WindowEnd
 from tidegate.actors.operators.operator import Operator, OperatorContext
 from tidegate.actors.operators.output_schema import polars_frame
+from tidegate.actors.operators.watermarks.window_end import WindowEnd
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import OperatorUid, SubtaskIndex
 from tidegate.storage.schemas.plain_types import holds_views, without_views

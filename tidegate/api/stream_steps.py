@@ -19,10 +19,10 @@ from tidegate.actors.operators.batch_rows import check_batch_rows
 from tidegate.actors.operators.batches.batch_function import BatchFunction, batch_operator
 from tidegate.actors.operators.batches.failing_rows import GuardedFilter, GuardedFlatMap, GuardedMap, error_tag
 from tidegate.actors.operators.batches.stateless import BatchResult, FilterRows, FlatMap, Map, Row
-from tidegate.actors.operators.batches.watermark_generator import WatermarkGenerator, check_timestamp_column
 from tidegate.actors.operators.operator import OperatorFactory
 from tidegate.actors.operators.rows.process_functions import ProcessFunction
 from tidegate.actors.operators.rows.process_operator import ProcessOperator
+from tidegate.actors.operators.watermarks.watermark_generator import WatermarkGenerator, check_timestamp_column
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.actors.protocol.side_outputs import OutputTag
 from tidegate.actors.sources.source import is_unbounded

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from tidegate.actors.operators.batches.partitioned_sink import table_sink
+from tidegate.actors.operators.sinks.partitioned_sink import table_sink
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.api.checkpoint_calls import CheckpointFunction, check_function
 from tidegate.api.given_names import location

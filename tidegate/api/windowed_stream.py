@@ -10,9 +10,9 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Generic, Literal, TypeVar
 
-from tidegate.actors.operators.batches.aggregates import Aggregate
-from tidegate.actors.operators.batches.late_rows import LATE
-from tidegate.actors.operators.batches.window_end import WindowEnd
+from tidegate.actors.operators.aggregates.aggregate import Aggregate
+from tidegate.actors.operators.watermarks.late_rows import LATE
+from tidegate.actors.operators.watermarks.window_end import WindowEnd
 from tidegate.actors.operators.windows.session_windows import SessionWindows
 from tidegate.actors.operators.windows.sliced_windows import SlicedWindows
 from tidegate.actors.operators.windows.window_operator import WindowOperator

@@ -28,7 +28,7 @@ from tidegate.actors.graph.source_checks import splits_of
 from tidegate.actors.hosts.job_context import DataPlaneOptions, JobContext
 from tidegate.actors.hosts.log_lines import LogSettings
 from tidegate.actors.hosts.process_settings import ProcessSettings
-from tidegate.actors.operators.batches.partitioned_sink import table_sink
+from tidegate.actors.operators.sinks.partitioned_sink import table_sink
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.protocol.partitioning import PartitioningKind
 from tidegate.actors.restore.restore_checks import check_restorable, with_key_groups_of

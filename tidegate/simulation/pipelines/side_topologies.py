@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tidegate.actors.operators.batches.aggregates import count, sum
+from tidegate.actors.operators.aggregates.aggregate import count, sum
 from tidegate.actors.operators.rows.process_functions import ProcessContext, ProcessFunction
 from tidegate.actors.protocol.side_outputs import OutputTag
 from tidegate.api.environment import StreamEnvironment

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.actors.operators.batches.aggregates import count, sum
+from tidegate.actors.operators.aggregates.aggregate import count, sum
 from tidegate.api.environment import StreamEnvironment
 from tidegate.simulation.pipelines.late_topologies import expect_late, late
 from tidegate.simulation.pipelines.operator_states import RULED, KeptRows, RuledTotals

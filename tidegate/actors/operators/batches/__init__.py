@@ -1,1 +1,1 @@
-"""Operators over whole batches: functions, expressions, keyed aggregates, watermarks, table sinks; partitioners."""
+"""Operators without keyed state, over whole batches: functions of users, and polars expressions."""

@@ -16,12 +16,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.actors.kernels.partition import subtask_table
-from tidegate.actors.operators.batches.watermark_generator import event_times_ms
 from tidegate.actors.operators.joins.join_columns import LEFT, JoinHow, JoinSides, plain_values
 from tidegate.actors.operators.operator import Emit, Operator, OperatorContext
 from tidegate.actors.operators.operator_errors import blame
 from tidegate.actors.operators.state.keys import check_owner, key_columns, key_schema
 from tidegate.actors.operators.state.operator_backend import frozen_backend, make_backend
+from tidegate.actors.operators.watermarks.watermark_generator import event_times_ms
 from tidegate.actors.protocol.errors import OperatorError
 from tidegate.actors.protocol.stream_elements import MIN_WATERMARK_MS
 from tidegate.actors.state_backends.common.backend import KeyedBackend

@@ -29,13 +29,13 @@ from tidegate.actors.kernels.paged import NO_PAGES
 from tidegate.actors.kernels.partition import gather
 from tidegate.actors.kernels.ranking import NO_WORDS, better_rows, first_arrivals, last_of_each
 from tidegate.actors.operators.batch_rows import OUTPUT_ROWS_MAX
-from tidegate.actors.operators.batches.late_rows import LATE_RECORDS
-from tidegate.actors.operators.batches.watermark_generator import check_timestamp_column, event_times_ms
 from tidegate.actors.operators.operator import Emit, Operator, OperatorContext
 from tidegate.actors.operators.operator_errors import blame
 from tidegate.actors.operators.ranking.kept_rows import KeptRows, flags_of
 from tidegate.actors.operators.ranking.order_words import check_order_column, order_form, order_words
 from tidegate.actors.operators.state.keys import key_columns, key_schema
+from tidegate.actors.operators.watermarks.late_rows import LATE_RECORDS
+from tidegate.actors.operators.watermarks.watermark_generator import check_timestamp_column, event_times_ms
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.actors.state_backends.common.backend import KeyedBackend, VectorTable
 from tidegate.storage.errors import ConfigurationError

@@ -22,7 +22,6 @@ import pyarrow as pa
 
 from tidegate.actors.kernels.partition import compact, subtask_table
 from tidegate.actors.operators.batch_rows import OUTPUT_ROWS_MAX
-from tidegate.actors.operators.batches.watermark_generator import event_times_ms
 from tidegate.actors.operators.operator import Emit, Operator, OperatorContext
 from tidegate.actors.operators.operator_errors import Blame, blame, blame_call, failure, is_failure
 from tidegate.actors.operators.output_schema import PinnedSchema
@@ -35,6 +34,7 @@ from tidegate.actors.operators.state.keys import KeyCodec, check_owner, key_colu
 from tidegate.actors.operators.state.operator_state import OperatorStates, WriteGate
 from tidegate.actors.operators.state.state_names import StateNames
 from tidegate.actors.operators.state.timers import TimeDomain, Timers
+from tidegate.actors.operators.watermarks.watermark_generator import event_times_ms
 from tidegate.actors.protocol.errors import OperatorError
 from tidegate.actors.protocol.side_outputs import OutputTag
 from tidegate.actors.state_backends.common.backend import KeyedBackend, KeyRef

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
+from tidegate.actors.operators.aggregates.accumulators import Accumulator
 from tidegate.actors.operators.batch_rows import OUTPUT_ROWS_MAX
-from tidegate.actors.operators.batches.accumulators import Accumulator
 from tidegate.actors.operators.windows.window_state import WindowState
 from tidegate.actors.state_backends.columnar.columnar_backend import ColumnarBackend
 from tidegate.actors.state_backends.common.backend import VectorTable

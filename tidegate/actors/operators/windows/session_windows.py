@@ -25,8 +25,8 @@ from tidegate.actors.kernels.jit import kernel
 from tidegate.actors.kernels.key_index.key_index import KeyIndex
 from tidegate.actors.kernels.paged import scatter
 from tidegate.actors.kernels.partition import gather
+from tidegate.actors.operators.aggregates.aggregate import Aggregate
 from tidegate.actors.operators.batch_rows import OUTPUT_ROWS_MAX
-from tidegate.actors.operators.batches.aggregates import Aggregate
 from tidegate.actors.operators.operator import Emit, OperatorContext
 from tidegate.actors.operators.state.keys import key_columns
 from tidegate.actors.operators.windows.window_operator import WindowOperator

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from tidegate.actors.kernels.hashing import hash_columns
 from tidegate.actors.kernels.partition import gather
+from tidegate.actors.operators.aggregates.aggregate import Aggregate
 from tidegate.actors.operators.batch_rows import OUTPUT_ROWS_MAX
-from tidegate.actors.operators.batches.aggregates import Aggregate
 from tidegate.actors.operators.operator import Emit, OperatorContext
 from tidegate.actors.operators.state.keys import key_columns
 from tidegate.actors.operators.windows.combined_parts import CombinedParts

@@ -13,11 +13,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tidegate.actors.operators.batches.aggregates import Aggregate
-from tidegate.actors.operators.batches.late_rows import LATE, LATE_RECORDS
+from tidegate.actors.operators.aggregates.aggregate import Aggregate
 from tidegate.actors.operators.operator import Columns, Emit, Operator, OperatorContext
 from tidegate.actors.operators.operator_errors import blame
 from tidegate.actors.operators.state.operator_backend import frozen_backend
+from tidegate.actors.operators.watermarks.late_rows import LATE, LATE_RECORDS
 from tidegate.actors.operators.windows.fired_groups import FiredGroups
 from tidegate.actors.operators.windows.window_rows import WindowRows
 from tidegate.actors.operators.windows.window_specs import EventTimeWindow, WindowSpec

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
-from tidegate.actors.operators.batches.aggregates import Aggregate
-from tidegate.actors.operators.batches.watermark_generator import check_timestamp_column, event_times_ms
+from tidegate.actors.operators.aggregates.aggregate import Aggregate
 from tidegate.actors.operators.operator import Columns
 from tidegate.actors.operators.state.keys import key_schema
+from tidegate.actors.operators.watermarks.watermark_generator import check_timestamp_column, event_times_ms
 from tidegate.actors.operators.windows.slices import Window
 from tidegate.actors.operators.windows.window_specs import (
     Cumulating,

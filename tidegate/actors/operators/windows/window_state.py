@@ -18,9 +18,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.actors.kernels.partition import subtask_table
-from tidegate.actors.operators.batches.accumulators import Accumulator, make_accumulator, value_specs
-from tidegate.actors.operators.batches.aggregate_state import Fields, stored_groups
-from tidegate.actors.operators.batches.aggregates import Aggregate
+from tidegate.actors.operators.aggregates.accumulators import Accumulator, make_accumulator, value_specs
+from tidegate.actors.operators.aggregates.aggregate import Aggregate
+from tidegate.actors.operators.aggregates.aggregate_state import Fields, stored_groups
 from tidegate.actors.operators.operator import OperatorContext
 from tidegate.actors.operators.state.keys import check_owner, key_schema
 from tidegate.actors.operators.state.operator_backend import make_backend

@@ -27,8 +27,8 @@ from types import MappingProxyType
 import pyarrow as pa
 
 from tidegate.actors.graph.job_graph import OperatorSpec
-from tidegate.actors.operators.batches.table_sink import TableSink
 from tidegate.actors.operators.operator import Emit, EmitAside, Operator, OperatorContext, ProcessingTime, StepPace
+from tidegate.actors.operators.sinks.table_sink import TableSink
 from tidegate.actors.operators.source_splits import SourceSplits
 from tidegate.actors.operators.user_metrics import UserMetric, UserMetrics
 from tidegate.actors.protocol.side_outputs import SideOutput

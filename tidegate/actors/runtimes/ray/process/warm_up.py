@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from tidegate.actors.operators.batches import aggregates
-from tidegate.actors.operators.batches.keyed_aggregate import KeyedAggregate
-from tidegate.actors.operators.batches.partitioners import make_partitioner
+from tidegate.actors.operators.aggregates import aggregate as aggregates
+from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
 from tidegate.actors.operators.operator import OperatorContext
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
+from tidegate.actors.task.pipeline.partitioners import make_partitioner
 from tidegate.storage.ids import CheckpointId, OperatorUid, SubtaskIndex
 from tidegate.storage.state.snapshot import Cut, StateTable
 

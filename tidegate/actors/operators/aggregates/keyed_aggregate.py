@@ -19,12 +19,12 @@ import pyarrow as pa
 
 from tidegate.actors.kernels.key_index.entries import Upserted
 from tidegate.actors.kernels.partition import gather, subtask_table
+from tidegate.actors.operators.aggregates.accumulators import Accumulator, make_accumulator, value_specs
+from tidegate.actors.operators.aggregates.aggregate import Aggregate
+from tidegate.actors.operators.aggregates.aggregate_kinds import AggregateKind
+from tidegate.actors.operators.aggregates.aggregate_state import Fields, state_names, stored_groups
+from tidegate.actors.operators.aggregates.stored_values import says_a_type
 from tidegate.actors.operators.batch_rows import OUTPUT_ROWS_MAX
-from tidegate.actors.operators.batches.accumulators import Accumulator, make_accumulator, value_specs
-from tidegate.actors.operators.batches.aggregate_kinds import AggregateKind
-from tidegate.actors.operators.batches.aggregate_state import Fields, state_names, stored_groups
-from tidegate.actors.operators.batches.aggregates import Aggregate
-from tidegate.actors.operators.batches.stored_values import says_a_type
 from tidegate.actors.operators.operator import Columns, Emit, Operator, OperatorContext
 from tidegate.actors.operators.operator_errors import blame
 from tidegate.actors.operators.state.keys import check_owner, key_columns, key_schema

@@ -19,8 +19,8 @@ import pyarrow as pa
 
 from tidegate.actors.kernels.columns import key_column, valid_mask
 from tidegate.actors.kernels.key_index.entries import Upserted
-from tidegate.actors.operators.batches.aggregates import count
-from tidegate.actors.operators.batches.keyed_aggregate import KeyedAggregate
+from tidegate.actors.operators.aggregates.aggregate import count
+from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
 from tidegate.actors.operators.operator import Columns, together
 from tidegate.storage.errors import ConfigurationError
 

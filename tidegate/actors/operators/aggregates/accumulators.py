@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from tidegate.actors.kernels import accumulate
 from tidegate.actors.kernels.columns import NO_MASK, fixed_values
 from tidegate.actors.kernels.fixed_width import storage_dtype
-from tidegate.actors.operators.batches.accumulators_of_numbers import Mean, Spread, Sum
-from tidegate.actors.operators.batches.accumulators_of_values import Choice, Extreme
-from tidegate.actors.operators.batches.aggregate_kinds import CHOICES, EXTREMES, SPREADS, AggregateKind
-from tidegate.actors.operators.batches.aggregated_rows import input_column, row_mask
-from tidegate.actors.operators.batches.aggregates import Aggregate
-from tidegate.actors.operators.batches.stored_values import decimal_of
+from tidegate.actors.operators.aggregates.accumulators_of_numbers import Mean, Spread, Sum
+from tidegate.actors.operators.aggregates.accumulators_of_values import Choice, Extreme
+from tidegate.actors.operators.aggregates.aggregate import Aggregate
+from tidegate.actors.operators.aggregates.aggregate_kinds import CHOICES, EXTREMES, SPREADS, AggregateKind
+from tidegate.actors.operators.aggregates.aggregated_rows import input_column, row_mask
+from tidegate.actors.operators.aggregates.stored_values import decimal_of
 from tidegate.actors.state_backends.common.backend import ValueColumn, ValueSpec
 
 

@@ -22,10 +22,10 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.actors.kernels.columns import fixed_values, plain, valid_mask
-from tidegate.actors.operators.batches.watermark_pieces import as_they_are, pieces_of
-from tidegate.actors.operators.batches.window_end import WindowEnd
 from tidegate.actors.operators.operator import Columns, Emit, Operator, OperatorContext, together
 from tidegate.actors.operators.operator_errors import blame
+from tidegate.actors.operators.watermarks.watermark_pieces import as_they_are, pieces_of
+from tidegate.actors.operators.watermarks.window_end import WindowEnd
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.state.snapshot import StateTable

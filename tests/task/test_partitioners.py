@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from kernel_reference import hash_columns_reference, owner_reference
 
 from tidegate.actors.kernels.hashing import hash_columns
-from tidegate.actors.operators.batches import partitioners
-from tidegate.actors.operators.batches.partitioners import (
+from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
+from tidegate.actors.task.pipeline import partitioners
+from tidegate.actors.task.pipeline.partitioners import (
     BroadcastPartitioner,
     ForwardPartitioner,
     HashPartitioner,
@@ -21,7 +22,6 @@ from tidegate.actors.operators.batches.partitioners import (
     RebalancePartitioner,
     make_partitioner,
 )
-from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.storage.codec import decode, encode
 from tidegate.storage.errors import ConfigurationError
 

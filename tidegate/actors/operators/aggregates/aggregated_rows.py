@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tidegate.actors.kernels import accumulate
 from tidegate.actors.kernels.columns import NO_MASK, fixed_values, plain, valid_mask
 from tidegate.actors.kernels.paged import gathered
-from tidegate.actors.operators.batches.column_expressions import ColumnLike
+from tidegate.actors.operators.aggregates.column_expressions import ColumnLike
 from tidegate.actors.state_backends.common.backend import ValueColumn
 
 Slots = NDArray[np.int32]

@@ -19,10 +19,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tidegate.actors.operators.batches.watermark_generator import event_times_ms
 from tidegate.actors.operators.operator import Columns, Emit, Operator, OperatorContext, together
 from tidegate.actors.operators.operator_errors import blame
 from tidegate.actors.operators.source_splits import Due
+from tidegate.actors.operators.watermarks.watermark_generator import event_times_ms
 from tidegate.actors.protocol.stream_elements import MIN_WATERMARK_MS
 from tidegate.storage.state.snapshot import StateTable
 

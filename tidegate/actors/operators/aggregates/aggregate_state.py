@@ -11,9 +11,9 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from tidegate.actors.operators.batches.aggregate_kinds import CHOICES, EXTREMES, SPREADS, AggregateKind
-from tidegate.actors.operators.batches.column_expressions import ColumnLike
-from tidegate.actors.operators.batches.stored_values import (
+from tidegate.actors.operators.aggregates.aggregate_kinds import CHOICES, EXTREMES, SPREADS, AggregateKind
+from tidegate.actors.operators.aggregates.column_expressions import ColumnLike
+from tidegate.actors.operators.aggregates.stored_values import (
     DIGITS_MAX,
     decimal_of,
     decimal_suffixes,

@@ -15,11 +15,11 @@ from tidegate.actors.kernels.columns import NO_MASK, fixed_values, valid_mask
 from tidegate.actors.kernels.decimals import decimals_of, sum_decimals
 from tidegate.actors.kernels.fixed_width import array_of
 from tidegate.actors.kernels.moments import add_moments, merge_moments
-from tidegate.actors.operators.batches.aggregate_kinds import AggregateKind
-from tidegate.actors.operators.batches.aggregate_state import result_type, sum_digits
-from tidegate.actors.operators.batches.aggregated_rows import Mask, Slots, input_column, mark, row_mask, valid_of
-from tidegate.actors.operators.batches.aggregates import Aggregate
-from tidegate.actors.operators.batches.stored_values import value_words
+from tidegate.actors.operators.aggregates.aggregate import Aggregate
+from tidegate.actors.operators.aggregates.aggregate_kinds import AggregateKind
+from tidegate.actors.operators.aggregates.aggregate_state import result_type, sum_digits
+from tidegate.actors.operators.aggregates.aggregated_rows import Mask, Slots, input_column, mark, row_mask, valid_of
+from tidegate.actors.operators.aggregates.stored_values import value_words
 from tidegate.actors.state_backends.common.backend import ValueColumn
 
 

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from tidegate.actors.kernels import accumulate, choose
 from tidegate.actors.kernels.columns import fixed_values, valid_mask
 from tidegate.actors.kernels.decimals import greatest_decimals, least_decimals
-from tidegate.actors.operators.batches.aggregate_kinds import AggregateKind
-from tidegate.actors.operators.batches.aggregate_state import result_type
-from tidegate.actors.operators.batches.aggregated_rows import Mask, Slots, input_column, mark, row_mask, valid_of
-from tidegate.actors.operators.batches.aggregates import Aggregate
-from tidegate.actors.operators.batches.stored_values import value_array, value_words
+from tidegate.actors.operators.aggregates.aggregate import Aggregate
+from tidegate.actors.operators.aggregates.aggregate_kinds import AggregateKind
+from tidegate.actors.operators.aggregates.aggregate_state import result_type
+from tidegate.actors.operators.aggregates.aggregated_rows import Mask, Slots, input_column, mark, row_mask, valid_of
+from tidegate.actors.operators.aggregates.stored_values import value_array, value_words
 from tidegate.actors.state_backends.common.backend import ValueColumn
 
 

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from tidegate.actors.operators.batches import aggregate_state
-from tidegate.actors.operators.batches.aggregate_kinds import CHOICES, AggregateKind
-from tidegate.actors.operators.batches.column_expressions import ColumnLike, column_like
+from tidegate.actors.operators.aggregates import aggregate_state
+from tidegate.actors.operators.aggregates.aggregate_kinds import CHOICES, AggregateKind
+from tidegate.actors.operators.aggregates.column_expressions import ColumnLike, column_like
 from tidegate.storage.errors import ConfigurationError
 
 if TYPE_CHECKING:

@@ -19,11 +19,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.actors.kernels.key_index.entries import Upserted
-from tidegate.actors.operators.batches.accumulators import Accumulator, make_accumulator, value_specs
-from tidegate.actors.operators.batches.aggregate_kinds import AggregateKind
-from tidegate.actors.operators.batches.aggregate_state import Fields, result_type, state_names, stored_groups
-from tidegate.actors.operators.batches.aggregates import Aggregate
-from tidegate.actors.operators.batches.keyed_aggregate import KeyedAggregate
+from tidegate.actors.operators.aggregates.accumulators import Accumulator, make_accumulator, value_specs
+from tidegate.actors.operators.aggregates.aggregate import Aggregate
+from tidegate.actors.operators.aggregates.aggregate_kinds import AggregateKind
+from tidegate.actors.operators.aggregates.aggregate_state import Fields, result_type, state_names, stored_groups
+from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
 from tidegate.actors.operators.operator import Columns, Emit, Operator
 from tidegate.actors.operators.operator_errors import blame
 from tidegate.actors.state_backends.common.backend import ValueSpec

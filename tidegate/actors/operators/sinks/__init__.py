@@ -1,0 +1,1 @@
+"""Sinks of tables: which rows become one file, and when. The host writes the files."""
