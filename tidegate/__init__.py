@@ -54,13 +54,13 @@ if TYPE_CHECKING:
     from tidegate.actors.runtimes.running_job import JobProgress
     from tidegate.actors.sources.master_hooks import MasterHook
     from tidegate.actors.sources.source import ReadResult, Source, SourceReader, SourceSplit
-    from tidegate.api.config.checkpoint_config import CheckpointConfig
     from tidegate.api.config.config_file import load_config
+    from tidegate.api.config.sections.checkpoint_config import CheckpointConfig
     from tidegate.api.environment import StreamEnvironment
-    from tidegate.api.output_tables import CollectedRows, OutputTable, open_table
-    from tidegate.api.stream import ConnectedStreams, KeyedStream, Stream
+    from tidegate.api.streams.stream import ConnectedStreams, KeyedStream, Stream
+    from tidegate.api.streams.windowed_stream import WindowedStream
     from tidegate.api.submission.job import Job
-    from tidegate.api.windowed_stream import WindowedStream
+    from tidegate.api.tables.output_tables import CollectedRows, OutputTable, open_table
     from tidegate.recovery.restart_strategy import RestartStrategy
     from tidegate.storage.errors import (
         CheckpointError,
@@ -84,12 +84,12 @@ else:
         "BroadcastContext": "actors.operators.rows.broadcast_process",
         "BroadcastProcessFunction": "actors.operators.rows.broadcast_process",
         "BroadcastState": "actors.operators.state.operator_state",
-        "CheckpointConfig": "api.config.checkpoint_config",
+        "CheckpointConfig": "api.config.sections.checkpoint_config",
         "CheckpointError": "storage.errors",
         "CoProcessFunction": "actors.operators.rows.process_functions",
-        "CollectedRows": "api.output_tables",
+        "CollectedRows": "api.tables.output_tables",
         "ConfigurationError": "storage.errors",
-        "ConnectedStreams": "api.stream",
+        "ConnectedStreams": "api.streams.stream",
         "CorruptionError": "storage.errors",
         "Cumulating": "actors.operators.windows.window_specs",
         "DataPlaneOptions": "actors.hosts.job_context",
@@ -98,7 +98,7 @@ else:
         "JobProgress": "actors.runtimes.running_job",
         "JobTimeoutError": "storage.errors",
         "KeyedBroadcastProcessFunction": "actors.operators.rows.broadcast_process",
-        "KeyedStream": "api.stream",
+        "KeyedStream": "api.streams.stream",
         "ListState": "actors.operators.state.keyed_state",
         "MAX_WATERMARK_MS": "actors.protocol.stream_elements",
         "MIN_WATERMARK_MS": "actors.protocol.stream_elements",
@@ -106,7 +106,7 @@ else:
         "MasterHook": "actors.sources.master_hooks",
         "OperatorError": "actors.protocol.errors",
         "OperatorListState": "actors.operators.state.operator_state",
-        "OutputTable": "api.output_tables",
+        "OutputTable": "api.tables.output_tables",
         "OutputTag": "actors.protocol.side_outputs",
         "Pickled": "actors.operators.state.state_types",
         "ProcessContext": "actors.operators.rows.process_functions",
@@ -121,7 +121,7 @@ else:
         "SourceSplit": "actors.sources.source",
         "StateTtl": "actors.operators.state.ttl",
         "StorageError": "storage.errors",
-        "Stream": "api.stream",
+        "Stream": "api.streams.stream",
         "StreamEnvironment": "api.environment",
         "TableError": "storage.errors",
         "TidegateError": "storage.errors",
@@ -129,7 +129,7 @@ else:
         "TimerService": "actors.operators.state.timers",
         "Tumbling": "actors.operators.windows.window_specs",
         "ValueState": "actors.operators.state.keyed_state",
-        "WindowedStream": "api.windowed_stream",
+        "WindowedStream": "api.streams.windowed_stream",
         "arg_max": "actors.operators.aggregates.aggregate",
         "arg_min": "actors.operators.aggregates.aggregate",
         "bool_and": "actors.operators.aggregates.aggregate",
@@ -142,7 +142,7 @@ else:
         "max": "actors.operators.aggregates.aggregate",
         "mean": "actors.operators.aggregates.aggregate",
         "min": "actors.operators.aggregates.aggregate",
-        "open_table": "api.output_tables",
+        "open_table": "api.tables.output_tables",
         "stddev_pop": "actors.operators.aggregates.aggregate",
         "stddev_samp": "actors.operators.aggregates.aggregate",
         "sum": "actors.operators.aggregates.aggregate",

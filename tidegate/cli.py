@@ -1,19 +1,25 @@
 """The `tidegate` command, whose entry point is `main`.
 
-Most commands are in `recovery/commands/command.py`. This module adds those that need the rooms above recovery. A
-command imports what it needs when it runs, so that `--help` is fast.
+It puts the commands together, which are in `tidegate/commands/`. A command imports what it needs when it runs, so that
+`--help` is fast.
 """
 
 from __future__ import annotations
 
-from tidegate.config_cli import config_app
-from tidegate.events_cli import events_command, explain_command, read_command, relocate_command, write_command
-from tidegate.jobs_cli import job_app, jobs_command
-from tidegate.recovery.commands.command import app, checkpoints_app, state_app
-from tidegate.run_cli import run_command
-from tidegate.simulate_cli import simulate_command
+from tidegate.commands.checkpoints_command import app, checkpoints_app, state_app
+from tidegate.commands.config_command import config_app
+from tidegate.commands.events_command import (
+    events_command,
+    explain_command,
+    read_command,
+    relocate_command,
+    write_command,
+)
+from tidegate.commands.jobs_command import job_app, jobs_command
+from tidegate.commands.run_command import run_command
+from tidegate.commands.simulate_command import simulate_command
+from tidegate.commands.tables_command import vacuum_command
 from tidegate.storage.errors import TidegateError
-from tidegate.tables_cli import vacuum_command
 
 __all__ = ["app", "main"]
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from tidegate.actors.hosts.job_context import DataPlaneOptions
 from tidegate.actors.task.channels.output_gate import BufferLimits
-from tidegate.api.config.checkpoint_config import CheckpointConfig
+from tidegate.api.config.sections.checkpoint_config import CheckpointConfig
 from tidegate.simulation.report import SimulationReport, report_of
 from tidegate.simulation.runtime.run import STORAGE, Build, JobRun, JobSetting, Protocol, Rows, Simulation, difference
 from tidegate.simulation.scenarios import simulate_random

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import tidegate as tg
-from tidegate.api.stream import Stream
+from tidegate.api.streams.stream import Stream
 
 NAMES = ("a", "b", "c", "d", "at")
 DATA = pa.table({name: pa.array([1, 2, 3], pa.int64()) for name in NAMES})

@@ -11,7 +11,7 @@ from local_jobs import NO_RESTART, GatedSource, config, finish, local, opening, 
 from waiting import until
 
 import tidegate as tg
-from tidegate.api.submission import compacted_tables
+from tidegate.api.tables import compacted_tables
 from tidegate.storage.errors import FencedError
 from tidegate.storage.ids import JobId
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from config_keys import GIVEN, KEYS, NEEDS
 
-from tidegate.api.config.checkpoint_config import CheckpointConfig
 from tidegate.api.config.config_file import load_config
+from tidegate.api.config.sections.checkpoint_config import CheckpointConfig
 from tidegate.storage.errors import ConfigurationError
 
 

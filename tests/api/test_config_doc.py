@@ -9,10 +9,10 @@ import pytest
 import yaml
 from config_keys import KEYS
 
-from tidegate.api.config.checkpoint_config import CheckpointConfig
 from tidegate.api.config.config_file import load_config
 from tidegate.api.config.restrictions import FIXED, REFUSED
-from tidegate.api.config.setting_names import setting_keys
+from tidegate.api.config.sections.checkpoint_config import CheckpointConfig
+from tidegate.api.config.sections.setting_names import setting_keys
 from tidegate.api.config.settings_page import meanings, render
 from tidegate.api.config.settings_table import SECTIONS, Row, rows
 from tidegate.api.config.sources import KNOWN_KEYS, VARIABLES

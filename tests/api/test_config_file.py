@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.api.config.checkpoint_config import CheckpointConfig
 from tidegate.api.config.config_file import load_config
+from tidegate.api.config.sections.checkpoint_config import CheckpointConfig
 from tidegate.api.config.settings_table import SECTIONS
 from tidegate.storage.errors import ConfigurationError
 

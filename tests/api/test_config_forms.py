@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import tidegate as tg
 from tidegate.api.config.config_file import Config, load_config, resolve
-from tidegate.api.config.setting_names import variable_of
+from tidegate.api.config.sections.setting_names import variable_of
 from tidegate.api.config.settings_table import SECTIONS, Row, effective, rows
 from tidegate.api.config.sources import of_command_line, of_file, of_words
 from tidegate.storage.errors import ConfigurationError

@@ -127,7 +127,7 @@ def test_an_owner_that_may_live_is_not_evicted(tmp_path: Path, monkeypatch: pyte
     def away(*_: object) -> bool:
         raise StorageError("no answer")
 
-    monkeypatch.setattr("tidegate.api.submission.table_owners.is_alive", away)
+    monkeypatch.setattr("tidegate.api.tables.table_owners.is_alive", away)
     with pytest.raises(
         StorageError, match=r"nobody can tell whether job test-job-.*cannot be read: no answer\. See that"
     ):

@@ -79,7 +79,7 @@ def append_from_elsewhere(folder: Path, table: str = "out") -> None:
 @pytest.fixture
 def taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that lives is taken for dead, as one that sleeps for longer than its lease."""
-    monkeypatch.setattr("tidegate.api.submission.table_owners.is_alive", lambda *_: False)
+    monkeypatch.setattr("tidegate.api.tables.table_owners.is_alive", lambda *_: False)
 
 
 @pytest.mark.usefixtures("taken_for_dead")

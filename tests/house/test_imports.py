@@ -43,7 +43,7 @@ OFFENCES = (
     ("spark_bridge.bounded_calls", "import tidegate.api.given_names"),
     ("spark_bridge.errors", "import tidegate.recovery.deletion"),
     ("actors.graph.job_graph", "from tidegate import StreamEnvironment"),
-    ("api.stream", "import tidegate.simulation.report"),
+    ("api.streams.stream", "import tidegate.simulation.report"),
     # inside them
     ("actors.coordinator.job.phases", "import tidegate.actors.task.task_status"),
     ("actors.hosts.ports", "from tidegate.actors.runtimes import running_job"),

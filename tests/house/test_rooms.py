@@ -13,13 +13,7 @@ TESTS = ROOT / "tests"
 OF_ALL_ROOMS = {"cluster", "docs", "house", "support"}
 """Whole jobs on Ray and Spark, pages, the repository itself, and what tests of several folders share."""
 
-PLACES = {
-    "cli": "recovery",
-    "events_cli": "api",
-    "event_printing": "api",
-    "simulate_cli": "simulation",
-    "testing": "simulation",
-}
+PLACES = {"cli": "commands", "testing": "simulation"}
 """Where modules are tested that lie in no room."""
 
 

@@ -10,7 +10,7 @@ from pipelines import keyed
 from tidegate.actors.coordinator.job.phases import JobStatus
 from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.hosts.job_context import DataPlaneOptions
-from tidegate.api.config.checkpoint_config import CheckpointConfig
+from tidegate.api.config.sections.checkpoint_config import CheckpointConfig
 from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.simulation.runtime.run import SAVEPOINTS, STORAGE, JobRun, JobSetting, Simulation
 from tidegate.simulation.runtime.simulated_job import SimulatedJob

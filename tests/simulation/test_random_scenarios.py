@@ -16,7 +16,7 @@ from broken import BROKEN, Break
 from drawn_pairs import all_pairs, pairs_of
 from pipelines import keyed
 
-from tidegate.seed_runs import quiet
+from tidegate.commands.seed_runs import quiet
 from tidegate.simulation.oracle.coverage import EFFECTS
 from tidegate.simulation.pipelines.draw import CONTRADICTIONS, Scenario, draw
 from tidegate.simulation.scenarios import simulate_scenario

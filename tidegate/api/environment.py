@@ -19,7 +19,7 @@ from tidegate.actors.runtimes.running_job import RunningJob, Submission
 from tidegate.actors.sources.master_hooks import MasterHook
 from tidegate.api.accompanied_job import AccompaniedJob
 from tidegate.api.checkpoint_calls import CheckpointCalls, call_with_arrow, calling_with_spark, check_functions
-from tidegate.api.config.checkpoint_config import CheckpointConfig
+from tidegate.api.config.sections.checkpoint_config import CheckpointConfig
 from tidegate.api.given_names import pointer
 from tidegate.api.progress.display import ProgressKind, progress_kind, show_progress, stop_progress
 from tidegate.api.submission.job import Job

@@ -6,15 +6,17 @@ and nothing of the environment.
 
 from __future__ import annotations
 
+import pyarrow as pa
+
 from tidegate.actors.graph.stream_graph import StreamNode
 from tidegate.actors.sources.master_hooks import MasterHook
 from tidegate.api.checkpoint_calls import CheckpointFunction
 from tidegate.api.given_names import check_name, check_uid
-from tidegate.api.output_tables import CollectedRows, OutputTable
-from tidegate.api.stream_columns import check_plain
+from tidegate.api.tables.output_tables import CollectedRows, OutputTable
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.store import OpenStore
 from tidegate.storage.ids import OperatorUid
+from tidegate.storage.schemas.plain_types import holds_views, without_views
 
 _NAME_IN_UID_CHARACTERS = 100
 
@@ -67,3 +69,13 @@ class Program:
         if any(other.url == table.url for other in self.tables):
             raise ConfigurationError(f"two streams of one job write to {table.url}; join them with union first")
         self.tables.append(table)
+
+
+def check_plain(schema: pa.Schema, where: str) -> None:
+    """Raise ConfigurationError for what is no schema, and for a column of views, which files and kernels lack."""
+    if not isinstance(schema, pa.Schema):
+        raise ConfigurationError(f"{where}: the schema must be a pyarrow Schema, not {type(schema).__name__}")
+    for field in schema:
+        if holds_views(field.type):
+            instead = without_views(field.type)
+            raise ConfigurationError(f"{where}: column {field.name!r} is {field.type}, a view; use {instead} instead")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tidegate.api.config.checkpoint_config import CheckpointConfig
+from tidegate.api.config.sections.checkpoint_config import CheckpointConfig
 from tidegate.storage.errors import ConfigurationError
 
 if TYPE_CHECKING:

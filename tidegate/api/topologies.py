@@ -18,11 +18,11 @@ from tidegate.actors.runtimes.local.local_runtime import LocalRuntime
 from tidegate.actors.runtimes.running_job import Runtime
 from tidegate.api.accompanied_job import AccompaniedJob
 from tidegate.api.config.config_file import Config, load_config
-from tidegate.api.config.log_config import LogConfig
-from tidegate.api.config.setting_values import spare_processes
+from tidegate.api.config.sections.log_config import LogConfig
+from tidegate.api.config.sections.setting_values import spare_processes
 from tidegate.api.program import Program
 from tidegate.api.ray_slots import check_slots, runtime_on
-from tidegate.api.stream_sources import StreamSources
+from tidegate.api.streams.stream_sources import StreamSources
 from tidegate.api.web_access import WebAccess
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.extras import need

@@ -18,8 +18,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from tidegate.actors.coordinator.job.job_spec import RestorePoint
-from tidegate.api.output_tables import CollectedRows
 from tidegate.api.submission.starting_checkpoint import check_not_given_up, checkpoints_up_to
+from tidegate.api.tables.output_tables import CollectedRows
 from tidegate.recovery.job_lineage import COLLECT, SOURCE, lineage, taskowned_path, taskowned_url
 from tidegate.recovery.savepoints import copy_subtask
 from tidegate.spark_bridge.dataframes.manifest import MANIFEST_PATH, read_manifest

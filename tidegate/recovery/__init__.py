@@ -1,6 +1,6 @@
 """Checkpoints at rest: find, verify, read and delete them, and decide whether a failed job restarts.
 
-`tidegate.recovery` is what people call after a crash, from a script or through the command line (`commands/`).
+`tidegate.recovery` is what people call after a crash, from a script or through the command line (`tidegate/commands/`).
 It needs storage alone, and no running job. Functions that need more, the meaning of events, keys or Spark's types, are
 in `tidegate.offline`; their names are offered here as well.
 """

@@ -16,7 +16,7 @@ from tidegate.actors.hosts.job_context import DataPlaneOptions
 from tidegate.actors.sources.source import Source
 from tidegate.actors.state_backends.common.options import StateBackendOptions
 from tidegate.actors.task.channels.output_gate import BufferLimits
-from tidegate.api.config.checkpoint_config import CheckpointConfig
+from tidegate.api.config.sections.checkpoint_config import CheckpointConfig
 from tidegate.api.environment import StreamEnvironment
 from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.simulation.oracle.violation import InvariantViolated

@@ -20,17 +20,17 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from tidegate.actors.hosts.process_settings import Standbys
-from tidegate.api.config.buffer_settings import BufferSettings
-from tidegate.api.config.checkpoint_config import CheckpointConfig
-from tidegate.api.config.job_settings import JobSettings
-from tidegate.api.config.log_config import LogConfig
-from tidegate.api.config.restart_config import KIND_OF, RESTART_KEYS, kind_of, restart_from
 from tidegate.api.config.restrictions import FIXED, refusal_of
-from tidegate.api.config.section import Section, SettingError
-from tidegate.api.config.setting_names import NAME_OF, OPEN, unknown_setting
+from tidegate.api.config.sections.buffer_settings import BufferSettings
+from tidegate.api.config.sections.checkpoint_config import CheckpointConfig
+from tidegate.api.config.sections.job_settings import JobSettings
+from tidegate.api.config.sections.log_config import LogConfig
+from tidegate.api.config.sections.restart_config import KIND_OF, RESTART_KEYS, kind_of, restart_from
+from tidegate.api.config.sections.section import Section, SettingError
+from tidegate.api.config.sections.setting_names import NAME_OF, OPEN, unknown_setting
+from tidegate.api.config.sections.topology_settings import TopologySettings
+from tidegate.api.config.sections.web_settings import WebSettings
 from tidegate.api.config.sources import KNOWN_KEYS, Given, Layer, layers
-from tidegate.api.config.topology_settings import TopologySettings
-from tidegate.api.config.web_settings import WebSettings
 from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.storage.errors import ConfigurationError
 

@@ -9,10 +9,10 @@ import ast
 import inspect
 from collections.abc import Iterator
 
-from tidegate.api.config.restart_config import KIND_OF, TYPE_KEYS, default_of
 from tidegate.api.config.restrictions import FIXED, REFUSED
-from tidegate.api.config.section import Section
-from tidegate.api.config.setting_names import variable_of
+from tidegate.api.config.sections.restart_config import KIND_OF, TYPE_KEYS, default_of
+from tidegate.api.config.sections.section import Section
+from tidegate.api.config.sections.setting_names import variable_of
 from tidegate.api.config.settings_table import SECTIONS, Row, restart_text, rows
 
 _TITLES = {

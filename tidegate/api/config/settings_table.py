@@ -13,17 +13,17 @@ from typing import get_args
 from pydantic import BeforeValidator
 from pydantic.fields import FieldInfo
 
-from tidegate.api.config import setting_values as of
-from tidegate.api.config.buffer_settings import BufferSettings
-from tidegate.api.config.checkpoint_config import CheckpointConfig
 from tidegate.api.config.config_file import Config
-from tidegate.api.config.job_settings import JobSettings
-from tidegate.api.config.log_config import LogConfig
-from tidegate.api.config.restart_config import RESTART_KEYS, TYPE_KEYS, keys_of
-from tidegate.api.config.section import Section
-from tidegate.api.config.setting_names import setting_keys
-from tidegate.api.config.topology_settings import TopologySettings
-from tidegate.api.config.web_settings import WebSettings
+from tidegate.api.config.sections import setting_values as of
+from tidegate.api.config.sections.buffer_settings import BufferSettings
+from tidegate.api.config.sections.checkpoint_config import CheckpointConfig
+from tidegate.api.config.sections.job_settings import JobSettings
+from tidegate.api.config.sections.log_config import LogConfig
+from tidegate.api.config.sections.restart_config import RESTART_KEYS, TYPE_KEYS, keys_of
+from tidegate.api.config.sections.section import Section
+from tidegate.api.config.sections.setting_names import setting_keys
+from tidegate.api.config.sections.topology_settings import TopologySettings
+from tidegate.api.config.sections.web_settings import WebSettings
 from tidegate.recovery.restart_strategy import default_strategy
 
 SECTIONS: Mapping[str, tuple[type[Section], str]] = {

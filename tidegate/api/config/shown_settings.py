@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tidegate.api.config.checkpoint_config import CheckpointConfig
-from tidegate.api.config.restart_config import keys_of
-from tidegate.api.config.setting_names import setting_keys
+from tidegate.api.config.sections.checkpoint_config import CheckpointConfig
+from tidegate.api.config.sections.restart_config import keys_of
+from tidegate.api.config.sections.setting_names import setting_keys
 from tidegate.api.config.settings_table import restart_text, value_text
 from tidegate.recovery.restart_strategy import RestartStrategy
 

@@ -20,9 +20,9 @@ from pathlib import Path
 
 import yaml
 
-from tidegate.api.config.restart_config import RESTART_KEYS
 from tidegate.api.config.restrictions import FIXED, REFUSED
-from tidegate.api.config.setting_names import NAME_OF, VARIABLE_PREFIX, unknown_setting, variable_of
+from tidegate.api.config.sections.restart_config import RESTART_KEYS
+from tidegate.api.config.sections.setting_names import NAME_OF, VARIABLE_PREFIX, unknown_setting, variable_of
 from tidegate.storage.errors import ConfigurationError
 from tidegate.web.options import TOKEN_VARIABLE
 

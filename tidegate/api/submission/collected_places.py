@@ -13,7 +13,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from tidegate.api.output_tables import CollectedRows
+from tidegate.api.tables.output_tables import CollectedRows
 from tidegate.recovery.job_lineage import COLLECT, taskowned_url
 from tidegate.storage.checkpoints.layout import parse_savepoint_name
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, Committable, SubtaskState

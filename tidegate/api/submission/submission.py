@@ -37,17 +37,17 @@ from tidegate.actors.sources.master_hooks import MasterHook
 from tidegate.actors.state_backends.common.options import StateBackendOptions
 from tidegate.actors.task.channels.output_gate import BufferLimits
 from tidegate.actors.task.pipeline.source_cursor import SplitPosition
-from tidegate.api.config.checkpoint_config import CheckpointConfig
-from tidegate.api.config.heartbeat_config import heartbeats_of
+from tidegate.api.config.sections.checkpoint_config import CheckpointConfig
+from tidegate.api.config.sections.heartbeat_config import heartbeats_of
 from tidegate.api.config.shown_settings import shown_settings
 from tidegate.api.given_names import check_name
-from tidegate.api.output_tables import CollectedRows, OutputTable
 from tidegate.api.submission.assigned_sources import assigned_sources
 from tidegate.api.submission.collected_places import collect_url, with_places
 from tidegate.api.submission.local_folders import own_folder
 from tidegate.api.submission.staged_sources import check_fed_sources, with_staged_sources
 from tidegate.api.submission.starting_checkpoint import checkpoints_up_to, restore_point
 from tidegate.api.submission.table_claims import check_tables, claim_tables
+from tidegate.api.tables.output_tables import CollectedRows, OutputTable
 from tidegate.recovery.job_lineage import SOURCE, lineage, taskowned_url
 from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.storage.checkpoints.layout import CheckpointPointer

@@ -13,8 +13,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping, Sequence
 
-from tidegate.api.output_tables import OutputTable
-from tidegate.api.submission.table_owners import check_owner_is_gone
+from tidegate.api.tables.output_tables import OutputTable
+from tidegate.api.tables.table_owners import check_owner_is_gone
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, DataFile
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.store import OpenStore

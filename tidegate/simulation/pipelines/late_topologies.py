@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from tidegate.api.environment import StreamEnvironment
-from tidegate.api.late_rows import in_time
+from tidegate.api.streams.late_rows import in_time
 from tidegate.simulation.pipelines.pieces import SPLITS, Data, table_of
 from tidegate.simulation.runtime.run import Rows, counted
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.api.environment import StreamEnvironment
-from tidegate.api.stream import Stream
+from tidegate.api.streams.stream import Stream
 from tidegate.simulation.runtime.run import Rows, counted
 from tidegate.storage.tables.compaction_plan import CompactionSettings
 from tidegate.storage.tables.small_files import FILE_BYTES

@@ -25,9 +25,9 @@ from tidegate.actors.runtimes.running_job import JobCard, JobOverview, RunningJo
 from tidegate.actors.sources.master_hooks import MasterHook
 from tidegate.actors.sources.source import Source
 from tidegate.actors.task.task_machine import TaskMachine
-from tidegate.api.config.checkpoint_config import CheckpointConfig
+from tidegate.api.config.sections.checkpoint_config import CheckpointConfig
 from tidegate.api.environment import StreamEnvironment
-from tidegate.api.stream import Stream
+from tidegate.api.streams.stream import Stream
 from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.simulation.oracle.coverage import Coverage
 from tidegate.simulation.oracle.invariants import Oracle

@@ -1,0 +1,125 @@
+"""`BufferSettings`: sizes of the data plane, which `tg.DataPlaneOptions` holds in Python."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+
+from tidegate.actors.hosts.job_context import DataPlaneOptions
+from tidegate.actors.state_backends.common.options import SEGMENT_BYTES
+from tidegate.actors.task.channels.output_gate import BufferLimits
+from tidegate.api.config.sections import setting_values as of
+from tidegate.api.config.sections.section import Section
+from tidegate.api.config.sections.setting_names import KEYS
+
+_LIMITS = BufferLimits()
+_OPTIONS = DataPlaneOptions()
+_LIMIT_OF = {
+    "channel_credit": "credit_bytes",
+    "channel_queue": "queue_bytes_max",
+    "frame_bytes_min": "frame_bytes_min",
+    "frame_bytes_max": "frame_bytes_max",
+    "frame_elements": "frame_elements_max",
+    "buffer_timeout": "linger_ms",
+    "credit_probe": "probe_ms",
+    "window_min": "window_bytes_min",
+    "in_flight": "in_flight_bytes_max",
+    "turn_rows": "turn_rows_max",
+}
+"""Setting to the field of `BufferLimits`."""
+
+
+class BufferSettings(Section):
+    """Sizes in bytes and times in ms, for each channel if nothing else is said."""
+
+    channel_credit: Annotated[int, BeforeValidator(of.positive_size)] = Field(
+        default=_LIMITS.credit_bytes, alias=KEYS["channel_credit"][0]
+    )
+    """Bytes that may be on their way to a task on one channel."""
+
+    channel_queue: Annotated[int, BeforeValidator(of.positive_size)] = Field(
+        default=_LIMITS.queue_bytes_max, alias=KEYS["channel_queue"][0]
+    )
+    """Bytes that wait at the sender of one channel; when they are reached, the task takes no more input."""
+
+    frame_bytes_min: Annotated[int, BeforeValidator(of.positive_size)] = Field(
+        default=_LIMITS.frame_bytes_min, alias=KEYS["frame_bytes_min"][0]
+    )
+    """Bytes of a frame, a call of Ray that carries rows, where latency matters more than throughput."""
+
+    frame_bytes_max: Annotated[int, BeforeValidator(of.positive_size)] = Field(
+        default=_LIMITS.frame_bytes_max, alias=KEYS["frame_bytes_max"][0]
+    )
+    """Bytes of a frame where throughput matters more."""
+
+    frame_elements: Annotated[int, BeforeValidator(of.positive)] = Field(
+        default=_LIMITS.frame_elements_max, alias=KEYS["frame_elements"][0]
+    )
+    """Batches, watermarks and barriers in one frame, at most."""
+
+    buffer_timeout: Annotated[int, BeforeValidator(of.duration)] = Field(
+        default=_LIMITS.linger_ms, alias=KEYS["buffer_timeout"][0]
+    )
+    """Milliseconds that rows wait for others before they are sent in a frame that is not full; 0: they do not."""
+
+    credit_probe: Annotated[int, BeforeValidator(of.timeout)] = Field(
+        default=_LIMITS.probe_ms, alias=KEYS["credit_probe"][0]
+    )
+    """Milliseconds that a sender waits for room before it asks whether an answer was lost; at least 10."""
+
+    window_min: Annotated[int, BeforeValidator(of.positive_size)] = Field(
+        default=_LIMITS.window_bytes_min, alias=KEYS["window_min"][0]
+    )
+    """Bytes on their way on one channel that debloating leaves to the slowest task."""
+
+    in_flight: Annotated[int, BeforeValidator(of.positive_size)] = Field(
+        default=_LIMITS.in_flight_bytes_max, alias=KEYS["in_flight"][0]
+    )
+    """Bytes that a task holds for one unaligned checkpoint before it declines it."""
+
+    turn_rows: Annotated[int, BeforeValidator(of.positive)] = Field(
+        default=_LIMITS.turn_rows_max, alias=KEYS["turn_rows"][0]
+    )
+    """Rows that a task processes at most before it looks at what else has come in."""
+
+    source_rows: Annotated[int, BeforeValidator(of.positive)] = Field(
+        default=_OPTIONS.source_rows_max, alias=KEYS["source_rows"][0]
+    )
+    """Rows that a source is asked for at a time, at most."""
+
+    changelog_segment: Annotated[int, BeforeValidator(of.positive_size)] = Field(
+        default=SEGMENT_BYTES, alias=KEYS["changelog_segment"][0]
+    )
+    """With `changelog`: after about so many bytes of changes a segment is written."""
+
+    def check(self) -> None:
+        """Refuse sizes that contradict each other."""
+        if self.frame_bytes_min > self.frame_bytes_max:
+            raise self.contradiction(
+                "frame_bytes_min", "frame_bytes_max", "the smallest frame is larger; exchange them"
+            )
+
+    def options(self, given: DataPlaneOptions | None) -> DataPlaneOptions:
+        """The options of a job's data plane. What `given` says other than by default counts more."""
+        given = _OPTIONS if given is None else given
+        limits = {
+            field: getattr(self, name)
+            for name, field in _LIMIT_OF.items()
+            if getattr(given.limits, field) == getattr(_LIMITS, field)
+        }
+        segment_bytes = given.backend.segment_bytes
+        return replace(
+            given,
+            limits=replace(given.limits, **limits),
+            source_rows_max=self.source_rows
+            if given.source_rows_max == _OPTIONS.source_rows_max
+            else given.source_rows_max,
+            backend=replace(
+                given.backend, segment_bytes=self.changelog_segment if segment_bytes == SEGMENT_BYTES else segment_bytes
+            ),
+        )
+
+
+assert set(_LIMIT_OF.values()) == {field.name for field in fields(BufferLimits)} - {"debloat_target_ms"}

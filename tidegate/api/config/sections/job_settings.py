@@ -1,0 +1,34 @@
+"""`JobSettings`: what `execute` may be told of a job beside its checkpoints and restarts."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+
+from tidegate.api.config.sections import setting_values as of
+from tidegate.api.config.sections.section import Section
+from tidegate.api.config.sections.setting_names import KEYS
+
+
+class JobSettings(Section):
+    """Each is an argument of `execute`, too, which counts more."""
+
+    name: Annotated[str | None, BeforeValidator(of.name)] = Field(default=None, alias=KEYS["name"][0])
+    """The job's name, where `execute` gives none."""
+
+    restore: Annotated[str | None, BeforeValidator(of.restore)] = Field(default=None, alias=KEYS["restore"][0])
+    """Where the job starts: a path, `latest` or `latest_or_fresh`. None: at the beginning."""
+
+    allow_non_restored_state: Annotated[bool, BeforeValidator(of.switch)] = Field(
+        default=False, alias=KEYS["allow_non_restored_state"][0]
+    )
+    """Whether state is left behind whose operator is no longer in the program."""
+
+    detached: Annotated[bool, BeforeValidator(of.switch)] = Field(default=False, alias=KEYS["detached"][0])
+    """Whether the job goes on when its driver ends. On Ray alone."""
+
+    progress: Annotated[Literal["auto", "bar", "lines", "off"], BeforeValidator(of.progress)] = Field(
+        default="auto", alias=KEYS["progress"][0]
+    )
+    """How the progress of a job that ends by itself is shown: `auto` is a bar in a terminal, else lines."""

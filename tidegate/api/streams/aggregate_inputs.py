@@ -1,0 +1,170 @@
+"""Turns expressions where a column may stand into columns that a step before the operator computes.
+
+An operator sees names alone. `plain_inputs` puts one `select` before it, which computes each expression once, however
+often it is used, and passes on nothing but what the operator reads. So less crosses the exchange than without, and
+sources still read only what is needed. A computed column is called as its expression is written: an error that names
+it is understood. No such name can clash, because nothing but the named columns passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol, Self, TypeVar
+
+import polars as pl
+import pyarrow as pa
+
+from tidegate.actors.operators.aggregates.aggregate import Aggregate
+from tidegate.actors.operators.aggregates.column_expressions import ColumnExpression, ColumnLike, column_like
+from tidegate.actors.operators.batches.expressions import Select, columns_read
+from tidegate.actors.protocol.errors import OperatorError
+from tidegate.api.streams.stream_columns import schema_after
+from tidegate.storage.errors import ConfigurationError
+
+
+class Selectable(Protocol):
+    """A stream, as far as it is needed here."""
+
+    @property
+    def schema(self) -> pa.Schema | None:
+        """The columns, if they are known."""
+        ...
+
+    @property
+    def input_parallelism(self) -> int:
+        """Subtasks of the operator before."""
+        ...
+
+    def select(
+        self, *expressions: pl.Expr | str, name: str = ..., uid: str | None = ..., parallelism: int | None = ...
+    ) -> Self:
+        """Keep only these columns."""
+        ...
+
+
+S = TypeVar("S", bound=Selectable)
+
+
+def plain_inputs(
+    stream: S,
+    kept: Sequence[str],
+    aggregates: Mapping[str, Aggregate],
+    name: str,
+    uid: str | None,
+    narrow: bool = False,
+) -> tuple[S, dict[str, Aggregate]]:
+    """The stream with a column for each expression of some aggregates, and the aggregates over these columns.
+
+    `kept` names the other columns that are read: keys, and event time. `name` and `uid` are those of the operator. The
+    same stream where no aggregate has an expression, unless it is to be `narrow` in any case. Raises
+    ConfigurationError for an expression that cannot be computed.
+    """
+    used = list(dict.fromkeys(column for aggregate in aggregates.values() for column in aggregate.columns))
+    expressions = [column for column in used if isinstance(column, ColumnExpression)]
+    if not expressions and not narrow:
+        return stream, dict(aggregates)
+    names = list(dict.fromkeys([*kept, *(column for column in used if isinstance(column, str))]))
+    computed = _named(expressions, names)
+    for label, aggregate in aggregates.items():
+        for column in aggregate.columns:
+            if isinstance(column, ColumnExpression):
+                _check(f"{label}={aggregate}", column, stream.schema)
+    selected = stream.select(
+        *names,
+        *(column.expression.alias(computed[column]) for column in expressions),
+        name=f"{name} inputs",
+        uid=None if uid is None else f"{uid}-inputs",
+        parallelism=stream.input_parallelism,
+    )
+
+    def plain(column: ColumnLike | None) -> ColumnLike | None:
+        return computed[column] if isinstance(column, ColumnExpression) else column
+
+    return selected, {
+        label: replace(a, column=plain(a.column), by=plain(a.by), condition=plain(a.condition))
+        for label, a in aggregates.items()
+    }
+
+
+def counted_column(aggregate: Aggregate) -> ColumnLike:
+    """The column whose distinct values are counted: null where the aggregate's condition is not true."""
+    assert aggregate.column is not None, "a count of distinct values without a column"
+    if aggregate.condition is None:
+        return aggregate.column
+    value, condition = (
+        pl.col(column) if isinstance(column, str) else column.expression
+        for column in (aggregate.column, aggregate.condition)
+    )
+    return ColumnExpression(pl.when(condition).then(value))
+
+
+def named_expressions(named: Mapping[str, pl.Expr | str], method: str) -> tuple[pl.Expr, ...]:
+    """Expressions that were given by keyword, as in polars: `x=pl.col("y") * 2`, or `x="y"`."""
+    found = []
+    for name, value in named.items():
+        column = column_like(value, f"{method}: {name}=")
+        found.append((pl.col(column) if isinstance(column, str) else column.expression).alias(name))
+    return tuple(found)
+
+
+def key_expressions(
+    keys: Sequence[str | pl.Expr], schema: pa.Schema | None
+) -> tuple[tuple[str, ...], tuple[pl.Expr, ...], frozenset[str]]:
+    """Names of keys, the expressions among them, and the columns whose place these take.
+
+    Raises ConfigurationError for an expression that is not one column, or cannot be computed.
+    """
+    names, expressions, replaced = [], [], set()
+    for key in keys:
+        column = column_like(key, "key_by")
+        if isinstance(column, str):
+            names.append(column)
+            continue
+        name = column.expression.meta.output_name(raise_if_undetermined=False)
+        read = columns_read((column.expression,))
+        if name is None or read is None:
+            raise ConfigurationError(f"key_by({column}): an expression that is a key makes one column, with a name")
+        _check("key_by", column, schema)
+        names.append(name)
+        expressions.append(column.expression)
+        if name in (read if schema is None else schema.names):
+            replaced.add(name)
+    return tuple(names), tuple(expressions), frozenset(replaced)
+
+
+def check_not_replaced(aggregates: Mapping[str, Aggregate], replaced: frozenset[str]) -> None:
+    """Raise ConfigurationError if an aggregate reads a column whose place a key has taken."""
+    for label, aggregate in aggregates.items():
+        for column in aggregate.columns:
+            read = {column} if isinstance(column, str) else columns_read((column.expression,)) or replaced
+            for name in sorted(read & replaced):
+                raise ConfigurationError(
+                    f"{label}={aggregate}: it would read the key that key_by has put in the place of column {name!r}; "
+                    'give the key a name of its own: key_by((...).alias("key"))'
+                )
+
+
+def _named(expressions: Sequence[ColumnExpression], taken: Sequence[str]) -> dict[ColumnExpression, str]:
+    names: dict[ColumnExpression, str] = {}
+    known = set(taken)
+    for expression in expressions:
+        shown = name = repr(expression)
+        number = 1
+        while name in known:
+            number += 1
+            name = f"{shown} ({number})"
+        known.add(name)
+        names[expression] = name
+    return names
+
+
+def _check(where: str, column: ColumnExpression, schema: pa.Schema | None) -> None:
+    """ConfigurationError for an expression that is not one column, not row by row, or cannot be computed."""
+    select = Select(column.expression)
+    try:
+        found = schema_after(select, schema)
+    except OperatorError as error:
+        raise ConfigurationError(f"{where}: {column} cannot be computed: {error.__cause__ or error}") from error
+    if found is not None and len(found) != 1:
+        raise ConfigurationError(f"{where}: {column} makes the columns {found.names}; it must make one")

@@ -1,0 +1,339 @@
+"""`Stream`, `KeyedStream` and `ConnectedStreams`: a driver script describes its job with them.
+
+Nothing runs before `StreamEnvironment.execute`. What is known to be wrong raises ConfigurationError in the call that
+says it. The three classes make each other, so they share a module; `stream_steps.py` has the steps from a stream to
+another one of its kind, `stream_tables.py` those that write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Literal, Unpack
+
+import pyarrow as pa
+
+from tidegate.actors.operators.aggregates.aggregate import Aggregate
+from tidegate.actors.operators.ranking.deduplicate import Deduplicate
+from tidegate.actors.operators.rows.broadcast_process import (
+    BroadcastProcessFunction,
+    BroadcastProcessOperator,
+    KeyedBroadcastProcessFunction,
+)
+from tidegate.actors.operators.rows.process_functions import CoProcessFunction, ProcessFunction
+from tidegate.actors.operators.rows.process_operator import ProcessOperator
+from tidegate.actors.operators.watermarks.window_end import WindowEnd, same_time
+from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
+from tidegate.actors.protocol.side_outputs import OutputTag
+from tidegate.api.streams.slot_options import SlotOptions
+from tidegate.api.streams.stream_aggregates import aggregated, aggregated_all
+from tidegate.api.streams.stream_tables import StreamTables
+from tidegate.api.streams.updating import Updating
+from tidegate.api.streams.windowed_stream import WindowedStream, WindowsTaken
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.columns_text import columns_text
+from tidegate.storage.schemas.dictionaries import decoded_type
+from tidegate.storage.units import parse_duration_ms
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+class Stream(StreamTables):
+    """Batches of rows with the same columns. `schema` is None where it is known only when the job runs.
+
+    Every method that adds an operator takes `name` (shown to people), `uid` (names its state in checkpoints; set it on
+    operators whose state must survive a changed program) and `parallelism` (default: the environment's). Those that
+    call a function with rows take `batch_rows`: the least and the most rows of a call (see `docs/batches.md`). They
+    also take `num_cpus`, `num_gpus` and `resources`: what each subtask reserves on Ray (see `docs/placement.md`).
+    """
+
+    def union(self, *others: Stream) -> Stream:
+        """All rows of several streams with the same columns, in no particular order."""
+        for stream in (self, *others):
+            if stream._updating is not None:
+                raise stream._updating.refuse("union")
+        for other in others:
+            if other._program is not self._program:
+                raise ConfigurationError("union: the streams belong to different environments")
+            if self.schema is not None and other.schema is not None and not self.schema.equals(other.schema):
+                mine, theirs = columns_text(self.schema), columns_text(other.schema)
+                raise ConfigurationError(f"union: the streams have different columns: {mine} and {theirs}")
+        timestamp = self.timestamp if all(same_time(other.timestamp, self.timestamp) for other in others) else None
+        return Stream(self._program, tuple(i for stream in (self, *others) for i in stream._inputs), (), timestamp)
+
+    def connect(self, other: Stream | KeyedStream) -> ConnectedStreams:
+        """This stream and another one, for one operator to process: `a.connect(b).key_by("k", "k2").process(...)`."""
+        return ConnectedStreams(self, other)
+
+    def key_by(self, *keys: str | pl.Expr) -> KeyedStream:
+        """Send rows of the same key to the same subtask. Keys are columns: ints, floats, strings, dates, nulls.
+
+        A key may be a polars expression, which adds a column: `key_by((pl.col("n") % 2).alias("odd"))`. As in
+        `with_columns`, one that is called as a column takes its place.
+        """
+        if not keys:
+            raise ConfigurationError("key_by needs at least one column")
+        stream, names, replaced = self, tuple(map(str, keys)), frozenset[str]()
+        if not all(isinstance(key, str) for key in keys):
+            from tidegate.api.streams.aggregate_inputs import key_expressions
+
+            names, expressions, replaced = key_expressions(keys, self.schema)
+            if expressions:
+                stream = self.with_columns(*expressions, name="key_by", parallelism=self.input_parallelism)
+        if len(set(names)) < len(names):
+            raise ConfigurationError(f"key_by({', '.join(names)}): a column is named twice")
+        if stream.schema is not None:
+            for key in names:
+                if key not in stream.schema.names:
+                    raise ConfigurationError(
+                        f"key_by: there is no column {key!r}; there are {columns_text(stream.schema)}"
+                    )
+        return KeyedStream(stream, names, replaced)
+
+    def aggregate(
+        self,
+        *,
+        emit: Literal["update", "final"] = "update",
+        name: str = "aggregate",
+        uid: str | None = None,
+        **aggregates: Aggregate,
+    ) -> Stream:
+        """Aggregate all rows: `aggregate(n=tg.count(), worst=tg.max("delay"), emit="final")`.
+
+        Each subtask makes one row of a batch, and a single one merges these. With emit="final" there is one row at the
+        end of a bounded input; with emit="update" one after each batch, which takes the place of the one before it.
+        """
+        return aggregated_all(self, aggregates, emit, name, uid)._keyed((), updates=emit == "update")
+
+    def side_output(self, tag: OutputTag | str) -> Stream:
+        """The rows that the step before has emitted under one of its tags: `checked.side_output("bad")`.
+
+        Call it on the stream that this step returned. Exactly once, as the other rows. Without a reader they are
+        dropped. ConfigurationError if the step has no such side output.
+        """
+        if len(self._inputs) > 1:
+            raise ConfigurationError("side_output: several streams are united here; call it on the one of the step")
+        (made, _), name = self._inputs[0], tag.name if isinstance(tag, OutputTag) else tag
+        aside = made.side_output(name)
+        kept = aside.schema is not None and self.timestamp in aside.schema.names
+        # Rows beside the results of a window are none: a column of theirs may be called `window_end`, too.
+        kept = kept and not isinstance(self.timestamp, WindowEnd)
+        return Stream(self._program, ((aside, None),), (), self.timestamp if kept else None)
+
+    def window(self, spec: WindowsTaken) -> WindowedStream[Stream]:
+        """All rows by window of event time, in one subtask: `window(tg.Tumbling("1h")).aggregate(n=tg.count())`."""
+        return WindowedStream(self, (), spec, Stream)
+
+    def late_rows(self) -> Stream:
+        """The rows that came too late for the windows of the step before: call it on what `aggregate` returned."""
+        return self.side_output("late")
+
+    def _keyed(self, keys: tuple[str, ...], updates: bool) -> Stream:
+        """The output of an aggregate: one subtask has all rows of a key. With `updates` they replace each other."""
+        node = self._inputs[0][0]
+        updating = Updating(keys, f"{node.name!r} (uid {node.uid!r})") if updates else None
+        return Stream(self._program, self._inputs, keys, self.timestamp, updating)
+
+
+class KeyedStream:
+    """A stream partitioned by key."""
+
+    def __init__(self, stream: Stream, keys: tuple[str, ...], replaced: frozenset[str] = frozenset()) -> None:
+        self._replaced = replaced
+        self.stream = stream
+        """The rows, not partitioned yet."""
+        self.keys = keys
+        """The key columns."""
+
+    def partitioned(self) -> Stream:
+        """The rows, partitioned by key on their way into the next operator."""
+        return self.stream._partitioned(Partitioning(PartitioningKind.HASH, self.keys))
+
+    def window(self, spec: WindowsTaken) -> WindowedStream[Stream]:
+        """The rows of each key by window of event time: `tg.Tumbling("1h")`, `tg.Session("5min")`, and others."""
+        return WindowedStream(self.partitioned(), self.keys, spec, Stream)
+
+    def connect(self, other: KeyedStream | Stream) -> ConnectedStreams:
+        """This stream and another keyed one, for one operator to process: rows of one key meet, and share its state.
+
+        The other one may also be broadcast, `connect(rules.broadcast())`: then each of its rows meets all keys.
+        """
+        return ConnectedStreams(self, other)
+
+    def process(
+        self,
+        function: ProcessFunction,
+        *,
+        schema: pa.Schema | None = None,
+        name: str = "process",
+        uid: str | None = None,
+        parallelism: int | None = None,
+        batch_rows: tuple[int, int] | None = None,
+        side_outputs: Sequence[OutputTag] = (),
+        **slot: Unpack[SlotOptions],
+    ) -> Stream:
+        """Call a `tg.ProcessFunction` with each row, with state and timers of the row's key.
+
+        `schema` is that of the rows that it returns; give it if a table, an aggregate or a key follows. With
+        `side_outputs` it may emit rows under these tags as well (see `Stream.side_output`).
+        """
+        timestamps = (self.stream.timestamp,)
+        (factory := partial(ProcessOperator, function, (self.keys,), timestamps, schema, side_outputs))()
+        return self.partitioned()._then(
+            factory, schema, name, uid, parallelism, batch_rows, slot, side_outputs=side_outputs
+        )
+
+    def aggregate(
+        self,
+        *,
+        emit: Literal["update", "final"] = "update",
+        name: str = "aggregate",
+        uid: str | None = None,
+        parallelism: int | None = None,
+        **aggregates: Aggregate,
+    ) -> Stream:
+        """Aggregate each key: `aggregate(n=tg.count(), worst=tg.max("delay"))`.
+
+        emit="update" emits, after each batch, one row for every key in it, with the values so far. It replaces the
+        key's row before it, so write these rows to a table with mode="upsert" and these keys. Operators that would
+        count the replaced rows, too, raise ConfigurationError.
+        emit="final" emits one row for each key when a bounded input has ended. The columns are the keys, then the
+        aggregates.
+        """
+        made = aggregated(self.stream, self.keys, aggregates, emit, name, uid, parallelism, self._replaced)
+        return made._keyed(self.keys, updates=emit == "update")
+
+    def deduplicate(
+        self,
+        by: str | None = None,
+        *,
+        keep: Literal["first", "last"] = "first",
+        ttl: str | timedelta | int | None = None,
+        name: str = "deduplicate",
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> Stream:
+        """One row of each key: the first or the last in the order of the column `by`, or of arrival.
+
+        Without `by`, keep="first" emits each key's first row and nothing else; these rows stand for themselves. In all
+        other cases the stream has updates: a row replaces the one before it with its key, as behind an aggregate with
+        emit="update".
+
+        `ttl` (a duration of event time) bounds the state: a row that is at least so much later than the last one that
+        was emitted for its key counts as a new key. Rows that are `ttl` or more behind the watermark are dropped, and
+        counted in the metric `numLateRecordsDropped`. Raises ConfigurationError.
+        """
+        ttl_ms = None if ttl is None else parse_duration_ms(ttl, setting="deduplicate(ttl=...)")
+        factory = partial(Deduplicate, self.keys, by, keep, self.stream.timestamp, ttl_ms)
+        operator, schema = factory(), self.stream.schema
+        if schema is not None:
+            operator.validate(schema)
+        rows = self.partitioned()._then(factory, schema, name, uid, parallelism)
+        return rows._keyed(self.keys, updates=by is not None or keep == "last")
+
+
+class ConnectedStreams:
+    """Two streams, usually with different columns, for one operator to process. Made by `Stream.connect`."""
+
+    def __init__(self, first: Stream | KeyedStream, second: Stream | KeyedStream) -> None:
+        self._first, keys1 = (first, ()) if isinstance(first, Stream) else (first.stream, first.keys)
+        self._second, keys2 = (second, ()) if isinstance(second, Stream) else (second.stream, second.keys)
+        self._keys: tuple[tuple[str, ...], tuple[str, ...]] = (keys1, keys2)
+        if self._first.program is not self._second.program:
+            raise ConfigurationError("connect: the streams belong to different environments")
+        if not (self._second.is_broadcast and not keys2):
+            self._check_keys()
+
+    def key_by(self, keys1: str | Sequence[str], keys2: str | Sequence[str]) -> ConnectedStreams:
+        """Send rows of the same key to the same subtask: columns of the first stream, and those of the second.
+
+        The columns correspond in order, and must be of the same types; state is stored under the names of the first.
+        """
+        names1, names2 = ((keys,) if isinstance(keys, str) else tuple(keys) for keys in (keys1, keys2))
+        return ConnectedStreams(self._first.key_by(*names1), self._second.key_by(*names2))
+
+    def process(
+        self,
+        function: CoProcessFunction | BroadcastProcessFunction,
+        *,
+        schema: pa.Schema | None = None,
+        name: str = "process",
+        uid: str | None = None,
+        parallelism: int | None = None,
+        batch_rows: tuple[int, int] | None = None,
+        side_outputs: Sequence[OutputTag] = (),
+        **slot: Unpack[SlotOptions],
+    ) -> Stream:
+        """Call `process1` with each row of the first stream and `process2` with each of the second, in no fixed order.
+
+        If the second stream is broadcast, the function may be a `tg.KeyedBroadcastProcessFunction` (the first stream is
+        keyed) or a `tg.BroadcastProcessFunction` (it is not). Their methods are `process` and `process_broadcast`.
+        `schema` is that of the rows that it returns; give it if a table, an aggregate or a key follows. With
+        `side_outputs` it may emit rows under these tags as well.
+        """
+        keys, timestamps = self._keys, (self._first.timestamp, self._second.timestamp)
+        made_by = ProcessOperator
+        if isinstance(function, BroadcastProcessFunction):
+            self._check_broadcast(function)
+            made_by = BroadcastProcessOperator
+        else:
+            self._check_keys()
+        (factory := partial(made_by, function, keys, timestamps, schema, side_outputs))()
+        first, second = (
+            stream.key_by(*names).partitioned() if names else stream
+            for stream, names in zip((self._first, self._second), keys, strict=True)
+        )
+        return first._then(
+            factory, schema, name, uid, parallelism, batch_rows, slot, second=second, side_outputs=side_outputs
+        )
+
+    def _check_broadcast(self, function: BroadcastProcessFunction) -> None:
+        (keys1, keys2), name = self._keys, type(function).__name__
+        keyed = isinstance(function, KeyedBroadcastProcessFunction)
+        if keys2 or not self._second.is_broadcast:
+            raise ConfigurationError(
+                f"connect: {name} needs a second stream that every subtask gets: a.connect(rules.broadcast())"
+            )
+        if keyed and not keys1:
+            raise ConfigurationError(
+                f"connect: {name} is a tg.KeyedBroadcastProcessFunction, and the first stream has no keys: call key_by "
+                "before connect, or derive from tg.BroadcastProcessFunction"
+            )
+        if keys1 and not keyed:
+            raise ConfigurationError(
+                f"connect: {name} is a tg.BroadcastProcessFunction and knows no keys, but the first stream is keyed by "
+                f"{list(keys1)}: derive from tg.KeyedBroadcastProcessFunction"
+            )
+
+    def _check_keys(self) -> None:
+        keys1, keys2 = self._keys
+        if len(keys1) != len(keys2):
+            raise ConfigurationError(
+                f"connect: the first stream is keyed by {list(keys1)}, the second by {list(keys2)}; both need the same "
+                "number of key columns, or neither any"
+            )
+        if self._first.schema is None or self._second.schema is None:
+            return
+        for key1, key2 in zip(keys1, keys2, strict=True):
+            type1, type2 = self._first.schema.field(key1).type, self._second.schema.field(key2).type
+            if decoded_type(type1) != decoded_type(type2):
+                raise ConfigurationError(
+                    f"connect: key {key1!r} of the first stream is {type1} and {key2!r} of the second is {type2}; cast "
+                    "one of them with with_columns"
+                )
+
+
+def timed(
+    stream: Stream,
+    timestamp: str | None,
+    max_out_of_orderness: str | timedelta | int,
+    uid: str | None,
+    idleness: str | timedelta | int | None = None,
+) -> Stream:
+    """The stream, with event time from the column `timestamp` if that is named."""
+    if timestamp is None:
+        return stream
+    uid = None if uid is None else f"{uid}-timestamps"
+    return stream.assign_timestamps(timestamp, max_out_of_orderness, idleness=idleness, uid=uid)

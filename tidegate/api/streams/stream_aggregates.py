@@ -1,0 +1,142 @@
+"""Builds the steps of an aggregate: the columns that it reads, its distinct values, and the aggregate itself.
+
+`KeyedStream.aggregate` and `Stream.aggregate` call it. Most aggregates are one operator. Expressions add a `select`
+before the exchange, each column whose distinct values are counted adds an exchange by keys and values, and an
+aggregate over everything makes one row of each batch before the exchange.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Literal, TypeVar
+
+import pyarrow as pa
+
+from tidegate.actors.operators.aggregates.aggregate import Aggregate, count
+from tidegate.actors.operators.aggregates.aggregate_all import MergedAggregate, PartialAggregate
+from tidegate.actors.operators.aggregates.aggregate_kinds import AggregateKind
+from tidegate.actors.operators.aggregates.distinct_rows import DistinctRows
+from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
+from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
+from tidegate.api.streams.stream_steps import StreamSteps
+from tidegate.storage.errors import ConfigurationError
+
+S = TypeVar("S", bound=StreamSteps)
+EmitMode = Literal["update", "final"]
+
+
+def aggregated(
+    stream: S,
+    keys: tuple[str, ...],
+    aggregates: Mapping[str, Aggregate],
+    emit: EmitMode,
+    name: str,
+    uid: str | None,
+    parallelism: int | None,
+    replaced: frozenset[str] = frozenset(),
+) -> S:
+    """The aggregates of each key. `replaced` are columns whose place a key has taken. Raises ConfigurationError."""
+    stream, plain = _prepared(stream, keys, aggregates, name, uid, parallelism, replaced)
+    operator = KeyedAggregate(keys, plain, emit)
+    output = None if stream.schema is None else operator.output_schema(stream.schema)
+    rows = _by(stream, keys)
+    return rows._then(lambda: KeyedAggregate(keys, plain, emit), output, name, uid, parallelism)
+
+
+def aggregated_all(stream: S, aggregates: Mapping[str, Aggregate], emit: EmitMode, name: str, uid: str | None) -> S:
+    """The aggregates of all rows. Raises ConfigurationError."""
+    stream, plain = _prepared(stream, (), aggregates, name, uid, None, frozenset())
+    parts = output = None
+    if stream.schema is not None:
+        parts = PartialAggregate(plain).output_schema(stream.schema)
+        output = MergedAggregate(plain, emit).output_schema(parts)
+    rows = stream._then(
+        lambda: PartialAggregate(plain),
+        parts,
+        f"{name} batches",
+        None if uid is None else f"{uid}-batches",
+        stream.input_parallelism,
+    )
+    merged = _by(rows, MergedAggregate(plain, emit).keys)
+    return merged._then(lambda: MergedAggregate(plain, emit, output), output, name, uid, 1)
+
+
+def _prepared(
+    stream: S,
+    keys: tuple[str, ...],
+    aggregates: Mapping[str, Aggregate],
+    name: str,
+    uid: str | None,
+    parallelism: int | None,
+    replaced: frozenset[str],
+) -> tuple[S, dict[str, Aggregate]]:
+    """The stream with all columns that the aggregates read, and aggregates that only read columns."""
+    if stream._updating is not None:
+        raise stream._updating.refuse(repr(name))
+    for label, aggregate in aggregates.items():
+        if not isinstance(aggregate, Aggregate):
+            raise ConfigurationError(
+                f"{name}: {label}= is {type(aggregate).__name__}; it takes what tg.count(), tg.sum(...) and others make"
+            )
+    if _is_plain(aggregates) and not replaced:  # polars is not loaded for them
+        return stream, dict(aggregates)
+    from tidegate.api.streams.aggregate_inputs import check_not_replaced, counted_column, plain_inputs
+
+    check_not_replaced(aggregates, replaced)
+    plain = {
+        label: replace(a, column=counted_column(a), condition=None) if _is_distinct(a) else a
+        for label, a in aggregates.items()
+    }
+    kept = (*keys, *(() if stream.timestamp is None else (stream.timestamp,)))
+    stream, plain = plain_inputs(stream, kept, plain, name, uid, narrow=any(map(_is_distinct, aggregates.values())))
+    return _with_distinct(stream, keys, plain, name, uid, parallelism)
+
+
+def _with_distinct(
+    stream: S,
+    keys: tuple[str, ...],
+    aggregates: dict[str, Aggregate],
+    name: str,
+    uid: str | None,
+    parallelism: int | None,
+) -> tuple[S, dict[str, Aggregate]]:
+    """The stream with a flag for each column whose distinct values are counted, and counts of these flags."""
+    flags: dict[str, str] = {}
+    for column in dict.fromkeys(str(a.column) for a in aggregates.values() if _is_distinct(a)):
+        flag = _free_name(f"first {column}", stream.schema)
+        columns = (*keys, column)
+        operator = DistinctRows(columns, flag)
+        output = None if stream.schema is None else operator.output_schema(stream.schema)
+        stream = _by(stream, operator.keys)._then(
+            partial(DistinctRows, columns, flag),
+            output,
+            f"{name} distinct {column}"[:100],
+            None if uid is None else f"{uid}-distinct-{len(flags)}",
+            parallelism,
+        )
+        flags[column] = flag
+    return stream, {
+        label: count().where(flags[str(a.column)]) if _is_distinct(a) else a for label, a in aggregates.items()
+    }
+
+
+def _by(stream: S, keys: tuple[str, ...]) -> S:
+    return stream._partitioned(Partitioning(PartitioningKind.HASH, keys))
+
+
+def _is_distinct(aggregate: Aggregate) -> bool:
+    return aggregate.kind is AggregateKind.COUNT_DISTINCT
+
+
+def _is_plain(aggregates: Mapping[str, Aggregate]) -> bool:
+    return all(isinstance(column, str) for a in aggregates.values() for column in a.columns) and not any(
+        map(_is_distinct, aggregates.values())
+    )
+
+
+def _free_name(name: str, schema: pa.Schema | None) -> str:
+    while schema is not None and name in schema.names:
+        name += "_"
+    return name

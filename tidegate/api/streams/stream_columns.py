@@ -1,0 +1,78 @@
+"""Works out the columns of a stream before the job runs: which a step computes, and which it copies.
+
+`stream_steps.py` asks, when it adds an operator. Expressions are evaluated on no rows, so polars itself answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from tidegate.actors.operators.operator import Operator, OperatorContext
+from tidegate.actors.operators.output_schema import polars_frame
+from tidegate.actors.operators.watermarks.window_end import WindowEnd
+from tidegate.storage.ids import OperatorUid, SubtaskIndex
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+def passed_columns(expressions: Sequence[pl.Expr | str], schema: pa.Schema | None) -> Mapping[str, str]:
+    """Columns that expressions copy, maybe under another name: name in the output to name in the input.
+
+    Without a schema only columns that are named one by one are found, not those of selectors.
+    """
+    import polars as pl
+
+    passed: dict[str, str] = {}
+    frame = None if schema is None else polars_frame(pa.RecordBatch.from_pylist([], schema))
+    for item in expressions:
+        expression = pl.col(item) if isinstance(item, str) else item
+        bare = expression.meta.undo_aliases()
+        if not bare.meta.is_column_selection():
+            continue
+        if frame is not None:
+            passed.update(zip(frame.select(expression).columns, frame.select(bare).columns, strict=True))
+        elif bare.meta.is_column():
+            passed[expression.meta.output_name()] = bare.meta.output_name()
+    return passed
+
+
+def computed_columns(expressions: Sequence[pl.Expr], schema: pa.Schema | None) -> frozenset[str]:
+    """Names of the columns that expressions make. Without a schema only those that polars can tell."""
+    if schema is None:
+        names = (expression.meta.output_name(raise_if_undetermined=False) for expression in expressions)
+        return frozenset(name for name in names if name is not None)
+    frame = polars_frame(pa.RecordBatch.from_pylist([], schema))
+    return frozenset(frame.select(*expressions).columns)
+
+
+def name_after(column: str, passed: Mapping[str, str]) -> str | None:
+    """What a column is called after a step that copies `passed`: its own name if it keeps that; None if it is gone."""
+    if passed.get(column) == column:
+        return column
+    return next((name for name, source in passed.items() if source == column), None)
+
+
+def time_after(time: str | None, passed: Mapping[str, str]) -> str | None:
+    """The event time after a step that copies `passed`; None if it is gone."""
+    name = None if time is None else name_after(time, passed)
+    return name if name is None or not isinstance(time, WindowEnd) else WindowEnd(name)
+
+
+def reads_only(expression: pl.Expr, columns: Sequence[str]) -> bool:
+    """Whether an expression reads only these columns."""
+    by_selector = '"Selector"' in expression.meta.serialize(format="json")
+    return not by_selector and set(expression.meta.root_names()) <= set(columns)
+
+
+def schema_after(operator: Operator, schema: pa.Schema | None) -> pa.Schema | None:
+    """The columns after an operator, found by running it on no rows. None without a schema. Raises OperatorError."""
+    if schema is None:
+        return None
+    operator.open(OperatorContext(OperatorUid("plan"), "plan", SubtaskIndex(0), 1, 1), ())
+    emitted: list[pa.RecordBatch] = []
+    operator.process(pa.RecordBatch.from_pylist([], schema), emitted.append)
+    return emitted[0].schema if emitted else schema

@@ -1,0 +1,320 @@
+"""`StreamSources`: begins streams: from memory, files, Kafka, Spark DataFrames, a rate, and sources of your own.
+
+`StreamEnvironment` inherits these methods, and adds those that run the streams.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+import pyarrow as pa
+
+from tidegate.actors.graph.stream_graph import StreamNode
+from tidegate.actors.sources.files.delta_source import DeltaSource
+from tidegate.actors.sources.files.file_source import FolderSource, source_of_files
+from tidegate.actors.sources.files.formats import FileFormat
+from tidegate.actors.sources.kafka.client import Start, check_start, client_settings, kafka
+from tidegate.actors.sources.kafka.kafka_source import KafkaSource
+from tidegate.actors.sources.kafka.records import TIMESTAMP, RecordFormat
+from tidegate.actors.sources.memory_source import InMemory, MemorySource
+from tidegate.actors.sources.rate_source import RateSource
+from tidegate.actors.sources.socket_source import SocketSource
+from tidegate.actors.sources.source import Source
+from tidegate.api.program import Program
+from tidegate.api.streams.stream import Stream, timed
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.units import parse_duration_ms, parse_size_bytes
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+MEMORY_SPLITS = 16
+"""Splits of data in memory. Fixed, because the parallelism may change when a job is restored."""
+RATE_SPLITS = 8
+"""Splits of a rate."""
+FOLDER_SPLITS = 16
+"""Splits of a folder that grows."""
+MAX_FILE_AGE = "7d"
+"""For so long a folder that grows remembers files, and takes those that come late."""
+LANES_A_SUBTASK = 2
+"""Lanes (splits) in the log of a streaming DataFrame, for each subtask that its source has when the log is made."""
+IDLENESS = "1min"
+"""A lane of a streaming DataFrame without rows for this long does not hold event time back any more."""
+LOG_LIMIT = "1gb"
+"""Bytes of rows of a streaming DataFrame that may wait for a checkpoint to cover them."""
+
+
+class StreamSources:
+    """Begins streams of one program."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+
+    def from_batches(
+        self,
+        data: InMemory,
+        *,
+        splits: int | None = None,
+        timestamp: str | None = None,
+        max_out_of_orderness: str | timedelta | int = 0,
+        name: str = "from_batches",
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> Stream:
+        """A stream over data in memory: Arrow, or a polars frame. The data travels with the job: keep it small.
+
+        It is read in `splits` parts (16 by default), dealt out to the subtasks. A restored job needs the same data and
+        splits. With `timestamp`, event time comes from this column, as with `Stream.assign_timestamps`.
+        """
+        source = MemorySource.of(data, splits if splits is not None else MEMORY_SPLITS)
+        stream = self.from_source(source, name=name, uid=uid, parallelism=parallelism)
+        return timed(stream, timestamp, max_out_of_orderness, uid)
+
+    def from_dataframe(
+        self,
+        df: DataFrame,
+        *,
+        timestamp: str | None = None,
+        max_out_of_orderness: str | timedelta | int = 0,
+        idleness: str | timedelta | int | None = None,
+        name: str = "from_dataframe",
+        uid: str | None = None,
+        parallelism: int | None = None,
+        spark_checkpoint: str | None = None,
+        trigger: str | timedelta | int | None = None,
+        log_limit: str | int | None = None,
+    ) -> Stream:
+        """A stream over a Spark DataFrame, bounded or streaming.
+
+        With `timestamp`, event time comes from this column, as with `Stream.assign_timestamps`.
+
+        Bounded: when the job is executed, Spark's executors write the rows to files, once. The job reads these files,
+        so what it replays after a failure is exactly what it read before.
+
+        Streaming (`spark.readStream...`): a Spark query runs in this driver, as long as the job. Each micro-batch lands
+        exactly once in a log, which the job follows. The log has lanes, and the slowest lane decides event time. See
+        `docs/streaming-dataframes.md`. These settings raise ConfigurationError with a bounded DataFrame:
+
+        - `idleness`: a lane without rows for so long, a minute by default, does not hold event time back any more.
+        - `trigger`: how far apart micro-batches begin (Spark's `processingTime`); without it, one follows the other.
+        - `log_limit`: the query waits while more bytes of rows, 1 GB by default, are not covered by a checkpoint.
+        - `spark_checkpoint`: a folder for Spark's own checkpoint, needed if the job's checkpoints are in a bucket.
+        """
+        from tidegate.spark_bridge import DataFrameSource, StreamingDataFrameSource, StreamSettings
+
+        source: Source
+        if df.isStreaming:
+            lanes = LANES_A_SUBTASK * (parallelism if parallelism is not None else self._program.parallelism)
+            trigger_ms = None if trigger is None else parse_duration_ms(trigger, setting="from_dataframe(trigger)")
+            limit = LOG_LIMIT if log_limit is None else log_limit
+            limit_bytes = parse_size_bytes(limit, setting="from_dataframe(log_limit)")
+            source = StreamingDataFrameSource(df, lanes, StreamSettings(spark_checkpoint, trigger_ms, limit_bytes))
+            idleness = IDLENESS if idleness is None else idleness
+        else:
+            _refuse_for_bounded(
+                "from_dataframe",
+                idleness=idleness,
+                trigger=trigger,
+                log_limit=log_limit,
+                spark_checkpoint=spark_checkpoint,
+            )
+            source = DataFrameSource(df)
+        stream = self.from_source(source, name=name, uid=uid, parallelism=parallelism)
+        return timed(stream, timestamp, max_out_of_orderness, uid, idleness)
+
+    def from_files(
+        self,
+        files: str | os.PathLike[str],
+        *,
+        format: FileFormat | None = None,
+        schema: pa.Schema | None = None,
+        columns: Sequence[str] | None = None,
+        partitions: pa.Schema | None = None,
+        discover: str | timedelta | int | None = None,
+        max_file_age: str | timedelta | int | None = None,
+        splits: int | None = None,
+        on_error: Literal["fail", "skip"] = "fail",
+        timestamp: str | None = None,
+        max_out_of_orderness: str | timedelta | int = 0,
+        idleness: str | timedelta | int | None = None,
+        name: str = "from_files",
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> Stream:
+        """A stream over Parquet, CSV or JSON files: `/in/*.parquet`, `s3://bucket/in/**/*.csv.gz`, or `/in/` for all.
+
+        Without `discover` it is bounded: the files that are there when the job is submitted. With `discover="10s"` it
+        goes on, and looks for new files so often; each is read once, whatever is restarted (`docs/sources.md`).
+
+        `schema` says columns and types; without it they are those of the first file. Of Parquet and CSV only `columns`
+        are read. With `partitions` its columns stand in the names of folders, as Spark writes them (`day=2013-01-01/`),
+        and come last. A file that cannot be read fails the job, or is left out with a warning (`on_error="skip"`).
+
+        With `discover`: files are dealt out to `splits` (16) by their names, and read in the order in which they were
+        last changed. Files are remembered for `max_file_age` (7 days) behind the newest; what is older when it comes is
+        left out. A split without files for `idleness` (a minute) does not hold event time back any more.
+        """
+        if on_error not in ("fail", "skip"):
+            raise ConfigurationError(f"from_files(on_error={on_error!r}): it is 'fail' or 'skip'")
+        skip = on_error == "skip"
+        if discover is None:
+            _refuse_for_bounded("from_files", idleness=idleness, max_file_age=max_file_age, splits=splits)
+            source = source_of_files(os.fspath(files), format, schema, columns, None, skip, partitions)
+        else:
+            every_ms = parse_duration_ms(discover, setting="from_files(discover)")
+            age_ms = parse_duration_ms(max_file_age or MAX_FILE_AGE, setting="from_files(max_file_age)")
+            lanes = FOLDER_SPLITS if splits is None else splits
+            if every_ms < 1 or lanes < 1:
+                raise ConfigurationError(f"from_files(discover={discover!r}, splits={lanes}): both must be positive")
+            make = partial(
+                FolderSource, discover_ms=every_ms, age_ms=age_ms, lanes=lanes, skip=skip, partitions=partitions
+            )
+            source = source_of_files(os.fspath(files), format, schema, columns, make, skip, partitions)
+            idleness = idleness if idleness is not None or timestamp is None else IDLENESS
+        stream = self.from_source(source, name=name, uid=uid, parallelism=parallelism)
+        return timed(stream, timestamp, max_out_of_orderness, uid, idleness)
+
+    def from_delta(
+        self,
+        url: str | os.PathLike[str],
+        *,
+        version: int | None = None,
+        timestamp: str | None = None,
+        max_out_of_orderness: str | timedelta | int = 0,
+        name: str = "from_delta",
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> Stream:
+        """A stream over a Delta Lake table, read from its files without Spark (`pip install tidegate[delta]`).
+
+        It is bounded: `version`, or the newest one when the job is submitted. A restored job goes on in the version
+        that the first one has read. Raises ConfigurationError for tables with deletion vectors or column mapping
+        (`docs/delta.md`).
+        """
+        source = DeltaSource.open(os.fspath(url), version)
+        stream = self.from_source(source, name=name, uid=uid, parallelism=parallelism)
+        return timed(stream, timestamp, max_out_of_orderness, uid)
+
+    def from_kafka(
+        self,
+        servers: str,
+        *,
+        topics: Sequence[str],
+        value: pa.Schema | Literal["bytes", "string"] = "bytes",
+        key: Literal["bytes", "string"] | None = None,
+        start: Start = "earliest",
+        end: Literal["latest"] | None = None,
+        discover: str | timedelta | int | None = None,
+        properties: Mapping[str, object] | None = None,
+        errors: Literal["fail", "skip"] = "fail",
+        timestamp: str | None = None,
+        max_out_of_orderness: str | timedelta | int = 0,
+        idleness: str | timedelta | int | None = None,
+        name: str = "from_kafka",
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> Stream:
+        """A stream of the records of topics, from the brokers at "host:port,host:port" (`pip install tidegate[kafka]`).
+
+        With a schema as `value` records are JSON objects, a column for each field; `key` adds the column `kafka_key`.
+        With "bytes" or "string" the columns are Spark's: key, value, topic, partition, offset and timestamp.
+
+        It begins at `start`: "earliest", "latest", a time (a datetime, or milliseconds since 1970), or offsets
+        (`{"bids": {0: 17, 1: 4}}`). With `end="latest"` it ends behind what is there at submission. With
+        `discover="1min"` partitions that are added later are found. A record that cannot be read fails the job, or is
+        left out with a warning (`errors="skip"`). `properties` are settings of librdkafka.
+
+        With `timestamp="kafka"` event time is that of the records, else that of a column. A partition without records
+        for `idleness` (never, by default) does not hold it back.
+        """
+        if errors not in ("fail", "skip") or end not in (None, "latest"):
+            raise ConfigurationError(f"from_kafka(errors={errors!r}, end={end!r}): 'fail' or 'skip'; 'latest' or None")
+        if isinstance(topics, str) or not topics:
+            raise ConfigurationError(f"from_kafka(topics={topics!r}): give a list of names")
+        if end is not None and discover is not None:
+            raise ConfigurationError("from_kafka: what ends finds no new partitions: leave end= or discover= out")
+        check_start(start)
+        kafka()
+        by_record = timestamp == "kafka"
+        form = RecordFormat(value, key, by_record and isinstance(value, pa.Schema))
+        every_ms = None if discover is None else parse_duration_ms(discover, setting="from_kafka(discover)")
+        given = tuple((properties or {}).items())
+        client_settings(servers, dict(given))
+        source = KafkaSource(servers, tuple(topics), form, start, end is not None, every_ms, given, errors == "skip")
+        stream = self.from_source(source, name=name, uid=uid, parallelism=parallelism)
+        column = timestamp if not by_record else TIMESTAMP if form.timestamp else "timestamp"
+        return timed(stream, column, max_out_of_orderness, uid, idleness)
+
+    def from_rate(
+        self,
+        rows_per_second: float | None,
+        *,
+        rows: int | None = None,
+        splits: int | None = None,
+        timestamp: str | None = None,
+        max_out_of_orderness: str | timedelta | int = 0,
+        name: str = "from_rate",
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> Stream:
+        """A stream of numbered rows, so many a second, for demos and benchmarks (Spark's `rate`, Flink's `datagen`).
+
+        Its columns are `timestamp`, when the row was due, and `value`, the number of the row; make others of them with
+        `select`. It ends after `rows` rows, or never. No row comes early, and none is left out: what is overdue after a
+        restore comes at once. Without a rate (None) rows come as fast as they are taken, and are dated 1 ms apart.
+
+        With `timestamp="timestamp"` that is event time. A restored job needs the same rate, rows and splits.
+        """
+        source = RateSource(rows_per_second, rows, RATE_SPLITS if splits is None else splits)
+        stream = self.from_source(source, name=name, uid=uid, parallelism=parallelism)
+        return timed(stream, timestamp, max_out_of_orderness, uid)
+
+    def from_socket(
+        self, host: str, port: int, *, lossy: bool = False, name: str = "from_socket", uid: str | None = None
+    ) -> Stream:
+        """A stream of lines, in the column `value`, from whoever listens at `host` and `port`, such as `nc -lk 9999`.
+
+        For demos: it connects again after a failure, and lines that had been read and are in no checkpoint are lost.
+        Raises ConfigurationError unless `lossy=True` accepts that. It ends when the other side closes.
+        """
+        if not lossy:
+            raise ConfigurationError(
+                "from_socket: a socket cannot be read twice, so lines are lost whenever the job restarts, whatever its "
+                "checkpoints are; accept that with lossy=True, or let Kafka or files stand in between"
+            )
+        return self.from_source(SocketSource(host, port), name=name, uid=uid, parallelism=1)
+
+    def from_source(
+        self, source: Source, *, name: str = "source", uid: str | None = None, parallelism: int | None = None
+    ) -> Stream:
+        """A stream over a source of your own (see `tg.Source`)."""
+        if self._program.given_up:
+            self._program.clear()
+        node = StreamNode(
+            uid=self._program.new_uid(name, uid),
+            name=name,
+            parallelism=parallelism if parallelism is not None else self._program.parallelism,
+            schema=source.schema,
+            source=source,
+        )
+        self._program.add_node(node)
+        return Stream(self._program, ((node, None),))
+
+
+_UNBOUNDED = {
+    "from_dataframe": "streaming DataFrames, and this one is bounded",
+    "from_files": "a folder that is looked at again, and without discover= it is bounded",
+}
+
+
+def _refuse_for_bounded(method: str, **settings: object) -> None:
+    """Raise ConfigurationError where a bounded input was given settings of those without an end."""
+    given = [name for name, value in settings.items() if value is not None]
+    if given:
+        raise ConfigurationError(
+            f"{method}: {', '.join(settings)} are for {_UNBOUNDED[method]}: leave {' and '.join(given)} out"
+        )

@@ -1,0 +1,400 @@
+"""`StreamSteps`: the methods that turn a stream into another of the same kind, such as maps, filters and event time.
+
+`Stream` (`stream.py`) inherits them and adds those that lead to keyed streams, connected streams and tables. A method
+only adds an operator to the `Program`, and checks what can be checked before the job runs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self, Unpack
+
+import pyarrow as pa
+
+from tidegate.actors.graph.stream_graph import StreamNode
+from tidegate.actors.operators.batch_rows import check_batch_rows
+from tidegate.actors.operators.batches.batch_function import BatchFunction, batch_operator
+from tidegate.actors.operators.batches.failing_rows import GuardedFilter, GuardedFlatMap, GuardedMap, error_tag
+from tidegate.actors.operators.batches.stateless import BatchResult, FilterRows, FlatMap, Map, Row
+from tidegate.actors.operators.operator import OperatorFactory
+from tidegate.actors.operators.rows.process_functions import ProcessFunction
+from tidegate.actors.operators.rows.process_operator import ProcessOperator
+from tidegate.actors.operators.watermarks.watermark_generator import WatermarkGenerator, check_timestamp_column
+from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
+from tidegate.actors.protocol.side_outputs import OutputTag
+from tidegate.actors.sources.source import is_unbounded
+from tidegate.api.program import Program
+from tidegate.api.streams.nulls_tag import nulls_tag
+from tidegate.api.streams.slot_options import SlotOptions, resources_of
+from tidegate.api.streams.stream_columns import computed_columns, passed_columns, reads_only, schema_after, time_after
+from tidegate.api.streams.updating import Updating
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.polars_frames import is_polars_expression
+from tidegate.storage.units import parse_duration_ms
+
+if TYPE_CHECKING:
+    import polars as pl
+
+log = logging.getLogger(__name__)
+
+StreamInput = tuple[StreamNode, Partitioning | None]
+
+
+class StreamSteps:
+    """Batches of rows with the same columns, as they pass from operator to operator."""
+
+    def __init__(
+        self,
+        program: Program,
+        inputs: tuple[StreamInput, ...],
+        keyed_by: tuple[str, ...] = (),
+        timestamp: str | None = None,
+        updating: Updating | None = None,
+    ) -> None:
+        self._program = program
+        self._inputs = inputs
+        self._updating = updating
+        """Set if a row replaces earlier ones with its keys; None if each row stands for itself."""
+        self.timestamp = timestamp
+        """The column of event time; None if none was named, or a step has dropped it."""
+        self._keyed_by = keyed_by
+        """The key columns by which the rows are spread over subtasks already; empty if that is not known."""
+
+    @property
+    def schema(self) -> pa.Schema | None:
+        """The columns; None if they are known only when the job runs."""
+        return self._inputs[0][0].schema
+
+    @property
+    def input_parallelism(self) -> int:
+        """Subtasks of the operator before: a step with as many is chained to it."""
+        return self._inputs[0][0].parallelism
+
+    @property
+    def is_broadcast(self) -> bool:
+        """Whether every subtask of the next operator gets all rows."""
+        return all(p is not None and p.kind is PartitioningKind.BROADCAST for _, p in self._inputs)
+
+    @property
+    def program(self) -> Program:
+        """The program that the stream belongs to."""
+        return self._program
+
+    def map_batches(
+        self,
+        fn: Callable[[pa.RecordBatch], BatchResult] | BatchFunction,
+        *,
+        schema: pa.Schema | None = None,
+        name: str = "map_batches",
+        uid: str | None = None,
+        parallelism: int | None = None,
+        batch_rows: tuple[int, int] | None = None,
+        **slot: Unpack[SlotOptions],
+    ) -> Self:
+        """Call `fn` with each Arrow batch. It returns a batch, a table, a polars DataFrame, or None for no rows.
+
+        A `tg.BatchFunction` is opened once in each subtask, which loads a model, and then called with the batches.
+
+        `schema` is that of the result; give it if a table or an aggregate follows. After an aggregate that emits
+        updates, `fn` must keep every row and its keys.
+        """
+        updating = self._updates_with(schema, name)
+        factory = batch_operator(fn, schema, name)
+        return self._then(factory, schema, name, uid, parallelism, batch_rows, slot, updating=updating)
+
+    def map(
+        self,
+        fn: Callable[[Row], Mapping[str, Any]],
+        *,
+        schema: pa.Schema | None = None,
+        traced: bool = True,
+        name: str = "map",
+        uid: str | None = None,
+        parallelism: int | None = None,
+        batch_rows: tuple[int, int] | None = None,
+        errors_to: OutputTag | str | None = None,
+        **slot: Unpack[SlotOptions],
+    ) -> Self:
+        """Call `fn` with each row as a dict; it returns the new row.
+
+        If `fn` only calculates and compares, it is computed for whole batches where that gives the same
+        (`docs/batches.md`); `traced=False` calls it with each row in any case.
+        With `errors_to` a row for which `fn` raises does not fail the job: it goes to the side output of that name,
+        with the column `error` (see `Stream.side_output`).
+        """
+        if errors_to is not None:
+            tag = error_tag(errors_to, self.schema, name)
+            made = partial(GuardedMap, fn, schema, tag)
+            return self._then(made, schema, name, uid, parallelism, batch_rows, slot, side_outputs=(tag,))
+        mapping, updating = partial(Map, fn, schema, traced), self._updates_with(schema, name)
+        return self._then(mapping, schema, name, uid, parallelism, batch_rows, slot, updating=updating)
+
+    def flat_map(
+        self,
+        fn: Callable[[Row], Iterable[Mapping[str, Any]]],
+        *,
+        schema: pa.Schema | None = None,
+        name: str = "flat_map",
+        uid: str | None = None,
+        parallelism: int | None = None,
+        batch_rows: tuple[int, int] | None = None,
+        errors_to: OutputTag | str | None = None,
+        **slot: Unpack[SlotOptions],
+    ) -> Self:
+        """Call `fn` with each row as a dict; it returns any number of new rows. `errors_to` as in `map`."""
+        if errors_to is not None:
+            tag = error_tag(errors_to, self.schema, name)
+            made = partial(GuardedFlatMap, fn, schema, tag)
+            return self._then(made, schema, name, uid, parallelism, batch_rows, slot, side_outputs=(tag,))
+        return self._then(lambda: FlatMap(fn, schema), schema, name, uid, parallelism, batch_rows, slot)
+
+    def filter(
+        self,
+        condition: Callable[[Row], bool] | pl.Expr,
+        *,
+        traced: bool = True,
+        name: str = "filter",
+        uid: str | None = None,
+        parallelism: int | None = None,
+        batch_rows: tuple[int, int] | None = None,
+        errors_to: OutputTag | str | None = None,
+        **slot: Unpack[SlotOptions],
+    ) -> Self:
+        """Keep the rows for which a polars expression, or a function of the row, is true.
+
+        An expression must work row by row, here and in `with_columns` and `select`: ConfigurationError for `cum_sum`,
+        `shift`, `over` and others that look at more than one row. `errors_to`, `traced`: for functions, as in `map`.
+        """
+        if errors_to is not None:
+            if is_polars_expression(condition):
+                raise ConfigurationError(f"{name}: errors_to is for functions; an expression fails for no single row")
+            tag = error_tag(errors_to, self.schema, name)
+            made = partial(GuardedFilter, condition, tag)
+            return self._then(made, self.schema, name, uid, parallelism, batch_rows, slot, side_outputs=(tag,))
+        if not is_polars_expression(condition):
+            factory = partial(FilterRows, condition, traced)
+            return self._then(factory, self.schema, name, uid, parallelism, batch_rows, slot)
+        from tidegate.actors.operators.batches.expressions import FilterExpr
+
+        schema_after(FilterExpr(condition), self.schema)
+        updating = self._updating
+        if updating is not None and not reads_only(condition, updating.keys):
+            raise updating.refuse(repr(name), "it would drop newer versions of rows whose old ones have passed")
+        return self._then(
+            partial(FilterExpr, condition), self.schema, name, uid, parallelism, slot=slot, updating=updating
+        )
+
+    def with_columns(
+        self,
+        *expressions: pl.Expr,
+        name: str = "with_columns",
+        uid: str | None = None,
+        parallelism: int | None = None,
+        **named: pl.Expr | str,
+    ) -> Self:
+        """Add columns computed by polars expressions, or replace those of the same name: `with_columns(x=pl.col("y"))`.
+
+        `name`, `uid` and `parallelism` are those of the step: give a column of such a name by `.alias("name")`.
+        """
+        from tidegate.actors.operators.batches.expressions import WithColumns
+
+        if named:
+            from tidegate.api.streams.aggregate_inputs import named_expressions
+
+            expressions = (*expressions, *named_expressions(named, "with_columns"))
+        schema = schema_after(WithColumns(*expressions), self.schema)
+        untouched = {column: column for column in self._own_columns() - computed_columns(expressions, self.schema)}
+        passed = {**untouched, **passed_columns(expressions, self.schema)}
+        return self._computed(lambda: WithColumns(*expressions), schema, passed, name, uid, parallelism)
+
+    def select(
+        self,
+        *expressions: pl.Expr | str,
+        name: str = "select",
+        uid: str | None = None,
+        parallelism: int | None = None,
+        **named: pl.Expr | str,
+    ) -> Self:
+        """Keep only these columns: names, or polars expressions, also by keyword: `select("k", x=pl.col("y") * 2)`.
+
+        Event time follows its column to another name.
+        """
+        from tidegate.actors.operators.batches.expressions import Select
+
+        if named:
+            from tidegate.api.streams.aggregate_inputs import named_expressions
+
+            expressions = (*expressions, *named_expressions(named, "select"))
+        schema = schema_after(Select(*expressions), self.schema)
+        passed = passed_columns(expressions, self.schema)
+        return self._computed(lambda: Select(*expressions), schema, passed, name, uid, parallelism)
+
+    def assign_timestamps(
+        self,
+        column: str,
+        max_out_of_orderness: str | timedelta | int = 0,
+        *,
+        idleness: str | timedelta | int | None = None,
+        nulls_to: str | None = None,
+        name: str = "assign_timestamps",
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> Self:
+        """Take event time from a column: a timestamp, a date, or int64 milliseconds since 1970.
+
+        A watermark follows the greatest timestamp so far, behind it by `max_out_of_orderness` (a duration): rows older
+        than that are not expected any more. It replaces earlier event time. Rows that have a null there pass and do
+        not count; with `nulls_to="undated"` they go to that side output (see `side_output`).
+
+        Right behind an unbounded source each split has a watermark of its own, and the slowest split counts. With
+        `idleness` (a duration) a split without rows for so long does not hold event time back any more.
+        Raises ConfigurationError.
+        """
+        if self.schema is not None:
+            check_timestamp_column(self.schema, column)
+        delay_ms = parse_duration_ms(max_out_of_orderness, setting="max_out_of_orderness")
+        # As parallel as the stream before it, so chained to it: there the rows still have the source's order.
+        parallelism = parallelism if parallelism is not None else self._inputs[0][0].parallelism
+        idleness_ms = None if idleness is None else parse_duration_ms(idleness, setting="idleness")
+        if idleness_ms is not None and not all(_has_splits_that_go_on(node, parallelism) for node, _ in self._inputs):
+            raise ConfigurationError(
+                f"assign_timestamps({column!r}, idleness={idleness!r}): only right behind an unbounded source, and in "
+                "as many subtasks, is it known which splits have no rows; call it on the stream of the source"
+            )
+        updating = self._updating
+        timed = self._then(
+            partial(WatermarkGenerator, column, delay_ms, idleness_ms, nulls_to),
+            self.schema,
+            name,
+            uid,
+            parallelism,
+            updating=updating,
+            side_outputs=nulls_tag(nulls_to, self.schema, updating),
+        )
+        return type(self)(self._program, timed._inputs, (), column, updating)
+
+    def process(
+        self,
+        function: ProcessFunction,
+        *,
+        schema: pa.Schema | None = None,
+        name: str = "process",
+        uid: str | None = None,
+        parallelism: int | None = None,
+        batch_rows: tuple[int, int] | None = None,
+        side_outputs: Sequence[OutputTag] = (),
+        **slot: Unpack[SlotOptions],
+    ) -> Self:
+        """Call a `tg.ProcessFunction` with each row. Without key_by there is neither keyed state nor timers.
+
+        `schema` is that of the rows that it returns; give it if a table, an aggregate or a key follows. With
+        `side_outputs` it may emit rows under these tags as well (see `Stream.side_output`).
+        """
+        timestamps = (self.timestamp,)
+        (factory := partial(ProcessOperator, function, ((),), timestamps, schema, side_outputs))()
+        return self._then(factory, schema, name, uid, parallelism, batch_rows, slot, side_outputs=side_outputs)
+
+    def rebalance(self) -> Self:
+        """Deal batches out evenly over the subtasks of the next operator."""
+        if self._updating is not None:
+            raise self._updating.refuse("rebalance", "versions of one row would overtake each other")
+        return self._partitioned(Partitioning(PartitioningKind.REBALANCE))
+
+    def broadcast(self) -> Self:
+        """Send every batch to every subtask of the next operator."""
+        if self._updating is not None:
+            raise self._updating.refuse("broadcast")
+        return self._partitioned(Partitioning(PartitioningKind.BROADCAST))
+
+    def _partitioned(self, partitioning: Partitioning) -> Self:
+        inputs = tuple((node, partitioning) for node, _ in self._inputs)
+        return type(self)(self._program, inputs, (), self.timestamp, self._updating)
+
+    def _in_order(self, parallelism: int | None) -> Self:
+        """This stream; if it has updates and the parallelism changes, partitioned by their keys to keep their order."""
+        upstream, partitioning = self._inputs[0]
+        parallelism = parallelism if parallelism is not None else self._program.parallelism
+        if self._updating is None or partitioning is not None or upstream.parallelism == parallelism:
+            return self
+        return self._partitioned(Partitioning(PartitioningKind.HASH, self._updating.keys))
+
+    def _own_columns(self) -> set[str]:
+        """All columns; without a schema those that matter here: the keys of updates, and event time."""
+        if self.schema is not None:
+            return set(self.schema.names)
+        keys = () if self._updating is None else self._updating.keys
+        return {*keys, *(() if self.timestamp is None else (self.timestamp,))}
+
+    def _updates_with(self, schema: pa.Schema | None, name: str) -> Updating | None:
+        """The updates after a function that keeps each row; its result must have the keys."""
+        if self._updating is None or schema is None:
+            return self._updating
+        return self._updating.renamed(repr(name), {column: column for column in schema.names})
+
+    def _computed(
+        self,
+        factory: OperatorFactory,
+        schema: pa.Schema | None,
+        passed: Mapping[str, str],
+        name: str,
+        uid: str | None,
+        parallelism: int | None,
+    ) -> Self:
+        """The stream after polars expressions. `passed` maps output columns to the input columns that they copy."""
+        updating = None if self._updating is None else self._updating.renamed(repr(name), passed)
+        result = self._then(factory, schema, name, uid, parallelism, updating=updating)
+        timestamp = time_after(self.timestamp, passed) or result.timestamp
+        if timestamp is None and type(self.timestamp) is str:  # a WindowEnd was named by nobody
+            said = "%s (uid %r) drops the column of event time, %r: rows after it have no timestamp; keep the column"
+            log.warning(said, name, result._inputs[0][0].uid, self.timestamp)
+        return type(self)(self._program, result._inputs, (), timestamp, updating)
+
+    def _then(
+        self,
+        factory: OperatorFactory,
+        schema: pa.Schema | None,
+        name: str,
+        uid: str | None,
+        parallelism: int | None,
+        batch_rows: tuple[int, int] | None = None,
+        slot: SlotOptions | None = None,
+        table: str | None = None,
+        second: StreamSteps | None = None,
+        updating: Updating | None = None,
+        side_outputs: Sequence[OutputTag] = (),
+    ) -> Self:
+        """Add an operator, and return the stream behind it.
+
+        An operator that may follow updates is given `updating`, which describes its own rows. `second` is the other
+        input of an operator that has two. ConfigurationError if the operator may not follow updates.
+        """
+        for stream in (self,) if second is None else (self, second):
+            if stream._updating is not None and updating is None:
+                raise stream._updating.refuse(repr(name))
+        if self._updating is not None:
+            parallelism = self._updating.parallelism(repr(name), parallelism)
+        inputs = (self._in_order(parallelism)._inputs, () if second is None else second._inputs)
+        node = StreamNode(
+            uid=self._program.new_uid(name, uid),
+            name=name,
+            parallelism=parallelism if parallelism is not None else self._program.parallelism,
+            schema=schema,
+            factory=factory,
+            table=table,
+            inputs=inputs[0] + inputs[1],
+            ordinals=(0,) * len(inputs[0]) + (1,) * len(inputs[1]),
+            batch_rows=check_batch_rows(name, batch_rows),
+            resources=resources_of(name, slot),
+            side_outputs=tuple(side_outputs),
+        )
+        self._program.add_node(node)
+        kept = schema is None or self.timestamp in schema.names
+        return type(self)(self._program, ((node, None),), (), self.timestamp if kept else None, updating)
+
+
+def _has_splits_that_go_on(node: StreamNode, parallelism: int) -> bool:
+    """Whether an operator with this parallelism behind the node is told the split of each row."""
+    return node.source is not None and is_unbounded(node.source) and node.parallelism == parallelism

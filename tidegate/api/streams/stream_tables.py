@@ -1,0 +1,178 @@
+"""`StreamTables`: the methods of a stream that write its rows: to tables, to the driver, to a function per checkpoint.
+
+`Stream` (`stream.py`) inherits them.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from tidegate.actors.operators.sinks.partitioned_sink import table_sink
+from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
+from tidegate.api.checkpoint_calls import CheckpointFunction, check_function
+from tidegate.api.given_names import location
+from tidegate.api.streams.stream_joins import StreamJoins
+from tidegate.api.streams.stream_steps import StreamSteps
+from tidegate.api.tables.output_tables import CollectedRows, OutputTable
+from tidegate.api.tables.table_options import SchemaEvolution, TableOptions
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.tables.delta.delta_schema import check_delta_schema
+from tidegate.storage.tables.small_files import FILE_BYTES
+from tidegate.storage.tables.table_log import IfExists, TableInfo, TableMode
+
+
+class StreamTables(StreamJoins):
+    """A stream whose rows can be written."""
+
+    def to_table(
+        self,
+        url: str | os.PathLike[str],
+        *,
+        mode: TableMode = "append",
+        keys: tuple[str, ...] | list[str] = (),
+        partition_by: tuple[str, ...] | list[str] = (),
+        if_exists: IfExists = "error",
+        target_file_size: str | int = FILE_BYTES,
+        auto_compact: bool = True,
+        schema_evolution: SchemaEvolution | None = None,
+        name: str = "to_table",
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> OutputTable:
+        """Write to a table, exactly once: rows become visible when the checkpoint that covers them is complete.
+
+        mode="append" keeps every row. mode="upsert" keeps the newest row of each key in `keys`; running aggregates need
+        it, with their own keys. Rows of a key keep their order as long as one subtask makes them. `partition_by` names
+        columns whose values get folders of their own (`carrier=AA`), see `docs/tables.md`.
+
+        A new job refuses a table that has rows, unless `if_exists` is "append" or "overwrite". With "overwrite" the
+        first completed checkpoint replaces the old rows, in one step. A restored job goes on in its table. A table
+        whose owner lives is refused, by `execute`.
+
+        `target_file_size`, such as "128mb": how large files become. A subtask writes one for each checkpoint, or as
+        soon as it holds so many bytes of rows. While the job runs its coordinator puts small ones together, beside the
+        checkpoints; with `auto_compact=False` they stay.
+
+        A table that is there must have the columns of the stream. With `schema_evolution="add_columns"` it gets the
+        nullable columns that the stream has behind them; rows that are there have nulls in these.
+        """
+        options = TableOptions.of(f"to_table {name!r}", if_exists, target_file_size, auto_compact, schema_evolution)
+        info = self._table_info(mode, tuple(keys), name, tuple(partition_by))
+        return self._written(location(url, f"to_table {name!r}"), info, options, name, uid, parallelism)
+
+    def to_delta(
+        self,
+        url: str | os.PathLike[str],
+        *,
+        partition_by: tuple[str, ...] | list[str] = (),
+        if_exists: IfExists = "error",
+        target_file_size: str | int = FILE_BYTES,
+        auto_compact: bool = True,
+        schema_evolution: SchemaEvolution | None = None,
+        name: str = "to_delta",
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> OutputTable:
+        """Write to a Delta Lake table, exactly once, which Spark, Polars, DuckDB and Trino read without tidegate.
+
+        Like `to_table` in mode "append", with one transaction of Delta for each completed checkpoint that has rows.
+        Others may add to the table. Needs `pip install 'tidegate[delta]'`; see `docs/delta.md`.
+        """
+        options = TableOptions.of(f"to_delta {name!r}", if_exists, target_file_size, auto_compact, schema_evolution)
+        if self._updating is not None:
+            raise self._updating.refuse(f"to_delta {name!r}")
+        info = self._table_info("append", (), name, tuple(partition_by), f"tidegate-{uuid.uuid4()}")
+        assert self.schema is not None
+        check_delta_schema(self.schema)
+        return self._written(location(url, f"to_delta {name!r}"), info, options, name, uid, parallelism)
+
+    def _written(
+        self, where: str, info: TableInfo, options: TableOptions, name: str, uid: str | None, parallelism: int | None
+    ) -> OutputTable:
+        if self._updating is not None:
+            self._updating.check_upsert(repr(name), info.keys)
+        table = OutputTable(where, info, options, self._program.open_store)
+        self._program.add_table(table)
+        rows = self if info.mode == "append" else self._together(info.keys, parallelism)
+        rows._then(
+            partial(table_sink, info), self.schema, name, uid, parallelism, table=table.url, updating=self._updating
+        )
+        return table
+
+    def collect(self, *, name: str = "collect", uid: str | None = None) -> CollectedRows:
+        """Collect the rows of a bounded job, exactly once; read them with `to_arrow()` after it.
+
+        After an aggregate that emits updates these are all updates, not only the newest row of each key.
+        """
+        return self._collected(name, uid, handed_on=False)
+
+    def for_each_checkpoint(
+        self,
+        fn: Callable[[Any, int], object],
+        *,
+        retries: int = 3,
+        max_behind: int = 10,
+        name: str = "for_each_checkpoint",
+        uid: str | None = None,
+    ) -> None:
+        """Call `fn(df, checkpoint_id)` in this driver with the rows of each completed checkpoint, one after the other.
+
+        It is to checkpoints what Spark's `foreachBatch` is to micro-batches. `df` is a Spark DataFrame, for any Spark
+        writer; if the environment has no Spark, it is an Arrow table. It is valid during the call. Checkpoints without
+        rows of this stream are skipped. See `docs/for-each-checkpoint.md`.
+
+        The rows of a checkpoint come at least once: after a failure of `fn`, the driver or the job they come again,
+        under the same id. Ids increase. An id is never used for other rows, in this job or one restored from it. So
+        write in such a way that a second call with an id changes nothing.
+
+        If `fn` raises an Exception, it is called again, up to `retries` times, after growing pauses; then the job
+        fails. While more than `max_behind` checkpoints wait for `fn`, the sources read no more input. `job.wait()`
+        returns when `fn` has had all rows. After an aggregate that emits updates, `df` has all updates.
+        Raises ConfigurationError.
+        """
+        check_function(fn, retries, max_behind, name)
+        rows = self._collected(name, uid, handed_on=True)
+        self._program.functions.append(CheckpointFunction(fn, rows, retries, max_behind))
+
+    def _collected(self, name: str, uid: str | None, *, handed_on: bool) -> CollectedRows:
+        info = self._table_info("append", (), name)
+        rows = CollectedRows(self._program.new_uid(name, uid), info, self._program.open_store, handed_on=handed_on)
+        self._then(
+            partial(table_sink, info),
+            self.schema,
+            name,
+            rows.uid,
+            None,
+            table=rows.placeholder,
+            updating=self._updating,
+        )
+        self._program.collected.append(rows)
+        return rows
+
+    def _table_info(
+        self,
+        mode: TableMode,
+        keys: tuple[str, ...],
+        name: str,
+        partition_by: tuple[str, ...] = (),
+        delta_id: str | None = None,
+    ) -> TableInfo:
+        if self.schema is None:
+            raise ConfigurationError(
+                f"{name}: the columns of the stream are not known yet; give schema= to the map, flat_map or "
+                "map_batches before it"
+            )
+        return TableInfo.of(self.schema, mode, keys, partition_by, delta_id)
+
+    def _together(self, keys: tuple[str, ...], parallelism: int | None) -> StreamSteps:
+        """This stream, partitioned so that rows with the same `keys` meet in one subtask of the next operator."""
+        upstream, partitioning = self._inputs[0]
+        parallelism = parallelism if parallelism is not None else self._program.parallelism
+        stay = len(self._inputs) == 1 and partitioning is None and upstream.parallelism == parallelism
+        if stay and self._keyed_by and set(self._keyed_by) <= set(keys):
+            return self
+        return self._partitioned(Partitioning(PartitioningKind.HASH, keys))

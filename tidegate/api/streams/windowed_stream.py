@@ -1,0 +1,104 @@
+"""`WindowedStream`: rows in windows of event time. Made by `KeyedStream.window`, and by `Stream.window` for all rows.
+
+What comes out has the keys, `window_start`, `window_end`, and the aggregates. Its event time is the last millisecond of
+the window, so it can be windowed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Generic, Literal, TypeVar
+
+from tidegate.actors.operators.aggregates.aggregate import Aggregate
+from tidegate.actors.operators.watermarks.late_rows import LATE
+from tidegate.actors.operators.watermarks.window_end import WindowEnd
+from tidegate.actors.operators.windows.session_windows import SessionWindows
+from tidegate.actors.operators.windows.sliced_windows import SlicedWindows
+from tidegate.actors.operators.windows.window_operator import WindowOperator
+from tidegate.actors.operators.windows.window_rows import WINDOW_END, WINDOW_START
+from tidegate.actors.operators.windows.window_specs import Cumulating, Session, Sliding, Tumbling
+from tidegate.actors.protocol.side_outputs import OutputTag
+from tidegate.api.streams.stream_tables import StreamTables
+from tidegate.api.streams.updating import Updating
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.units import parse_duration_ms
+
+WindowsTaken = Tumbling | Sliding | Cumulating | Session
+S = TypeVar("S", bound=StreamTables)
+
+
+class WindowedStream(Generic[S]):
+    """Rows of a stream by window, and by key if there are keys: then the stream is partitioned by them.
+
+    `made` makes the stream of the results.
+    """
+
+    def __init__(
+        self,
+        stream: StreamTables,
+        keys: tuple[str, ...],
+        spec: WindowsTaken,
+        made: Callable[..., S],
+        lateness_ms: int = 0,
+    ) -> None:
+        if not isinstance(spec, WindowsTaken):
+            raise ConfigurationError(f"window takes tg.Tumbling, tg.Sliding, tg.Cumulating or tg.Session, not {spec!r}")
+        if stream.timestamp is None:
+            raise ConfigurationError(
+                "window: the stream has no event time; name its column in the source (timestamp=...), or call "
+                "assign_timestamps before"
+            )
+        self._stream, self._keys, self._spec, self._time = stream, keys, spec, stream.timestamp
+        self._made = made
+        self._lateness_ms = lateness_ms
+
+    def allowed_lateness(self, lateness: str | timedelta | int) -> WindowedStream[S]:
+        """Keep windows for so long after their end. A row that comes meanwhile gives a new result at once."""
+        parsed = parse_duration_ms(lateness, setting="allowed_lateness")
+        return WindowedStream(self._stream, self._keys, self._spec, self._made, parsed)
+
+    def aggregate(
+        self,
+        *,
+        emit: Literal["final", "update"] = "final",
+        name: str = "window",
+        uid: str | None = None,
+        parallelism: int | None = None,
+        **aggregates: Aggregate,
+    ) -> S:
+        """Aggregate each key and window: `aggregate(n=tg.count(), worst=tg.max("delay"))`.
+
+        emit="final" gives one row for each, when the watermark passes the window's end. With an allowed lateness later
+        rows replace it. emit="update" gives the result so far after each batch, for the keys and windows in it. Rows
+        that replace others go to a table with mode="upsert" and as keys the keys, `window_start` and `window_end`.
+
+        Sessions are final, and take no allowed lateness. Rows that come too late for all their windows are dropped,
+        counted as `numLateRecordsDropped`, and in `late_rows()` of the result. The event time of a result is the last
+        millisecond of its window. ConfigurationError for columns that do not fit.
+        """
+        keys, spec, time, lateness_ms = self._keys, self._spec, self._time, self._lateness_ms
+        if isinstance(spec, Session) and (emit != "final" or lateness_ms):
+            raise ConfigurationError(
+                f"{name}: a session that grows has other bounds, so its new result would not replace the one before; "
+                'leave emit="update" and allowed_lateness out'
+            )
+        if not keys and parallelism not in (None, 1):
+            raise ConfigurationError(f"{name}: windows of all rows are in one subtask; leave parallelism= out")
+
+        def windows() -> WindowOperator:
+            if isinstance(spec, Session):
+                return SessionWindows(keys, spec, aggregates, time)
+            return SlicedWindows(keys, spec, aggregates, time, emit, lateness_ms)
+
+        schema = self._stream.schema
+        output = None if schema is None else windows().output_schema(schema)
+        windows()  # so that wrong arguments are refused here
+        # Without a schema nobody can read late rows: a side output says which columns it has.
+        late = () if schema is None else (OutputTag(LATE, schema),)
+        result = self._stream._then(windows, output, name, uid, parallelism if keys else 1, side_outputs=late)
+        node = result._inputs[0][0]
+        replaced = (*keys, WINDOW_START, WINDOW_END)
+        updates = emit == "update" or lateness_ms > 0
+        updating = Updating(replaced, f"{node.name!r} (uid {node.uid!r})") if updates else None
+        return self._made(self._stream.program, result._inputs, replaced, WindowEnd(WINDOW_END), updating)

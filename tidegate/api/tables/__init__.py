@@ -1,0 +1,1 @@
+"""Output tables as users have them: reading, compaction, a vacuum, and who owns one."""

@@ -1,1 +1,0 @@
-"""The command line for what is stored: what its commands do, and how they print what they have found."""
