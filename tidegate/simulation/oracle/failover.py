@@ -5,6 +5,8 @@ It knows nothing of how the coordinator finds regions: it walks over the channel
 - A deployment takes whole regions: no channel leads from a task that starts anew to one that goes on.
 - A region starts anew because one of its tasks has failed since it was deployed, or for something that concerns the
   whole job. Else it keeps its attempt, and is told of checkpoints in that.
+- What a replaced coordinator still deploys does not count as begun: its successor has read in the log that it was
+  to be, and deploys it anew.
 """
 
 from __future__ import annotations
@@ -51,6 +53,8 @@ class FailoverOracle:
         self._tied: set[VertexId] = set()
         """Vertices with union list state: their subtasks go back together."""
         self._failed: set[TaskId] = set()
+        self._generation = 0
+        """The newest coordinator."""
         self._whole = True
         """Whether something has happened that concerns the whole job, since it was deployed."""
         self._starting: set[TaskId] = set()
@@ -70,6 +74,7 @@ class FailoverOracle:
             if handle is not None and any(section.kind is StateKind.UNION for section in handle.sections):
                 self._tied.add(event.task.vertex)
         elif isinstance(event, co.CoordinatorStarted):
+            self._generation = int(event.generation)
             self._whole |= self._spec.adoption_timeout_ms is None
             # How far these have come nobody knows. All others go on.
             self._failed |= self._starting
@@ -93,8 +98,8 @@ class FailoverOracle:
         if attempt is not None and attempt > self._attempts.get(task, -1):
             raise InvariantViolated(7, f"{task} is told of attempt {attempt}, and goes on in {self._attempts[task]}")
 
-    def deployed(self, attempt: int, tasks: Iterable[TaskId], completed: int) -> None:
-        """These tasks start anew. `completed`: how many checkpoints of this job are complete."""
+    def deployed(self, attempt: int, tasks: Iterable[TaskId], completed: int, by: int) -> None:
+        """Coordinator `by` starts these tasks anew. `completed`: how many checkpoints of this job are complete."""
         again = set(tasks)
         self._starting |= again
         self._attempts |= dict.fromkeys(again, attempt)
@@ -115,6 +120,9 @@ class FailoverOracle:
             untouched = again - self._touched({t.vertex for t in self._neighbours} if unknown else self._tied)
             if untouched:
                 raise InvariantViolated(7, f"attempt {attempt} is of {min(untouched)}, where nothing had failed")
+        if by < self._generation:
+            self._failed |= again
+            return
         if len(again) < len(self._neighbours):
             self._coverage.saw("region_restarted")
         else:

@@ -47,12 +47,13 @@ class TakeoverOracle:
             if not asked and not self._deployed_since:
                 self._coverage.saw("tasks_adopted")
 
-    def deployed(self, tasks: Iterable[TaskId]) -> None:
-        """Tasks start anew: nobody waits for an answer of theirs."""
+    def deployed(self, tasks: Iterable[TaskId], by: int) -> None:
+        """Coordinator `by` starts tasks anew: neither it nor those before wait for an answer of theirs."""
         again = set(tasks)
         self._deployed_since = True
-        for asked in self._asked.values():
-            asked -= again
+        for generation, asked in self._asked.items():
+            if generation <= by:
+                asked -= again
 
     def told(self, event: ev.TaskEvent) -> None:
         """A coordinator says something to a task."""

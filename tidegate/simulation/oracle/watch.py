@@ -207,11 +207,11 @@ class Watch:
         """The tasks of the attempt are gone."""
         self.oracle.files.attempt_is_over()
 
-    def deployed(self, attempt: int, restore: RestorePoint | None, tasks: Sequence[TaskId]) -> None:
-        """An attempt of these tasks starts."""
+    def deployed(self, attempt: int, restore: RestorePoint | None, tasks: Sequence[TaskId], by: int) -> None:
+        """An attempt of these tasks starts. `by`: the generation of the coordinator that says so."""
         spec = self.oracle.spec
-        self.failover.deployed(attempt, tasks, self.oracle.completed)
-        self.takeovers.deployed(tasks)
+        self.failover.deployed(attempt, tasks, self.oracle.completed, by)
+        self.takeovers.deployed(tasks, by)
         from_itself = restore is not None and restore.job_id == spec.job_id
         self.oracle.deployed(attempt, None if restore is None else int(restore.checkpoint_id), from_itself, tasks)
         self._open.clear()

@@ -241,7 +241,7 @@ class SimulatedJob:
         self._deployed = instruction.attempt
         whole = self.context.graph.tasks()
         tasks = whole if instruction.tasks is None else instruction.tasks
-        self.watch.deployed(instruction.attempt, instruction.restore, tasks)
+        self.watch.deployed(instruction.attempt, instruction.restore, tasks, int(by.generation))
         self._drop_tasks(tasks)
         pointer = None if instruction.restore is None else instruction.restore.pointer
         of = () if instruction.tasks is None else (f"of {len(tasks)} of {len(whole)} tasks",)
