@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from command_line import CommandRunner
+from dying_store import DiedError, LostAnswers, deaths
 from local_jobs import NO_RESTART, GatedSource, config, local, opening
 
 import tidegate as tg
@@ -19,9 +20,8 @@ from tidegate.cli import app
 from tidegate.spark_bridge.dataframes.manifest import write_manifest
 from tidegate.spark_bridge.dataframes.parquet_source import ParquetSource
 from tidegate.spark_bridge.dataframes.parquet_writer import FileLimits, write_files
-from tidegate.storage.errors import AlreadyExistsError, CorruptionError, NotFoundError, StorageError
-from tidegate.storage.files.file_system_store import FileSystemStore, open_store
-from tidegate.storage.files.store import Buffer
+from tidegate.storage.errors import AlreadyExistsError, CorruptionError, NotFoundError
+from tidegate.storage.files.file_system_store import open_store
 
 ROWS, GATE = 40, 20
 STAGED = pa.table({"k": list(range(30)), "x": list(range(1000, 1030))}, GatedSource.schema)
@@ -152,46 +152,35 @@ def test_a_savepoint_says_what_it_needs_until_it_is_relocated(tmp_path: Path, sa
     assert not Path(recovery.inspect(savepoint).needs[0]).exists(), "what cannot be looked into is named itself"
 
 
-class Counting(FileSystemStore):
-    """Fails at one of the files that are written to it, and counts them."""
-
-    written = 0
-    fails_at = -1
-
-    def write(self, path: str, chunks: Iterable[Buffer]) -> int:
-        """Write, or fail."""
-        self._count()
-        return super().write(path, chunks)
-
-    def create(self, path: str, data: Buffer) -> None:
-        """Create, or fail."""
-        self._count()
-        super().create(path, data)
-
-    @classmethod
-    def _count(cls) -> None:
-        cls.written += 1
-        if cls.written == cls.fails_at:
-            raise StorageError("the disk is full")
-
-
-def test_a_crash_leaves_nothing_that_looks_whole(
-    tmp_path: Path, savepoint: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Wherever it comes; the same call made again ends with the same copy."""
+@pytest.mark.slow
+def test_wherever_it_dies_the_copy_is_whole_or_none(tmp_path: Path, savepoint: str) -> None:
+    """At any operation on storage, before it takes effect or after: the old savepoint stays as it is, at the new place
+    nothing looks whole that is not, and the same call made again ends with the same copy.
+    """
     target = str(tmp_path / "elsewhere")
+    before = content(savepoint)
     expected = content(recovery.relocate(savepoint, str(tmp_path / "whole")))
-    for at in range(1, len(expected) + 1):
-        monkeypatch.setattr(Counting, "written", 0)
-        monkeypatch.setattr(Counting, "fails_at", at)
-        with pytest.raises(StorageError, match="the disk is full"):
-            recovery.relocate(savepoint, target, open_store=Counting)
-        assert recovery.list_checkpoints(target) == []
-    monkeypatch.setattr(Counting, "fails_at", -1)
+    made = 0
+    for death in deaths():
+        with contextlib.suppress(DiedError):
+            recovery.relocate(savepoint, target, open_store=death.open_store)
+        if recovery.list_checkpoints(target):
+            path = str(Path(target, Path(savepoint).name))
+            with pytest.raises(AlreadyExistsError, match="none is overwritten"):
+                recovery.relocate(savepoint, target)
+            assert content(path) == expected
+            shutil.rmtree(target)
+            made += 1
+    assert made == 2, "the last create took effect, and nobody died at all"
+    assert death.at > 2 * len(expected), "it reads what it writes"
+    assert content(savepoint) == before
+    assert content(recovery.relocate(savepoint, target)) == expected
 
-    assert content(recovery.relocate(savepoint, target, open_store=Counting)) == expected
-    with pytest.raises(AlreadyExistsError, match="none is overwritten"):
-        recovery.relocate(savepoint, target)
+
+def test_a_lost_answer_to_the_last_create_is_no_failure(tmp_path: Path, savepoint: str) -> None:
+    """Storage has made the savepoint, and the error that came says nothing else."""
+    path = recovery.relocate(savepoint, str(tmp_path / "elsewhere"), open_store=LostAnswers)
+    assert recovery.verify(path).ok
 
 
 @pytest.mark.parametrize("damaged", ["sp/*/*-0", "ckpt/*/taskowned/source-*/data/*", "ckpt/*/taskowned/*/data/*/*/*"])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import Result
 from command_line import CommandRunner
+from dying_store import DiedError, LostAnswers, deaths
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from local_jobs import NO_RESTART, GatedSource, config, finish, local, opening
@@ -20,7 +24,7 @@ import tidegate as tg
 from tidegate import recovery
 from tidegate.cli import app
 from tidegate.offline.row_files import rows_of_files
-from tidegate.storage.files.file_system_store import FileSystemStore
+from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 
 ROWS, GATE = 40, 20
 OUT = pa.schema({"k": pa.int64(), "n": pa.int64(), "seen": pa.int64()})
@@ -215,6 +219,54 @@ def test_what_fails_leaves_no_savepoint(tmp_path: Path) -> None:
         savepoint.with_keyed_state(uid="counts", keys=["k"], state=N, rows=rows).without_operator("counts")
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
     assert recovery.list_checkpoints(str(tmp_path)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("based", [False, True], ids=["from nothing", "from a base"])
+def test_wherever_a_writer_dies_its_savepoint_is_whole_or_none(tmp_path: Path, taken: str, based: bool) -> None:
+    """At any operation on storage; the base stays whole, and the same call made again writes it or finds it written."""
+    rows = pa.table({"k": range(20_000), "n": range(20_000)})
+    target = tmp_path / "written"
+
+    def write(opened: Callable[[str], FileSystemStore] = open_store) -> str:
+        source: Any = {"base": taken} if based else {"job": "job"}
+        with recovery.SavepointWriter(str(target), **source, open_store=opened) as writer:
+            writer.with_keyed_state(uid="counts", keys=["k"], state=N, rows=rows)
+        return writer.path
+
+    survived = 0
+    for death in deaths():
+        with contextlib.suppress(DiedError):
+            write(death.open_store)
+        found = recovery.list_checkpoints(str(target))
+        assert all(recovery.verify(savepoint.path).ok for savepoint in found)
+        if found:
+            survived += 1
+            shutil.rmtree(target)
+    assert survived == 2, "the last create took effect, and nobody died at all"
+    assert recovery.verify(write()).ok
+    assert recovery.verify(taken).ok
+
+
+def test_a_lost_answer_to_the_last_create_is_no_failure(tmp_path: Path) -> None:
+    """The files of a savepoint that is there after all are not deleted, even if nobody could find out at first."""
+    rows = pa.table({"k": range(50_000), "n": range(50_000)})
+
+    def write(folder: str, opened: Callable[[str], FileSystemStore]) -> None:
+        with recovery.SavepointWriter(str(tmp_path / folder), job="job", open_store=opened) as savepoint:
+            savepoint.with_keyed_state(uid="counts", keys=["k"], state=N, rows=rows)
+
+    def goes_away(url: str) -> FileSystemStore:
+        store = LostAnswers(url)
+        store.away = True
+        return store
+
+    write("there", LostAnswers)
+    with pytest.raises(tg.StorageError, match="storage is away"):
+        write("unknown", goes_away)
+    for folder in ("there", "unknown"):
+        (savepoint,) = recovery.list_checkpoints(str(tmp_path / folder))
+        assert recovery.verify(savepoint.path).ok
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
-"""Nothing of a job that lives is deleted, unless who asks for it says that it is dead."""
+"""Nothing of a job that lives is deleted, unless who asks for it says that it is dead. What is deleted goes whole."""
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,15 +11,19 @@ import pytest
 from any_permit import ANY_PERMIT
 from checkpoints_on_disk import complete
 from command_line import CommandRunner
+from dying_store import DiedError, deaths
 from typer.testing import Result
 
 from tidegate import recovery
 from tidegate.cli import app
 from tidegate.recovery.savepoints import write_savepoint
+from tidegate.storage.checkpoints.layout import CheckpointLayout
 from tidegate.storage.checkpoints.lease import Lease, write_lease
-from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.checkpoints.metadata import StateHandle, SubtaskState
+from tidegate.storage.checkpoints.metadata_file import create_metadata
+from tidegate.storage.errors import ConfigurationError, NotFoundError
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
-from tidegate.storage.ids import JobId
+from tidegate.storage.ids import CheckpointId, JobId
 from tidegate.storage.process_id import ProcessId
 
 _JOB = "demo-1a2b3c4d"
@@ -118,3 +124,54 @@ def test_others_are_deleted_while_a_job_lives(store: FileSystemStore, tmp_path: 
         assert recovery.delete(path) == 3
         assert not recovery.verify(path).ok
     assert recovery.verify(f"{store.url}/{_JOB}/chk-1").ok
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "savepoint"])
+def test_wherever_a_deletion_dies_nothing_is_found_half_deleted(tmp_path: Path, kind: str) -> None:
+    """At any operation on storage: it is whole or not there, what is beside it is whole, and who asks again is told."""
+    died, gone = 0, 0
+    for number, death in enumerate(deaths()):
+        store = _with_shared_files(tmp_path / str(number))
+        path = _savepoint_of(store) if kind == "savepoint" else f"{store.url}/{_JOB}/chk-2"
+        with contextlib.suppress(DiedError):
+            recovery.delete(path, force=True, open_store=death.open_store)
+        died += death.came
+        found = {at.path for at in recovery.list_checkpoints(store.url)}
+        assert all(recovery.verify(at).ok for at in found)
+        assert found >= {f"{store.url}/{_JOB}/chk-1", f"{store.url}/{_JOB}/chk-3"}
+        if path in found:
+            recovery.delete(path, force=True)
+        else:
+            gone += 1
+            with pytest.raises(NotFoundError, match=r"there is no|its deletion was interrupted"):
+                recovery.delete(path, force=True)
+        assert path not in {at.path for at in recovery.list_checkpoints(store.url)}
+        shutil.rmtree(tmp_path / str(number))
+    assert died > gone > 3
+
+
+def _with_shared_files(folder: Path) -> FileSystemStore:
+    """A root with three checkpoints of a job; each shares a file with the one before it, and has one alone."""
+    store = open_store(str(folder))
+    layout = CheckpointLayout(JobId(_JOB))
+    for number in map(CheckpointId, (1, 2, 3)):
+        metadata = complete(store, _JOB, number)
+        first, state, *others = metadata.subtasks
+        layers = tuple(_shared(store, state, max(1, layer)) for layer in (number - 1, number, number + 10))
+        store.delete(layout.metadata(number))
+        create_metadata(store, replace(metadata, subtasks=(first, replace(state, layers=layers), *others)))
+    return store
+
+
+def _shared(store: FileSystemStore, state: SubtaskState, number: int) -> StateHandle:
+    """A file of the state of a subtask, under a name that checkpoints share."""
+    assert state.handle is not None
+    assert state.handle.path is not None
+    path = CheckpointLayout(JobId(_JOB)).layer_file(CheckpointId(number), state.vertex, state.subtask)
+    store.write(path, [store.read(state.handle.path)])
+    return replace(state.handle, path=path)
+
+
+def _savepoint_of(store: FileSystemStore) -> str:
+    metadata = recovery.inspect(f"{store.url}/{_JOB}/chk-2").metadata
+    return write_savepoint(open_store, store.url, store.url, metadata, ANY_PERMIT)

@@ -21,7 +21,7 @@ from tidegate.actors.coordinator.job.job_spec import RestorePoint
 from tidegate.api.submission.starting_checkpoint import check_not_given_up, checkpoints_up_to
 from tidegate.api.tables.output_tables import CollectedRows
 from tidegate.recovery.job_lineage import COLLECT, SOURCE, lineage, taskowned_path, taskowned_url
-from tidegate.recovery.savepoints import copy_subtask
+from tidegate.recovery.savepoints import complete_savepoint, copy_subtask
 from tidegate.spark_bridge.dataframes.manifest import MANIFEST_PATH, read_manifest
 from tidegate.storage.checkpoints.layout import (
     METADATA_NAME,
@@ -78,7 +78,7 @@ def relocate(savepoint: str, target: str, *, open_store: OpenStore = open_store)
         origin_root=None,
         carried=tuple(carried),
     )
-    place.create(METADATA_NAME, encode_metadata(moved))
+    complete_savepoint(place, moved)
     return place.url
 
 

@@ -29,6 +29,7 @@ from tidegate.api.submission.submission import make_job_id
 from tidegate.offline.spark_rows import staged_rows
 from tidegate.offline.state_rows import PutState, keyed_rows, operator_rows
 from tidegate.offline.written_subtasks import ChangedVertices, Changes
+from tidegate.recovery.savepoints import complete_savepoint
 from tidegate.recovery.state_catalog import find_state
 from tidegate.storage.checkpoints.layout import METADATA_NAME, parse_pointer, savepoint_name
 from tidegate.storage.checkpoints.metadata import (
@@ -38,7 +39,7 @@ from tidegate.storage.checkpoints.metadata import (
     SnapshotKind,
     StateKind,
 )
-from tidegate.storage.checkpoints.metadata_file import encode_metadata, read_pointed
+from tidegate.storage.checkpoints.metadata_file import read_metadata, read_pointed
 from tidegate.storage.errors import AlreadyExistsError, ConfigurationError, StorageError
 from tidegate.storage.files.file_system_store import join_url, open_store
 from tidegate.storage.files.store import OpenStore, Store
@@ -201,13 +202,24 @@ class SavepointWriter:
         written = vertices.write()
         if not written.operators:
             raise ConfigurationError("the savepoint would hold no operator: put a state, or keep an operator")
-        self._store.create(METADATA_NAME, encode_metadata(written))
+        complete_savepoint(self._store, written)
 
     def _leave_nothing(self, folder: str) -> None:
+        """Delete what was written, if the savepoint is certain not to be there: a create may fail and have worked."""
         try:
-            self._store.delete_tree(folder)
+            if METADATA_NAME not in self._store.list("") or not self._is_ours(folder):
+                self._store.delete_tree(folder)
         except StorageError as error:
-            log.warning("left %s behind, which no savepoint refers to: %s", join_url(self._store.url, folder), error)
+            log.warning(
+                "%s may be left behind; without %s beside it no savepoint refers to it: %s",
+                join_url(self._store.url, folder),
+                METADATA_NAME,
+                error,
+            )
+
+    def _is_ours(self, folder: str) -> bool:
+        found = read_metadata(self._store, self._metadata.job_id, self._metadata.checkpoint_id, savepoint=True)
+        return any(path.startswith(f"{folder}/") for subtask in found.subtasks for path in subtask.paths)
 
     def _check_is_new(self) -> None:
         if METADATA_NAME in self._store.list(""):

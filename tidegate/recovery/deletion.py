@@ -16,6 +16,7 @@ from collections.abc import Iterator
 
 from tidegate.recovery.decisions import permit_deletion
 from tidegate.storage.checkpoints.layout import (
+    METADATA_NAME,
     CheckpointLayout,
     CheckpointPointer,
     parse_checkpoint_name,
@@ -43,8 +44,22 @@ def delete(path: str, *, force: bool = False, open_store: OpenStore = open_store
     at = parse_pointer(path)
     store = open_store(at.root)
     permit = permit_deletion(store, at, force=force)
-    metadata = read_pointed(store, at)
+    try:
+        metadata = read_pointed(store, at)
+    except NotFoundError as error:
+        raise NotFoundError(_without_metadata(store, at)) from error
     return _delete_savepoint(store, at, metadata, permit) if at.savepoint else _delete(store, at, metadata, permit)
+
+
+def _without_metadata(store: Store, at: CheckpointPointer) -> str:
+    """Why there is nothing to delete, and what to do about files that are there all the same."""
+    folder = "" if at.savepoint else CheckpointLayout(at.job_id).checkpoint_dir(at.checkpoint_id)
+    if not store.list(folder):
+        return f"there is no {'savepoint' if at.savepoint else 'checkpoint'} {at}"
+    text = f"{at} has files and no {METADATA_NAME}: it was never completed, or its deletion was interrupted. "
+    if at.savepoint:
+        return f"{text}If no job is writing it, delete the folder"
+    return f"{text}`tidegate checkpoints sweep {at.root} --job {at.job_id} --delete` deletes what nothing refers to"
 
 
 def _delete_savepoint(store: Store, at: CheckpointPointer, metadata: CheckpointMetadata, permit: DeletePermit) -> int:

@@ -23,7 +23,7 @@ from tidegate.storage.checkpoints.layout import METADATA_NAME, CheckpointLayout,
 from tidegate.storage.checkpoints.metadata import METADATA_VERSION, CheckpointMetadata, SubtaskState
 from tidegate.storage.checkpoints.metadata_file import encode_metadata, read_metadata
 from tidegate.storage.checkpoints.permits import DeletePermit, ExportPermit
-from tidegate.storage.errors import AlreadyExistsError, FencedError, NotFoundError
+from tidegate.storage.errors import AlreadyExistsError, FencedError, NotFoundError, StorageError
 from tidegate.storage.files.file_system_store import join_url
 from tidegate.storage.files.store import OpenStore, Store
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId
@@ -60,6 +60,19 @@ def write_savepoint(
             if not there:
                 raise
     return target.url
+
+
+def complete_savepoint(target: Store, metadata: CheckpointMetadata) -> None:
+    """Create `_metadata`: the savepoint is there from now on. No error if it is there already, with this very content.
+
+    A create whose answer was lost has done its work all the same. AlreadyExistsError if another savepoint is there,
+    FencedError if a tombstone is, StorageError.
+    """
+    try:
+        target.create(METADATA_NAME, encode_metadata(metadata))
+    except StorageError:
+        if not _is_there(target, metadata):
+            raise
 
 
 def void_savepoint(
