@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.exceptions import RayActorError
 
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState, JobStatus
 from tidegate.actors.runtimes.ray import ray_job
@@ -40,6 +41,8 @@ class SlowRay:
     def get(self, reference: Any, timeout: float) -> Any:
         """Only an answer that is there may be taken."""
         assert self.answer is not None
+        if isinstance(self.answer, Exception):
+            raise self.answer
         return self.answer
 
     def view(self, wait_s: float) -> str:
@@ -62,6 +65,30 @@ def test_a_coordinator_that_is_starting_is_not_waited_for(monkeypatch: pytest.Mo
     state.status = JobStatus.DEPLOYING
     slow.answer = ray_job.JobView(progress_of(state, {}), True, False, None, None)
     assert job.progress().status == "deploying"
+
+
+def test_a_job_whose_coordinator_is_lost_is_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tasks go on, so nothing has restarted as far as anybody knows; that nobody can be asked is told beside it."""
+    slow = SlowRay()
+    monkeypatch.setattr(ray_job, "ray", slow)
+    coordinator = SimpleNamespace(view=SimpleNamespace(remote=slow.view))
+    card = JobCard(JobId("job-1"), "job", "memory://nothing", None, False, 0)
+    job: Any = RayJob(card, coordinator, None, range(0), open_store)
+    state = CoordinatorState()
+    state.status = JobStatus.RUNNING
+
+    def told(answer: Any) -> tuple[str, bool]:
+        slow.answer = answer
+        progress = job.progress()
+        return progress.status, progress.coordinator_answers
+
+    there = ray_job.JobView(progress_of(state, {}), True, False, None, None)
+    replaying = ray_job.JobView(progress_of(CoordinatorState(), {}), False, False, None, None)
+    assert told(there) == ("running", True)
+    assert told(RayActorError()) == ("running", False)
+    assert told(replaying) == ("running", False)
+    assert told(None) == ("running", False)
+    assert told(there) == ("running", True)
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,9 @@ class JobProgress:
     """Rows of sources that were read before the checkpoint that this attempt started from, by vertex id."""
     splits_left: dict[str, int] = field(default_factory=dict)
     """Splits that no subtask has begun, by vertex id, of sources whose splits are assigned."""
+    coordinator_answers: bool = True
+    """False: the coordinator starts, is lost, or replays its log. Then all else here is what was known last, and the
+    tasks may go on meanwhile."""
 
 
 def progress_of(state: CoordinatorState, rows_in: dict[str, int]) -> JobProgress:

@@ -2,7 +2,8 @@
 
 Rules:
 
-- Every question to the coordinator has a time limit. While Ray restarts its process, the job shows as "restarting".
+- Every question to the coordinator has a time limit. While Ray restarts its process, the job shows as it was last, and
+  says that its coordinator does not answer: the tasks go on, and whether anything restarts nobody knows yet.
 - The coordinator of a job that is over goes: that of a detached job by itself, any other as soon as its driver has
   heard the end. What became of the job stands in its event log, where a driver reads it that comes too late to ask.
 """
@@ -116,6 +117,8 @@ class RayJob:
                 if ray.wait([self._asked], timeout=GLANCE_S)[0]:
                     answer, self._asked = self._asked, None
                     self._take_in(answer, 0.0)
+                else:
+                    self._unanswered()
             return self._end or self._last
 
     def wait(self, timeout_s: float | None) -> JobProgress | None:
@@ -223,14 +226,13 @@ class RayJob:
             return self._ended_unheard() or self._lost(death_of(error))
         except (RayActorError, GetTimeoutError) as error:
             log.info("the coordinator of %r does not answer: %s", self.name, error)
-            if self._seen:
-                self._last = replace(self._last, status="restarting")
+            self._unanswered()
             self._silence = self._silence or (time.monotonic(), death_of(error))
             threading.Event().wait(min(wait_s, RETRY_STEP_S))
             return None
         self._silence = None
         if not view.started and not view.ended and self._seen:
-            self._last = replace(self._last, status="restarting")
+            self._unanswered()
             return None
         self._seen = self._seen or view.started
         self._last = view.progress
@@ -241,6 +243,9 @@ class RayJob:
                 return self._ended(view.progress)
             return self._failed(f"its coordinator had to stop: {view.broken}")
         return None
+
+    def _unanswered(self) -> None:
+        self._last = replace(self._last, coordinator_answers=False)
 
     def _lost(self, why: str) -> JobProgress:
         if self._card.detached:
