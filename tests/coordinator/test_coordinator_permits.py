@@ -81,8 +81,8 @@ def errors_of_mypy(folder: Path, lines: list[str]) -> list[str]:
     snippet.write_text(HEAD + "".join(f"    {line}\n" for line in lines))
     files = (
         "actors/coordinator/messages/instructions.py", "actors/hosts/coordinator/coordinator_effects.py",
-        "recovery/deletion.py", "recovery/retention.py", "recovery/savepoints.py", "recovery/sweeper.py",
-        "storage/checkpoints/permits.py", "storage/ids.py",
+        "recovery/cleanup/deletion.py", "recovery/cleanup/retention.py", "recovery/cleanup/sweeper.py",
+        "recovery/savepoints.py", "storage/checkpoints/permits.py", "storage/ids.py",
     )  # fmt: skip
     options = "--config-file=", "--follow-imports=skip", "--no-site-packages", "--cache-dir=/dev/null"
     result = subprocess.run(
@@ -145,7 +145,7 @@ def test_a_permit_is_not_forged(cls: type[Any], forge: Callable[[Any], object], 
 def test_the_invariants_alone_decide() -> None:
     """What makes permits is named in the module that defines it, and in the one that looks first."""
     named = {path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py") if "_DECIDED" in path.read_text()}
-    decide = {"actors/coordinator/invariants.py", "recovery/decisions.py"}
+    decide = {"actors/coordinator/invariants.py", "recovery/cleanup/decisions.py"}
     assert named == {*decide, "storage/checkpoints/permits.py"}
 
 

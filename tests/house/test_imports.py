@@ -38,10 +38,10 @@ OFFENCES = (
     # between rooms
     ("storage.ids", "import tidegate.recovery.checkpoints"),
     ("storage.codec", "def late() -> None:\n    import tidegate.actors.protocol.identity"),
-    ("recovery.deletion", "from tidegate.actors.graph import job_graph"),
+    ("recovery.cleanup.deletion", "from tidegate.actors.graph import job_graph"),
     ("actors.protocol.identity", "import tidegate.spark_bridge.errors"),
     ("spark_bridge.bounded_calls", "import tidegate.api.given_names"),
-    ("spark_bridge.errors", "import tidegate.recovery.deletion"),
+    ("spark_bridge.errors", "import tidegate.recovery.cleanup.deletion"),
     ("actors.graph.job_graph", "from tidegate import StreamEnvironment"),
     ("api.streams.stream", "import tidegate.simulation.report"),
     # inside them

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 from dying_store import DiedError, deaths
 
-from tidegate.recovery.decisions import GRACE_MS_DEFAULT, may_run
-from tidegate.recovery.sweeper import find_orphans, sweep
+from tidegate.recovery.cleanup.decisions import GRACE_MS_DEFAULT, may_run
+from tidegate.recovery.cleanup.sweeper import find_orphans, sweep
 from tidegate.storage.checkpoints.event_log import EventLog, LogEntry
 from tidegate.storage.checkpoints.layout import CheckpointLayout, savepoint_name
 from tidegate.storage.checkpoints.metadata import (

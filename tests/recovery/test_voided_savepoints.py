@@ -10,7 +10,7 @@ from checkpoints_on_disk import complete
 
 from tidegate.api.submission.starting_checkpoint import check_not_given_up
 from tidegate.recovery.checkpoints import list_checkpoints, verify
-from tidegate.recovery.deletion import delete
+from tidegate.recovery.cleanup.deletion import delete
 from tidegate.recovery.savepoints import void_savepoint, write_savepoint
 from tidegate.storage.checkpoints.layout import METADATA_NAME
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata

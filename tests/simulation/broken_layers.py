@@ -14,11 +14,11 @@ from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.hosts.coordinator.coordinator_host import CoordinatorHost
 from tidegate.actors.hosts.task.task_effects import TaskEffects
 from tidegate.actors.protocol.stream_elements import Barrier
-from tidegate.actors.state_backends.columnar.dirty_slots import DirtySlots
+from tidegate.actors.state_backends.columnar.changes.dirty_slots import DirtySlots
 from tidegate.actors.task.checkpoints.snapshots import SnapshotPart, TaskSnapshot
 from tidegate.actors.task.incremental.lineage import Lineage, Lineages
 from tidegate.actors.task.messages import events as ev
-from tidegate.recovery import retention as checkpoint_sweep
+from tidegate.recovery.cleanup import retention as checkpoint_sweep
 from tidegate.storage.checkpoints.layout import CheckpointLayout
 from tidegate.storage.files.store import Store
 from tidegate.storage.state.snapshot import StateTable

@@ -9,10 +9,10 @@ from typing import Any
 from unittest.mock import patch
 
 from tidegate.storage.ids import JobId
-from tidegate.storage.tables.log_entries import TableEntry, added
-from tidegate.storage.tables.log_fold import TableFold
-from tidegate.storage.tables.log_lineage import TableLineage
-from tidegate.storage.tables.log_rewrites import LogRewrites
+from tidegate.storage.tables.log.log_entries import TableEntry, added
+from tidegate.storage.tables.log.log_fold import TableFold
+from tidegate.storage.tables.log.log_lineage import TableLineage
+from tidegate.storage.tables.log.log_rewrites import LogRewrites
 
 Patch = Callable[[], AbstractContextManager[Any]]
 

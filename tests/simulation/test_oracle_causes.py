@@ -12,7 +12,7 @@ from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.hosts.coordinator.causes import CHECKPOINTS_MAX
 from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
 from tidegate.actors.protocol.identity import TaskId
-from tidegate.simulation.oracle.causes import CausesOracle, Truths
+from tidegate.simulation.oracle.decisions.causes import CausesOracle, Truths
 from tidegate.simulation.oracle.violation import InvariantViolated
 from tidegate.storage.checkpoints.event_log import LogEntry
 from tidegate.storage.ids import AttemptNumber, CheckpointId, EventId, Generation, SubtaskIndex, VertexId

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.actors.kernels.paged import PAGE_ROWS, gathered, mark_slots, revive, scatter, touched_pages
-from tidegate.actors.state_backends.columnar.dirty_slots import DirtySlots, flags
+from tidegate.actors.state_backends.columnar.changes.dirty_slots import DirtySlots, flags
 from tidegate.actors.state_backends.common.backend import ValueSpec
 from tidegate.actors.state_backends.common.pages import PagedColumn, Pins, pages_for
 from tidegate.storage.ids import CheckpointId

@@ -23,8 +23,9 @@ from hypothesis import strategies as st
 from timer_model import TimersSubject
 
 from tidegate.actors.kernels.hashing import hash_columns
-from tidegate.actors.state_backends.columnar import key_space, timer_runs
+from tidegate.actors.state_backends.columnar import key_space
 from tidegate.actors.state_backends.columnar.columnar_backend import ColumnarBackend
+from tidegate.actors.state_backends.columnar.timer_state import timer_runs
 from tidegate.actors.state_backends.rocksdb import changes as rocks_changes
 from tidegate.actors.state_backends.rocksdb import timers as rocks_timers
 from tidegate.storage.checkpoints.metadata import StateKind

@@ -8,7 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.storage.tables.compaction_plan import FILES_A_UNIT_MAX, CompactionSettings, Unit, next_compaction
+from tidegate.storage.tables.compaction.compaction_plan import (
+    FILES_A_UNIT_MAX,
+    CompactionSettings,
+    Unit,
+    next_compaction,
+)
 
 
 def put_together(units: list[Unit], settings: CompactionSettings) -> list[Unit]:

@@ -12,8 +12,8 @@ from table_logs import SCHEMA, A, B, X
 from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.errors import CorruptionError, StorageError
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId
-from tidegate.storage.tables.compaction_plan import CompactionSettings
-from tidegate.storage.tables.running_compaction import RunningCompaction
+from tidegate.storage.tables.compaction.compaction_plan import CompactionSettings
+from tidegate.storage.tables.compaction.running_compaction import RunningCompaction
 from tidegate.storage.tables.table_files import (
     VERSION_COLUMN,
     compacted_dir,

@@ -16,8 +16,8 @@ from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.errors import FencedError, TableError
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import CheckpointId, JobId
-from tidegate.storage.tables.log_entries import TableEntry, covers
-from tidegate.storage.tables.log_versions import TableVersions
+from tidegate.storage.tables.log.log_entries import TableEntry, covers
+from tidegate.storage.tables.log.log_versions import TableVersions
 from tidegate.storage.tables.table_log import LOG_FOLDER, TableLog
 
 

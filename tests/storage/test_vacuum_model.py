@@ -11,9 +11,9 @@ from test_table_model import CompactedTableMachine
 
 from tidegate.storage.errors import TableError
 from tidegate.storage.ids import CheckpointId, JobId
-from tidegate.storage.tables.log_entries import covers
-from tidegate.storage.tables.log_vacuum import Retention, deletable_files
-from tidegate.storage.tables.log_versions import TableVersions
+from tidegate.storage.tables.log.log_entries import covers
+from tidegate.storage.tables.log.log_vacuum import Retention, deletable_files
+from tidegate.storage.tables.log.log_versions import TableVersions
 from tidegate.storage.tables.table_log import TableLog
 
 _LATER_MS = 10**9

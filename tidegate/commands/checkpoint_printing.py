@@ -10,9 +10,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from tidegate.recovery.checkpoints import CheckpointSummary
-from tidegate.recovery.differences import CheckpointDiff, OperatorDiff, StateDiff
-from tidegate.recovery.inspection import CheckpointReport, OperatorReport
-from tidegate.recovery.state_catalog import StateInfo
+from tidegate.recovery.contents.differences import CheckpointDiff, OperatorDiff, StateDiff
+from tidegate.recovery.contents.inspection import CheckpointReport, OperatorReport
+from tidegate.recovery.contents.state_catalog import StateInfo
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, SectionRef, StateHandle, SubtaskState
 
 _SPLITS_SHOWN = 3

@@ -68,7 +68,7 @@ def show_command(path: CheckpointArgument, as_json: JsonOption = False) -> None:
     Of sources whose splits are assigned while the job runs also the splits that no subtask had taken.
     """
     from tidegate.commands.checkpoint_printing import print_checkpoint
-    from tidegate.recovery.inspection import inspect
+    from tidegate.recovery.contents.inspection import inspect
 
     with explained():
         report = inspect(path)
@@ -79,7 +79,7 @@ def show_command(path: CheckpointArgument, as_json: JsonOption = False) -> None:
 def inspect_command(path: CheckpointArgument, as_json: JsonOption = False) -> None:
     """Show the operators of one checkpoint or savepoint in short: parallelism, sizes, what has finished, states."""
     from tidegate.commands.checkpoint_printing import print_report
-    from tidegate.recovery.inspection import inspect
+    from tidegate.recovery.contents.inspection import inspect
 
     with explained():
         report = inspect(path)
@@ -97,7 +97,7 @@ def diff_command(
 ) -> None:
     """Show what has changed from one checkpoint or savepoint to another: operators, parallelism, sizes, states."""
     from tidegate.commands.checkpoint_printing import print_diff
-    from tidegate.recovery.differences import diff
+    from tidegate.recovery.contents.differences import diff
 
     with explained():
         found = diff(old, new, keys=keys)
@@ -129,7 +129,7 @@ def delete_command(path: CheckpointArgument, yes: YesOption = False, force: Forc
 
     A checkpoint of a job that may be running is refused.
     """
-    from tidegate.recovery import deletion
+    from tidegate.recovery.cleanup import deletion
 
     if not yes:
         typer.confirm(f"Delete {path}?", abort=True)
@@ -154,8 +154,8 @@ def sweep_command(
     Exit code 1 if a job was left out because it may be running.
     """
     from tidegate.recovery.checkpoints import is_of_job
-    from tidegate.recovery.decisions import may_run, why_may_run
-    from tidegate.recovery.sweeper import sweep
+    from tidegate.recovery.cleanup.decisions import may_run, why_may_run
+    from tidegate.recovery.cleanup.sweeper import sweep
     from tidegate.storage.clock import now_ms
     from tidegate.storage.files.file_system_store import join_url, open_store
     from tidegate.storage.ids import JobId

@@ -119,7 +119,7 @@ def relocate_command(
     Every byte is verified. The old savepoint stays.
     """
     from tidegate.offline.relocation import relocate
-    from tidegate.recovery.inspection import inspect
+    from tidegate.recovery.contents.inspection import inspect
 
     with explained():
         moved = relocate(path, target)
@@ -144,7 +144,7 @@ def read_command(
 ) -> None:
     """Read one state of one operator in a checkpoint or savepoint: print some rows, or write all of them to a file."""
     from tidegate.offline.state_printing import print_rows, write_rows
-    from tidegate.recovery.state_reader import read_state_batches
+    from tidegate.recovery.contents.state_reader import read_state_batches
 
     with explained(), read_state_batches(path, uid=uid, state=state) as reader:
         if out is not None:

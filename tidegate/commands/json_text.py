@@ -7,7 +7,7 @@ import enum
 import json
 from typing import Any
 
-from tidegate.recovery.inspection import CheckpointReport
+from tidegate.recovery.contents.inspection import CheckpointReport
 
 
 def to_json(value: Any) -> str:

@@ -29,8 +29,8 @@ from tidegate.api.submission.submission import make_job_id
 from tidegate.offline.spark_rows import staged_rows
 from tidegate.offline.state_rows import PutState, keyed_rows, operator_rows
 from tidegate.offline.written_subtasks import ChangedVertices, Changes
+from tidegate.recovery.contents.state_catalog import find_state
 from tidegate.recovery.savepoints import complete_savepoint
-from tidegate.recovery.state_catalog import find_state
 from tidegate.storage.checkpoints.layout import METADATA_NAME, parse_pointer, savepoint_name
 from tidegate.storage.checkpoints.metadata import (
     METADATA_VERSION,

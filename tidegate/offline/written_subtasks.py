@@ -15,9 +15,9 @@ import pyarrow as pa
 
 from tidegate.actors.kernels.hashing import hash_columns
 from tidegate.offline.state_rows import PutState
+from tidegate.recovery.contents.state_catalog import states_of
+from tidegate.recovery.contents.state_reader import StateSelection
 from tidegate.recovery.savepoints import copy_subtask
-from tidegate.recovery.state_catalog import states_of
-from tidegate.recovery.state_reader import StateSelection
 from tidegate.storage.checkpoints.layout import CheckpointLayout, escape
 from tidegate.storage.checkpoints.metadata import (
     CheckpointMetadata,

@@ -22,40 +22,40 @@ if TYPE_CHECKING:
         load_operator_state,
         verify,
     )
-    from tidegate.recovery.deletion import delete
-    from tidegate.recovery.differences import CheckpointDiff, OperatorDiff, StateDiff, diff
-    from tidegate.recovery.inspection import CheckpointReport, OperatorReport, inspect
+    from tidegate.recovery.cleanup.deletion import delete
+    from tidegate.recovery.contents.differences import CheckpointDiff, OperatorDiff, StateDiff, diff
+    from tidegate.recovery.contents.inspection import CheckpointReport, OperatorReport, inspect
+    from tidegate.recovery.contents.row_comparison import KeyChanges
+    from tidegate.recovery.contents.state_catalog import StateInfo
+    from tidegate.recovery.contents.state_reader import read_state_batches
     from tidegate.recovery.restart_strategy import RestartStrategy
-    from tidegate.recovery.row_comparison import KeyChanges
-    from tidegate.recovery.state_catalog import StateInfo
-    from tidegate.recovery.state_reader import read_state_batches
 else:
     from tidegate.lazy_names import lazy_names
 
     _HOME_OF = {
-        "CheckpointDiff": "differences",
-        "CheckpointReport": "inspection",
+        "CheckpointDiff": "contents.differences",
+        "CheckpointReport": "contents.inspection",
         "CheckpointSummary": "checkpoints",
         "Explanation": "tidegate.offline.explanations",
-        "KeyChanges": "row_comparison",
-        "OperatorDiff": "differences",
-        "OperatorReport": "inspection",
+        "KeyChanges": "contents.row_comparison",
+        "OperatorDiff": "contents.differences",
+        "OperatorReport": "contents.inspection",
         "RestartStrategy": "restart_strategy",
         "SavepointWriter": "tidegate.offline.savepoint_writer",
-        "StateDiff": "differences",
-        "StateInfo": "state_catalog",
+        "StateDiff": "contents.differences",
+        "StateInfo": "contents.state_catalog",
         "Step": "tidegate.offline.explanations",
         "VerificationReport": "checkpoints",
-        "delete": "deletion",
-        "diff": "differences",
+        "delete": "cleanup.deletion",
+        "diff": "contents.differences",
         "explain": "tidegate.offline.explanations",
         "history": "tidegate.offline.explanations",
-        "inspect": "inspection",
+        "inspect": "contents.inspection",
         "latest": "checkpoints",
         "list_checkpoints": "checkpoints",
         "load_operator_state": "checkpoints",
         "read_state": "tidegate.offline.spark_state",
-        "read_state_batches": "state_reader",
+        "read_state_batches": "contents.state_reader",
         "relocate": "tidegate.offline.relocation",
         "verify": "checkpoints",
     }

@@ -20,7 +20,7 @@ from tidegate.actors.task.pipeline.task_descriptor import TaskDescriptor, descri
 from tidegate.storage.checkpoints.layout import CheckpointLayout
 from tidegate.storage.checkpoints.lease import LEASE_MS_DEFAULT
 from tidegate.storage.ids import AttemptNumber, JobId, OperatorUid
-from tidegate.storage.tables.compaction_plan import CompactionSettings
+from tidegate.storage.tables.compaction.compaction_plan import CompactionSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,8 @@ from tidegate.api.streams.stream_steps import StreamSteps
 from tidegate.api.tables.output_tables import CollectedRows, OutputTable
 from tidegate.api.tables.table_options import SchemaEvolution, TableOptions
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.tables.compaction.small_files import FILE_BYTES
 from tidegate.storage.tables.delta.delta_schema import check_delta_schema
-from tidegate.storage.tables.small_files import FILE_BYTES
 from tidegate.storage.tables.table_log import IfExists, TableInfo, TableMode
 
 

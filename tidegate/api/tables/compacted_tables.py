@@ -19,8 +19,8 @@ from tidegate.storage.clock import now_ms
 from tidegate.storage.errors import ConfigurationError, FencedError, TableError
 from tidegate.storage.files.store import OpenStore, Store
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId
+from tidegate.storage.tables.compaction.small_files import rewrites_of, rewritten, worth_it
 from tidegate.storage.tables.handed_rows import newest_mark
-from tidegate.storage.tables.small_files import rewrites_of, rewritten, worth_it
 from tidegate.storage.tables.table_files import DATA_FOLDER, data_dir, delete_unreferenced
 from tidegate.storage.tables.table_info import TableInfo
 from tidegate.storage.tables.table_log import TableLog

@@ -20,9 +20,9 @@ from tidegate.storage.errors import TableError
 from tidegate.storage.files.file_system_store import join_url, open_store
 from tidegate.storage.files.store import OpenStore, Store
 from tidegate.storage.ids import OperatorUid
-from tidegate.storage.tables.log_versions import AsOf, TableCommit
+from tidegate.storage.tables.compaction.small_files import FILE_BYTES
+from tidegate.storage.tables.log.log_versions import AsOf, TableCommit
 from tidegate.storage.tables.partition_filters import PartitionFilter, matching_files
-from tidegate.storage.tables.small_files import FILE_BYTES
 from tidegate.storage.tables.table_files import read_table
 from tidegate.storage.tables.table_log import TableInfo, TableLog
 

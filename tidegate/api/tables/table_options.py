@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tidegate.storage.errors import ConfigurationError
-from tidegate.storage.tables.compaction_plan import CompactionSettings
-from tidegate.storage.tables.small_files import FILE_BYTES
+from tidegate.storage.tables.compaction.compaction_plan import CompactionSettings
+from tidegate.storage.tables.compaction.small_files import FILE_BYTES
 from tidegate.storage.tables.table_log import IfExists
 from tidegate.storage.units import parse_size_bytes
 

@@ -2,8 +2,8 @@
 
 Rules:
 
-- What goes is said in the table's log first (`storage/tables/log_vacuum.py`). Then it is deleted. Whoever is killed in
-  between leaves files behind, and the next vacuum deletes them.
+- What goes is said in the table's log first (`storage/tables/log/log_vacuum.py`). Then it is deleted. Whoever is
+  killed in between leaves files behind, and the next vacuum deletes them.
 - A job may run meanwhile. What it can fall back to stays: its checkpoints are looked up where its claim says they are.
 - Files that no entry of the log names are not touched. They may be on their way into it.
 """
@@ -21,7 +21,7 @@ from tidegate.storage.errors import ConfigurationError, StorageError, TableError
 from tidegate.storage.files.store import OpenStore, Store
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.tables.handed_rows import newest_mark
-from tidegate.storage.tables.log_vacuum import Retention
+from tidegate.storage.tables.log.log_vacuum import Retention
 from tidegate.storage.tables.table_log import TableLog
 from tidegate.storage.units import parse_duration_ms
 

@@ -25,13 +25,13 @@ from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as do
 from tidegate.actors.task.task_machine import TaskMachine
 from tidegate.simulation.oracle.coverage import Coverage
-from tidegate.simulation.oracle.files_at_rest import FilesOracle, acknowledged_tasks
-from tidegate.simulation.oracle.limits import check_held
-from tidegate.simulation.oracle.merged_files import MergedFiles
-from tidegate.simulation.oracle.output_tables import Covered, TablesOracle
-from tidegate.simulation.oracle.records import RecordsOracle
-from tidegate.simulation.oracle.savepoint_folders import SavepointFoldersOracle
-from tidegate.simulation.oracle.splits import SplitsOracle
+from tidegate.simulation.oracle.decisions.limits import check_held
+from tidegate.simulation.oracle.decisions.records import RecordsOracle
+from tidegate.simulation.oracle.decisions.splits import SplitsOracle
+from tidegate.simulation.oracle.files.files_at_rest import FilesOracle, acknowledged_tasks
+from tidegate.simulation.oracle.files.merged_files import MergedFiles
+from tidegate.simulation.oracle.files.output_tables import Covered, TablesOracle
+from tidegate.simulation.oracle.files.savepoint_folders import SavepointFoldersOracle
 from tidegate.simulation.oracle.violation import InvariantViolated
 from tidegate.simulation.world.disk import SimulatedDisk
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata

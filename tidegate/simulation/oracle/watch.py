@@ -23,15 +23,15 @@ from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as task_do
 from tidegate.actors.task.messages.events import TaskTimer
 from tidegate.actors.task.task_machine import TaskMachine
-from tidegate.simulation.oracle.causes import CausesOracle
 from tidegate.simulation.oracle.coverage import Coverage
-from tidegate.simulation.oracle.damage import Damager
-from tidegate.simulation.oracle.failover import FailoverOracle
+from tidegate.simulation.oracle.decisions.causes import CausesOracle
+from tidegate.simulation.oracle.decisions.failover import FailoverOracle
+from tidegate.simulation.oracle.decisions.limits import check_limits
+from tidegate.simulation.oracle.decisions.restarts import RestartWatch
+from tidegate.simulation.oracle.decisions.takeovers import TakeoverOracle
+from tidegate.simulation.oracle.files.damage import Damager
+from tidegate.simulation.oracle.files.node_copies import NodeCopiesOracle
 from tidegate.simulation.oracle.invariants import Oracle
-from tidegate.simulation.oracle.limits import check_limits
-from tidegate.simulation.oracle.node_copies import NodeCopiesOracle
-from tidegate.simulation.oracle.restarts import RestartWatch
-from tidegate.simulation.oracle.takeovers import TakeoverOracle
 from tidegate.simulation.oracle.violation import InvariantViolated
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, SnapshotKind
 

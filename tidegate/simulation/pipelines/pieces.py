@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 from tidegate.api.environment import StreamEnvironment
 from tidegate.api.streams.stream import Stream
 from tidegate.simulation.runtime.run import Rows, counted
-from tidegate.storage.tables.compaction_plan import CompactionSettings
-from tidegate.storage.tables.small_files import FILE_BYTES
+from tidegate.storage.tables.compaction.compaction_plan import CompactionSettings
+from tidegate.storage.tables.compaction.small_files import FILE_BYTES
 from tidegate.storage.tables.table_log import TableMode
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])

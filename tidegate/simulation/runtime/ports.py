@@ -18,8 +18,8 @@ from tidegate.actors.protocol.stream_elements import Barrier
 from tidegate.actors.task.fence import is_order
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as task_do
-from tidegate.simulation.oracle.copies import CopiesOracle
-from tidegate.simulation.oracle.ledger import Ledger
+from tidegate.simulation.oracle.decisions.ledger import Ledger
+from tidegate.simulation.oracle.files.copies import CopiesOracle
 from tidegate.simulation.oracle.violation import InvariantViolated
 from tidegate.simulation.oracle.watch import Watch
 from tidegate.simulation.runtime.nodes import SimulatedNodes

@@ -30,9 +30,9 @@ from tidegate.api.environment import StreamEnvironment
 from tidegate.api.streams.stream import Stream
 from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.simulation.oracle.coverage import Coverage
+from tidegate.simulation.oracle.files.merged_files import MergedFiles
+from tidegate.simulation.oracle.files.output_tables import Covered
 from tidegate.simulation.oracle.invariants import Oracle
-from tidegate.simulation.oracle.merged_files import MergedFiles
-from tidegate.simulation.oracle.output_tables import Covered
 from tidegate.simulation.oracle.violation import InvariantViolated
 from tidegate.simulation.oracle.watch import Watch
 from tidegate.simulation.runtime.simulated_job import SimulatedJob

@@ -27,8 +27,8 @@ from tidegate.actors.runtimes.running_job import Submission
 from tidegate.actors.state_backends.common.backend import KeyedBackend
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.task_machine import TaskMachine
-from tidegate.simulation.oracle.damage import Damager
-from tidegate.simulation.oracle.limits import check_requests
+from tidegate.simulation.oracle.decisions.limits import check_requests
+from tidegate.simulation.oracle.files.damage import Damager
 from tidegate.simulation.oracle.violation import InvariantViolated
 from tidegate.simulation.oracle.watch import Watch
 from tidegate.simulation.runtime.nodes import SimulatedNodes

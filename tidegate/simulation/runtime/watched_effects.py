@@ -7,7 +7,7 @@ from typing import Any
 from tidegate.actors.hosts.task.task_effects import TaskEffects
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as do
-from tidegate.simulation.oracle.node_copies import NodeCopiesOracle
+from tidegate.simulation.oracle.files.node_copies import NodeCopiesOracle
 from tidegate.storage.ids import CheckpointId
 
 

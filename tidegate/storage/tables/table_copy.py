@@ -15,9 +15,9 @@ from tidegate.storage.files.envelope import checksum_of
 from tidegate.storage.files.store import Store
 from tidegate.storage.state.verification import verified_native
 from tidegate.storage.tables.handed_rows import HandedMark, encoded_mark, mark_path, newest_mark
-from tidegate.storage.tables.log_entries import TableEntry, TableVacuum, covers
-from tidegate.storage.tables.log_parts import encoded_entry, entry_path
-from tidegate.storage.tables.log_vacuum import deletable_files
+from tidegate.storage.tables.log.log_entries import TableEntry, TableVacuum, covers
+from tidegate.storage.tables.log.log_parts import encoded_entry, entry_path
+from tidegate.storage.tables.log.log_vacuum import deletable_files
 from tidegate.storage.tables.table_log import TableLog
 
 

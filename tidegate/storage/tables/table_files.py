@@ -25,7 +25,7 @@ from tidegate.storage.files.file_system_store import FileSystemStore, join_url
 from tidegate.storage.files.store import Buffer, Store
 from tidegate.storage.ids import AttemptNumber, JobId
 from tidegate.storage.schemas.dictionaries import decoded_type, widened_schema
-from tidegate.storage.tables.log_versions import AsOf
+from tidegate.storage.tables.log.log_versions import AsOf
 from tidegate.storage.tables.partition_filters import PartitionFilter, matching_files
 from tidegate.storage.tables.partitions import DATA_FILE_SUFFIX
 from tidegate.storage.tables.table_info import TableInfo

@@ -7,9 +7,9 @@ The store is rooted at the table's url. Rules:
 - Two writers that want the same entry are told apart by the create.
 - A table that is a Delta Lake table too is mirrored after each commit (`delta/`), by whoever commits or finds
   that a commit is there: so a commit that is repeated mends a mirror.
-- What is shown is a fold over the log (`log_fold.py`); what a claim builds on, the lines of its jobs tell
-  (`log_lineage.py`). How the log rests, and stays short, is told by `log_tail.py` and `log_parts.py`; what is read of
-  it, by `table_reads.py`.
+- What is shown is a fold over the log (`log/log_fold.py`); what a claim builds on, the lines of its jobs tell
+  (`log/log_lineage.py`). How the log rests, and stays short, is told by `log/log_tail.py` and `log/log_parts.py`; what
+  is read of it, by `table_reads.py`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tidegate.storage.errors import FencedError, StorageError, TableError
 from tidegate.storage.files.store import Store
 from tidegate.storage.ids import CheckpointId, JobId
 from tidegate.storage.tables.delta.log_mirror import LogMirror
-from tidegate.storage.tables.log_entries import (
+from tidegate.storage.tables.log.log_entries import (
     TableClaim,
     TableEntry,
     TableEntryKind,
@@ -32,10 +32,10 @@ from tidegate.storage.tables.log_entries import (
     added,
     joined,
 )
-from tidegate.storage.tables.log_lineage import Restored, owned_by
-from tidegate.storage.tables.log_parts import LOG_FOLDER, TABLE_LOG_VERSION
-from tidegate.storage.tables.log_tail import RACES_MAX
-from tidegate.storage.tables.log_vacuum import Retention, deletable_files, vacuum_of
+from tidegate.storage.tables.log.log_lineage import Restored, owned_by
+from tidegate.storage.tables.log.log_parts import LOG_FOLDER, TABLE_LOG_VERSION
+from tidegate.storage.tables.log.log_tail import RACES_MAX
+from tidegate.storage.tables.log.log_vacuum import Retention, deletable_files, vacuum_of
 from tidegate.storage.tables.table_info import IfExists, TableInfo, TableMode
 from tidegate.storage.tables.table_reads import ENTRIES_PER_SNAPSHOT, TableOwner, TableReads, TableSnapshot
 

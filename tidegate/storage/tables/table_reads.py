@@ -13,11 +13,11 @@ from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.errors import TableError
 from tidegate.storage.files.store import Store
 from tidegate.storage.ids import CheckpointId, JobId
-from tidegate.storage.tables.log_entries import TableEntry, in_order
-from tidegate.storage.tables.log_fold import TableFold
-from tidegate.storage.tables.log_lineage import TableLineage
-from tidegate.storage.tables.log_tail import TableTail
-from tidegate.storage.tables.log_versions import AsOf, TableCommit, TableVersions
+from tidegate.storage.tables.log.log_entries import TableEntry, in_order
+from tidegate.storage.tables.log.log_fold import TableFold
+from tidegate.storage.tables.log.log_lineage import TableLineage
+from tidegate.storage.tables.log.log_tail import TableTail
+from tidegate.storage.tables.log.log_versions import AsOf, TableCommit, TableVersions
 from tidegate.storage.tables.table_info import TableInfo
 
 ENTRIES_PER_SNAPSHOT = 25

@@ -18,7 +18,7 @@ from tidegate.actors.hosts.job_context import JobContext
 from tidegate.actors.protocol.failure_reasons import log_failure
 from tidegate.storage.errors import StorageError, may_pass
 from tidegate.storage.files.store import OpenStore
-from tidegate.storage.tables.running_compaction import RunningCompaction
+from tidegate.storage.tables.compaction.running_compaction import RunningCompaction
 from tidegate.storage.tables.table_log import TableLog
 
 log = logging.getLogger(__name__)

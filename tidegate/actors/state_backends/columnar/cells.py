@@ -20,12 +20,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.actors.kernels.paged import PAGE_BITS, PAGE_ROWS
+from tidegate.actors.state_backends.columnar.changes.notes import CellNotes
+from tidegate.actors.state_backends.columnar.changes.undo_log import Notes
 from tidegate.actors.state_backends.columnar.frozen_slots import FrozenSlots
 from tidegate.actors.state_backends.columnar.key_space import KeySpace
-from tidegate.actors.state_backends.columnar.notes import CellNotes
 from tidegate.actors.state_backends.columnar.paged_state import PagedState
 from tidegate.actors.state_backends.columnar.sorted_slots import SortedSlots
-from tidegate.actors.state_backends.columnar.undo_log import Notes
 from tidegate.actors.state_backends.common.backend import CellSpec
 from tidegate.actors.state_backends.common.pages import pages_for
 from tidegate.actors.state_backends.common.refusals import held_twice

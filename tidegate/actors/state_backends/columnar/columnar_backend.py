@@ -15,12 +15,12 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.actors.state_backends.columnar.cells import Cells, ColumnarLists, ColumnarMaps, ColumnarValues
+from tidegate.actors.state_backends.columnar.changes.undo_log import UndoLog
 from tidegate.actors.state_backends.columnar.frozen_slots import FrozenSlots
 from tidegate.actors.state_backends.columnar.key_space import KeySpace, key_pieces
 from tidegate.actors.state_backends.columnar.namespaces import ColumnarNamespaces
 from tidegate.actors.state_backends.columnar.row_table import ColumnarRows, RowSequence
-from tidegate.actors.state_backends.columnar.timers import ColumnarTimers
-from tidegate.actors.state_backends.columnar.undo_log import UndoLog
+from tidegate.actors.state_backends.columnar.timer_state.columnar_timers import ColumnarTimers
 from tidegate.actors.state_backends.columnar.vector_table import ColumnarTable
 from tidegate.actors.state_backends.common.backend import CellSpec, Migrate, ValueSpec
 from tidegate.actors.state_backends.common.refusals import not_bound, strange_columns

@@ -20,7 +20,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.actors.kernels.paged import PAGE_ROWS
-from tidegate.actors.state_backends.columnar.dirty_slots import Bitmaps, flags, marked, slots_in
+from tidegate.actors.state_backends.columnar.changes.dirty_slots import Bitmaps, flags, marked, slots_in
 from tidegate.actors.state_backends.columnar.key_space import FrozenKeys
 from tidegate.actors.state_backends.common.pages import FrozenColumn, Pinned, pages_for
 from tidegate.storage.checkpoints.metadata import StateKind

@@ -27,8 +27,8 @@ from tidegate.actors.kernels.key_index.entries import Upserted
 from tidegate.actors.kernels.key_index.key_index import KeyIndex
 from tidegate.actors.kernels.paged import PAGE_ROWS
 from tidegate.actors.kernels.partition import gather
+from tidegate.actors.state_backends.columnar.changes.undo_log import UndoLog
 from tidegate.actors.state_backends.columnar.restore_threads import PIECE_BYTES, RestoreThreads
-from tidegate.actors.state_backends.columnar.undo_log import UndoLog
 from tidegate.actors.state_backends.common.backend import ValueSpec
 from tidegate.actors.state_backends.common.pages import FrozenColumn, PagedColumn
 from tidegate.actors.state_backends.common.refusals import held_twice

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from tidegate.actors.kernels.columns import fixed_values
 from tidegate.actors.kernels.key_index.entries import Upserted
+from tidegate.actors.state_backends.columnar.changes.undo_log import Notes
 from tidegate.actors.state_backends.columnar.key_space import KeySpace, key_pieces
-from tidegate.actors.state_backends.columnar.undo_log import Notes
 from tidegate.actors.state_backends.columnar.vector_table import ColumnarTable
 from tidegate.actors.state_backends.common.backend import ValueSpec
 

@@ -13,11 +13,11 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tidegate.actors.state_backends.columnar.dirty_slots import Bitmaps, DirtySlots, live_or_marked
+from tidegate.actors.state_backends.columnar.changes.dirty_slots import Bitmaps, DirtySlots, live_or_marked
+from tidegate.actors.state_backends.columnar.changes.undo_log import Notes
 from tidegate.actors.state_backends.columnar.frozen_slots import FrozenSlots, FrozenValues
 from tidegate.actors.state_backends.columnar.key_space import KeySpace
 from tidegate.actors.state_backends.columnar.sorted_slots import SortedSlots
-from tidegate.actors.state_backends.columnar.undo_log import Notes
 from tidegate.actors.state_backends.common.pages import Pins, pages_for
 from tidegate.storage.state.snapshot import Cut
 

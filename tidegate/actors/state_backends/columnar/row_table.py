@@ -16,12 +16,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tidegate.actors.state_backends.columnar.dirty_slots import Bitmaps
+from tidegate.actors.state_backends.columnar.changes.dirty_slots import Bitmaps
+from tidegate.actors.state_backends.columnar.changes.undo_log import Notes, UndoLog
 from tidegate.actors.state_backends.columnar.frozen_slots import FrozenSlots
 from tidegate.actors.state_backends.columnar.key_space import FrozenKeys, KeySpace
 from tidegate.actors.state_backends.columnar.row_index import RowIndex
 from tidegate.actors.state_backends.columnar.sorted_slots import SortedSlots, by_bytes
-from tidegate.actors.state_backends.columnar.undo_log import Notes, UndoLog
 from tidegate.actors.state_backends.columnar.vector_table import ColumnarTable
 from tidegate.actors.state_backends.common.row_table import FoundRows
 from tidegate.storage.checkpoints.metadata import StateKind

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 from tidegate.actors.kernels.key_index.entries import Upserted
 from tidegate.actors.kernels.paged import revive, scatter, touched_pages
+from tidegate.actors.state_backends.columnar.changes.notes import KeptPage, NotedRows, TableNotes
+from tidegate.actors.state_backends.columnar.changes.undo_log import Notes
 from tidegate.actors.state_backends.columnar.frozen_slots import FrozenSlots
 from tidegate.actors.state_backends.columnar.key_space import KeySpace, key_pieces
-from tidegate.actors.state_backends.columnar.notes import KeptPage, NotedRows, TableNotes
 from tidegate.actors.state_backends.columnar.paged_state import PagedState
 from tidegate.actors.state_backends.columnar.sorted_slots import SortedSlots
-from tidegate.actors.state_backends.columnar.undo_log import Notes
 from tidegate.actors.state_backends.common.backend import ValueSpec
 from tidegate.actors.state_backends.common.batch_column import BatchColumn
 from tidegate.actors.state_backends.common.pages import FrozenColumn, PagedColumn, pages_for

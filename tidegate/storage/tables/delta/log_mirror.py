@@ -11,10 +11,10 @@ from collections.abc import Collection
 from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.errors import TableError
 from tidegate.storage.tables.delta.delta_mirror import DeltaChange, DeltaMirror
-from tidegate.storage.tables.log_entries import Ranges, TableEntry, covers, without
-from tidegate.storage.tables.log_fold import TableFold
-from tidegate.storage.tables.log_tail import TableTail
-from tidegate.storage.tables.log_versions import TableVersions
+from tidegate.storage.tables.log.log_entries import Ranges, TableEntry, covers, without
+from tidegate.storage.tables.log.log_fold import TableFold
+from tidegate.storage.tables.log.log_tail import TableTail
+from tidegate.storage.tables.log.log_versions import TableVersions
 from tidegate.storage.tables.table_info import IfExists, TableInfo
 
 

@@ -6,7 +6,7 @@ can go on.
 
 from __future__ import annotations
 
-from tidegate.simulation.oracle.files_at_rest import FilesOracle
+from tidegate.simulation.oracle.files.files_at_rest import FilesOracle
 from tidegate.simulation.world.disk import SimulatedDisk
 
 RETAINED_MIN = 2

@@ -21,7 +21,7 @@ from functools import partial
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.recovery.state_catalog import StateInfo, find_state, states_of
+from tidegate.recovery.contents.state_catalog import StateInfo, find_state, states_of
 from tidegate.storage.checkpoints.layout import parse_pointer
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, OperatorInfo, StateKind
 from tidegate.storage.checkpoints.metadata_file import read_pointed

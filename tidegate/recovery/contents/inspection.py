@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from tidegate.recovery.needs import needed_urls
-from tidegate.recovery.state_catalog import StateInfo, states_of
+from tidegate.recovery.contents.needs import needed_urls
+from tidegate.recovery.contents.state_catalog import StateInfo, states_of
 from tidegate.storage.checkpoints.layout import parse_pointer
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, OperatorInfo
 from tidegate.storage.checkpoints.metadata_file import read_pointed

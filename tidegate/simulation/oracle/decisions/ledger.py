@@ -15,7 +15,7 @@ from tidegate.actors.coordinator.coordinator_machine import CoordinatorMachine
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.messages.events import CoordinatorEvent
 from tidegate.actors.hosts.coordinator.coordinator_host import CoordinatorHost, Ordered
-from tidegate.simulation.oracle.causes import CausesOracle, Truths
+from tidegate.simulation.oracle.decisions.causes import CausesOracle, Truths
 from tidegate.simulation.oracle.violation import InvariantViolated
 from tidegate.storage.checkpoints.event_log import EventLog, LogEntry
 from tidegate.storage.ids import EventId

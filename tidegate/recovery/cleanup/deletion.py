@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
-from tidegate.recovery.decisions import permit_deletion
+from tidegate.recovery.cleanup.decisions import permit_deletion
 from tidegate.storage.checkpoints.layout import (
     METADATA_NAME,
     CheckpointLayout,

@@ -20,10 +20,10 @@ from collections.abc import Callable, Iterable
 
 from tidegate.storage.files.store import Store
 from tidegate.storage.ids import JobId
-from tidegate.storage.tables.compaction_plan import CompactionSettings, Unit, next_compaction
-from tidegate.storage.tables.log_entries import TableEntry, covers, in_order
-from tidegate.storage.tables.log_fold import TableFold
-from tidegate.storage.tables.small_files import is_small, rewrites_of, rewritten
+from tidegate.storage.tables.compaction.compaction_plan import CompactionSettings, Unit, next_compaction
+from tidegate.storage.tables.compaction.small_files import is_small, rewrites_of, rewritten
+from tidegate.storage.tables.log.log_entries import TableEntry, covers, in_order
+from tidegate.storage.tables.log.log_fold import TableFold
 from tidegate.storage.tables.table_files import compacted_dir, compacted_name, delete_unfinished
 from tidegate.storage.tables.table_log import TableLog
 

@@ -21,7 +21,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from tidegate.recovery.decisions import GRACE_MS_DEFAULT, WalkableStore, permit_orphans
+from tidegate.recovery.cleanup.decisions import GRACE_MS_DEFAULT, WalkableStore, permit_orphans
 from tidegate.recovery.job_lineage import COLLECT, SOURCE
 from tidegate.storage.checkpoints.event_log import EventLog
 from tidegate.storage.checkpoints.layout import (

@@ -24,7 +24,7 @@ from tidegate.storage.codec import encode, wire
 from tidegate.storage.errors import CorruptionError, TableError
 from tidegate.storage.files.envelope import checksum_of
 from tidegate.storage.ids import CheckpointId, JobId
-from tidegate.storage.tables.log_entries import (
+from tidegate.storage.tables.log.log_entries import (
     Ranges,
     TableClaim,
     TableEntry,

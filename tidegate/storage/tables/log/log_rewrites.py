@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from tidegate.storage.ids import JobId
-from tidegate.storage.tables.log_entries import Ranges, TableEntry, TableEntryKind, covers, members_of
+from tidegate.storage.tables.log.log_entries import Ranges, TableEntry, TableEntryKind, covers, members_of
 
 
 class LogRewrites:

@@ -23,9 +23,9 @@ from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.errors import AlreadyExistsError, CorruptionError, NotFoundError, StorageError, TidegateError
 from tidegate.storage.files.file_system_store import join_url
 from tidegate.storage.files.store import Store
-from tidegate.storage.tables.log_entries import Ranges, TableEntry, covers, in_order
-from tidegate.storage.tables.log_fold import TableFold
-from tidegate.storage.tables.log_parts import LOG_FOLDER, PartColumns, TablePart, TableParts, TableState, entry_path
+from tidegate.storage.tables.log.log_entries import Ranges, TableEntry, covers, in_order
+from tidegate.storage.tables.log.log_fold import TableFold
+from tidegate.storage.tables.log.log_parts import LOG_FOLDER, PartColumns, TablePart, TableParts, TableState, entry_path
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tidegate.actors.state_backends.columnar.slot_flags import SlotFlags
+from tidegate.actors.state_backends.columnar.timer_state.slot_flags import SlotFlags
 
 FRONT_TIMERS = 4096
 """About so many timers move to the front at once."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from tidegate.actors.protocol.identity import TaskId
-from tidegate.simulation.oracle.files_at_rest import FilesOracle
+from tidegate.simulation.oracle.files.files_at_rest import FilesOracle
 from tidegate.simulation.oracle.violation import InvariantViolated
 from tidegate.storage.checkpoints.layout import escape
 from tidegate.storage.copies.local_copies import copies_below, job_folder

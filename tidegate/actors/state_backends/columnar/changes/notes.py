@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidegate.actors.kernels.paged import PAGE_BITS, PAGE_ROWS, Bitmap, mark_first
-from tidegate.actors.state_backends.columnar.dirty_slots import flags, words_for
+from tidegate.actors.state_backends.columnar.changes.dirty_slots import flags, words_for
 from tidegate.actors.state_backends.common.pages import FormerPage, pages_for
 
 ENTRY_BYTES = 100

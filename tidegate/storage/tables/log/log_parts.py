@@ -27,8 +27,8 @@ from tidegate.storage.files.envelope import checksum_of, seal, unseal
 from tidegate.storage.files.file_system_store import join_url
 from tidegate.storage.files.store import Store
 from tidegate.storage.ids import CheckpointId, JobId
-from tidegate.storage.tables.log_entries import Ranges, TableEntry, TableEntryKind, covers
-from tidegate.storage.tables.log_fold import TableFold
+from tidegate.storage.tables.log.log_entries import Ranges, TableEntry, TableEntryKind, covers
+from tidegate.storage.tables.log.log_fold import TableFold
 
 TABLE_LOG_VERSION = 2
 LOG_FOLDER = "_tidegate/log"

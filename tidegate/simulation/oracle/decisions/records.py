@@ -17,7 +17,7 @@ from tidegate.actors.coordinator.job.job_spec import JobSpec
 from tidegate.actors.coordinator.messages.instructions import CompleteRequest
 from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointRecord
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
-from tidegate.simulation.oracle.files_at_rest import handles_of
+from tidegate.simulation.oracle.files.files_at_rest import handles_of
 from tidegate.simulation.oracle.violation import InvariantViolated
 from tidegate.simulation.world.disk import SimulatedDisk, SimulatedStore
 from tidegate.storage.checkpoints.layout import METADATA_NAME, CheckpointLayout, savepoint_name

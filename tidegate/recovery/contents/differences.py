@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from tidegate.recovery.inspection import CheckpointReport, OperatorReport, inspect
-from tidegate.recovery.row_comparison import NO_CHANGES, KeyChanges, compare_rows
-from tidegate.recovery.state_catalog import StateInfo
-from tidegate.recovery.state_reader import StateSelection
+from tidegate.recovery.contents.inspection import CheckpointReport, OperatorReport, inspect
+from tidegate.recovery.contents.row_comparison import NO_CHANGES, KeyChanges, compare_rows
+from tidegate.recovery.contents.state_catalog import StateInfo
+from tidegate.recovery.contents.state_reader import StateSelection
 from tidegate.storage.checkpoints.layout import parse_pointer
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.files.file_system_store import open_store

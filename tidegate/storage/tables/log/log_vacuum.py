@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.ids import CheckpointId
-from tidegate.storage.tables.log_entries import (
+from tidegate.storage.tables.log.log_entries import (
     TableEntry,
     TableEntryKind,
     TableVacuum,
@@ -26,10 +26,10 @@ from tidegate.storage.tables.log_entries import (
     members_of,
     ranges_of,
 )
-from tidegate.storage.tables.log_fold import TableFold
-from tidegate.storage.tables.log_lineage import TableLineage
-from tidegate.storage.tables.log_rewrites import LogRewrites
-from tidegate.storage.tables.log_versions import TableVersions
+from tidegate.storage.tables.log.log_fold import TableFold
+from tidegate.storage.tables.log.log_lineage import TableLineage
+from tidegate.storage.tables.log.log_rewrites import LogRewrites
+from tidegate.storage.tables.log.log_versions import TableVersions
 
 
 @dataclass(frozen=True, slots=True)

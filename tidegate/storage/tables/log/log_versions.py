@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from tidegate.storage.errors import ConfigurationError, TableError
 from tidegate.storage.ids import CheckpointId, JobId
-from tidegate.storage.tables.log_entries import (
+from tidegate.storage.tables.log.log_entries import (
     Ranges,
     TableEntry,
     TableEntryKind,
@@ -30,8 +30,8 @@ from tidegate.storage.tables.log_entries import (
     ranges_of,
     without,
 )
-from tidegate.storage.tables.log_fold import TableFold
-from tidegate.storage.tables.log_rewrites import LogRewrites
+from tidegate.storage.tables.log.log_fold import TableFold
+from tidegate.storage.tables.log.log_rewrites import LogRewrites
 from tidegate.storage.tables.table_info import TableInfo
 
 AsOf = int | dt.datetime

@@ -14,14 +14,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from tidegate.simulation.oracle.merged_files import MergedFiles
+from tidegate.simulation.oracle.files.merged_files import MergedFiles
 from tidegate.simulation.oracle.violation import InvariantViolated
 from tidegate.simulation.world.disk import TABLE_LOG, SimulatedDisk, SimulatedStore
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata
 from tidegate.storage.codec import decode
 from tidegate.storage.files.envelope import HEADER_BYTES
 from tidegate.storage.ids import CheckpointId, JobId
-from tidegate.storage.tables.log_entries import TableEntry, TableEntryKind
+from tidegate.storage.tables.log.log_entries import TableEntry, TableEntryKind
 from tidegate.storage.tables.table_log import TableLog
 
 T = TypeVar("T")

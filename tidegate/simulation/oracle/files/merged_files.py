@@ -16,7 +16,7 @@ from tidegate.simulation.world.disk import TABLE_LOG, SimulatedDisk, SimulatedSt
 from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.codec import decode
 from tidegate.storage.files.envelope import HEADER_BYTES
-from tidegate.storage.tables.log_entries import TableEntry, TableEntryKind
+from tidegate.storage.tables.log.log_entries import TableEntry, TableEntryKind
 from tidegate.storage.tables.table_files import newest_rows, read_files
 from tidegate.storage.tables.table_log import TableLog, TableSnapshot
 

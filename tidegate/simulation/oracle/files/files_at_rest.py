@@ -9,7 +9,7 @@ import msgpack
 
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.task.incremental.lineage import Lineage
-from tidegate.simulation.oracle.output_tables import TablesOracle, data_files_of
+from tidegate.simulation.oracle.files.output_tables import TablesOracle, data_files_of
 from tidegate.simulation.oracle.violation import InvariantViolated
 from tidegate.simulation.world.disk import SimulatedDisk, SimulatedStore
 from tidegate.storage.checkpoints.layout import CHANGELOG_NAME, CheckpointLayout

@@ -14,9 +14,9 @@ from collections.abc import Collection, Iterable, Sequence
 
 from tidegate.storage.errors import FencedError, TableError
 from tidegate.storage.ids import CheckpointId, JobId
-from tidegate.storage.tables.log_entries import TableClaim, TableEntry, TableEntryKind, covers, ranges_of
-from tidegate.storage.tables.log_fold import TableFold
-from tidegate.storage.tables.log_rewrites import LogRewrites
+from tidegate.storage.tables.log.log_entries import TableClaim, TableEntry, TableEntryKind, covers, ranges_of
+from tidegate.storage.tables.log.log_fold import TableFold
+from tidegate.storage.tables.log.log_rewrites import LogRewrites
 from tidegate.storage.tables.table_info import IfExists
 
 Restored = tuple[JobId, CheckpointId]

@@ -13,12 +13,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from tidegate.actors.state_backends.columnar.changes.undo_log import Notes, UndoLog
 from tidegate.actors.state_backends.columnar.frozen_slots import FrozenSlots
 from tidegate.actors.state_backends.columnar.key_space import KeySpace
-from tidegate.actors.state_backends.columnar.slot_flags import SlotFlags
 from tidegate.actors.state_backends.columnar.sorted_slots import SortedSlots
-from tidegate.actors.state_backends.columnar.timer_runs import TimerRuns
-from tidegate.actors.state_backends.columnar.undo_log import Notes, UndoLog
+from tidegate.actors.state_backends.columnar.timer_state.slot_flags import SlotFlags
+from tidegate.actors.state_backends.columnar.timer_state.timer_runs import TimerRuns
 from tidegate.actors.state_backends.columnar.vector_table import ColumnarTable
 from tidegate.actors.state_backends.common.timers import DueTimers
 from tidegate.storage.checkpoints.metadata import StateKind

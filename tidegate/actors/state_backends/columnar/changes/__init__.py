@@ -1,0 +1,1 @@
+"""What has changed since a snapshot, and what it was before: for increments, and for a way back."""

@@ -1,0 +1,1 @@
+"""Timers in memory: a table of moments, and the order in which they fire."""

@@ -1,0 +1,1 @@
+"""What a checkpoint holds: operators, states and rows, and how two checkpoints differ."""

@@ -1,0 +1,1 @@
+"""Compaction: few large files in place of many small ones, at rest and beside the job that writes."""
