@@ -40,7 +40,7 @@ def read_split(source: Source, reader: SourceReader, split: SourceSplit, rows_ma
         assert result.batch is None or 0 < result.batch.num_rows <= rows_max
         if result.batch is not None or result.found:
             places.append(Place(split, offset, result.batch, result.found))
-        nothing = 0 if result.batch is not None or result.found else nothing + 1
+        nothing = 0 if result.next_offset > offset or result.found else nothing + 1
         split = split if result.payload is None else replace(split, payload=result.payload)
         offset = result.next_offset
         if result.at_end:

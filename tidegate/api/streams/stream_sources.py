@@ -87,13 +87,16 @@ class StreamSources:
         spark_checkpoint: str | None = None,
         trigger: str | timedelta | int | None = None,
         log_limit: str | int | None = None,
+        stage: bool | None = None,
     ) -> Stream:
         """A stream over a Spark DataFrame, bounded or streaming.
 
         With `timestamp`, event time comes from this column, as with `Stream.assign_timestamps`.
 
         Bounded: when the job is executed, Spark's executors write the rows to files, once. The job reads these files,
-        so what it replays after a failure is exactly what it read before.
+        so what it replays after a failure is exactly what it read before. A DataFrame that only reads Parquet files,
+        with columns chosen and rows filtered, is read from these, which must stay as they are. `stage=True` writes
+        its rows down all the same; with `stage=False` it is an error if Spark is needed (`docs/sources.md`).
 
         Streaming (`spark.readStream...`): a Spark query runs in this driver, as long as the job. Each micro-batch lands
         exactly once in a log, which the job follows. The log has lanes, and the slowest lane decides event time. See
@@ -108,6 +111,10 @@ class StreamSources:
 
         source: Source
         if df.isStreaming:
+            if stage is not None:
+                raise ConfigurationError(
+                    "from_dataframe(stage=): it is for bounded DataFrames, and this one has no end"
+                )
             lanes = LANES_A_SUBTASK * (parallelism if parallelism is not None else self._program.parallelism)
             trigger_ms = None if trigger is None else parse_duration_ms(trigger, setting="from_dataframe(trigger)")
             limit = LOG_LIMIT if log_limit is None else log_limit
@@ -122,7 +129,7 @@ class StreamSources:
                 log_limit=log_limit,
                 spark_checkpoint=spark_checkpoint,
             )
-            source = DataFrameSource(df)
+            source = DataFrameSource(df, stage)
         stream = self.from_source(source, name=name, uid=uid, parallelism=parallelism)
         return timed(stream, timestamp, max_out_of_orderness, uid, idleness)
 

@@ -46,7 +46,7 @@ class OpenFile:
         self._store = store
         self._file = file
         self._url = join_url(store.url, file.path)
-        self._compare()
+        self.compare()
         self._bytes = StoreFile(store, file.path, file.size_bytes)
         with reading(self._bytes):
             self._rows = open_rows(self._bytes, file.path, kind, schema, rows, constants, may_lack=may_lack)
@@ -56,14 +56,14 @@ class OpenFile:
         with reading(self._bytes):
             batch = self._rows.read(row, rows_max)
         if batch is None:
-            self._compare()
+            self.compare()
         return batch
 
     def next_row(self, row: int) -> int:
         """The first row from `row` on that may count."""
         return self._rows.next_row(row)
 
-    def _compare(self) -> None:
+    def compare(self) -> None:
         try:
             now = self._store.info(self._file.path)
         except NotFoundError as error:

@@ -1,0 +1,173 @@
+"""DataFrames that only read files, read from these: the same rows and types as Spark's own read of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from source_contract import check_source
+
+import tidegate as tg
+from tidegate.actors.sources.files.open_file import UnreadableFileError
+from tidegate.spark_bridge import DataFrameSource, ParquetSource, RayDPSession
+from tidegate.spark_bridge.dataframes.in_place import files_in_place
+from tidegate.spark_bridge.dataframes.in_place.files_in_place import FilesInPlace, placed_files
+from tidegate.storage.files.file_system_store import open_store
+
+ROWS = 200
+
+
+@pytest.fixture(scope="module")
+def folder(raydp_session: RayDPSession, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Files in folders of two columns, with every kind of column and nulls."""
+    n, url = F.col("n"), str(tmp_path_factory.mktemp("in place") / "a%b c")
+    columns = {
+        "n": n,
+        "text": F.when(n % 5 == 0, None).otherwise(F.concat(F.lit("x"), n % 7)),
+        "real": F.when(n % 9 == 0, None).otherwise(n / 3),
+        "small": (n % 100).cast("short"),
+        "flag": n % 2 == 0,
+        "at": F.timestamp_seconds(n * 100_000),
+        "wall": F.timestamp_seconds(n).cast("timestamp_ntz"),
+        "day": F.date_add(F.lit("1400-01-01").cast("date"), n.cast("int")),
+        "amount": n.cast("decimal(10,2)"),
+        "tags": F.array(n, F.lit(None)),
+        "point": F.struct(n.alias("x")),
+        "shop": F.when(n % 4 == 0, None).otherwise(F.concat(F.lit("a/b="), n % 4)),
+        "part": (n % 3).cast("int"),
+    }
+    rows = (
+        raydp_session.spark.range(ROWS)
+        .withColumnRenamed("id", "n")
+        .select(*(column.alias(name) for name, column in columns.items()))
+    )
+    rows.repartition(2).write.partitionBy("shop", "part").parquet(url)
+    return url
+
+
+def by_n(rows: list[dict[str, Any]]) -> list[str]:
+    """Rows in an order, comparable."""
+    return sorted(str(sorted((name, str(value)) for name, value in row.items())) for row in rows)
+
+
+SAME: dict[str, Callable[[DataFrame], DataFrame]] = {
+    "all": lambda df: df,
+    "columns of files and folders under other names": lambda df: df.select(F.col("text").alias("t"), "part", "n"),
+    "folders alone": lambda df: df.select("shop"),
+    "filter by a folder": lambda df: df.filter("part = 1 and shop is not null").select("n"),
+    "filter by what is not selected": lambda df: df.filter("at >= timestamp'1970-01-20'").select("real"),
+    "or, not, in": lambda df: df.filter("not (n between 3 and 50) and text in ('x1', 'x2') or shop is null"),
+    "a list": lambda df: df.filter(F.col("n").isin(list(range(30)))).filter("not flag"),
+    "null-safe": lambda df: df.filter("text <=> 'x3'").filter("text != 'x4'").select("n", "text"),
+    "old dates and reals": lambda df: df.filter("day < date'1400-03-01' and real >= 5").select("day", "real"),
+    "nothing": lambda df: df.filter("part = 7"),
+}
+
+
+@pytest.mark.parametrize("change", SAME.values(), ids=SAME.keys())
+def test_the_rows_are_those_of_spark(
+    raydp_session: RayDPSession,
+    folder: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[DataFrame], DataFrame],
+) -> None:
+    """With their types, whatever is chosen and filtered; positions keep the contract of sources."""
+    monkeypatch.setattr(files_in_place, "SPLIT_ROWS", 5)
+    df = change(raydp_session.spark.read.parquet(folder))
+    source = DataFrameSource(df, stage=False).stage(str(tmp_path))
+    assert isinstance(source, FilesInPlace)
+    wanted = pa.Table.from_batches(df._collect_as_arrow()) if df.count() else source.schema.empty_table()
+    assert source.schema.names == wanted.schema.names
+    assert [field.type for field in source.schema] == [DataFrameSource(df).schema.field(f).type for f in df.columns]
+    assert by_n(check_source(source)) == by_n(wanted.to_pylist())
+    for name in source.schema.names[:1]:
+        only = source.projected([name])
+        assert by_n(check_source(only)) == by_n(wanted.select([name]).to_pylist())
+
+
+NEEDS_SPARK: dict[str, tuple[str, Callable[[DataFrame], DataFrame]]] = {
+    "computes": ("it computes", lambda df: df.select((F.col("n") + 1).alias("n"))),
+    "filters by a function": ("it filters by", lambda df: df.filter("n % 2 = 0")),
+    "decimals": ("constants of type decimal", lambda df: df.filter("amount > 3")),
+    "limit": ("its plan has GlobalLimit", lambda df: df.limit(3)),
+    "sort": ("its plan has Sort", lambda df: df.orderBy("n")),
+    "shuffle": ("its plan has Repartition", lambda df: df.repartition(2)),
+    "two reads": ("its plan has Union", lambda df: df.union(df)),
+    "name of file": ("it computes", lambda df: df.withColumn("file", F.input_file_name())),
+    "hidden column": ("it computes", lambda df: df.select("_metadata.file_path")),
+    "another type": (
+        "stores small in another way",
+        lambda df: df.sparkSession.read.schema("small int").parquet(of(df)),
+    ),
+    "an option": ("the option", lambda df: df.sparkSession.read.option("int96RebaseMode", "LEGACY").parquet(of(df))),
+    "text": ("Spark reads Text files", lambda df: df.sparkSession.read.text(of(df))),
+}
+
+
+def of(df: DataFrame) -> str:
+    """A folder of files that it reads."""
+    return os.path.dirname(df.inputFiles()[0]).removeprefix("file://").replace("%25", "%").replace("%20", " ")
+
+
+@pytest.mark.parametrize(("words", "change"), NEEDS_SPARK.values(), ids=NEEDS_SPARK.keys())
+def test_what_spark_has_to_do_is_named(
+    raydp_session: RayDPSession, folder: str, tmp_path: Path, words: str, change: Callable[[DataFrame], DataFrame]
+) -> None:
+    """With stage=False that is an error; nothing is written."""
+    df = change(raydp_session.spark.read.parquet(f"{folder}/shop=a%2Fb%3D1"))
+    with pytest.raises(tg.ConfigurationError, match=f"only Spark can read this DataFrame.*{words}"):
+        DataFrameSource(df, stage=False).stage(str(tmp_path / "in"))
+    assert not (tmp_path / "in").exists()
+
+
+def test_what_is_cached_is_not_read_again(raydp_session: RayDPSession, folder: str, tmp_path: Path) -> None:
+    """Its files may be other ones by now; also if the plan was made before it was cached."""
+    df = raydp_session.spark.read.parquet(folder).select("n")
+    assert df.filter("n = 1").count() == 1
+    df.cache()
+    try:
+        with pytest.raises(tg.ConfigurationError, match="its plan has InMemoryRelation"):
+            DataFrameSource(df, stage=False).stage(str(tmp_path))
+    finally:
+        df.unpersist()
+
+
+def test_a_restored_job_reads_what_the_first_one_had_found(raydp_session: RayDPSession, tmp_path: Path) -> None:
+    """Files that came later do not count, and one that has changed is an error that names it."""
+    files, work = tmp_path / "files", str(tmp_path / "work")
+    raydp_session.spark.range(10).coalesce(1).write.parquet(str(files))
+    df = raydp_session.spark.read.parquet(str(files))
+    first = DataFrameSource(df).stage(work)
+    raydp_session.spark.range(10, 30).coalesce(1).write.mode("append").parquet(str(files))
+    again = DataFrameSource(raydp_session.spark.read.parquet(str(files))).reopen(work)
+    assert isinstance(again, FilesInPlace)
+    assert again.splits() == first.splits()
+    assert [row["id"] for row in check_source(again)] == list(range(10))
+
+    (changed,) = (split.split_id for split in first.splits())
+    (files / changed).write_bytes((files / changed).read_bytes() + b"more")
+    with pytest.raises(UnreadableFileError, match=rf"{changed} was changed.*stage=True"):
+        again.reader().read(again.splits()[0], 0, 10)
+    (files / changed).unlink()
+    with pytest.raises(UnreadableFileError, match=rf"{changed} is gone.*stage=True"):
+        again.reader().read(again.splits()[0], 0, 10)
+
+
+def test_stage_decides(raydp_session: RayDPSession, folder: str, tmp_path: Path) -> None:
+    """True writes the rows down; without it a DataFrame that Spark has to read is staged."""
+    df = raydp_session.spark.read.parquet(folder).select("n")
+    assert isinstance(DataFrameSource(df, stage=True).stage(str(tmp_path / "a")), ParquetSource)
+    assert placed_files(open_store(str(tmp_path / "a"))) is None
+    computed = DataFrameSource(df.select(F.col("n") * 2))
+    assert isinstance(computed.stage(str(tmp_path / "b")), ParquetSource)
+    assert isinstance(computed.reopen(str(tmp_path / "b")), ParquetSource)
+    streaming = raydp_session.spark.readStream.format("rate").load()
+    with tg.StreamEnvironment.local() as env, pytest.raises(tg.ConfigurationError, match=r"stage=.*bounded DataFrames"):
+        env.from_dataframe(streaming, stage=True)
