@@ -48,6 +48,13 @@ KINDS = ("task", "executor", "query", "driver")
 NAME, UID = "streaming-kills", "rows"
 STUCK_S = 240.0
 EXECUTOR_NAME = "raydp-executor"
+SPARK_SETTINGS = {
+    # Spark takes an executor for lost that has said nothing for so long; two minutes by default.
+    "spark.network.timeout": "20s",
+    "spark.network.timeoutInterval": "5s",
+    "spark.executor.heartbeatInterval": "2s",
+    "spark.sql.shuffle.partitions": "2",
+}
 
 
 class Driver:
@@ -65,7 +72,7 @@ class Driver:
             executor_memory="768m",
             slots_per_executor=2,
             standbys=0,
-            spark_configs={"spark.executor.heartbeatInterval": "2s", "spark.network.timeout": "20s"},
+            spark_configs=SPARK_SETTINGS,
             ray_options={"log_to_driver": False},
             include_dashboard=False,
         ) as env:

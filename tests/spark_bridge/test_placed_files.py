@@ -1,0 +1,82 @@
+"""Files of a DataFrame's plan as a source, without Spark: the plan is made here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from source_contract import check_source
+
+from tidegate.actors.sources import understood_filters
+from tidegate.spark_bridge.dataframes.in_place import files_in_place
+from tidegate.spark_bridge.dataframes.in_place.files_in_place import FilesInPlace, place_files, placed_files
+from tidegate.spark_bridge.dataframes.in_place.plan import FilesOfPlan, FoundFile, NeedsSparkError
+from tidegate.spark_bridge.dataframes.in_place.row_condition import RowCondition, compared
+from tidegate.storage.files.file_system_store import open_store
+
+PARTITIONS = pa.schema([("part", pa.int32())])
+RELATION = pa.schema([("n", pa.int64()), ("text", pa.string()), *PARTITIONS])
+
+
+def plan(folder: Path, condition: RowCondition | None = None) -> FilesOfPlan:
+    """Two folders with a file of ten rows each, in row groups of four; the second file has no column `text`."""
+    files = []
+    for part in range(2):
+        path = folder / f"part={part}" / "a b%.parquet"
+        path.parent.mkdir(parents=True)
+        rows = pa.table({"n": range(part * 10, part * 10 + 10), "text": [str(n % 3) for n in range(10)]})
+        pq.write_table(rows if part == 0 else rows.drop_columns("text"), str(path), row_group_size=4)
+        files.append(FoundFile(f"file:{path}", path.stat().st_size, part))
+    folders = tuple(pa.record_batch([pa.array([part], pa.int32())], schema=PARTITIONS) for part in range(2))
+    schema = pa.schema([("word", pa.string()), ("number", pa.int64()), ("part", pa.int32())])
+    return FilesOfPlan(schema, ("text", "n", "part"), RELATION, PARTITIONS, condition, tuple(files), folders)
+
+
+def test_rows_come_under_the_names_of_the_dataframe(tmp_path: Path) -> None:
+    """With the values of folders, and nulls for a column that a file lacks; as the job had them written down."""
+    source = place_files(plan(tmp_path / "in"), str(tmp_path / "job"))
+    rows = [{"word": str(n % 3) if n < 10 else None, "number": n, "part": n // 10} for n in range(20)]
+    assert check_source(source) == rows
+    assert placed_files(open_store(str(tmp_path / "job"))) == source
+    assert check_source(source.projected(["part"])) == [{"part": row["part"]} for row in rows]
+
+
+def test_a_large_file_is_several_splits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of whole row groups; together they have its rows, once."""
+    monkeypatch.setattr(files_in_place, "SPLIT_ROWS", 5)
+    source = place_files(plan(tmp_path / "in"), str(tmp_path / "job"))
+    assert [split.rows for split in source.splits()] == [8, 2, 8, 2]
+    assert [row["number"] for row in check_source(source)] == list(range(20))
+
+
+def test_filters_leave_out_rows_row_groups_and_folders(tmp_path: Path) -> None:
+    """Rows come if the DataFrame's filter is true; what cannot have any is not read."""
+    both = RowCondition("and", (compared("=", "part", pa.array([0], pa.int32())), compared(">", "n", pa.array([5]))))
+    source = place_files(plan(tmp_path / "in", both), str(tmp_path / "job"))
+    assert [split.split_id for split in source.splits()] == ["part=0/a b%.parquet"]
+    assert [row["number"] for row in check_source(source)] == [6, 7, 8, 9]
+    reader, (split,) = source.reader(), source.splits()
+    assert reader.read(split, 0, 100).skipped == 4
+    wanted = understood_filters.rows_kept(pl.col("number") < 8, None)
+    assert isinstance(wanted, tuple)
+    narrowed = source.filtered(wanted)
+    assert isinstance(narrowed, FilesInPlace)
+    last = narrowed.reader().read(split, 8, 100)
+    assert (last.skipped, last.at_end) == (2, True)
+
+
+def test_a_file_that_is_another_one_by_now_is_for_spark(tmp_path: Path) -> None:
+    """Its size is not what Spark has listed, or it is no Parquet file; nothing is written down."""
+    found = plan(tmp_path / "in")
+    path = Path(found.files[1].path.removeprefix("file:"))
+    for data, words in (
+        (path.read_bytes() + b"more", "has changed since"),
+        (b"x" * path.stat().st_size, "cannot be read"),
+    ):
+        path.write_bytes(data)
+        with pytest.raises(NeedsSparkError, match=words):
+            place_files(found, str(tmp_path / "job"))
+    assert placed_files(open_store(str(tmp_path / "job"))) is None
