@@ -40,7 +40,13 @@ if TYPE_CHECKING:
         BroadcastProcessFunction,
         KeyedBroadcastProcessFunction,
     )
-    from tidegate.actors.operators.rows.process_functions import CoProcessFunction, ProcessContext, ProcessFunction
+    from tidegate.actors.operators.rows.process_functions import (
+        CoProcessFunction,
+        ProcessBatchContext,
+        ProcessContext,
+        ProcessFunction,
+    )
+    from tidegate.actors.operators.state.key_scope import KeyGroups
     from tidegate.actors.operators.state.keyed_state import ListState, MapState, ValueState
     from tidegate.actors.operators.state.operator_state import BroadcastState, OperatorListState
     from tidegate.actors.operators.state.reducing_state import AggregateFunction, AggregatingState, ReducingState
@@ -97,6 +103,7 @@ else:
         "JobFailedError": "storage.errors",
         "JobProgress": "actors.runtimes.running_job",
         "JobTimeoutError": "storage.errors",
+        "KeyGroups": "actors.operators.state.key_scope",
         "KeyedBroadcastProcessFunction": "actors.operators.rows.broadcast_process",
         "KeyedStream": "api.streams.stream",
         "ListState": "actors.operators.state.keyed_state",
@@ -109,6 +116,7 @@ else:
         "OutputTable": "api.tables.output_tables",
         "OutputTag": "actors.protocol.side_outputs",
         "Pickled": "actors.operators.state.state_types",
+        "ProcessBatchContext": "actors.operators.rows.process_functions",
         "ProcessContext": "actors.operators.rows.process_functions",
         "ProcessFunction": "actors.operators.rows.process_functions",
         "ReadResult": "actors.sources.source",
@@ -176,6 +184,7 @@ __all__ = [
     "JobFailedError",
     "JobProgress",
     "JobTimeoutError",
+    "KeyGroups",
     "KeyedBroadcastProcessFunction",
     "KeyedStream",
     "ListState",
@@ -186,6 +195,7 @@ __all__ = [
     "OutputTable",
     "OutputTag",
     "Pickled",
+    "ProcessBatchContext",
     "ProcessContext",
     "ProcessFunction",
     "ReadResult",

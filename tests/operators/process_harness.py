@@ -11,6 +11,7 @@ from frozen_tables import tables_of
 from operator_harness import CUT, cut
 
 from tidegate.actors.operators.operator import OperatorContext, ProcessingTime
+from tidegate.actors.operators.rows.process_batches import process_operator
 from tidegate.actors.operators.rows.process_functions import CoProcessFunction, ProcessFunction
 from tidegate.actors.operators.rows.process_operator import ProcessOperator
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
@@ -45,7 +46,7 @@ class Driven:
         self._partitioners = [HashPartitioner(k, MAX_PARALLELISM, parallelism) if k else None for k in keys]
         self.operators: list[ProcessOperator] = []
         for subtask in range(parallelism):
-            operator = ProcessOperator(function, keys, timestamps or [None] * len(keys), schema)
+            operator = process_operator(function, keys, timestamps or [None] * len(keys), schema)
             uid, index = OperatorUid("op-uid"), SubtaskIndex(subtask)
             owned = key_group_range(subtask, MAX_PARALLELISM, parallelism)
             tables = [part for table in restored if (part := cut(table, keys[0], MAX_PARALLELISM, owned)).rows.num_rows]

@@ -28,6 +28,7 @@ from backend_model import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from row_model import ROW_BATCHES, RowsOfKeys
+from value_model import VALUE_BATCHES, ValuesByBatch
 
 from tidegate.actors.state_backends.common.backend import CellSpec
 from tidegate.actors.state_backends.rocksdb.rocksdb_backend import RocksBackend
@@ -112,6 +113,19 @@ def test_row_tables_are_those_of_lists(name: str) -> None:
     @given(steps=_steps(ROW_BATCHES))
     def program(steps: list[tuple[str, Any]]) -> None:
         _run(BACKENDS[name], RowsOfKeys, steps)
+
+    program()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(BACKENDS))
+def test_values_by_the_batch_are_those_of_dictionaries(name: str) -> None:
+    """The same for values that are read and written by the batch: numbers, records with nulls in them, and texts."""
+
+    @settings(max_examples=EXAMPLES[name], deadline=None)
+    @given(steps=_steps(VALUE_BATCHES))
+    def program(steps: list[tuple[str, Any]]) -> None:
+        _run(BACKENDS[name], ValuesByBatch, steps)
 
     program()
 

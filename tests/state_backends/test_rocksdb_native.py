@@ -19,6 +19,7 @@ from rocksdb_backends import rocks_backend
 from row_model import ROW_BATCHES, RowsOfKeys
 from small_tables import rewrite_in_small_tables
 from timer_model import TimersSubject
+from value_model import VALUE_BATCHES, ValuesByBatch
 
 from tidegate.actors.kernels.hashing import hash_columns
 from tidegate.actors.state_backends.common.backend import CellSpec
@@ -61,6 +62,7 @@ _BATCHES: dict[Any, st.SearchStrategy[Any]] = {
     Table: _ROWS,
     RowsOfKeys: ROW_BATCHES,
     TimersSubject: _TIMERS,
+    ValuesByBatch: VALUE_BATCHES,
 }
 
 

@@ -26,6 +26,7 @@ from backend_model import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from row_model import ROW_BATCHES, RowsOfKeys
+from value_model import VALUE_BATCHES, ValuesByBatch
 
 from tidegate.actors.kernels import accumulate
 from tidegate.actors.kernels.columns import NO_MASK
@@ -114,6 +115,7 @@ def _run(kind: type[Subject], undo_bytes_max: int, steps: list[tuple[str, Any]])
     assert snapshots.completed is not None
     number, stored = snapshots.completed
     last: dict[type[Subject], Any] = {Table: (None,), Cells: ("put", 9), RowsOfKeys: ("append", 4)}
+    last[ValuesByBatch] = ("put", 2)
     subject.batch([(key, *last[kind]) for key in range(9)])
     if subject.backend.kept(number) is not None:
         gone, read = _again(subject, number, stored), kind(make, True, stored)
@@ -131,6 +133,14 @@ def test_tables_go_back(steps: list[tuple[str, Any]], undo_bytes_max: int) -> No
     """A vectorised table, through snapshots that are given up, complete in any order, are gone back to several times,
     and nulls from any moment on, with as much memory as there is."""
     _run(Table, undo_bytes_max, steps)
+
+
+@pytest.mark.slow
+@settings(max_examples=200, deadline=None)
+@given(steps=_steps(VALUE_BATCHES), undo_bytes_max=st.sampled_from([0, 700, 3_000, _ENOUGH]))
+def test_values_by_the_batch_go_back(steps: list[tuple[str, Any]], undo_bytes_max: int) -> None:
+    """Values that are read and written by the batch likewise."""
+    _run(ValuesByBatch, undo_bytes_max, steps)
 
 
 @settings(max_examples=200, deadline=None)

@@ -103,6 +103,21 @@ def exact_cast(column: pa.Array, wanted: pa.DataType) -> pa.Array:
     return result
 
 
+def column_of(values: Any, wanted: pa.DataType) -> pa.Array:
+    """What a function gives as a column (an Arrow or NumPy array, a polars series, a list) in a type.
+
+    InexactValueError or ArrowException where a value would change, or none can be made of it.
+    """
+    if isinstance(values, list | tuple):
+        return exact_array(values, wanted)
+    column = values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values)
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    return column if column.type == wanted else exact_cast(column, wanted)
+
+
 def _first_refused(values: Sequence[Any], wanted: pa.DataType, error: Exception) -> InexactValueError:
     """Find the value that Arrow has refused: try them one by one."""
     for value in values:

@@ -21,6 +21,7 @@ from tidegate.actors.operators.rows.broadcast_process import (
     BroadcastProcessOperator,
     KeyedBroadcastProcessFunction,
 )
+from tidegate.actors.operators.rows.process_batches import process_operator
 from tidegate.actors.operators.rows.process_functions import CoProcessFunction, ProcessFunction
 from tidegate.actors.operators.rows.process_operator import ProcessOperator
 from tidegate.actors.operators.watermarks.window_end import WindowEnd, same_time
@@ -174,13 +175,13 @@ class KeyedStream:
         side_outputs: Sequence[OutputTag] = (),
         **slot: Unpack[SlotOptions],
     ) -> Stream:
-        """Call a `tg.ProcessFunction` with each row, with state and timers of the row's key.
+        """Call a `tg.ProcessFunction` with each row or batch, with state and timers of the row's key.
 
         `schema` is that of the rows that it returns; give it if a table, an aggregate or a key follows. With
         `side_outputs` it may emit rows under these tags as well (see `Stream.side_output`).
         """
         timestamps = (self.stream.timestamp,)
-        (factory := partial(ProcessOperator, function, (self.keys,), timestamps, schema, side_outputs))()
+        (factory := partial(process_operator, function, (self.keys,), timestamps, schema, side_outputs))()
         return self.partitioned()._then(
             factory, schema, name, uid, parallelism, batch_rows, slot, side_outputs=side_outputs
         )

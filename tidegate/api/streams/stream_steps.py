@@ -17,11 +17,12 @@ import pyarrow as pa
 from tidegate.actors.graph.stream_graph import StreamNode
 from tidegate.actors.operators.batch_rows import check_batch_rows
 from tidegate.actors.operators.batches.batch_function import BatchFunction, batch_operator
+from tidegate.actors.operators.batches.batch_results import BatchResult
 from tidegate.actors.operators.batches.failing_rows import GuardedFilter, GuardedFlatMap, GuardedMap, error_tag
-from tidegate.actors.operators.batches.stateless import BatchResult, FilterRows, FlatMap, Map, Row
+from tidegate.actors.operators.batches.stateless import FilterRows, FlatMap, Map, Row
 from tidegate.actors.operators.operator import OperatorFactory
+from tidegate.actors.operators.rows.process_batches import process_operator
 from tidegate.actors.operators.rows.process_functions import ProcessFunction
-from tidegate.actors.operators.rows.process_operator import ProcessOperator
 from tidegate.actors.operators.watermarks.watermark_generator import WatermarkGenerator, check_timestamp_column
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.actors.protocol.side_outputs import OutputTag
@@ -288,13 +289,13 @@ class StreamSteps:
         side_outputs: Sequence[OutputTag] = (),
         **slot: Unpack[SlotOptions],
     ) -> Self:
-        """Call a `tg.ProcessFunction` with each row. Without key_by there is neither keyed state nor timers.
+        """Call a `tg.ProcessFunction` with each row or batch. Without key_by there is neither keyed state nor timers.
 
         `schema` is that of the rows that it returns; give it if a table, an aggregate or a key follows. With
         `side_outputs` it may emit rows under these tags as well (see `Stream.side_output`).
         """
         timestamps = (self.timestamp,)
-        (factory := partial(ProcessOperator, function, ((),), timestamps, schema, side_outputs))()
+        (factory := partial(process_operator, function, ((),), timestamps, schema, side_outputs))()
         return self._then(factory, schema, name, uid, parallelism, batch_rows, slot, side_outputs=side_outputs)
 
     def rebalance(self) -> Self:

@@ -11,23 +11,19 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from tidegate.actors.operators.batch_rows import OUTPUT_ROWS_MAX
+from tidegate.actors.operators.batches.batch_results import BatchResult, BatchResults
 from tidegate.actors.operators.batches.python_rows import python_rows
 from tidegate.actors.operators.batches.tracing.traced import Traced
 from tidegate.actors.operators.operator import Emit, Operator, OperatorContext
 from tidegate.actors.operators.operator_errors import Blame, blame, blame_row
-from tidegate.actors.operators.output_schema import FromPolars, PinnedSchema
-from tidegate.storage.schemas.polars_frames import is_polars_frame
+from tidegate.actors.operators.output_schema import PinnedSchema
 from tidegate.storage.state.snapshot import StateTable
 
-if TYPE_CHECKING:
-    import polars as pl
-
-BatchResult: TypeAlias = "pa.RecordBatch | pa.Table | pl.DataFrame | None"
 Row = Mapping[str, Any]
 T = TypeVar("T")
 
@@ -40,32 +36,14 @@ class MapBatches(Operator):
 
     def __init__(self, fn: Callable[[pa.RecordBatch], BatchResult], schema: pa.Schema | None = None) -> None:
         self._fn = fn
-        self._pinned = PinnedSchema(schema)
-        self._from_polars = FromPolars()
+        self._results = BatchResults(PinnedSchema(schema))
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
         """Emit what the function makes of the batch. OperatorError if it raises or returns something else."""
         with blame(self.context, batch):
-            results = [
-                self._pinned.conform(part) for part in self._batches(self._fn(batch), batch.schema) if part.num_rows
-            ]
+            results = self._results.conformed(self._fn(batch), batch.schema)
         for result in results:
             emit(result)
-
-    def _batches(self, result: BatchResult, source: pa.Schema) -> list[pa.RecordBatch]:
-        if result is None:
-            return []
-        if isinstance(result, pa.RecordBatch):
-            return [result]
-        if isinstance(result, pa.Table):
-            batches: list[pa.RecordBatch] = result.combine_chunks().to_batches()
-            return batches
-        if is_polars_frame(result):
-            return [self._from_polars.convert(result, source)] if result.height else []
-        raise TypeError(
-            f"the function returned {type(result).__name__}; it must return a pyarrow RecordBatch or Table, "
-            f"a polars DataFrame, or None"
-        )
 
 
 class FlatMap(Operator):

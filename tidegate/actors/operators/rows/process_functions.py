@@ -1,21 +1,24 @@
-"""`ProcessFunction` and its context: what users write to process a stream row by row, with state and timers.
+"""`ProcessFunction` and its context: what users write to process a stream by row or batch, with state and timers.
 
-`ProcessOperator` calls them. Rules:
+`ProcessOperator` calls them, or `BatchProcessOperator`. Rules:
 
 - A function object is copied for each subtask and attempt, so it may keep what `open` makes. What must survive a
   failure belongs in state.
-- Rows come and go as dicts. All calls come from one thread, one after the other.
+- Rows come and go as dicts, batches as Arrow has them. All calls come from one thread, one after the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, TypeAlias
 
+import pyarrow as pa
+
+from tidegate.actors.operators.batches.batch_results import BatchResult
 from tidegate.actors.operators.function_context import FunctionContext
 from tidegate.actors.operators.operator import OperatorContext
 from tidegate.actors.operators.side_rows import SideRows
-from tidegate.actors.operators.state.key_scope import KeyScope
+from tidegate.actors.operators.state.key_scope import KeyGroups, KeyScope
 from tidegate.actors.operators.state.keyed_state import ListState, MapState, S
 from tidegate.actors.operators.state.keyed_state_store import KeyedStates
 from tidegate.actors.operators.state.operator_state import BroadcastState, OperatorListState, OperatorStates
@@ -51,7 +54,7 @@ class ProcessContext(FunctionContext):
         """What the timer waited for; None outside of `on_timer`."""
         self.current_watermark = MIN_WATERMARK_MS
         """The newest watermark, in milliseconds; `MIN_WATERMARK_MS` before the first one, also after a restore."""
-        self.timer_service = TimerService(timers, lambda: context.time.now_ms, lambda: self.current_watermark)
+        self.timer_service = TimerService(timers, scope, lambda: context.time.now_ms, lambda: self.current_watermark)
         """Registers and deletes timers of the current key."""
 
     @property
@@ -100,6 +103,38 @@ class ProcessContext(FunctionContext):
         return self._operator_states.broadcast_state(declared)
 
 
+class ProcessBatchContext(ProcessContext):
+    """What `process_batch` and `on_timer_batch` can ask for, beside what every function can.
+
+    There is no current key, unless the function chooses one. `timestamp` is None.
+    """
+
+    _groups: KeyGroups | None = None
+    _times: Callable[[], pa.Array | None] = staticmethod(lambda: None)
+
+    @property
+    def timestamps(self) -> pa.Array | None:
+        """Event time of each row in milliseconds (int64), or the moment of each timer. None if the stream has none."""
+        return self._times()
+
+    def groups(self) -> KeyGroups:
+        """The rows by key: `keys` has each key once, `index` the group of each row.
+
+        `state.get_many(groups)` gives a value for each key. ConfigurationError on a stream without keys.
+        """
+        if self._groups is None:
+            self._groups = KeyGroups(self._scope.batch_columns)
+        return self._groups
+
+    def choose_key(self, row: int) -> None:
+        """Make the key of a row the current one: `value()`, `add(...)` and timers then work on it, as in `process`."""
+        self._scope.choose_row(row)
+
+    def begin_batch(self, times: Callable[[], pa.Array | None]) -> None:
+        """Called before the function gets a batch. `times` gives the timestamps of its rows."""
+        self._groups, self._times = None, times
+
+
 class BaseProcessFunction:
     """What functions with one and with two inputs share. Every method here is optional."""
 
@@ -128,13 +163,32 @@ class BaseProcessFunction:
 
 
 class ProcessFunction(BaseProcessFunction):
-    """Processes a stream row by row, with state and timers of the row's key where the stream is keyed."""
+    """Processes a stream, with state and timers of the row's key where the stream is keyed.
+
+    Define `process`, which gets one row after the other, or `process_batch`, which gets Arrow batches.
+    """
 
     INPUT_METHODS = ("process",)
 
     def process(self, row: dict[str, Any], context: ProcessContext) -> Rows:
         """Process one row; returns an iterable of new rows (or yields them), or None for nothing."""
         raise NotImplementedError(f"{type(self).__name__} needs a method process(self, row, context)")
+
+    def process_batch(self, batch: pa.RecordBatch, context: ProcessBatchContext) -> BatchResult:
+        """Process a batch, which is not empty: in place of `process`, many times as fast.
+
+        Returns new rows (a batch, a table, a polars DataFrame), or None for nothing. State is read and written by
+        `get_many`, `put_many` and `clear_many`. A batch may have a key several times: see `context.groups()`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} needs a method process_batch(self, batch, context)")
+
+    def on_timer_batch(self, keys: pa.RecordBatch, context: ProcessBatchContext) -> BatchResult:
+        """Timers fire: in place of `on_timer`, beside `process_batch`.
+
+        Row i of `keys` has the key columns of timer i, and `context.timestamps` its moment. They come in order of
+        moment, then of key, and are not registered any more. Those that are registered here fire in a later call.
+        """
+        raise NotImplementedError(f"{type(self).__name__} needs a method on_timer_batch(self, keys, context)")
 
 
 class CoProcessFunction(BaseProcessFunction):

@@ -60,6 +60,8 @@ class ProcessOperator(Operator):
 
     context_class: type[ProcessContext] = ProcessContext
     """The class of the context that the function gets."""
+    by_batch = False
+    """Whether the function reads and writes state by the batch."""
 
     def __init__(
         self,
@@ -97,7 +99,7 @@ class ProcessOperator(Operator):
         self._owners = subtask_table(context.max_parallelism, context.parallelism)
         names = StateNames()
         if self._keys[0]:
-            self._states = KeyedStates(context, self._keys[0], self._scope, names)
+            self._states = KeyedStates(context, self._keys[0], self._scope, names, self.by_batch)
             self._timers = self._states.timers
         unkeyed = [table for table in restored if table.kind is not StateKind.KEYED]
         self._operator_states = OperatorStates(context.uid, unkeyed, self._gate, names)
@@ -131,13 +133,13 @@ class ProcessOperator(Operator):
         """Process a batch row by row. OperatorError if the function raises or the keys do not fit."""
         with blame(self.context, batch):
             refs = self._enter(index, batch)
-            times = self._times_of(index, batch)
+            moments = self._times_of(index, batch)
+        times = [None] * batch.num_rows if moments is None else moments.to_pylist()
         rows = enumerate(batch.to_pylist())
         while self._process_rows(self._handlers[index], rows, refs, times):
             self._emit_rows(emit, OUTPUT_ROWS_MAX)
-        if self._keys[index] and self._states is not None:
-            self._states.leave(batch.num_rows)
-            self._changed_rows += batch.num_rows
+        if self._keys[index]:
+            self._leave(batch.num_rows)
         self._end_call(emit)
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
@@ -251,22 +253,32 @@ class ProcessOperator(Operator):
 
     def _enter(self, index: int, batch: pa.RecordBatch) -> Sequence[KeyRef]:
         """Enter the keys of a batch. Returns the backend's reference of each row's key."""
-        names = self._keys[index]
-        if not names or self._states is None:
+        if not self._keys[index] or self._states is None:
             return [None] * batch.num_rows
+        return self._states.enter(self._keys_of(index, batch))
+
+    def _leave(self, rows: int) -> None:
+        """A batch of rows or timers with keys is done."""
+        assert self._states is not None, "keys without states"
+        self._states.leave(rows)
+        self._changed_rows += rows
+
+    def _keys_of(self, index: int, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The stored key columns of a batch. OperatorError for keys of other types, or of another subtask."""
+        names = self._keys[index]
         if index not in self._seen or not self._seen[index].equals(batch.schema):
             self._key_codec(_renamed(key_schema(batch.schema, names), self._keys[0]))
             self._seen[index] = batch.schema
         columns = key_columns(batch, names).rename_columns(list(self._keys[0]))
         check_owner(self.context, columns, self._owners)
-        return self._states.enter(columns)
+        return columns
 
-    def _times_of(self, index: int, batch: pa.RecordBatch) -> Sequence[int | None]:
+    def _times_of(self, index: int, batch: pa.RecordBatch) -> pa.Array | None:
+        """Event time of each row, in milliseconds; None if there is none."""
         column = self._timestamps[index]
         if column is None or batch.schema.get_field_index(column) < 0:
-            return [None] * batch.num_rows
-        times: list[int | None] = event_times_ms(batch, column).to_pylist()
-        return times
+            return None
+        return event_times_ms(batch, column)
 
     def _process_rows(
         self,
@@ -294,7 +306,7 @@ class ProcessOperator(Operator):
         return False
 
     def _fire(self, domain: TimeDomain, time_ms: int, emit: Emit) -> Iterator[None]:
-        timers, left = self._timers, _FiresLeft(self._timers)
+        timers, left = self._timers, FiresLeft(self._timers)
         while timers.is_due(domain, time_ms):
             self._fire_step(domain, time_ms, left)
             self._ask.time_domain = None
@@ -302,7 +314,7 @@ class ProcessOperator(Operator):
             if timers.is_due(domain, time_ms):
                 yield
 
-    def _fire_step(self, domain: TimeDomain, time_ms: int, left: _FiresLeft) -> None:
+    def _fire_step(self, domain: TimeDomain, time_ms: int, left: FiresLeft) -> None:
         """Fire as many of the timers that are due as one step may, and collect their rows."""
         timers, pace = self._timers, self.context.pace
         self._ask.time_domain = domain
@@ -318,8 +330,7 @@ class ProcessOperator(Operator):
                 left.spend_one()
                 self._collect(self._function.on_timer(timer[0], self._ask))
                 pace.timers += 1
-        self._states.leave(len(step.keys))
-        self._changed_rows += len(step.keys)
+        self._leave(len(step.keys))
 
     def _collect(self, rows: Iterable[Mapping[str, Any]] | None) -> None:
         if rows is None:
@@ -350,7 +361,7 @@ class ProcessOperator(Operator):
         self._emit_rows(emit, 1)
 
 
-class _FiresLeft:
+class FiresLeft:
     """Notices timers that register one another without end: counts how many may still fire before that is certain."""
 
     def __init__(self, timers: Timers) -> None:

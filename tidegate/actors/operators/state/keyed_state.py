@@ -7,6 +7,7 @@ Rules:
 - What is put in is converted to the declared type at once. So a restored job computes with the very same values.
 - A value that could be changed is handed out as a copy.
 - Null, or an empty list or map, is no state: the key is forgotten.
+- A function over batches (`process_batch`) reads and writes value states for many rows at once.
 - In a checkpoint a state is one table: the key columns, then one column with the name of the state.
 """
 
@@ -15,11 +16,12 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Self, TypeVar
 
 import pyarrow as pa
 
-from tidegate.actors.operators.state.key_scope import KeyScope
+from tidegate.actors.operators.state.key_scope import KeyScope, Places
 from tidegate.actors.operators.state.state_types import StateType
 from tidegate.actors.operators.state.ttl import Clock, StateTtl, TtlLists, TtlMaps, TtlValues, has_time, timed_type
 from tidegate.actors.state_backends.common.backend import (
@@ -62,12 +64,19 @@ class KeyedState(ABC):
         """Forget what is kept for the current key."""
         self._cells.remove(self._ref())
 
-    def bound(self, scope: KeyScope, backend: KeyedBackend, clock: Clock | None, migrate: Migrate) -> Self:
-        """This declaration, bound to a backend. `clock` says what has expired, if the state has a time to live."""
+    def bound(
+        self, scope: KeyScope, backend: KeyedBackend, clock: Clock | None, migrate: Migrate, by_batch: bool = False
+    ) -> Self:
+        """This declaration, bound to a backend. `clock` says what has expired, if the state has a time to live.
+
+        `by_batch`: the function reads and writes state by the batch.
+        """
         state, field = copy.copy(self), self.stored_field
         state._scope = scope
-        has_expired = None if clock is None else clock.has_expired
-        state._bind(backend, CellSpec(self.name, field.type, has_expired, field.metadata, migrate), clock)
+        spec = CellSpec(self.name, field.type, metadata=field.metadata, migrate=migrate, by_batch=by_batch)
+        if clock is not None:
+            spec = replace(spec, has_expired=clock.has_expired, expired_ms=lambda: clock.expired_ms)
+        state._bind(backend, spec, clock)
         return state
 
     @abstractmethod
@@ -123,6 +132,34 @@ class ValueState(KeyedState):
             self.clear()
         else:
             self._cells.put(self._ref(), self._typed.taken(value))
+
+    def get_many(self, at: Places = None) -> pa.Array:
+        """The value of each row's key, in `process_batch`: an Arrow array, null where there is none.
+
+        `at` chooses: `context.groups()` for each key once, row numbers, or a mask of rows. None: all rows.
+        """
+        self._typed.check_columns()
+        found = self._cells.get_many(self._scope.refs(at, f"state {self.name!r}"))
+        if found.null_count and pa.types.is_struct(found.type):
+            # Null in the fields too: `field` of an Arrow struct does not look at what lies around.
+            return pa.StructArray.from_arrays(found.flatten(), fields=list(found.type), mask=found.is_null())
+        return found
+
+    def put_many(self, values: Any, at: Places = None) -> None:
+        """Keep a value for the key of each row, of several for one key the last; null is `clear`.
+
+        `values` is an Arrow array, or what becomes one. TypeError for values of another type, ValueError if there are
+        not as many as rows that `at` chooses (as in `get_many`).
+        """
+        refs = self._scope.refs(at, f"state {self.name!r}")
+        column = self._typed.taken_column(values)
+        if len(column) != len(refs):
+            raise ValueError(f"state {self.name!r} was given {len(column)} values for {len(refs)} rows")
+        self._cells.put_many(refs, column)
+
+    def clear_many(self, at: Places = None) -> None:
+        """Forget what is kept for the keys of these rows."""
+        self._cells.remove_many(self._scope.refs(at, f"state {self.name!r}"))
 
     def _bind(self, backend: KeyedBackend, spec: CellSpec, clock: Clock | None) -> None:
         cells = backend.values(spec)

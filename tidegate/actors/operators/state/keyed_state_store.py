@@ -36,10 +36,21 @@ _KEYS_BATCH_ROWS = 4096
 
 
 class KeyedStates:
-    """The states of an operator; `key_names` are its key columns, `names` those of all its states."""
+    """The states of an operator; `key_names` are its key columns, `names` those of all its states.
 
-    def __init__(self, context: OperatorContext, key_names: Sequence[str], scope: KeyScope, names: StateNames) -> None:
+    `by_batch`: its function reads and writes state by the batch.
+    """
+
+    def __init__(
+        self,
+        context: OperatorContext,
+        key_names: Sequence[str],
+        scope: KeyScope,
+        names: StateNames,
+        by_batch: bool = False,
+    ) -> None:
         self._context = context
+        self._by_batch = by_batch
         self._names = names
         self.backend = make_backend(context, key_names)
         self._key_names = tuple(key_names)
@@ -67,7 +78,7 @@ class KeyedStates:
         if declared.ttl is not None:
             self._clocks[name] = Clock(declared.ttl, self._context.time)
         migrate = partial(self._declared, declared)
-        state = declared.bound(self._scope, self.backend, self._clocks.get(name), migrate)
+        state = declared.bound(self._scope, self.backend, self._clocks.get(name), migrate, self._by_batch)
         self._states[name] = state
         return state
 
@@ -88,6 +99,12 @@ class KeyedStates:
         if self._states:
             return self.backend.enter(entered.columns)
         return [None] * (len(keys or ()) if columns is None else columns.num_rows)
+
+    def enter_batch(self, columns: pa.RecordBatch) -> None:
+        """Enter the keys of a batch, as stored key columns, for a function that works on all of them at once."""
+        assert self._codec is not None, "keys without a type"
+        refs = self.backend.enter_batch(columns) if self._states else None
+        self._scope.enter_batch(EnteredKeys(self._codec, columns), refs)
 
     def leave(self, rows: int) -> None:
         """End of a batch of `rows` rows or timers. Looks at as many keys for state that has expired."""

@@ -27,7 +27,7 @@ from typing import Any
 import cloudpickle
 import pyarrow as pa
 
-from tidegate.actors.operators.row_values import check_text, exact_array, shown
+from tidegate.actors.operators.row_values import check_text, column_of, exact_array, shown
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.dictionaries import widened_type
 
@@ -90,6 +90,21 @@ class StateType:
                 f"state {self._name!r} keeps {form.described}, and was given {shown(value)}: {error}"
             ) from error
 
+    def check_columns(self) -> None:
+        """Raise TypeError for values that are no column for others: pickled ones."""
+        if isinstance(self._form, _PickledForm):
+            raise TypeError(f"state {self._name!r} keeps pickled objects: choose a key, and use value and update")
+
+    def taken_column(self, values: Any) -> pa.Array:
+        """Many values as they are stored, null for none. TypeError if one is of another type, or would change."""
+        self.check_columns()
+        try:
+            column = column_of(values, self.dtype)
+            self._form.check_column(column)
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            raise TypeError(f"state {self._name!r} keeps {self._form.described}: {error}") from error
+        return column
+
     def handed_out(self, stored: Any) -> Any:
         """The value of what is stored, as an object that the caller may change. None stays None."""
         form = self._form
@@ -146,6 +161,9 @@ class _Form:
     def get(self, stored: Any) -> Any:
         """The value of what is stored."""
         return stored
+
+    def check_column(self, column: pa.Array) -> None:
+        """Raise TypeError if a value in a column, which is of the stored type, is not of this one."""
 
 
 class _ArrowForm(_Form):
@@ -290,6 +308,13 @@ class _RecordForm(_Form):
             return form.get(stored)
         default = None if isinstance(form, _OptionalForm) else self._defaults.get(name)
         return None if default is None else default()
+
+    def check_column(self, column: pa.Array) -> None:
+        there = column.filter(column.is_valid()) if column.null_count else column
+        for (name, form), part in zip(self._forms, there.flatten(), strict=True):
+            if part.null_count and not isinstance(form, _OptionalForm):
+                raise TypeError(f"{name}: None can be kept only where Optional[...] is declared")
+            form.check_column(part)
 
 
 class _PickledForm(_Form):

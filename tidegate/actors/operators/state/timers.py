@@ -13,17 +13,22 @@ from __future__ import annotations
 
 import enum
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from tidegate.actors.operators.state.key_scope import KeyScope
+import pyarrow as pa
+
+from tidegate.actors.operators.row_values import column_of
+from tidegate.actors.operators.state.key_scope import KeyScope, Places
 from tidegate.actors.operators.state.keys import KeyCodec
 from tidegate.actors.operators.state.timer_step import TimerStep
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
-from tidegate.actors.state_backends.common.timers import KeyedTimers
+from tidegate.actors.state_backends.common.timers import DueTimers, KeyedTimers
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.state.timer_rows import DOMAINS
 
 _DELETED_TOGETHER = 65_536
+_PER_MS = {"ms": 1, "us": 1_000, "ns": 1_000_000}
 
 
 class TimeDomain(enum.Enum):
@@ -60,6 +65,18 @@ class Timers:
         self._note(number, domain.number, moment, registered)
         if self._step is not None and self._step.domain == domain.number:
             (self._step.register if registered else self._step.delete)(moment, number)
+
+    def change_many(self, domain: TimeDomain, moments: Sequence[int], registered: bool, numbers: Sequence[int]) -> None:
+        """Register or delete timers of the keys with these numbers."""
+        self._numbers += numbers
+        self._domains += [domain.number] * len(numbers)
+        self._moments += moments
+        self._registered += [registered] * len(numbers)
+
+    def due(self, domain: TimeDomain, time_ms: int, timers_max: int) -> DueTimers:
+        """The next timers that are due, for a function that is called with all of them. They stay registered."""
+        assert self._backend is not None and not self._numbers, "a step within a batch"
+        return self._backend.due(domain.number, time_ms, timers_max)
 
     def first_ms(self, domain: TimeDomain) -> int | None:
         """The moment of the timer that fires next."""
@@ -111,8 +128,11 @@ class Timers:
 class TimerService:
     """Registers timers of the current key. Moments are milliseconds since 1970."""
 
-    def __init__(self, timers: Timers, now_ms: Callable[[], int], watermark_ms: Callable[[], int]):
+    def __init__(
+        self, timers: Timers, scope: KeyScope, now_ms: Callable[[], int], watermark_ms: Callable[[], int]
+    ) -> None:
         self._timers = timers
+        self._scope = scope
         self._now_ms = now_ms
         self._watermark_ms = watermark_ms
 
@@ -139,6 +159,37 @@ class TimerService:
     def delete_processing_time_timer(self, timestamp_ms: int) -> None:
         """Delete a timer of this key, if it is registered."""
         self._timers.change(TimeDomain.PROCESSING_TIME, _moment(timestamp_ms), registered=False)
+
+    def register_many(self, moments: Any, at: Places = None, domain: TimeDomain = TimeDomain.EVENT_TIME) -> None:
+        """Register a timer for the key of each row, in `process_batch`.
+
+        `moments` is an array of milliseconds or of timestamps, or one moment for all. `at` chooses rows, as for
+        `ValueState.get_many`. ValueError for a null, or if there are not as many moments as rows.
+        """
+        self._change_many(domain, moments, at, True)
+
+    def delete_many(self, moments: Any, at: Places = None, domain: TimeDomain = TimeDomain.EVENT_TIME) -> None:
+        """Delete the timers of these moments, as `register_many` registers them, where there are any."""
+        self._change_many(domain, moments, at, False)
+
+    def _change_many(self, domain: TimeDomain, moments: Any, at: Places, registered: bool) -> None:
+        numbers = self._scope.rows(at, "register_many").tolist()
+        times = [_moment(moments)] * len(numbers) if isinstance(moments, int) else _moments(moments)
+        if len(times) != len(numbers):
+            raise ValueError(f"{len(times)} moments were given for timers of {len(numbers)} rows")
+        self._timers.change_many(domain, times, registered, numbers)
+
+
+def _moments(given: Any) -> list[int]:
+    column = given if isinstance(given, pa.Array | pa.ChunkedArray) else pa.array(given)
+    if column.null_count:
+        raise ValueError("a timer is for a moment, and one of those given is null: choose rows with at=")
+    if not pa.types.is_timestamp(column.type):
+        times: list[int] = column_of(column, pa.int64()).to_pylist()
+        return times
+    raw = column.cast(pa.int64()).to_numpy()
+    moments: list[int] = (raw * 1000 if column.type.unit == "s" else raw // _PER_MS[column.type.unit]).tolist()
+    return moments
 
 
 def _moment(timestamp_ms: int) -> int:

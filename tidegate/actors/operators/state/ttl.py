@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tidegate.actors.operators.operator import ProcessingTime
-from tidegate.actors.state_backends.common.backend import KeyRef, ListCells, MapCells, ValueCells
+from tidegate.actors.state_backends.common.backend import KeyRef, KeyRefs, ListCells, MapCells, ValueCells
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.state.snapshot import FrozenChanged, StateChunk
 from tidegate.storage.units import parse_duration_ms
@@ -114,6 +114,13 @@ class Clock:
         """A value as it is stored, updated now."""
         return {VALUE: value, UPDATED_MS: self._time.now_ms}
 
+    def timed_column(self, values: pa.Array) -> pa.Array:
+        """Values as they are stored, updated now. Null stays null."""
+        fields = [pa.field(VALUE, values.type), pa.field(UPDATED_MS, pa.int64())]
+        moments = pa.array(np.full(len(values), self._time.now_ms, dtype=np.int64))
+        mask = values.is_null() if values.null_count else None
+        return pa.StructArray.from_arrays([values, moments], fields=fields, mask=mask)
+
 
 class TtlValues:
     """`ValueCells` whose values expire. Reading one that has expired removes it."""
@@ -141,6 +148,31 @@ class TtlValues:
     def remove(self, ref: KeyRef) -> None:
         """Forget the value."""
         self._cells.remove(ref)
+
+    def get_many(self, refs: KeyRefs) -> pa.Array:
+        """The value of each key, as `get` gives it."""
+        stored, clock = self._cells.get_many(refs), self._clock
+        values = pc.struct_field(stored, VALUE)
+        if stored.null_count == len(stored):
+            return values
+        expired = pc.fill_null(pc.less_equal(pc.struct_field(stored, UPDATED_MS), clock.expired_ms), False)
+        over: NDArray[np.bool_] = expired.to_numpy(zero_copy_only=False)
+        if over.any():
+            self._cells.remove_many(refs[over])
+        if clock.read_updates:
+            kept = stored.is_valid().to_numpy(zero_copy_only=False) & ~over
+            self.put_many(refs[kept], values.filter(pa.array(kept)))
+        if over.any() and not clock.returns_expired:
+            values = pc.if_else(expired, pa.scalar(None, values.type), values)
+        return values
+
+    def put_many(self, refs: KeyRefs, values: pa.Array) -> None:
+        """Keep values, from now on."""
+        self._cells.put_many(refs, self._clock.timed_column(values))
+
+    def remove_many(self, refs: KeyRefs) -> None:
+        """Forget the values."""
+        self._cells.remove_many(refs)
 
 
 class TtlLists:

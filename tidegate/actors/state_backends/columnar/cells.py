@@ -76,6 +76,12 @@ class Cells(PagedState[CellNotes]):
     def expire(self, ref: int) -> None:
         """Remove what has expired of a key's state."""
 
+    def expire_many(self, slots: NDArray[np.int32]) -> None:
+        """The same for some slots, whether they have the state or not."""
+        for slot in slots[self.live(slots)].tolist():
+            self.expire(slot)
+        self.flush()
+
     @abstractmethod
     def _loaded(self, stored: Any) -> Any:
         """The object to hold for a stored value; None for nothing."""
@@ -203,6 +209,23 @@ class ColumnarValues(Cells):
     def put(self, ref: int, value: Any) -> None:
         """Set the value, which is not None."""
         self._set(ref, value)
+
+    def get_many(self, refs: NDArray[np.int32]) -> pa.Array:
+        """The values of these keys."""
+        return pa.array([self._held(ref) for ref in refs.tolist()], type=self.spec.column_type)
+
+    def put_many(self, refs: NDArray[np.int32], values: pa.Array) -> None:
+        """Set the values of these keys."""
+        for ref, value in zip(refs.tolist(), values.to_pylist(), strict=True):
+            if value is None:
+                self.remove(ref)
+            else:
+                self._set(ref, value)
+
+    def remove_many(self, refs: NDArray[np.int32]) -> None:
+        """Remove the values of these keys."""
+        for ref in refs.tolist():
+            self.remove(ref)
 
     def expire(self, ref: int) -> None:
         """Remove the value if it has expired."""

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from tidegate.actors.state_backends.columnar.cells import Cells, ColumnarLists, ColumnarMaps, ColumnarValues
 from tidegate.actors.state_backends.columnar.changes.undo_log import UndoLog
@@ -21,6 +22,7 @@ from tidegate.actors.state_backends.columnar.key_space import KeySpace, key_piec
 from tidegate.actors.state_backends.columnar.namespaces import ColumnarNamespaces
 from tidegate.actors.state_backends.columnar.row_table import ColumnarRows, RowSequence
 from tidegate.actors.state_backends.columnar.timer_state.columnar_timers import ColumnarTimers
+from tidegate.actors.state_backends.columnar.value_columns import ValueColumns, flat_specs
 from tidegate.actors.state_backends.columnar.vector_table import ColumnarTable
 from tidegate.actors.state_backends.common.backend import CellSpec, Migrate, ValueSpec
 from tidegate.actors.state_backends.common.refusals import not_bound, strange_columns
@@ -32,7 +34,7 @@ from tidegate.storage.state.snapshot import Cut, FrozenNative, FrozenState, Stat
 from tidegate.storage.state.stored_rows import row_identity
 from tidegate.storage.state.timer_rows import TIMERS_STATE
 
-C = TypeVar("C", bound=Cells)
+C = TypeVar("C", bound=Cells | ValueColumns)
 
 _MOVED_ROWS = 65_536
 
@@ -57,7 +59,7 @@ class ColumnarBackend:
         self.timers = ColumnarTimers(max_parallelism, tuple(key_names), incremental, undo)
         self._incremental = incremental
         self._tables: dict[str, ColumnarTable] = {}
-        self._cells: dict[str, Cells] = {}
+        self._cells: dict[str, Cells | ValueColumns] = {}
         self._rows: dict[str, ColumnarRows] = {}
         self._sequence = RowSequence()
         self._gone_back = False
@@ -111,8 +113,10 @@ class ColumnarBackend:
             table.load(migrate(pa.RecordBatch.from_arrays([*keys.columns, *values], names=names)), layer=0)
         return table
 
-    def values(self, spec: CellSpec) -> ColumnarValues:
-        """A state with one value for each key."""
+    def values(self, spec: CellSpec) -> ColumnarValues | ValueColumns:
+        """A state with one value for each key, in columns if it is used by the batch and its type allows that."""
+        if spec.by_batch and flat_specs(spec):
+            return self._bound(ValueColumns, spec)
         return self._bound(ColumnarValues, spec)
 
     def lists(self, spec: CellSpec) -> ColumnarLists:
@@ -127,6 +131,10 @@ class ColumnarBackend:
         """Begin a batch of keys: returns the slot of each row's key."""
         slots: list[int] = self._space.upsert(keys).slots.tolist()
         return slots
+
+    def enter_batch(self, keys: pa.RecordBatch) -> NDArray[np.int32]:
+        """The same as an array."""
+        return self._space.upsert(keys).slots
 
     def leave(self) -> None:
         """End the batch."""
@@ -143,10 +151,7 @@ class ColumnarBackend:
         start = self._swept if self._swept < self._space.slots else 0
         self._swept = min(start + keys_max, self._space.slots)
         for cells in expiring:
-            slots = np.arange(start, self._swept, dtype=np.int32)
-            for slot in slots[cells.live(slots)].tolist():
-                cells.expire(slot)
-            cells.flush()
+            cells.expire_many(np.arange(start, self._swept, dtype=np.int32))
 
     def keys(self, state: str, rows_max: int) -> Iterator[pa.RecordBatch]:
         """Keys that have this state, in slot order."""
@@ -171,11 +176,11 @@ class ColumnarBackend:
     def freeze(self, cut: Cut) -> Sequence[FrozenState]:
         """All states that are not empty. With `cut.base`: what has changed since that checkpoint."""
         frozen: list[FrozenState] = []
-        for table in self._tables.values():
-            frozen += (part.now() if isinstance(part, FrozenSlots) else part for part in table.freeze(cut))
-        for cells in self._cells.values():
+        for table in (*self._tables.values(), *self._cells.values()):
+            parts = table.freeze(cut)
             # One Python value may be large, so cells are always encoded in the asynchronous part.
-            frozen += cells.freeze(cut)
+            gathered = isinstance(table, ColumnarTable)
+            frozen += (part.now() if gathered and isinstance(part, FrozenSlots) else part for part in parts)
         frozen += self.timers.freeze(cut)
         for rows in self._rows.values():
             frozen += rows.freeze(cut)
@@ -256,7 +261,7 @@ class ColumnarBackend:
             vector.load(table.rows, table.layer)
         else:
             cells = self._state(table.state)
-            assert isinstance(cells, Cells)
+            assert isinstance(cells, Cells | ValueColumns)
             self._check_columns(table, [cells.spec.field])
             cells.load(table.rows, table.layer)
 

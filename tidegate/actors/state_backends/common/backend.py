@@ -32,6 +32,9 @@ from tidegate.storage.state.snapshot import Cut, FrozenNative, FrozenState, Stat
 KeyRef: TypeAlias = Any
 """How a backend refers to a key within a batch: a slot, or encoded bytes. Valid until `leave`."""
 
+KeyRefs: TypeAlias = NDArray[Any]
+"""The refs of many keys, in an array."""
+
 
 Migrate: TypeAlias = Callable[[pa.RecordBatch], pa.RecordBatch]
 """Turns stored rows of one schema into rows of another."""
@@ -43,7 +46,9 @@ class CellSpec:
 
     A list state has a list type, a map state a map type. `has_expired` tells whether the time to live of a stored value
     is over; for a list or map it gets the value of one element. None: nothing expires. `metadata` is that of the
-    column's field. `migrate` converts rows that a backend finds in its own files to the current type.
+    column's field. `migrate` converts rows that a backend finds in its own files to the current type. `by_batch`: the
+    program reads and writes values by the batch, so they are best kept as columns. `expired_ms` says which values have
+    expired then, if any do: those whose `updated_ms`, the last field, is that moment or before.
     """
 
     name: str
@@ -51,6 +56,8 @@ class CellSpec:
     has_expired: Callable[[Any], bool] | None = None
     metadata: Mapping[bytes, bytes] | None = None
     migrate: Migrate | None = None
+    by_batch: bool = False
+    expired_ms: Callable[[], int] | None = None
 
     @property
     def field(self) -> pa.Field:
@@ -59,7 +66,7 @@ class CellSpec:
 
 
 class ValueCells(Protocol):
-    """One Python value for each key."""
+    """One Python value for each key. The methods for many keys take what `enter_batch` gave, or some of it."""
 
     def get(self, ref: KeyRef) -> Any:
         """The value; None where there is none."""
@@ -71,6 +78,18 @@ class ValueCells(Protocol):
 
     def remove(self, ref: KeyRef) -> None:
         """Remove the value, if there is one."""
+        ...
+
+    def get_many(self, refs: KeyRefs) -> pa.Array:
+        """The value of each key, null where there is none. A key may be given twice, here and below."""
+        ...
+
+    def put_many(self, refs: KeyRefs, values: pa.Array) -> None:
+        """Set the value of each key, of the column's type; null removes it. The last of several for a key counts."""
+        ...
+
+    def remove_many(self, refs: KeyRefs) -> None:
+        """Remove the values of these keys."""
         ...
 
 
@@ -273,6 +292,10 @@ class KeyedBackend(Protocol):
 
     def enter(self, keys: pa.RecordBatch) -> Sequence[KeyRef]:
         """Begin a batch of keys (stored key columns): returns the ref of each row's key."""
+        ...
+
+    def enter_batch(self, keys: pa.RecordBatch) -> KeyRefs:
+        """As `enter`, for values that are read and written by the batch."""
         ...
 
     def leave(self) -> None:

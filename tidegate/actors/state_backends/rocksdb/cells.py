@@ -13,7 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import pyarrow as pa
 import rocksdict
+from numpy.typing import NDArray
 
 from tidegate.actors.state_backends.common.backend import CellSpec
 from tidegate.actors.state_backends.rocksdb.changes import RocksChanges
@@ -107,6 +109,28 @@ class RocksValues(RocksCells):
     def remove(self, ref: bytes) -> None:
         """Remove the value."""
         self.put(ref, None)
+
+    def get_many(self, refs: NDArray[Any]) -> pa.Array:
+        """The values of these keys, read with one call, or with that for the whole batch."""
+        wanted = refs.tolist()
+        unknown = [ref for ref in dict.fromkeys(wanted) if ref not in self._values and ref not in self._fetched]
+        if unknown:
+            unknown.sort()  # neighbours share blocks: such reads take half the time
+            found = fetch(self._session.database, [self._key(ref) for ref in unknown], self._session.folder)
+            self._fetched.update(zip(unknown, found, strict=True))
+        return pa.array([self.get(ref) for ref in wanted], type=self.spec.column_type)
+
+    def put_many(self, refs: NDArray[Any], values: pa.Array) -> None:
+        """Set the values of these keys."""
+        told = refs.tolist()
+        self._values.update(zip(told, values.to_pylist(), strict=True))
+        self._changed.update(dict.fromkeys(told))
+
+    def remove_many(self, refs: NDArray[Any]) -> None:
+        """Remove the values of these keys."""
+        told = dict.fromkeys(refs.tolist())
+        self._values.update(told)
+        self._changed.update(told)
 
     def flush(self, batch: rocksdict.WriteBatch) -> None:
         for ref in self._changed:

@@ -8,10 +8,12 @@ are uploaded. Savepoints and the changelog are rows (`freeze`), which any backen
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import numpy as np
 import pyarrow as pa
 import rocksdict
+from numpy.typing import NDArray
 
 from tidegate.actors.state_backends.common.backend import CellSpec, Migrate, ValueSpec
 from tidegate.actors.state_backends.common.options import BackendPlace
@@ -142,6 +144,12 @@ class RocksBackend:
         """Begin a batch of keys: returns the ref of each row's key."""
         refs = database_keys(keys, self._session.max_parallelism, 0, namespace=self._session.namespace)
         self._session.batch_refs = tuple(dict.fromkeys(refs))
+        return refs
+
+    def enter_batch(self, keys: pa.RecordBatch) -> NDArray[Any]:
+        """The same as an array."""
+        refs = np.empty(keys.num_rows, dtype=object)
+        refs[:] = self.enter(keys)
         return refs
 
     def leave(self) -> None:
