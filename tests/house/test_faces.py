@@ -21,9 +21,9 @@ PUBLIC = """
     MAX_WATERMARK_MS MIN_WATERMARK_MS Aggregate AggregateFunction AggregatingState BatchContext BatchFunction
     BroadcastContext BroadcastProcessFunction BroadcastState CheckpointConfig CheckpointError CoProcessFunction
     CollectedRows ConfigurationError ConnectedStreams CorruptionError Cumulating DataPlaneOptions Job JobFailedError
-    JobProgress JobTimeoutError KeyedBroadcastProcessFunction KeyedStream ListState MapState MasterHook
-    OperatorError OperatorListState OutputTable OutputTag Pickled ProcessContext ProcessFunction ReadResult
-    ReducingState RestartStrategy Session Sliding Source SourceReader SourceSplit StateTtl StorageError Stream
+    JobProgress JobTimeoutError KeyGroups KeyedBroadcastProcessFunction KeyedStream ListState MapState MasterHook
+    OperatorError OperatorListState OutputTable OutputTag Pickled ProcessBatchContext ProcessContext ProcessFunction
+    ReadResult ReducingState RestartStrategy Session Sliding Source SourceReader SourceSplit StateTtl StorageError Stream
     StreamEnvironment TableError TidegateError TimeDomain TimerService Tumbling ValueState WindowedStream arg_max
     arg_min bool_and bool_or count count_distinct first last load_config max mean min open_table stddev_pop
     stddev_samp sum var_pop var_samp

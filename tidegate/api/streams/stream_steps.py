@@ -294,8 +294,7 @@ class StreamSteps:
         `schema` is that of the rows that it returns; give it if a table, an aggregate or a key follows. With
         `side_outputs` it may emit rows under these tags as well (see `Stream.side_output`).
         """
-        timestamps = (self.timestamp,)
-        (factory := partial(process_operator, function, ((),), timestamps, schema, side_outputs))()
+        (factory := partial(process_operator, function, ((),), (self.timestamp,), schema, side_outputs))()
         return self._then(factory, schema, name, uid, parallelism, batch_rows, slot, side_outputs=side_outputs)
 
     def rebalance(self) -> Self:

@@ -91,7 +91,7 @@ class StateType:
             ) from error
 
     def check_columns(self) -> None:
-        """Raise TypeError for values that are no column for others: pickled ones."""
+        """Raise TypeError for pickled values: they are no column."""
         if isinstance(self._form, _PickledForm):
             raise TypeError(f"state {self._name!r} keeps pickled objects: choose a key, and use value and update")
 
@@ -99,8 +99,7 @@ class StateType:
         """Many values as they are stored, null for none. TypeError if one is of another type, or would change."""
         self.check_columns()
         try:
-            column = column_of(values, self.dtype)
-            self._form.check_column(column)
+            self._form.check_column(column := column_of(values, self.dtype))
         except (pa.ArrowException, TypeError, ValueError) as error:
             raise TypeError(f"state {self._name!r} keeps {self._form.described}: {error}") from error
         return column
@@ -163,7 +162,7 @@ class _Form:
         return stored
 
     def check_column(self, column: pa.Array) -> None:
-        """Raise TypeError if a value in a column, which is of the stored type, is not of this one."""
+        """Raise TypeError if a value in a column of the stored type is none of this."""
 
 
 class _ArrowForm(_Form):
@@ -310,8 +309,7 @@ class _RecordForm(_Form):
         return None if default is None else default()
 
     def check_column(self, column: pa.Array) -> None:
-        there = column.filter(column.is_valid()) if column.null_count else column
-        for (name, form), part in zip(self._forms, there.flatten(), strict=True):
+        for (name, form), part in zip(self._forms, column.filter(column.is_valid()).flatten(), strict=True):
             if part.null_count and not isinstance(form, _OptionalForm):
                 raise TypeError(f"{name}: None can be kept only where Optional[...] is declared")
             form.check_column(part)
