@@ -130,6 +130,17 @@ def test_values_by_the_batch_are_those_of_dictionaries(name: str) -> None:
     program()
 
 
+def test_a_snapshot_keeps_values_that_a_batch_replaces(make: MakeBackend) -> None:
+    """Whatever is put by the batch after the freeze, and before the rows are written."""
+    subject = ValuesByBatch(make, False)
+    snapshots = Snapshots(subject)
+    subject.batch([(key, "put", 1) for key in range(9)])
+    snapshots.freeze(False)
+    subject.batch([(key, "put", 2) for key in range(9)])
+    snapshots.complete_all()
+    subject.backend.close()
+
+
 def test_without_a_key_there_is_nothing(make: MakeBackend) -> None:
     """An empty backend freezes to nothing, full or incremental, and has no keys."""
     cells = Cells(make, True)
