@@ -14,7 +14,7 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ OUTPUT = pa.schema({"k": pa.int64(), "t": pa.int64()})
 COUNTED = pa.schema({"rows": pa.int64()})
 BY_BATCH = 10
 """Lines that are many times as fast get so many times the rows."""
-Row = dict[str, Any]
+Row = Mapping[str, Any]
 
 
 @dataclass
