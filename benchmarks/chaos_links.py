@@ -27,8 +27,8 @@ from pathlib import Path
 import ray
 from chaos_cluster import CPUS_A_NODE, RAYLET, Nodes, end_of
 
-from tidegate.actors.runtimes.ray.coordinator_actor import CoordinatorProcess
-from tidegate.actors.runtimes.ray.fleet.task_actor import TaskProcess
+from tidegate.actors.runtimes.ray.coordinator.coordinator_actor import CoordinatorProcess
+from tidegate.actors.runtimes.ray.task.task_actor import TaskProcess
 
 BRIDGE, BRIDGE_ADDRESS, PREFIX_BITS = "hosts", "10.99.0.1", 16
 HOSTS_MAX = 200

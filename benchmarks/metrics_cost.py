@@ -33,8 +33,8 @@ from tidegate.actors.hosts.task.task_host import TaskHost
 from tidegate.actors.hosts.task.work_times import WorkTimes
 from tidegate.actors.operators.user_metrics import UserMetric
 from tidegate.actors.runtimes.ray.metrics import TaskMetrics
-from tidegate.actors.runtimes.ray.process.row_counts import RowCounts
 from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime
+from tidegate.actors.runtimes.ray.task.row_counts import RowCounts
 from tidegate.actors.runtimes.vertex_metrics import SubtaskMetrics
 from tidegate.storage.ids import OperatorUid
 

@@ -16,8 +16,8 @@ import ray
 import waiting
 from ray_jobs import expected_table, shown_table, until
 
-from tidegate.actors.runtimes.ray.detached import leave_nothing
-from tidegate.actors.runtimes.ray.listing import jobs_on_ray
+from tidegate.actors.runtimes.ray.driver.detached import leave_nothing
+from tidegate.actors.runtimes.ray.driver.listing import jobs_on_ray
 from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime
 from tidegate.actors.runtimes.running_job import SnapshotRequest
 from tidegate.spark_bridge import RayDPSession

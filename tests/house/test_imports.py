@@ -48,7 +48,7 @@ OFFENCES = (
     ("actors.coordinator.job.phases", "import tidegate.actors.task.task_status"),
     ("actors.hosts.ports", "from tidegate.actors.runtimes import running_job"),
     ("actors.hosts.task.task_host", "import tidegate.actors.hosts.coordinator.log_writer"),
-    ("actors.runtimes.local.local_job", "import tidegate.actors.runtimes.ray.answers"),
+    ("actors.runtimes.local.local_job", "import tidegate.actors.runtimes.ray.coordinator.answers"),
     ("actors.coordinator.messages.events", "import tidegate.actors.coordinator.state.relevance"),
     ("actors.task.barriers.collected", "import tidegate.actors.task.channels.input_gate"),
     ("actors.operators.operator", "import tidegate.actors.operators.state.ttl"),

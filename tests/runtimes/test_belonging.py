@@ -9,10 +9,10 @@ import pytest
 from ray.exceptions import ActorUnavailableError
 from ray_fakes import SINK, SOURCE, LaterMailbox, Method, Process, source_to_sink, task_processes
 
-from tidegate.actors.runtimes.ray.attempt_supervisor import Deployment
+from tidegate.actors.runtimes.ray.coordinator.attempt_supervisor import Deployment
 from tidegate.actors.runtimes.ray.fleet.fleet import Fleet
-from tidegate.actors.runtimes.ray.fleet.fleet_options import FleetOptions
 from tidegate.actors.runtimes.ray.fleet.member import Member
+from tidegate.actors.runtimes.ray.fleet_options import FleetOptions
 from tidegate.actors.runtimes.ray.process import belonging
 from tidegate.actors.runtimes.ray.process.belonging import Belonging, Denials, Known, Step
 from tidegate.actors.runtimes.ray.process.orders import Order

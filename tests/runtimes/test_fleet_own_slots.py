@@ -17,8 +17,8 @@ from tidegate.actors.graph.resources import Resources
 from tidegate.actors.hosts.process_settings import Standbys
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.runtimes.ray.fleet.fleet import Fleet
-from tidegate.actors.runtimes.ray.fleet.fleet_options import FleetOptions, SlotPlacement
 from tidegate.actors.runtimes.ray.fleet.member import Member, places_of
+from tidegate.actors.runtimes.ray.fleet_options import FleetOptions, SlotPlacement
 from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
 from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime
 from tidegate.actors.runtimes.ray.slots.job_slots import Slot

@@ -11,10 +11,10 @@ from ray_fakes import SINK, SOURCE, LaterMailbox, Method, source_to_sink
 from tidegate.actors.hosts.heartbeat_settings import HeartbeatSettings
 from tidegate.actors.runtimes.ray.fleet import given_up, heartbeats
 from tidegate.actors.runtimes.ray.fleet.fleet import Fleet
-from tidegate.actors.runtimes.ray.fleet.fleet_options import FleetOptions
 from tidegate.actors.runtimes.ray.fleet.given_up import GivenUp
 from tidegate.actors.runtimes.ray.fleet.heartbeats import Heartbeats
 from tidegate.actors.runtimes.ray.fleet.member import Member
+from tidegate.actors.runtimes.ray.fleet_options import FleetOptions
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
 from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
 from tidegate.storage.files.file_system_store import open_store

@@ -9,8 +9,15 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
-from tidegate.actors.runtimes.ray import held_program
-from tidegate.actors.runtimes.ray.held_program import End, Make, ProgramKeeper, holders_of, next_step, read_program
+from tidegate.actors.runtimes.ray.driver import held_program
+from tidegate.actors.runtimes.ray.driver.held_program import (
+    End,
+    Make,
+    ProgramKeeper,
+    holders_of,
+    next_step,
+    read_program,
+)
 from tidegate.storage.errors import JobFailedError
 from tidegate.storage.ids import JobId
 

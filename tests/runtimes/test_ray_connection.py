@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.actors.runtimes.ray import connection
-from tidegate.actors.runtimes.ray.connection import cluster_of_this_user, switch_on_token
+from tidegate.actors.runtimes.ray.driver import connection
+from tidegate.actors.runtimes.ray.driver.connection import cluster_of_this_user, switch_on_token
 from tidegate.storage.errors import ConfigurationError
 
 

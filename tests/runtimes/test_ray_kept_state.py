@@ -12,7 +12,7 @@ from ray_fakes import FIRST, SINK, SOURCE, Process, task_processes
 from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.hosts.task.task_host import TaskHost
 from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.runtimes.ray.fleet import task_actor
+from tidegate.actors.runtimes.ray.task import task_actor
 from tidegate.storage.ids import AttemptNumber
 
 _SECOND = AttemptNumber(FIRST + 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tidegate.actors.graph.job_graph import JobGraph, JobVertex
-from tidegate.actors.runtimes.ray.fleet.vertex_labels import NAME_CHARACTERS_MAX, vertex_labels
+from tidegate.actors.runtimes.ray.vertex_labels import NAME_CHARACTERS_MAX, vertex_labels
 from tidegate.storage.ids import VertexId
 
 

@@ -15,13 +15,12 @@ from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.protocol.stream_elements import EndOfData, EndOfPartition
-from tidegate.actors.runtimes.ray import attempt_supervisor
-from tidegate.actors.runtimes.ray.attempt_supervisor import Deployment
-from tidegate.actors.runtimes.ray.fleet import task_actor as ray_task
+from tidegate.actors.runtimes.ray.coordinator import attempt_supervisor
+from tidegate.actors.runtimes.ray.coordinator.attempt_supervisor import Deployment
 from tidegate.actors.runtimes.ray.fleet.fleet import Fleet
-from tidegate.actors.runtimes.ray.fleet.fleet_options import FleetOptions
 from tidegate.actors.runtimes.ray.fleet.inheritance import Found, by_task
 from tidegate.actors.runtimes.ray.fleet.member import Member
+from tidegate.actors.runtimes.ray.fleet_options import FleetOptions
 from tidegate.actors.runtimes.ray.process import lifeline
 from tidegate.actors.runtimes.ray.process.lifeline import Lifeline
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
@@ -30,6 +29,7 @@ from tidegate.actors.runtimes.ray.process.outbox import WAITING_MAX, Outbox
 from tidegate.actors.runtimes.ray.process.outcomes import Outcome
 from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
 from tidegate.actors.runtimes.ray.slots.job_slots import JobSlots
+from tidegate.actors.runtimes.ray.task import task_actor as ray_task
 from tidegate.actors.task.messages import events as ev
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation, JobId

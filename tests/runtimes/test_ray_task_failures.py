@@ -14,10 +14,10 @@ from rude import RAISED
 from tidegate.actors.hosts.task.task_effects import TaskEffects
 from tidegate.actors.hosts.task.task_host import TaskHost
 from tidegate.actors.hosts.threads import EXIT_FORKED
-from tidegate.actors.runtimes.ray.fleet import task_actor as ray_task
 from tidegate.actors.runtimes.ray.process import mailbox as ray_mailbox
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
 from tidegate.actors.runtimes.ray.process.outcomes import Outcome
+from tidegate.actors.runtimes.ray.task import task_actor as ray_task
 
 
 def failed(process: Process) -> Outcome:

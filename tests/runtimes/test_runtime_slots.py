@@ -12,9 +12,10 @@ from ray.exceptions import ActorAlreadyExistsError
 from ray.util.placement_group import PlacementGroup
 
 import tidegate as tg
-from tidegate.actors.runtimes.ray import ray_job, ray_runtime
-from tidegate.actors.runtimes.ray.fleet.fleet_options import FleetOptions, SlotPlacement
-from tidegate.actors.runtimes.ray.ray_job import RayJob
+from tidegate.actors.runtimes.ray import ray_runtime
+from tidegate.actors.runtimes.ray.driver import ray_job
+from tidegate.actors.runtimes.ray.driver.ray_job import RayJob
+from tidegate.actors.runtimes.ray.fleet_options import FleetOptions, SlotPlacement
 from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime
 from tidegate.actors.runtimes.ray.slots.slot_plan import Placement
 from tidegate.actors.runtimes.ray.slots.wanted import Wanted

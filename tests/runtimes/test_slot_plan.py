@@ -14,7 +14,7 @@ from ray_fakes import SINK, SOURCE, source_to_sink
 from tidegate.actors.graph.job_graph import JobGraph, JobVertex
 from tidegate.actors.graph.resources import Resources
 from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.runtimes.ray.fleet.fleet_options import FleetOptions, SlotPlacement
+from tidegate.actors.runtimes.ray.fleet_options import FleetOptions, SlotPlacement
 from tidegate.actors.runtimes.ray.slots.job_slots import JobSlots
 from tidegate.actors.runtimes.ray.slots.slot_plan import Placement, slot_order, slot_plan, strategy_of
 from tidegate.storage.errors import ConfigurationError

@@ -12,8 +12,8 @@ from ray.util.placement_group import PlacementGroup
 from ray_fakes import SINK, SOURCE, LaterMailbox, source_to_sink
 
 from tidegate.actors.runtimes.ray.fleet.fleet import Fleet
-from tidegate.actors.runtimes.ray.fleet.fleet_options import FleetOptions, SlotPlacement
 from tidegate.actors.runtimes.ray.fleet.member import Member
+from tidegate.actors.runtimes.ray.fleet_options import FleetOptions, SlotPlacement
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
 from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
 from tidegate.actors.runtimes.ray.slots import bundle_nodes

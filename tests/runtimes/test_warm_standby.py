@@ -12,9 +12,8 @@ from waiting import until
 
 from tidegate.actors.coordinator.job.job_spec import RestorePoint
 from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.runtimes.ray.fleet import task_actor
-from tidegate.actors.runtimes.ray.process import warm_standby
 from tidegate.actors.runtimes.ray.process.orders import Order
+from tidegate.actors.runtimes.ray.task import task_actor, warm_standby
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId
 

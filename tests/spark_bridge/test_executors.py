@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tidegate.spark_bridge.session.executors import Executor, NodePlan, refuse_master
+from tidegate.spark_bridge.ray_in_spark.executors import Executor, NodePlan, refuse_master
 from tidegate.storage.errors import ConfigurationError
 
 

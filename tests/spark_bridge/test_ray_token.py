@@ -9,9 +9,9 @@ import pytest
 from ray._common.utils import load_class
 from ray.util.spark.start_hook_base import RayOnSparkStartHook
 
-from tidegate.spark_bridge.session import ray_token
-from tidegate.spark_bridge.session.ray_token import environment_of_nodes, token_of_cluster, token_settings
-from tidegate.spark_bridge.session.start_hook import VARIABLE, nodes_get
+from tidegate.spark_bridge.ray_in_spark import ray_token
+from tidegate.spark_bridge.ray_in_spark.ray_token import environment_of_nodes, token_of_cluster, token_settings
+from tidegate.spark_bridge.ray_in_spark.start_hook import VARIABLE, nodes_get
 
 
 @pytest.fixture(autouse=True)

@@ -11,9 +11,9 @@ import ray
 from fake_spark import FakeContext, fake_context
 from pyspark.sql import SparkSession
 
-from tidegate.spark_bridge.session import spark_guard
-from tidegate.spark_bridge.session.on_spark import RayOnSparkSession
-from tidegate.spark_bridge.session.spark_guard import SparkGuard
+from tidegate.spark_bridge.ray_in_spark import spark_guard
+from tidegate.spark_bridge.ray_in_spark.on_spark import RayOnSparkSession
+from tidegate.spark_bridge.ray_in_spark.spark_guard import SparkGuard
 from tidegate.spark_bridge.spark_watch import EXECUTOR_TIMEOUT
 from tidegate.storage.errors import ConfigurationError
 

@@ -23,12 +23,12 @@ from tidegate.actors.operators.batches.stateless import MapBatches
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.actors.protocol.stream_elements import Element, EndOfPartition
-from tidegate.actors.runtimes.ray.fleet import task_actor as ray_task
 from tidegate.actors.runtimes.ray.process import calls as ray_calls
-from tidegate.actors.runtimes.ray.process import deliveries
 from tidegate.actors.runtimes.ray.process.orders import Order
 from tidegate.actors.runtimes.ray.process.outcomes import Outcome
 from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
+from tidegate.actors.runtimes.ray.task import deliveries
+from tidegate.actors.runtimes.ray.task import task_actor as ray_task
 from tidegate.actors.sources.memory_source import MemorySource
 from tidegate.actors.task.channels.output_gate import BufferLimits
 from tidegate.actors.task.messages import events as ev

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from turns import turn
 
-from tidegate.web.flood import Buckets
-from tidegate.web.gate import Limits
+from tidegate.web.security.flood import Buckets
+from tidegate.web.security.gate import Limits
 
 SAVEPOINTS = f"/jobs/{JOB_ID}/savepoints"
 

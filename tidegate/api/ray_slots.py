@@ -8,7 +8,7 @@ from tidegate.api.config.sections.checkpoint_config import CheckpointConfig
 from tidegate.storage.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from tidegate.actors.runtimes.ray.connection import Connection
+    from tidegate.actors.runtimes.ray.driver.connection import Connection
     from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime
     from tidegate.actors.runtimes.ray.slots.slot_plan import Placement
 

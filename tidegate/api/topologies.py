@@ -33,7 +33,7 @@ from tidegate.storage.units import parse_size_bytes
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tidegate.actors.runtimes.ray.connection import Connection
+    from tidegate.actors.runtimes.ray.driver.connection import Connection
     from tidegate.actors.runtimes.ray.slots.slot_plan import Placement
     from tidegate.api.submission.job import Job
     from tidegate.spark_bridge import RayDPSession, RayOnSparkSession
@@ -257,7 +257,7 @@ class Topologies(StreamSources):
         settings = _settings(config, log_level)
         where, kept = settings.topology, _standbys(standbys)
         need("StreamEnvironment.ray", "ray")
-        from tidegate.actors.runtimes.ray.connection import connect
+        from tidegate.actors.runtimes.ray.driver.connection import connect
 
         slots, placement = _or(slots, where.slots), where.placement if placement is None else placement
         parallelism = _or(parallelism, _or(where.parallelism, 1))

@@ -1,1 +1,1 @@
-"""The page and the REST API of jobs: what they show (`model`), who asks the jobs (`watch`), and the server."""
+"""Jobs by HTTP: what is shown (`model`), who asks the jobs (`watch`), who may come in (`security`), and the server."""

@@ -9,12 +9,12 @@ from starlette.applications import Starlette
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
-from tidegate.web.access import Access
-from tidegate.web.gate import Gate, Limits
-from tidegate.web.login import login_routes
 from tidegate.web.rest.answers import ERRORS, error_answer
 from tidegate.web.rest.changing import Changing
 from tidegate.web.rest.reading import Reading
+from tidegate.web.security.access import Access
+from tidegate.web.security.gate import Gate, Limits
+from tidegate.web.security.login import login_routes
 from tidegate.web.watch import JobWatch
 
 PREFIXES = ("", "/v1")

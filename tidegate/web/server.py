@@ -7,11 +7,11 @@ import threading
 
 import uvicorn
 
-from tidegate.web.access import Access
 from tidegate.web.app import make_app
 from tidegate.web.jobs import Jobs
 from tidegate.web.options import WebOptions, listen, url_of
 from tidegate.web.page.routes import page_routes
+from tidegate.web.security.access import Access
 from tidegate.web.watch import JobWatch
 
 log = logging.getLogger(__name__)

@@ -7,6 +7,9 @@ from typing import Literal, TypeAlias
 
 SLOT_REQUEST_TIMEOUT_MS = 300_000
 
+STANDBY_DELAY_MS, AUTO_STANDBY_DELAY_MS = 3_000, 10_000
+"""From a deployment on: later, so that no spare process takes the processor from the tasks that start."""
+
 Standbys: TypeAlias = int | Literal["auto", "warm"]
 """A number of spare processes; as many as there is room for; or that, and one more for each keyed task."""
 

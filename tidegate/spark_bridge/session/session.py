@@ -29,7 +29,7 @@ from pyspark.sql import SparkSession
 from ray.util.placement_group import PlacementGroup
 from raydp.spark.ray_cluster_master import RAYDP_SPARK_MASTER_SUFFIX
 
-from tidegate.actors.runtimes.ray.connection import switch_on_token
+from tidegate.actors.runtimes.ray.driver.connection import switch_on_token
 from tidegate.actors.runtimes.ray.process.calls import NAMESPACE
 from tidegate.actors.runtimes.ray.slots.reservation import ask_for, await_room, check_fits
 from tidegate.actors.runtimes.ray.slots.slot_plan import Placement

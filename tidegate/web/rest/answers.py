@@ -10,9 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tidegate.storage.errors import ConfigurationError
-from tidegate.web.gate import FAULT, BodyTooLargeError, error_body
 from tidegate.web.jobs import NotReachedError
 from tidegate.web.model import NotKnown
+from tidegate.web.security.gate import FAULT, BodyTooLargeError, error_body
 
 TEXT_CHARACTERS_MAX = 300
 """Of what a client has sent, in an error."""

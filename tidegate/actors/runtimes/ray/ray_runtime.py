@@ -22,22 +22,22 @@ from ray.util.placement_group import PlacementGroup
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.hosts.process_settings import Standbys
 from tidegate.actors.restore.state_follower import can_follow
-from tidegate.actors.runtimes.ray.coordinator_actor import CoordinatorProcess
-from tidegate.actors.runtimes.ray.detached import check_detachable, start_detached
-from tidegate.actors.runtimes.ray.fleet.fleet_options import FleetOptions, SlotPlacement
+from tidegate.actors.runtimes.ray.coordinator.coordinator_actor import CoordinatorProcess
+from tidegate.actors.runtimes.ray.driver.detached import check_detachable, start_detached
+from tidegate.actors.runtimes.ray.driver.listing import find, jobs_on_ray
+from tidegate.actors.runtimes.ray.driver.ray_job import RayJob, check_shared
 from tidegate.actors.runtimes.ray.fleet.standby_plan import standby_delay_ms, standbys_kept
-from tidegate.actors.runtimes.ray.fleet.vertex_labels import vertex_labels
-from tidegate.actors.runtimes.ray.listing import find, jobs_on_ray
+from tidegate.actors.runtimes.ray.fleet_options import FleetOptions, SlotPlacement
 from tidegate.actors.runtimes.ray.memory_store import open_store_on_ray, start_memory
 from tidegate.actors.runtimes.ray.process.calls import CONCURRENCY_GROUPS, NAMESPACE
 from tidegate.actors.runtimes.ray.process.orders import Handle
-from tidegate.actors.runtimes.ray.ray_job import RayJob, check_shared
 from tidegate.actors.runtimes.ray.shared_value import SharedValue
 from tidegate.actors.runtimes.ray.slots.own_slots import ADVICE, COMMON, common_slots, own_slots
 from tidegate.actors.runtimes.ray.slots.reservation import check_fits, release, reserve, started_here
 from tidegate.actors.runtimes.ray.slots.slot_plan import SLOT_BUNDLE, Placement, SlotPlan, slot_plan, strategy_of
 from tidegate.actors.runtimes.ray.slots.wanted import Wanted
 from tidegate.actors.runtimes.ray.token_check import is_on_spark, warn_if_open
+from tidegate.actors.runtimes.ray.vertex_labels import vertex_labels
 from tidegate.actors.runtimes.running_job import JobCard, JobOverview, Submission
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.store import OpenStore

@@ -34,18 +34,18 @@ from ray.exceptions import ActorAlreadyExistsError
 from tidegate.actors.coordinator.job.job_spec import RestorePoint
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.runtimes.ray.fleet.fleet_options import FleetOptions
 from tidegate.actors.runtimes.ray.fleet.inheritance import Found
 from tidegate.actors.runtimes.ray.fleet.member import Member, place_of, places_of, reason_of
 from tidegate.actors.runtimes.ray.fleet.standby_plan import best_follower, must_wait, next_bundle, node_elsewhere
-from tidegate.actors.runtimes.ray.fleet.task_actor import TaskProcess
-from tidegate.actors.runtimes.ray.fleet.vertex_labels import vertex_labels
+from tidegate.actors.runtimes.ray.fleet_options import FleetOptions
 from tidegate.actors.runtimes.ray.process.deaths import went_with_its_node
 from tidegate.actors.runtimes.ray.process.exit_reasons import Witness
 from tidegate.actors.runtimes.ray.process.orders import Handle
 from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
 from tidegate.actors.runtimes.ray.slots.job_slots import JobSlots, Slot
 from tidegate.actors.runtimes.ray.slots.slots_elsewhere import NOWHERE, Nodes, bundles_elsewhere
+from tidegate.actors.runtimes.ray.task.task_actor import TaskProcess
+from tidegate.actors.runtimes.ray.vertex_labels import vertex_labels
 from tidegate.storage.errors import TidegateError
 from tidegate.storage.ids import Generation
 

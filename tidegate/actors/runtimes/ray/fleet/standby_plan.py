@@ -21,12 +21,9 @@ from collections import Counter
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
-from tidegate.actors.hosts.process_settings import Standbys
+from tidegate.actors.hosts.process_settings import AUTO_STANDBY_DELAY_MS, STANDBY_DELAY_MS, Standbys
 
 AUTO_MAX = 4
-
-ASKED_DELAY_MS, AUTO_DELAY_MS = 3_000, 10_000
-"""From a deployment on: later, so that no spare process takes the processor from the tasks that start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +47,7 @@ def standbys_kept(wanted: Standbys, free_slots: int, tasks: int, followed: int =
 
 def standby_delay_ms(wanted: Standbys) -> int:
     """How long after a deployment the first spare process begins."""
-    return AUTO_DELAY_MS if wanted == "auto" else ASKED_DELAY_MS
+    return AUTO_STANDBY_DELAY_MS if wanted == "auto" else STANDBY_DELAY_MS
 
 
 def must_wait(common: int, own: int, spare: int, *, reserved: bool) -> bool:

@@ -14,7 +14,7 @@ import ray
 
 from tidegate.actors.hosts.threads import WorkerPool
 from tidegate.actors.protocol.failure_reasons import error_text
-from tidegate.actors.runtimes.ray.fleet.fleet_options import SlotPlacement
+from tidegate.actors.runtimes.ray.fleet_options import SlotPlacement
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
 
 log = logging.getLogger(__name__)

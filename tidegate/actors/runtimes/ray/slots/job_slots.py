@@ -16,9 +16,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.graph.resources import Resources
 from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.runtimes.ray.fleet.fleet_options import FleetOptions
-from tidegate.actors.runtimes.ray.fleet.vertex_labels import vertex_labels
+from tidegate.actors.runtimes.ray.fleet_options import FleetOptions
 from tidegate.actors.runtimes.ray.slots.slot_plan import slot_plan
+from tidegate.actors.runtimes.ray.vertex_labels import vertex_labels
 
 NOTHING = Resources(0.0)
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, quote, urlencode
 
 from tidegate.actors.protocol.failure_reasons import log_failure
-from tidegate.web.access import COOKIE, Access, Refusal
-from tidegate.web.flood import Buckets
+from tidegate.web.security.access import COOKIE, Access, Refusal
+from tidegate.web.security.flood import Buckets
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send

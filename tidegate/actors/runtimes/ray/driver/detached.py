@@ -25,10 +25,10 @@ from ray.exceptions import ActorAlreadyExistsError, RayError
 
 from tidegate.actors.coordinator.job.job_spec import JobSpec
 from tidegate.actors.hosts.job_context import JobContext
-from tidegate.actors.runtimes.ray.coordinator_actor import CoordinatorProcess
-from tidegate.actors.runtimes.ray.fleet.fleet_options import FleetOptions
+from tidegate.actors.runtimes.ray.coordinator.coordinator_actor import CoordinatorProcess
+from tidegate.actors.runtimes.ray.driver.held_program import ProgramKeeper, holders_of, read_program
 from tidegate.actors.runtimes.ray.fleet.named_actors import find_actor
-from tidegate.actors.runtimes.ray.held_program import ProgramKeeper, holders_of, read_program
+from tidegate.actors.runtimes.ray.fleet_options import FleetOptions
 from tidegate.actors.runtimes.ray.memory_store import SCHEME
 from tidegate.actors.runtimes.ray.process.calls import CONCURRENCY_GROUPS, NAMESPACE
 from tidegate.actors.runtimes.ray.process.orders import Handle

@@ -14,7 +14,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from tidegate.spark_bridge.session.executors import Executor, NodePlan
+from tidegate.spark_bridge.ray_in_spark.executors import Executor, NodePlan
 from tidegate.spark_bridge.spark_actions import run_spark_action
 from tidegate.storage.errors import ConfigurationError
 

@@ -38,12 +38,12 @@ from tidegate.actors.runtimes.ray.slots.wanted import Wanted
 from tidegate.actors.runtimes.ray.token_check import is_on_spark
 from tidegate.spark_bridge.bounded_calls import call_bounded
 from tidegate.spark_bridge.errors import SparkBridgeError, SparkLostError, SparkTimeoutError
-from tidegate.spark_bridge.session.executor_probe import here, look_at_hosts, refuse_scarce, refuse_unfit
-from tidegate.spark_bridge.session.executors import IN_EXECUTOR, NodePlan, await_executors, refuse_master
-from tidegate.spark_bridge.session.head_node import head_waited_for
-from tidegate.spark_bridge.session.ray_token import environment_of_nodes, token_of_cluster
-from tidegate.spark_bridge.session.spark_guard import SparkGuard
-from tidegate.spark_bridge.session.start_hook import nodes_get
+from tidegate.spark_bridge.ray_in_spark.executor_probe import here, look_at_hosts, refuse_scarce, refuse_unfit
+from tidegate.spark_bridge.ray_in_spark.executors import IN_EXECUTOR, NodePlan, await_executors, refuse_master
+from tidegate.spark_bridge.ray_in_spark.head_node import head_waited_for
+from tidegate.spark_bridge.ray_in_spark.ray_token import environment_of_nodes, token_of_cluster
+from tidegate.spark_bridge.ray_in_spark.spark_guard import SparkGuard
+from tidegate.spark_bridge.ray_in_spark.start_hook import nodes_get
 from tidegate.spark_bridge.session.worker_output import filter_worker_output
 from tidegate.spark_bridge.spark_watch import driver_gone
 from tidegate.storage.errors import ConfigurationError

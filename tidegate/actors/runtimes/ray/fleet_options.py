@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from ray.util.placement_group import PlacementGroup
 
-from tidegate.actors.hosts.process_settings import SLOT_REQUEST_TIMEOUT_MS
+from tidegate.actors.hosts.process_settings import SLOT_REQUEST_TIMEOUT_MS, STANDBY_DELAY_MS
 from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.runtimes.ray.fleet.standby_plan import ASKED_DELAY_MS
 from tidegate.storage.files.store import OpenStore
 from tidegate.storage.process_id import ProcessId
 
@@ -42,7 +41,7 @@ class FleetOptions:
     """For so long an attempt waits for room for its processes."""
     followed: frozenset[TaskId] = frozenset()
     """Tasks whose state a standby holds each."""
-    standby_delay_ms: int = ASKED_DELAY_MS
+    standby_delay_ms: int = STANDBY_DELAY_MS
     """How long after a deployment the first standby begins."""
     own_slots: PlacementGroup | None = None
     """The bundles of the tasks that are in no common slot, in the order of `SlotPlan.bundles`."""

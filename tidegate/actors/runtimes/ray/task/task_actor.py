@@ -42,18 +42,18 @@ from tidegate.actors.protocol.stream_elements import Element, EndOfPartition
 from tidegate.actors.restore.state_follower import StateFollower
 from tidegate.actors.runtimes.ray.process.actor_log import TaskLog
 from tidegate.actors.runtimes.ray.process.belonging import hold_on
-from tidegate.actors.runtimes.ray.process.deliveries import Deliveries
 from tidegate.actors.runtimes.ray.process.exit_reasons import close_sockets_in_children
-from tidegate.actors.runtimes.ray.process.frame_heads import Head, make_head, read_head
 from tidegate.actors.runtimes.ray.process.lifeline import end_process
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
 from tidegate.actors.runtimes.ray.process.orders import Handle, Held, Order
 from tidegate.actors.runtimes.ray.process.outbox import Outbox
 from tidegate.actors.runtimes.ray.process.outcomes import Outcome, Outcomes
-from tidegate.actors.runtimes.ray.process.row_counts import RowCounts
 from tidegate.actors.runtimes.ray.process.signs_of_life import IO_THREAD_NAMES, SignsOfLife
-from tidegate.actors.runtimes.ray.process.warm_standby import WarmStandby
-from tidegate.actors.runtimes.ray.process.warm_up import keep_what_is_loaded, warm_up
+from tidegate.actors.runtimes.ray.task.deliveries import Deliveries
+from tidegate.actors.runtimes.ray.task.frame_heads import Head, make_head, read_head
+from tidegate.actors.runtimes.ray.task.row_counts import RowCounts
+from tidegate.actors.runtimes.ray.task.warm_standby import WarmStandby
+from tidegate.actors.runtimes.ray.task.warm_up import keep_what_is_loaded, warm_up
 from tidegate.actors.state_backends.common.backend import KeyedBackend
 from tidegate.actors.task.invariants import may_obey
 from tidegate.actors.task.messages import events as ev

@@ -36,21 +36,21 @@ from tidegate.actors.hosts.job_context import JobContext
 from tidegate.actors.hosts.threads import WorkerPool
 from tidegate.actors.protocol.failure_reasons import bounded_text, error_text, log_failure
 from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.runtimes.ray.answers import Answers, JobView
-from tidegate.actors.runtimes.ray.attempt_supervisor import Deployment
+from tidegate.actors.runtimes.ray.coordinator.answers import Answers, JobView
+from tidegate.actors.runtimes.ray.coordinator.attempt_supervisor import Deployment
+from tidegate.actors.runtimes.ray.coordinator.patient_replay import replay_when_it_answers
+from tidegate.actors.runtimes.ray.coordinator.shown import Shown
+from tidegate.actors.runtimes.ray.coordinator.task_reports import TaskReports
 from tidegate.actors.runtimes.ray.fleet.fleet import Fleet
-from tidegate.actors.runtimes.ray.fleet.fleet_options import FleetOptions
 from tidegate.actors.runtimes.ray.fleet.heartbeats import Heartbeats
 from tidegate.actors.runtimes.ray.fleet.late_checkpoints import LateCheckpoints
+from tidegate.actors.runtimes.ray.fleet_options import FleetOptions
 from tidegate.actors.runtimes.ray.metrics import JobMetrics
-from tidegate.actors.runtimes.ray.patient_replay import replay_when_it_answers
 from tidegate.actors.runtimes.ray.process.actor_log import log_of_coordinator
 from tidegate.actors.runtimes.ray.process.belonging import Known
 from tidegate.actors.runtimes.ray.process.lifeline import end_process
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
 from tidegate.actors.runtimes.ray.shared_value import open_shared
-from tidegate.actors.runtimes.ray.shown import Shown
-from tidegate.actors.runtimes.ray.task_reports import TaskReports
 from tidegate.actors.runtimes.running_job import (
     Answer,
     JobCard,

@@ -25,8 +25,8 @@ from ray.util.placement_group import PlacementGroup
 from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointStatistics
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
 from tidegate.actors.hosts.coordinator.coordinator_host import replay
-from tidegate.actors.runtimes.ray.answers import JobView
-from tidegate.actors.runtimes.ray.detached import leave_nothing
+from tidegate.actors.runtimes.ray.coordinator.answers import JobView
+from tidegate.actors.runtimes.ray.driver.detached import leave_nothing
 from tidegate.actors.runtimes.ray.process.deaths import death_of
 from tidegate.actors.runtimes.ray.process.orders import Handle
 from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo

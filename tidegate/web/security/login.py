@@ -8,8 +8,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from tidegate.web.access import Access
-from tidegate.web.gate import LOGIN, cookie
+from tidegate.web.security.access import Access
+from tidegate.web.security.gate import LOGIN, cookie
 
 _PAGE = """<!doctype html>
 <html lang="en">

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointStatistics
     from tidegate.actors.hosts.coordinator.coordinator_host import CoordinatorHost
     from tidegate.actors.hosts.job_context import JobContext
-    from tidegate.actors.runtimes.ray.answers import Answers
-    from tidegate.actors.runtimes.ray.attempt_supervisor import Deployment
-    from tidegate.actors.runtimes.ray.task_reports import TaskReports
+    from tidegate.actors.runtimes.ray.coordinator.answers import Answers
+    from tidegate.actors.runtimes.ray.coordinator.attempt_supervisor import Deployment
+    from tidegate.actors.runtimes.ray.coordinator.task_reports import TaskReports
     from tidegate.actors.runtimes.running_job import JobCard, JobProgress
 
 

@@ -1,0 +1,1 @@
+"""Who may come in: tokens, rights, limits of requests, and the login of a browser."""
