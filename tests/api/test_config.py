@@ -33,6 +33,7 @@ def test_defaults() -> None:
         "inline_bytes": 20 * 1024,
         "ignore_in_flight_of": None,
         "history": 10,
+        "keep_events": False,
         "backend": "columnar",
         "incremental": False,
         "changelog": False,

@@ -2,7 +2,7 @@
 
 It knows no kinds of events; what they mean is known to those who print them. Rules:
 
-- An entry that cannot be read is reported as such. The others are there.
+- An entry that cannot be read is reported as such. The others are there, and so are those that were cut and kept.
 - Older versions wrote no numbers. Their events are numbered from the beginning of the log; if that was cut, they have
   no number.
 - A chain begins with an event that has no cause, where the log was cut, or where an older version wrote no cause.
@@ -10,11 +10,14 @@ It knows no kinds of events; what they mean is known to those who print them. Ru
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from tidegate.storage.checkpoints.event_log import EventLog, LogEntry
-from tidegate.storage.errors import CodecError, ConfigurationError, CorruptionError
+from tidegate.storage.checkpoints.event_log import RACES_MAX, EventLog, LogEntry
+from tidegate.storage.errors import CodecError, ConfigurationError, CorruptionError, NotFoundError
 from tidegate.storage.ids import EventId, JobId
 
 
@@ -53,15 +56,26 @@ class EventHistory:
 
     @staticmethod
     def read(log: EventLog, job_id: JobId, from_index: int = 0) -> EventHistory:
-        """Read all entries that are there, from `from_index` on."""
+        """Read all entries that are there, from `from_index` on.
+
+        It begins again if a running job cuts its log meanwhile, as often as `RACES_MAX`. StorageError.
+        """
+        for races in itertools.count(1):
+            try:
+                return EventHistory._read(log, job_id, from_index)
+            except NotFoundError:
+                if races == RACES_MAX:
+                    raise
+        raise AssertionError("it returns or raises")
+
+    @staticmethod
+    def _read(log: EventLog, job_id: JobId, from_index: int) -> EventHistory:
         history = EventHistory(job_id)
         number: int | None = 0
         before = -1
-        for index in log.indices():
-            if index < from_index:
-                continue
+        for index, read in _readers(log, from_index):
             try:
-                entry = log.read(index)
+                entry = read()
             except (CodecError, CorruptionError) as error:
                 history.entries.append((index, None, (), str(error)))
                 continue
@@ -106,6 +120,24 @@ class EventHistory:
         older = "; older ones were folded into a snapshot, and cut" if first > 0 else ""
         unreadable = f"; {self.unreadable} entries cannot be read" if self.unreadable else ""
         return f"its log holds the events {first} to {last}{older}{unreadable}"
+
+
+def _readers(log: EventLog, from_index: int) -> list[tuple[int, Callable[[], LogEntry]]]:
+    """How each entry is read, in order: in the log, or among what was cut and kept."""
+    # The log first: what is missing there is kept by then.
+    found: dict[int, Callable[[], LogEntry]] = {index: partial(log.read, index) for index in log.indices()}
+    for span in log.segments.spans(from_index):
+        try:
+            kept = log.segments.read(span)
+        except (CodecError, CorruptionError) as error:
+            found.setdefault(span.start, partial(_raise, error))
+            continue
+        found |= {index: partial(log.decoded, index, data) for index, data in kept.items()}
+    return [(index, found[index]) for index in sorted(found) if index >= from_index]
+
+
+def _raise(error: Exception) -> LogEntry:
+    raise error
 
 
 def _events(entry: LogEntry, first: int | None) -> tuple[LoggedEvent, ...]:

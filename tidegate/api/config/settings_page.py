@@ -30,6 +30,7 @@ _MORE = {
     "checkpoint_storage": "state.md#what-a-checkpoint-writes",
     "debloat": "batches.md#how-much-is-in-flight",
     "failover": "recovery.md#what-restarts",
+    "keep_events": "recovery.md#state-as-data",
     "heartbeat_interval": "recovery.md#processes-that-hang",
     "adoption_timeout": "recovery.md#the-coordinator-is-lost",
     "standbys": "recovery.md#spare-processes",

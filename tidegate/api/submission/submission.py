@@ -237,6 +237,7 @@ def _spec(request: JobRequest, graph: JobGraph, restore: RestorePoint | None) ->
             max_concurrent=config.max_concurrent,
             retention=_RETENTION[config.retention],
             history_max=config.history,
+            keep_events=config.keep_events,
             ignore_in_flight_of=None
             if config.ignore_in_flight_of is None
             else CheckpointId(config.ignore_in_flight_of),

@@ -14,6 +14,7 @@ Rules:
   - Therefore a writer looks after its first entry, and after one that it creates again because an answer was lost. For
     the others the create alone decides (`look` False).
 - Entries are contiguous. A hole, or damage, is an error, never the end.
+- What is cut from a log may be kept in segments (`event_segments.py`), which are no part of it any more.
 - A listing may leave out what is there, where entries are created meanwhile. What it does not name is looked for by its
   own name before it counts as gone.
 """
@@ -22,10 +23,11 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
+from tidegate.storage.checkpoints.event_segments import SEGMENT_ENTRIES, EventSegments
 from tidegate.storage.checkpoints.layout import CheckpointLayout
 from tidegate.storage.codec import decode, encode, wire
 from tidegate.storage.errors import (
@@ -38,7 +40,7 @@ from tidegate.storage.errors import (
 )
 from tidegate.storage.files.envelope import seal, unseal
 from tidegate.storage.files.file_system_store import join_url
-from tidegate.storage.files.store import Store
+from tidegate.storage.files.store import Buffer, Store
 from tidegate.storage.ids import Generation, JobId
 
 LOG_VERSION = 1
@@ -76,6 +78,8 @@ class EventLog:
     def __init__(self, store: Store, job_id: JobId) -> None:
         self._store = store
         self._folder = CheckpointLayout(job_id).events_dir()
+        self.segments = EventSegments(store, self._folder, _DIGITS)
+        """What was cut from the log and is kept."""
 
     def append(self, entry: LogEntry, *, look: bool = True) -> int:
         """Make the entry part of the log, durably; returns its bytes. Repeating it with the same entry is safe.
@@ -116,9 +120,12 @@ class EventLog:
 
     def read(self, index: int) -> LogEntry:
         """One entry. NotFoundError, CorruptionError, or CodecError for events that are not known here."""
-        path = self._entry_path(index)
-        where = join_url(self._store.url, path)
-        entry = decode(unseal(_ENTRY_MAGIC, LOG_VERSION, self._store.read(path), where))
+        return self.decoded(index, self._store.read(self._entry_path(index)))
+
+    def decoded(self, index: int, data: Buffer) -> LogEntry:
+        """An entry out of the bytes of its file. Errors as of `read`."""
+        where = join_url(self._store.url, self._entry_path(index))
+        entry = decode(unseal(_ENTRY_MAGIC, LOG_VERSION, data, where))
         if not isinstance(entry, LogEntry) or entry.index != index:
             raise CorruptionError(f"{where} does not hold entry {index} of the log")
         return entry
@@ -137,15 +144,28 @@ class EventLog:
         return oldest
 
     def history(self) -> list[LogEntry]:
-        """All entries from the oldest on. Safe while the log is truncated: it begins again where that has gone on."""
+        """All entries from the oldest on, and what was cut before it and is kept, as far as there is no hole.
+
+        Safe while the log is truncated: it begins again where that has gone on.
+        """
         for races in itertools.count(1):
             oldest = self.oldest()
             try:
-                return list(self.entries(oldest))
+                newest = list(self.entries(oldest))
             except CorruptionError:
                 if races == RACES_MAX or self.oldest() <= oldest:
                     raise
+            else:
+                return [*self._kept_before(oldest), *newest]
         raise AssertionError("it returns or raises")
+
+    def _kept_before(self, oldest: int) -> list[LogEntry]:
+        kept = {index: data for span in self.segments.spans() for index, data in self.segments.read(span).items()}
+        found: list[LogEntry] = []
+        # Entries of takeovers stay where they are.
+        while (index := oldest - 1 - len(found)) in kept or (kept and index >= 0 and self._has(index)):
+            found.append(self.decoded(index, kept[index]) if index in kept else self.read(index))
+        return found[::-1]
 
     def entries(self, from_index: int) -> Iterator[LogEntry]:
         """All entries from an index on, in order. CorruptionError for a damaged entry or a hole."""
@@ -189,8 +209,10 @@ class EventLog:
                 _logger.warning("Snapshot %d of %s is passed over: %s", index, self._where(), error)
         return None
 
-    def truncate(self, before_index: int, keep: Set[int] = frozenset()) -> None:
+    def truncate(self, before_index: int, keep: Set[int] = frozenset(), *, segments: bool = False) -> None:
         """Delete what is not needed to fold the log from `before_index` on, but for the entries to `keep`.
+
+        `segments`: what is deleted is kept in segments. Each entry is read for that.
 
         The newest undamaged snapshot stays, and every entry from the one before it on; nothing is deleted
         without a snapshot. What a crash leaves is deleted the next time.
@@ -202,8 +224,21 @@ class EventLog:
         keep_from = min(before_index, snapshot_index) - 1
         entries = [index for index in self.indices() if index < keep_from and index not in keep]
         folds = [index for index in self._snapshot_indices() if index < min(before_index, snapshot_index)]
-        self._store.delete_all(map(self._entry_path, entries))
+        for some in _batched(entries, SEGMENT_ENTRIES) if segments else (entries,):
+            if segments and (still := self._still_there(some)):
+                self.segments.write(still)
+            self._store.delete_all(map(self._entry_path, some))
         self._store.delete_all(map(self._snapshot_path, folds))
+
+    def _still_there(self, indices: Iterable[int]) -> dict[int, bytes]:
+        """The files of these entries; another coordinator may truncate the log as well, and keep what it deletes."""
+        found = {}
+        for index in indices:
+            try:
+                found[index] = self._store.read(self._entry_path(index))
+            except NotFoundError:
+                continue
+        return found
 
     def _continues(self, index: int) -> bool:
         """Whether an entry that is there now belongs to the log, rather than to a part that was truncated."""
@@ -238,6 +273,10 @@ class EventLog:
 
     def _where(self) -> str:
         return join_url(self._store.url, self._folder)
+
+
+def _batched(indices: Sequence[int], count: int) -> Iterator[Sequence[int]]:
+    return (indices[begin : begin + count] for begin in range(0, len(indices), count))
 
 
 def _parse_index(name: str) -> int | None:

@@ -60,6 +60,8 @@ class CheckpointSettings:
     """Checkpoints that the statistics keep in detail."""
     ignore_in_flight_of: CheckpointId | None = None
     """The checkpoint whose in-flight data is left out when it is restored."""
+    keep_events: bool = False
+    """Whether what is cut from the event log is kept."""
 
 
 @wire

@@ -5,7 +5,8 @@ Rules:
 - An entry is tried again, after growing pauses, for as long as an outage may last; then the writer gives up.
 - The predecessor of an entry is looked for where the log could have gone on without this writer (see `EventLog`): at
   its first entry, and at one that it tries again. Besides, every now and then, to notice that the log was deleted.
-- The fold of the log is stored now and then, and the log cut behind the fold before.
+- The fold of the log is stored now and then, and the log cut behind the fold before. What is cut is kept where the job
+  says so: that takes a request for each entry, so it happens beside the log, which goes on meanwhile.
 """
 
 from __future__ import annotations
@@ -174,14 +175,25 @@ class LogWriter:
         index, previous = self._next_index, self._stored_index
         self._counted_from, self._bytes_since_snapshot = index, 0
         fold = StoredFold(encode(state), self._takeovers, next_event, causes.stored())
+        takeovers = frozenset(self._takeovers)
+        keeps = state.spec is not None and state.spec.checkpoints.keep_events
 
         def store_fold() -> None:
             self._log.write_snapshot(index, fold)
-            self._log.truncate(previous, frozenset(self._takeovers))
+            if not keeps:
+                self._log.truncate(previous, takeovers)
+
+        def put_aside() -> None:
+            try:
+                self._log.truncate(previous, takeovers, segments=True)
+            except StorageError as caught:
+                log.warning("what was to be cut from the log before entry %d stays there longer: %s", previous, caught)
 
         def stored(error: BaseException | None) -> None:
             if error is None:
                 self._stored_index = index
+                if keeps:
+                    self._port.run_io(put_aside)
             else:
                 log.warning("the fold at entry %d was not stored, replay stays longer: %s", index, error)
 

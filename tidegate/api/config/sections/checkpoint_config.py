@@ -98,6 +98,9 @@ class CheckpointConfig(Section):
     history: Annotated[int, BeforeValidator(of.any_number)] = Field(default=10, alias=KEYS["history"][0])
     """Checkpoints that the statistics keep in detail."""
 
+    keep_events: Annotated[bool, BeforeValidator(of.switch)] = Field(default=False, alias=KEYS["keep_events"][0])
+    """Whether all events of the job are kept, for `recovery.history`. Else old ones are folded into a snapshot."""
+
     backend: Annotated[Literal["columnar", "rocksdb"], BeforeValidator(of.backend)] = Field(
         default="columnar", alias=KEYS["backend"][0]
     )

@@ -26,6 +26,7 @@ KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "inline_bytes": ("state.storage.fs.memory-threshold", "execution.checkpointing.data-inline-threshold"),
         "ignore_in_flight_of": ("execution.checkpointing.recover-without-channel-state.checkpoint-id",),
         "history": ("web.checkpoints.history",),
+        "keep_events": ("jobmanager.keep-events",),
         "backend": ("state.backend", "state.backend.type"),
         "incremental": ("state.backend.incremental", "execution.checkpointing.incremental"),
         "changelog": ("state.changelog.enabled",),
