@@ -14,6 +14,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import types as T
 from source_contract import check_source
 
+import tidegate as tg
 from tidegate.actors.sources.files.delta_source import DeltaSource
 from tidegate.actors.sources.files.file_source import source_of_files
 from tidegate.spark_bridge import RayDPSession, table_to_dataframe
@@ -153,6 +154,24 @@ def test_an_upsert_table_shows_the_latest_row_of_each_key(
     assert [(r["k"], r["n`.x"]) for r in shown] == [("a", 4), ("b", 2), (None, 6)]
     assert shown == sorted_rows(table.arrow())
     assert VERSION_COLUMN not in table_to_dataframe(raydp_session.spark, url).columns
+
+
+@pytest.mark.parametrize("order_by", [None, "t"])
+def test_deletions_and_orders_show_as_arrow_shows_them(
+    raydp_session: RayDPSession, tmp_path: Path, order_by: str | None
+) -> None:
+    """A key that was taken back is not there, and the greatest by a column counts; nulls in rows stay."""
+    kinds = ["+I", "+I", "-U", "+U", "-D", "+I"]
+    rows = pa.table({"k": [1, 2, 1, 1, 2, 3], "t": [5.0, None, 5.0, 4.0, None, None], "row_kind": kinds})
+    with tg.StreamEnvironment.local(2, options=tg.DataPlaneOptions(source_rows_max=2)) as env:
+        stream = env.from_batches(rows if order_by is None else rows.drop_columns(["row_kind"]), splits=1)
+        stream = stream if order_by else stream.as_changes(["k"])
+        table = stream.to_table(str(tmp_path / "t"), mode="upsert", keys=["k"], order_by=order_by)
+        env.execute("table").wait()
+    found = collected(raydp_session, table.url)
+    assert found == sorted_rows(table.to_arrow())
+    expected = {1: 4.0, 3: None} if order_by is None else {1: 5.0, 2: None, 3: None}
+    assert {each["k"]: each["t"] for each in found} == expected
 
 
 @pytest.mark.parametrize("added", [pa.int64(), pa.list_(pa.int64())], ids=["Spark reads", "our store reads"])

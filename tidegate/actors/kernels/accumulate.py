@@ -35,6 +35,15 @@ def count(counts: Pages, slots: Slots, mask: Mask) -> None:
 
 
 @kernel
+def discount(counts: Pages, slots: Slots, mask: Mask) -> None:
+    """Take the number of rows of each slot away from what `count` has added."""
+    masked = mask.shape[0] > 0
+    for i in range(slots.shape[0]):
+        if not masked or mask[i]:
+            store_value(counts, slots[i], load_value(counts, slots[i], np.int64(0)) - 1)
+
+
+@kernel
 def mark(flags: Pages, slots: Slots, mask: Mask) -> None:
     """Set the flag of each slot that has a row. `flags` are pages of uint8."""
     if mask.shape[0] == 0:

@@ -39,6 +39,29 @@ def add_moments(
 
 
 @kernel
+def remove_moments(
+    counts: Pages,
+    means: Pages,
+    squares: Pages,
+    slots: NDArray[np.int32],
+    values: NDArray[np.float64],
+    mask: NDArray[np.uint8],
+) -> None:
+    """Take values out of their slots again: `add_moments` backwards. Nothing is left of a slot without values."""
+    masked = mask.shape[0] > 0
+    for i in range(slots.shape[0]):
+        if not masked or mask[i]:
+            slot, value = slots[i], values[i]
+            count = load_value(counts, slot, np.int64(0)) - 1
+            mean, square = load_value(means, slot, value), load_value(squares, slot, value)
+            before = value - mean
+            mean = mean - before / count if count > 0 else 0.0
+            store_value(counts, slot, count)
+            store_value(means, slot, mean)
+            store_value(squares, slot, max(square - before * (value - mean), 0.0) if count > 1 else 0.0)
+
+
+@kernel
 def merge_moments(
     counts: Pages,
     means: Pages,

@@ -131,10 +131,10 @@ class Stream(StreamTables):
         """The rows that came too late for the windows of the step before: call it on what `aggregate` returned."""
         return self.side_output("late")
 
-    def _keyed(self, keys: tuple[str, ...], updates: bool) -> Stream:
+    def _keyed(self, keys: tuple[str, ...], updates: bool, changes: bool = False) -> Stream:
         """The output of an aggregate: one subtask has all rows of a key. With `updates` they replace each other."""
         node = self._inputs[0][0]
-        updating = Updating(keys, f"{node.name!r} (uid {node.uid!r})") if updates else None
+        updating = Updating(keys, f"{node.name!r} (uid {node.uid!r})", changes) if updates or changes else None
         return Stream(self._program, self._inputs, keys, self.timestamp, updating)
 
 
@@ -189,7 +189,7 @@ class KeyedStream:
     def aggregate(
         self,
         *,
-        emit: Literal["update", "final"] = "update",
+        emit: Literal["update", "changes", "final"] = "update",
         name: str = "aggregate",
         uid: str | None = None,
         parallelism: int | None = None,
@@ -200,11 +200,13 @@ class KeyedStream:
         emit="update" emits, after each batch, one row for every key in it, with the values so far. It replaces the
         key's row before it, so write these rows to a table with mode="upsert" and these keys. Operators that would
         count the replaced rows, too, raise ConfigurationError.
+        emit="changes" emits what has changed: the column `row_kind` says whether a row comes (`+I`, `+U`) or is taken
+        back (`-U`, `-D`). So other aggregates and joins may follow, and an upsert. See `docs/changes.md`.
         emit="final" emits one row for each key when a bounded input has ended. The columns are the keys, then the
         aggregates.
         """
         made = aggregated(self.stream, self.keys, aggregates, emit, name, uid, parallelism, self._replaced)
-        return made._keyed(self.keys, updates=emit == "update")
+        return made._keyed(self.keys, updates=emit == "update", changes=emit == "changes")
 
     def deduplicate(
         self,

@@ -17,6 +17,7 @@ import pyarrow as pa
 from tidegate.actors.operators.aggregates.aggregate import Aggregate, count
 from tidegate.actors.operators.aggregates.aggregate_all import MergedAggregate, PartialAggregate
 from tidegate.actors.operators.aggregates.aggregate_kinds import AggregateKind
+from tidegate.actors.operators.aggregates.changing_aggregate import ChangingAggregate
 from tidegate.actors.operators.aggregates.distinct_rows import DistinctRows
 from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
@@ -24,7 +25,7 @@ from tidegate.api.streams.stream_steps import StreamSteps
 from tidegate.storage.errors import ConfigurationError
 
 S = TypeVar("S", bound=StreamSteps)
-EmitMode = Literal["update", "final"]
+EmitMode = Literal["update", "changes", "final"]
 
 
 def aggregated(
@@ -38,16 +39,24 @@ def aggregated(
     replaced: frozenset[str] = frozenset(),
 ) -> S:
     """The aggregates of each key. `replaced` are columns whose place a key has taken. Raises ConfigurationError."""
-    stream, plain = _prepared(stream, keys, aggregates, name, uid, parallelism, replaced)
-    operator = KeyedAggregate(keys, plain, emit)
+    stream, plain = _prepared(stream, keys, aggregates, name, uid, parallelism, replaced, emit)
+    taken_back = stream._updating is not None
+
+    def made() -> KeyedAggregate:
+        if emit == "changes" or (emit == "final" and taken_back):
+            return ChangingAggregate(keys, plain, emit, taken_back)
+        return KeyedAggregate(keys, plain, emit)
+
+    operator = made()
     output = None if stream.schema is None else operator.output_schema(stream.schema)
-    rows = _by(stream, keys)
-    return rows._then(lambda: KeyedAggregate(keys, plain, emit), output, name, uid, parallelism)
+    return _by(stream, keys)._then(made, output, name, uid, parallelism, takes_changes=True)
 
 
-def aggregated_all(stream: S, aggregates: Mapping[str, Aggregate], emit: EmitMode, name: str, uid: str | None) -> S:
+def aggregated_all(
+    stream: S, aggregates: Mapping[str, Aggregate], emit: Literal["update", "final"], name: str, uid: str | None
+) -> S:
     """The aggregates of all rows. Raises ConfigurationError."""
-    stream, plain = _prepared(stream, (), aggregates, name, uid, None, frozenset())
+    stream, plain = _prepared(stream, (), aggregates, name, uid, None, frozenset(), emit)
     parts = output = None
     if stream.schema is not None:
         parts = PartialAggregate(plain).output_schema(stream.schema)
@@ -71,10 +80,18 @@ def _prepared(
     uid: str | None,
     parallelism: int | None,
     replaced: frozenset[str],
+    emit: EmitMode,
 ) -> tuple[S, dict[str, Aggregate]]:
     """The stream with all columns that the aggregates read, and aggregates that only read columns."""
     if stream._updating is not None:
-        raise stream._updating.refuse(repr(name))
+        if not stream._updating.changes:
+            raise stream._updating.refuse(repr(name))
+        if emit == "update" or not keys:
+            reason = "what becomes of a row that is taken back cannot be said in updates: give it keys and"
+            raise stream._updating.refuse(repr(name), f'{reason} emit="changes"')
+        if any(map(_is_distinct, aggregates.values())):
+            advice = "group by the column first: key_by(..., column).aggregate(n=tg.count())"
+            raise stream._updating.refuse(repr(name), f"count_distinct takes nothing back; {advice}")
     for label, aggregate in aggregates.items():
         if not isinstance(aggregate, Aggregate):
             raise ConfigurationError(

@@ -14,6 +14,7 @@ from tidegate.actors.operators.joins.join_columns import JoinHow, JoinSides
 from tidegate.actors.operators.joins.window_join import WindowJoin
 from tidegate.actors.operators.windows.window_specs import Sliding, Tumbling
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
+from tidegate.api.streams.stream_changes import StreamChanges
 from tidegate.api.streams.stream_steps import StreamSteps
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.units import parse_duration_ms
@@ -22,7 +23,7 @@ On = str | Sequence[str | tuple[str, str]]
 """Columns that must be equal: a name in both streams, or a pair of names."""
 
 
-class StreamJoins(StreamSteps):
+class StreamJoins(StreamChanges):
     """Joins of this stream, the left one, with another."""
 
     def join(

@@ -30,8 +30,8 @@ from tidegate.actors.sources.source import is_unbounded
 from tidegate.api.program import Program
 from tidegate.api.streams.nulls_tag import nulls_tag
 from tidegate.api.streams.slot_options import SlotOptions, resources_of
-from tidegate.api.streams.stream_columns import computed_columns, passed_columns, reads_only, schema_after, time_after
-from tidegate.api.streams.updating import Updating
+from tidegate.api.streams.stream_columns import computed_columns, passed_columns, schema_after, time_after
+from tidegate.api.streams.updating import Updating, after_function
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.polars_frames import is_polars_expression
 from tidegate.storage.units import parse_duration_ms
@@ -102,7 +102,7 @@ class StreamSteps:
         `schema` is that of the result; give it if a table or an aggregate follows. After an aggregate that emits
         updates, `fn` must keep every row and its keys.
         """
-        updating = self._updates_with(schema, name)
+        updating = after_function(self._updating, schema, repr(name))
         factory = batch_operator(fn, schema, name)
         return self._then(factory, schema, name, uid, parallelism, batch_rows, slot, updating=updating)
 
@@ -130,7 +130,7 @@ class StreamSteps:
             tag = error_tag(errors_to, self.schema, name)
             made = partial(GuardedMap, fn, schema, tag)
             return self._then(made, schema, name, uid, parallelism, batch_rows, slot, side_outputs=(tag,))
-        mapping, updating = partial(Map, fn, schema, traced), self._updates_with(schema, name)
+        mapping, updating = partial(Map, fn, schema, traced), after_function(self._updating, schema, repr(name))
         return self._then(mapping, schema, name, uid, parallelism, batch_rows, slot, updating=updating)
 
     def flat_map(
@@ -181,9 +181,8 @@ class StreamSteps:
         from tidegate.actors.operators.batches.expressions import FilterExpr
 
         schema_after(FilterExpr(condition), self.schema)
-        updating = self._updating
-        if updating is not None and not reads_only(condition, updating.keys):
-            raise updating.refuse(repr(name), "it would drop newer versions of rows whose old ones have passed")
+        if (updating := self._updating) is not None:
+            updating.check_filter(repr(name), condition)
         return self._then(
             partial(FilterExpr, condition), self.schema, name, uid, parallelism, slot=slot, updating=updating
         )
@@ -229,6 +228,8 @@ class StreamSteps:
             from tidegate.api.streams.aggregate_inputs import named_expressions
 
             expressions = (*expressions, *named_expressions(named, "select"))
+        if self._updating is not None:
+            expressions = tuple(self._updating.with_kind(expressions))
         schema = schema_after(Select(*expressions), self.schema)
         passed = passed_columns(expressions, self.schema)
         return self._computed(lambda: Select(*expressions), schema, passed, name, uid, parallelism)
@@ -328,12 +329,6 @@ class StreamSteps:
         keys = () if self._updating is None else self._updating.keys
         return {*keys, *(() if self.timestamp is None else (self.timestamp,))}
 
-    def _updates_with(self, schema: pa.Schema | None, name: str) -> Updating | None:
-        """The updates after a function that keeps each row; its result must have the keys."""
-        if self._updating is None or schema is None:
-            return self._updating
-        return self._updating.renamed(repr(name), {column: column for column in schema.names})
-
     def _computed(
         self,
         factory: OperatorFactory,
@@ -365,17 +360,19 @@ class StreamSteps:
         second: StreamSteps | None = None,
         updating: Updating | None = None,
         side_outputs: Sequence[OutputTag] = (),
+        takes_changes: bool = False,
     ) -> Self:
         """Add an operator, and return the stream behind it.
 
-        An operator that may follow updates is given `updating`, which describes its own rows. `second` is the other
-        input of an operator that has two. ConfigurationError if the operator may not follow updates.
+        An operator that may follow updates is given `updating`, which describes its own rows; one that
+        `takes_changes` has inputs by key. `second` is the other input of an operator that has two.
+        ConfigurationError if the operator may not follow updates.
         """
         for stream in (self,) if second is None else (self, second):
-            if stream._updating is not None and updating is None:
+            if stream._updating is not None and not (stream._updating.changes if takes_changes else updating):
                 raise stream._updating.refuse(repr(name))
-        if self._updating is not None:
-            parallelism = self._updating.parallelism(repr(name), parallelism)
+        if self._updating is not None and not takes_changes:
+            parallelism = self._updating.parallelism(repr(name), parallelism, self.input_parallelism)
         inputs = (self._in_order(parallelism)._inputs, () if second is None else second._inputs)
         node = StreamNode(
             uid=self._program.new_uid(name, uid),

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from tidegate.actors.operators.changes import CHANGE
 from tidegate.actors.operators.sinks.partitioned_sink import table_sink
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.api.checkpoint_calls import CheckpointFunction, check_function
@@ -34,6 +35,7 @@ class StreamTables(StreamJoins):
         *,
         mode: TableMode = "append",
         keys: tuple[str, ...] | list[str] = (),
+        order_by: str | None = None,
         partition_by: tuple[str, ...] | list[str] = (),
         if_exists: IfExists = "error",
         target_file_size: str | int = FILE_BYTES,
@@ -46,8 +48,9 @@ class StreamTables(StreamJoins):
         """Write to a table, exactly once: rows become visible when the checkpoint that covers them is complete.
 
         mode="append" keeps every row. mode="upsert" keeps the newest row of each key in `keys`; running aggregates need
-        it, with their own keys. Rows of a key keep their order as long as one subtask makes them. `partition_by` names
-        columns whose values get folders of their own (`carrier=AA`), see `docs/tables.md`.
+        it, with their own keys. Rows of a key keep their order as long as one subtask makes them. With `order_by` that
+        row of a key counts which is greatest in a column, whatever came last. A row of changes that is taken back
+        deletes its key. `partition_by` names columns whose values get folders of their own (`carrier=AA`).
 
         A new job refuses a table that has rows, unless `if_exists` is "append" or "overwrite". With "overwrite" the
         first completed checkpoint replaces the old rows, in one step. A restored job goes on in its table. A table
@@ -61,7 +64,9 @@ class StreamTables(StreamJoins):
         nullable columns that the stream has behind them; rows that are there have nulls in these.
         """
         options = TableOptions.of(f"to_table {name!r}", if_exists, target_file_size, auto_compact, schema_evolution)
-        info = self._table_info(mode, tuple(keys), name, tuple(partition_by))
+        if order_by is not None and self._updating is not None:
+            raise self._updating.refuse(f"to_table {name!r}", "the newest row counts: leave order_by= out")
+        info = self._table_info(mode, tuple(keys), name, tuple(partition_by), order_by=order_by)
         return self._written(location(url, f"to_table {name!r}"), info, options, name, uid, parallelism)
 
     def to_delta(
@@ -160,13 +165,17 @@ class StreamTables(StreamJoins):
         name: str,
         partition_by: tuple[str, ...] = (),
         delta_id: str | None = None,
+        order_by: str | None = None,
     ) -> TableInfo:
         if self.schema is None:
             raise ConfigurationError(
                 f"{name}: the columns of the stream are not known yet; give schema= to the map, flat_map or "
                 "map_batches before it"
             )
-        return TableInfo.of(self.schema, mode, keys, partition_by, delta_id)
+        schema, deletes = self.schema, mode == "upsert" and self._updating is not None and self._updating.changes
+        if deletes:
+            schema = schema.remove(schema.get_field_index(CHANGE))
+        return TableInfo.of(schema, mode, keys, partition_by, delta_id, deletes, order_by)
 
     def _together(self, keys: tuple[str, ...], parallelism: int | None) -> StreamSteps:
         """This stream, partitioned so that rows with the same `keys` meet in one subtask of the next operator."""

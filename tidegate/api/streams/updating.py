@@ -1,26 +1,44 @@
-"""`Updating`: marks a stream of updates, in which a row replaces the earlier rows with its keys.
+"""`Updating`: marks a stream in which rows replace or take back earlier ones.
 
-An aggregate with `emit="update"` makes one. There are no retractions, as Flink's changelog streams have them. So only
-two things are right behind it: an upsert by the same keys, which keeps the newest row of each, and `collect` (or
-`for_each_checkpoint`), which shows all rows. Any other operator would count replaced rows as well. So an operator
-refuses such a stream, unless it is known to pass on the keys and every row.
+There are two kinds:
+
+- **Updates** (`emit="update"`): a row takes the place of the row before it with its keys. Two things are right behind
+  them: an upsert by the same keys, which keeps the newest row of each, and `collect` (or `for_each_checkpoint`), which
+  shows all rows.
+- **Changes** (`emit="changes"`): the column `row_kind` says whether a row comes or is taken back. So whatever looks at
+  each row by itself may follow, an aggregate that calculates backwards, a join, and an upsert that deletes.
+
+Any other operator would count replaced rows as well. So an operator refuses such a stream, unless it is known to be
+right. Rows with the same keys come in order, from one subtask; a step that would lose that is refused, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from tidegate.api.streams.stream_columns import name_after
+import pyarrow as pa
+
+from tidegate.actors.operators.changes import CHANGE
+from tidegate.api.streams.stream_columns import name_after, reads_only
 from tidegate.storage.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import polars as pl
 
 
 @dataclass(frozen=True, slots=True)
 class Updating:
-    """A stream of updates: the newest row of each key counts. `made_by` names the operator that emits them."""
+    """A stream of updates: the newest row of each key counts; or of `changes`. `made_by` names who emits them.
+
+    With `keyless` a step has dropped keys from changes: then only what one subtask emits is in order.
+    """
 
     keys: tuple[str, ...]
     made_by: str
+    changes: bool = False
+    keyless: bool = False
 
     def refuse(
         self, operator: str, reason: str = "it would take old versions for rows of their own"
@@ -30,34 +48,71 @@ class Updating:
         advice = (
             f', or write the updates with to_table(..., mode="upsert", keys={list(self.keys)})' if self.keys else ""
         )
+        what = "changes: a row may be taken back" if self.changes else f"updates: a row takes the place of {which}"
         return ConfigurationError(
-            f"{operator} cannot follow {self.made_by}, which emits updates: a row takes the place of {which}, and "
+            f"{operator} cannot follow {self.made_by}, which emits {what}, and "
             f'{reason}. Use emit="final" in {self.made_by}{advice}'
         )
 
-    def parallelism(self, operator: str, asked: int | None) -> int | None:
-        """How many subtasks an operator behind may have, where so many were asked for.
+    def parallelism(self, operator: str, asked: int | None, before: int) -> int | None:
+        """How many subtasks an operator behind may have, where so many were asked for; `before` of the step before.
 
-        Without keys it is one, so that updates stay in order. ConfigurationError if more were asked for.
+        Without keys it is one, or as many as before, so that rows stay in order. ConfigurationError if others were
+        asked for.
         """
         if self.keys:
             return asked
-        if asked not in (None, 1):
-            raise self.refuse(operator, f"in {asked} subtasks they would overtake each other")
-        return 1
+        kept = before if self.keyless else 1
+        if asked not in (None, kept):
+            raise self.refuse(operator, f"in {asked} subtasks they would overtake each other; let it have {kept}")
+        return kept
+
+    def with_kind(self, expressions: Sequence[pl.Expr | str]) -> Sequence[pl.Expr | str]:
+        """What a `select` selects: of changes also the column that says what a row is."""
+        if not self.changes:
+            return expressions
+        return [*(e for e in expressions if not isinstance(e, str) or e != CHANGE), CHANGE]
+
+    def check_filter(self, operator: str, condition: pl.Expr) -> None:
+        """Raise ConfigurationError for a condition that drops newer versions of rows whose old ones have passed.
+
+        Of changes the old version passes by itself, or is taken back.
+        """
+        if self.changes:
+            if CHANGE in condition.meta.root_names():
+                raise self.refuse(operator, f"it would drop some of them, by {CHANGE!r}")
+        elif not reads_only(condition, self.keys):
+            raise self.refuse(operator, "it would drop newer versions of rows whose old ones have passed")
 
     def renamed(self, operator: str, passed: Mapping[str, str]) -> Updating:
-        """The updates after a step that copies these columns. ConfigurationError if a key is not among them."""
+        """What follows a step that copies these columns. ConfigurationError if a column is missing that is needed."""
+        if self.changes and passed.get(CHANGE) != CHANGE:
+            raise self.refuse(operator, f"it does not pass on the column {CHANGE!r} as it is")
         names = []
         for key in self.keys:
             name = name_after(key, passed)
             if name is None:
+                if self.changes:
+                    return replace(self, keys=(), keyless=True)
                 raise self.refuse(operator, f"it does not pass on the key {key!r} as it is")
             names.append(name)
-        return Updating(tuple(names), self.made_by)
+        return replace(self, keys=tuple(names))
 
     def check_upsert(self, operator: str, keys: Sequence[str]) -> None:
         """Raise ConfigurationError unless a table with these keys keeps exactly the newest row of each key."""
-        if set(keys) != set(self.keys):
-            how = f"an upsert by {list(keys)}" if keys else 'a table in mode "append"'
-            raise self.refuse(operator, f"{how} would keep old versions, or lose rows")
+        how = f"an upsert by {list(keys)}" if keys else 'a table in mode "append"'
+        if not self.changes:
+            if set(keys) != set(self.keys):
+                raise self.refuse(operator, f"{how} would keep old versions, or lose rows")
+        elif not keys:
+            raise self.refuse(operator, f"{how} takes nothing back")
+        elif self.keyless or not set(self.keys) <= set(keys):
+            needed = "columns that a step has dropped" if self.keyless else f"{list(self.keys)}"
+            raise self.refuse(operator, f"{how} would see them out of order: its keys must have {needed} among them")
+
+
+def after_function(updating: Updating | None, schema: pa.Schema | None, operator: str) -> Updating | None:
+    """What follows a function that keeps each row and makes rows of a schema; its result must have the keys."""
+    if updating is None or schema is None:
+        return updating
+    return updating.renamed(operator, {column: column for column in schema.names})

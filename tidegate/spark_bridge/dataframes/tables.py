@@ -27,7 +27,8 @@ from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.files.store import Store
 from tidegate.storage.tables.log.log_versions import AsOf
 from tidegate.storage.tables.partition_filters import PartitionFilter, matching_files
-from tidegate.storage.tables.table_files import VERSION_COLUMN, read_data_file, with_added
+from tidegate.storage.tables.table_files import DELETED_COLUMN, VERSION_COLUMN, read_data_file, with_added
+from tidegate.storage.tables.table_info import TableInfo
 from tidegate.storage.tables.table_log import TableLog
 
 _GLOB_CHARACTERS = frozenset("*?[]{}\\,")
@@ -53,14 +54,14 @@ def table_to_dataframe(
     _check_readable(url)
     store = open_store(url)
     snapshot = TableLog(store).snapshot(as_of)
-    upsert = snapshot.info.mode == "upsert"
-    stored = _stored_schema(snapshot.info.arrow_schema, upsert)
-    files = matching_files(snapshot.info, snapshot.files, filters)
+    info = snapshot.info
+    stored = _stored_schema(info.arrow_schema, info.mode == "upsert", info.deletes)
+    files = matching_files(info, snapshot.files, filters)
     if not files:
-        shown = [field for field in stored if field.name != VERSION_COLUMN]
+        shown = [field for field in stored if field.name not in (VERSION_COLUMN, DELETED_COLUMN)]
         return spark.createDataFrame([], spark_schema_of(pa.schema(shown)))
-    rows = _rows_of(spark, store, files, stored, timeout_s, snapshot.info.added)
-    return _latest_rows(rows, snapshot.info.keys) if upsert else rows
+    rows = _rows_of(spark, store, files, stored, timeout_s, info.added)
+    return _latest_rows(rows, info) if info.mode == "upsert" else rows
 
 
 def files_to_dataframe(
@@ -103,13 +104,14 @@ def _rows_of(
     return run_spark_action(spark, listed, timeout_s=timeout_s, what=f"listing the files of {store.url}")
 
 
-def _stored_schema(table_schema: pa.Schema, upsert: bool) -> pa.Schema:
+def _stored_schema(table_schema: pa.Schema, upsert: bool, deletes: bool = False) -> pa.Schema:
     """Schema in which the data files are read.
 
-    Nullable, without metadata, and with the version column in upsert mode.
+    Nullable, without metadata, and with the hidden columns in upsert mode.
     """
     fields = [pa.field(field.name, field.type, nullable=True) for field in table_schema if field.name != VERSION_COLUMN]
-    return pa.schema([*fields, pa.field(VERSION_COLUMN, pa.int64())] if upsert else fields)
+    fields += [pa.field(VERSION_COLUMN, pa.int64())] if upsert else []
+    return pa.schema([*fields, *([pa.field(DELETED_COLUMN, pa.bool_())] if deletes else [])])
 
 
 def _spark_can_read(paths: Iterable[str], schema: pa.Schema) -> bool:
@@ -147,10 +149,15 @@ def _files_reader(
     return read_files
 
 
-def _latest_rows(rows: DataFrame, keys: tuple[str, ...]) -> DataFrame:
-    shown = [_column(name) for name in rows.columns if name != VERSION_COLUMN]
-    latest = F.max_by(F.struct(*shown), _column(VERSION_COLUMN)).alias("latest")
-    return rows.groupBy(*(_column(key) for key in keys)).agg(latest).select("latest.*")
+def _latest_rows(rows: DataFrame, info: TableInfo) -> DataFrame:
+    shown = [_column(name) for name in rows.columns if name not in (VERSION_COLUMN, DELETED_COLUMN)]
+    order = [_column(name) for name in (info.order_by, VERSION_COLUMN) if name is not None]
+    of_newest = [F.struct(*shown).alias("row"), *([_column(DELETED_COLUMN).alias("deleted")] if info.deletes else [])]
+    latest = F.max_by(F.struct(*of_newest), F.struct(*order)).alias("latest")
+    newest = rows.groupBy(*(_column(key) for key in info.keys)).agg(latest)
+    if info.deletes:
+        newest = newest.where(~F.col("latest.deleted"))
+    return newest.select("latest.row.*")
 
 
 def _column(name: str) -> Column:

@@ -5,8 +5,9 @@
 
 Rules: a file is part of the table only through the commit log; its bytes are checked against the checksum in
 the log before they are decoded; a file that no entry refers to may be deleted once its attempt is over. In an
-upsert table the row of a key with the highest version counts; the version column never leaves this room. What is
-read has the types that were written, dictionaries widened, whatever Parquet makes of them.
+upsert table the row of a key with the highest version counts, or with the greatest value in the column of its order;
+hidden columns are not shown to readers. What is read has the types that were written, dictionaries widened, whatever
+Parquet makes of them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Literal
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tidegate.storage.checkpoints.metadata import DataFile
@@ -33,6 +35,8 @@ from tidegate.storage.tables.table_log import TableLog
 
 VERSION_COLUMN = "_tidegate_version"
 """Hidden int64 column of an upsert table's files: a later row of a key has a higher value."""
+DELETED_COLUMN = "_tidegate_deleted"
+"""Hidden column of an upsert table that takes deletions: whether the row says that its key has none."""
 
 DATA_FOLDER = "data"
 _COMPACTED = "compacted"
@@ -114,7 +118,7 @@ def read_table(store: Store, as_of: AsOf | None = None, filters: Sequence[Partit
     files = matching_files(snapshot.info, snapshot.files, filters)
     table = read_files(store, snapshot.info, files)
     if files and snapshot.info.mode == "upsert":
-        table = newest_rows(table, snapshot.info.keys).drop_columns([VERSION_COLUMN])
+        table = shown_rows(newest_rows(table, snapshot.info))
     return table
 
 
@@ -227,9 +231,10 @@ def with_added(table: pa.Table, schema: pa.Schema, added: Collection[str]) -> pa
 
 
 def stored_schema(info: TableInfo) -> pa.Schema:
-    """The table's columns and types, and in an upsert table the version column besides."""
+    """The table's columns and types, and in an upsert table the hidden ones besides."""
     schema = info.arrow_schema
-    return schema.append(pa.field(VERSION_COLUMN, pa.int64())) if info.mode == "upsert" else schema
+    schema = schema.append(pa.field(VERSION_COLUMN, pa.int64())) if info.mode == "upsert" else schema
+    return schema.append(pa.field(DELETED_COLUMN, pa.bool_())) if info.deletes else schema
 
 
 def read_rows(store: Store, info: TableInfo, file: DataFile) -> pa.Table:
@@ -243,20 +248,32 @@ def read_rows(store: Store, info: TableInfo, file: DataFile) -> pa.Table:
         raise CorruptionError(f"{where} does not have the columns of its table: {error}") from error
 
 
-def newest_rows(table: pa.Table, keys: tuple[str, ...]) -> pa.Table:
-    """Of the rows of an upsert table, with their versions, one a key: that of the highest version, in their order."""
+def newest_rows(table: pa.Table, info: TableInfo) -> pa.Table:
+    """Of the rows of an upsert table, with their hidden columns, one a key, in their order: that which counts.
+
+    It has the highest version, or the greatest value in the column by which the table is ordered and of such the
+    highest version. A null is less than any value, NaN is greater.
+    """
     # Imported late: every task imports this module, and only readers of upsert tables need polars.
     import polars as pl
 
-    columns = table.select([*keys, VERSION_COLUMN])
+    order = [] if info.order_by is None else [info.order_by]
+    columns = table.select(list(dict.fromkeys([*info.keys, *order, VERSION_COLUMN])))
     # Polars groups nulls and equal floats as one key; only key columns go through it, so types stay Arrow's.
     frame = pl.from_arrow(columns.cast(pa.schema([f.with_type(decoded_type(f.type)) for f in columns.schema])))
     assert isinstance(frame, pl.DataFrame)
     newest = (
         frame.with_row_index(_ROW_NUMBER)
-        .sort(VERSION_COLUMN, _ROW_NUMBER)
-        .unique(subset=list(keys), keep="last", maintain_order=False)
+        .sort(*order, VERSION_COLUMN, _ROW_NUMBER)
+        .unique(subset=list(info.keys), keep="last", maintain_order=False)
         .get_column(_ROW_NUMBER)
         .sort()
     )
     return table.take(newest.to_arrow())
+
+
+def shown_rows(table: pa.Table) -> pa.Table:
+    """The newest rows of an upsert table as readers see them: without those that delete, and without hidden columns."""
+    if DELETED_COLUMN in table.column_names:
+        table = table.filter(pc.invert(table.column(DELETED_COLUMN))).drop_columns([DELETED_COLUMN])
+    return table.drop_columns([VERSION_COLUMN])

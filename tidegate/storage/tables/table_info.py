@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from tidegate.storage.codec import wire
 from tidegate.storage.errors import TableError
-from tidegate.storage.schemas.dictionaries import check_dictionaries, widened_schema
+from tidegate.storage.schemas.dictionaries import check_dictionaries, decoded_type, widened_schema
 from tidegate.storage.tables.partitions import check_partitioning
 
 TableMode = Literal["append", "upsert"]
@@ -29,6 +29,10 @@ class TableInfo:
     """Of a table that is a Delta Lake table too: under which identifier its transactions are made. Unique."""
     added: tuple[str, ...] = ()
     """Columns that the table has got since it was made: older files lack them, and have nulls there."""
+    deletes: bool = False
+    """Whether a file of an upsert table says of each row if it deletes its key."""
+    order_by: str | None = None
+    """In upsert mode: the column whose greatest value says which row of a key counts. None: the last one to come."""
 
     @staticmethod
     def of(
@@ -37,11 +41,13 @@ class TableInfo:
         keys: tuple[str, ...] = (),
         partition_by: tuple[str, ...] = (),
         delta_id: str | None = None,
+        deletes: bool = False,
+        order_by: str | None = None,
     ) -> TableInfo:
         """Info of a table with these columns.
 
-        TableError for keys that do not fit mode or schema, for partition columns that cannot be any, and for a
-        dictionary column that a table cannot hold.
+        TableError for keys or an order that do not fit mode or schema, for partition columns that cannot be any, and
+        for a dictionary column that a table cannot hold.
         """
         if (mode == "upsert") != bool(keys):
             raise TableError(f"a table in {mode} mode with keys {keys!r}: give keys for upsert, and only then")
@@ -52,7 +58,9 @@ class TableInfo:
             raise TableError(f"key column {missing[0]!r} is not among the table's columns {schema.names}")
         check_dictionaries(schema)
         check_partitioning(schema, partition_by, keys)
-        return TableInfo(widened_schema(schema).serialize().to_pybytes(), mode, keys, partition_by, delta_id)
+        _check_order(schema, mode, order_by)
+        stored = widened_schema(schema).serialize().to_pybytes()
+        return TableInfo(stored, mode, keys, partition_by, delta_id, deletes=deletes, order_by=order_by)
 
     @property
     def arrow_schema(self) -> pa.Schema:
@@ -71,6 +79,8 @@ class TableInfo:
             ("keys", self.keys, wanted.keys),
             ("partition_by", self.partition_by, wanted.partition_by),
             ("format", self.format, wanted.format),
+            ("deletions", self.deletes, wanted.deletes),
+            ("order_by", self.order_by, wanted.order_by),
         ):
             if is_ != other:
                 raise TableError(
@@ -106,7 +116,7 @@ class TableInfo:
                 f"column {full[0]!r} is new in the table at {url}, and not nullable: older rows have no value there; "
                 "make it nullable in the schema that the job writes"
             )
-        added = TableInfo(wanted.schema, self.mode, self.keys, self.partition_by, self.delta_id)
+        added = replace(self, schema=wanted.schema, added=())
         added.check_same(wanted, url)
         return replace(added, added=(*self.added, *(field.name for field in new))) if new else self
 
@@ -126,3 +136,16 @@ def _schema_difference(found: pa.Schema, wanted: pa.Schema) -> str | None:
 
 def _type_text(field: pa.Field) -> str:
     return str(field.type) if field.nullable else f"{field.type} not null"
+
+
+def _check_order(schema: pa.Schema, mode: TableMode, order_by: str | None) -> None:
+    if order_by is None:
+        return
+    if mode != "upsert":
+        raise TableError(f"order_by={order_by!r} says which row of a key counts: only in mode upsert")
+    if order_by not in schema.names:
+        raise TableError(f"order_by column {order_by!r} is not among the table's columns {schema.names}")
+    found = decoded_type(schema.field(order_by).type)
+    kinds = (pa.types.is_primitive, pa.types.is_decimal, pa.types.is_string, pa.types.is_large_string)
+    if pa.types.is_nested(found) or not any(kind(found) for kind in kinds):
+        raise TableError(f"order_by column {order_by!r} is {found}; take numbers, strings, dates, times or timestamps")

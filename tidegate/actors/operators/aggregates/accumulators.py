@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from tidegate.actors.kernels import accumulate
 from tidegate.actors.kernels.columns import NO_MASK, fixed_values
 from tidegate.actors.kernels.fixed_width import storage_dtype
-from tidegate.actors.operators.aggregates.accumulators_of_numbers import Mean, Spread, Sum
+from tidegate.actors.operators.aggregates.accumulators_of_numbers import CountedSum, Mean, Spread, Sum
 from tidegate.actors.operators.aggregates.accumulators_of_values import Choice, Extreme
 from tidegate.actors.operators.aggregates.aggregate import Aggregate
 from tidegate.actors.operators.aggregates.aggregate_kinds import CHOICES, EXTREMES, SPREADS, AggregateKind
@@ -82,9 +82,10 @@ def make_accumulator(aggregate: Aggregate, fields: Sequence[pa.Field], table: Co
         return Spread(aggregate, columns)
     if kind is AggregateKind.COUNT:
         return _Count(aggregate, table, fields[0].name)
-    if kind is AggregateKind.SUM:
+    if kind is AggregateKind.SUM and not aggregate.taken_back:
         return Sum(aggregate, columns, decimal)
-    return Mean(aggregate, fields, Sum(aggregate, columns[:-1], decimal), columns[-1])
+    made = CountedSum if kind is AggregateKind.SUM else Mean
+    return made(aggregate, fields, Sum(aggregate, columns[:-1], decimal), columns[-1])
 
 
 class _Count:
@@ -96,6 +97,11 @@ class _Count:
         column = self._aggregate.column
         columns = [] if column is None else [input_column(batch, column)]
         accumulate.count(self._counts.pages, slots, row_mask(batch, self._aggregate.condition, *columns))
+
+    def take_back(self, batch: pa.RecordBatch, slots: NDArray[np.int32]) -> None:
+        column = self._aggregate.column
+        columns = [] if column is None else [input_column(batch, column)]
+        accumulate.discount(self._counts.pages, slots, row_mask(batch, self._aggregate.condition, *columns))
 
     def merge(self, slots: NDArray[np.int32], parts: Sequence[pa.Array]) -> None:
         accumulate.sum_int64(self._counts.pages, slots, fixed_values(parts[0]), NO_MASK)

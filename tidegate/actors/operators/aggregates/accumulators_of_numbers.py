@@ -14,7 +14,7 @@ from tidegate.actors.kernels import accumulate
 from tidegate.actors.kernels.columns import NO_MASK, fixed_values, valid_mask
 from tidegate.actors.kernels.decimals import decimals_of, sum_decimals
 from tidegate.actors.kernels.fixed_width import array_of
-from tidegate.actors.kernels.moments import add_moments, merge_moments
+from tidegate.actors.kernels.moments import add_moments, merge_moments, remove_moments
 from tidegate.actors.operators.aggregates.aggregate import Aggregate
 from tidegate.actors.operators.aggregates.aggregate_kinds import AggregateKind
 from tidegate.actors.operators.aggregates.aggregate_state import result_type, sum_digits
@@ -70,6 +70,10 @@ class Sum:
         else:
             self._add_integers(slots, values, mask)
 
+    def take_out(self, slots: Slots, values: pa.Array, mask: Mask) -> None:
+        """Take values out of the sums. OverflowError."""
+        self.add(slots, pc.negate_checked(_signed(values, self._aggregate.column)), mask)
+
     def add_parts(self, slots: Slots, parts: Sequence[pa.Array], mask: Mask) -> None:
         """Add stored sums. OverflowError."""
         if self._decimal is None:
@@ -79,14 +83,7 @@ class Sum:
 
     def _add_integers(self, slots: Slots, values: pa.Array, mask: Mask) -> None:
         name = self._aggregate.column
-        if not pa.types.is_duration(values.type):
-            try:
-                values = values.cast(pa.int64())
-            except pa.ArrowInvalid as error:
-                raise OverflowError(
-                    f"column {name!r} has a value over 2**63 - 1, and sums of integers are int64; cast it to float64 "
-                    "first"
-                ) from error
+        values = _signed(values, name)
         if accumulate.sum_int64(self._columns[0].pages, slots, fixed_values(values), mask):
             raise OverflowError(f"the sum of column {name!r} does not fit into int64; cast the column to float64 first")
 
@@ -117,6 +114,13 @@ class Mean:
         self._sums.add(slots, values, mask)
         accumulate.count(self._counts.pages, slots, mask)
 
+    def take_back(self, batch: pa.RecordBatch, slots: Slots) -> None:
+        """Take the values of a batch out again."""
+        values = input_column(batch, self._aggregate.column)
+        mask = row_mask(batch, self._aggregate.condition, values)
+        self._sums.take_out(slots, values, mask)
+        accumulate.discount(self._counts.pages, slots, mask)
+
     def merge(self, slots: Slots, parts: Sequence[pa.Array]) -> None:
         """Add other sums and counts."""
         self._sums.add_parts(slots, parts[:-1], NO_MASK)
@@ -138,6 +142,18 @@ class Mean:
         return pc.round(means, self._type.scale, "half_towards_infinity").cast(self._type)
 
 
+class CountedSum(Mean):
+    """A sum that values may be taken back from; without any it is null."""
+
+    def results(self, slots: NDArray[Any]) -> pa.Array:
+        """The sums."""
+        has_value = (self._counts.raw(slots) > 0).astype(np.uint8)
+        valid = None if has_value.all() else has_value
+        if pa.types.is_decimal(self._type):
+            return self._sums.decimals(slots, valid)
+        return array_of(self._sums.raw(slots), valid, self._type)
+
+
 class Spread:
     """A number of values, their mean, and the sum of their squared differences from it."""
 
@@ -150,6 +166,12 @@ class Spread:
         values = input_column(batch, self._aggregate.column)
         mask = row_mask(batch, self._aggregate.condition, values)
         add_moments(*self._pages(), slots, fixed_values(values.cast(pa.float64(), safe=False)), mask)
+
+    def take_back(self, batch: pa.RecordBatch, slots: Slots) -> None:
+        """Take the values of a batch out again."""
+        values = input_column(batch, self._aggregate.column)
+        mask = row_mask(batch, self._aggregate.condition, values)
+        remove_moments(*self._pages(), slots, fixed_values(values.cast(pa.float64(), safe=False)), mask)
 
     def merge(self, slots: Slots, parts: Sequence[pa.Array]) -> None:
         """Merge other spreads."""
@@ -169,3 +191,15 @@ class Spread:
     def _pages(self) -> tuple[NDArray[np.uintp], NDArray[np.uintp], NDArray[np.uintp]]:
         counts, means, squares = self._columns
         return counts.pages, means.pages, squares.pages
+
+
+def _signed(values: pa.Array, name: object) -> pa.Array:
+    """Integers and booleans as int64, anything else as it is. OverflowError."""
+    if not (pa.types.is_integer(values.type) or pa.types.is_boolean(values.type)):
+        return values
+    try:
+        return values.cast(pa.int64())
+    except pa.ArrowInvalid as error:
+        raise OverflowError(
+            f"column {name!r} has a value over 2**63 - 1, and sums of integers are int64; cast it to float64 first"
+        ) from error

@@ -38,6 +38,8 @@ class Aggregate:
     """A boolean column: rows for which it is not true do not count."""
     ignore_nulls: bool = False
     """For one that chooses a row: whether it skips rows without a value."""
+    taken_back: bool = False
+    """For a sum: whether values may be taken back, so that it must know when there is none any more."""
 
     def __post_init__(self) -> None:
         word = self.kind.value

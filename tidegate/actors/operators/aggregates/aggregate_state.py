@@ -52,6 +52,11 @@ class Described(Protocol):
         """Which rows count."""
         ...
 
+    @property
+    def taken_back(self) -> bool:
+        """Whether values of a sum may be taken back."""
+        ...
+
 
 _CONVERT = "(convert it with with_columns first)"
 
@@ -62,9 +67,9 @@ def state_fields(aggregate: Described, name: str, input_schema: pa.Schema) -> tu
     data_type = None if aggregate.column is None else _type_of(aggregate.column, input_schema)
     if kind is AggregateKind.COUNT or data_type is None:
         return (pa.field(name, pa.int64()),)
-    if kind is AggregateKind.SUM:
+    if kind is AggregateKind.SUM and not aggregate.taken_back:
         return _sum_fields(name, data_type)
-    if kind is AggregateKind.MEAN:
+    if kind in (AggregateKind.SUM, AggregateKind.MEAN):
         return (*_sum_fields(f"{name}.sum", data_type), pa.field(f"{name}.count", pa.int64()))
     if kind in SPREADS:
         types = {"count": pa.int64(), "mean": pa.float64(), "m2": pa.float64()}
@@ -97,7 +102,7 @@ def sum_digits(decimal: pa.DataType) -> int:
 def state_names(aggregate: Described, name: str, suffixes: Sequence[str] = ("",)) -> list[str]:
     """Names of the state columns, where values (or their sum) have columns with these suffixes."""
     kind = aggregate.kind
-    if kind is AggregateKind.MEAN:
+    if kind is AggregateKind.MEAN or aggregate.taken_back:
         return [*(f"{name}.sum{suffix}" for suffix in suffixes), f"{name}.count"]
     if kind in SPREADS:
         return [f"{name}.count", f"{name}.mean", f"{name}.m2"]

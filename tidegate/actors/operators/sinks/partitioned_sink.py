@@ -37,8 +37,10 @@ class PartitionedTableSink(TableSink):
         partition_by: Sequence[str],
         file_bytes_max: int = FILE_BYTES_MAX,
         first_version: int = 0,
+        deletes: bool = False,
+        order_by: str | None = None,
     ) -> None:
-        super().__init__(mode, keys, file_bytes_max, first_version)
+        super().__init__(mode, keys, file_bytes_max, first_version, deletes, order_by)
         assert partition_by, "a table without partition columns has a sink without partitions"
         self._partition_by = tuple(partition_by)
 
@@ -80,6 +82,7 @@ class PartitionedTableSink(TableSink):
 
 def table_sink(info: TableInfo, first_version: int = 0, file_bytes_max: int = FILE_BYTES_MAX) -> TableSink:
     """The sink of a table."""
+    which = file_bytes_max, first_version, info.deletes, info.order_by
     if info.partition_by:
-        return PartitionedTableSink(info.mode, info.keys, info.partition_by, file_bytes_max, first_version)
-    return TableSink(info.mode, info.keys, file_bytes_max, first_version)
+        return PartitionedTableSink(info.mode, info.keys, info.partition_by, *which)
+    return TableSink(info.mode, info.keys, *which)

@@ -7,6 +7,9 @@ Rules:
   `_tidegate_version`. A later file of a key has a greater version. All rows of a key come to one subtask, so each
   subtask counts by itself. Keys move when the parallelism changes, so after a restore every subtask goes on from the
   greatest count of all (UNION state).
+- With an order (`order_by`) the file holds the row of each key that is greatest in that column; of several the last.
+- A sink of changes (`deletes`) has no column for their kind in the table. If the last row of a key is taken back, the
+  file says in the hidden column `_tidegate_deleted` that there is none.
 - A barrier empties the buffer first: rows are never in a snapshot.
 - Dictionary columns are widened as they come in (`storage/schemas/dictionaries.py`). The batches of one file may
   together have more distinct values than the indexes of one batch can count.
@@ -20,10 +23,13 @@ from typing import Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
-from tidegate.actors.kernels.columns import key_forms
+from tidegate.actors.kernels.columns import key_forms, plain
 from tidegate.actors.kernels.key_index.key_index import KeyIndex
 from tidegate.actors.kernels.partition import compact, gather
+from tidegate.actors.operators.changes import CHANGE, rows_that_come
 from tidegate.actors.operators.operator import Emit, Operator, OperatorContext
 from tidegate.actors.operators.operator_errors import blame
 from tidegate.actors.operators.output_schema import PinnedSchema
@@ -31,7 +37,7 @@ from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.dictionaries import widened
 from tidegate.storage.state.snapshot import Cut, FrozenTable, OperatorSnapshot, StateTable
-from tidegate.storage.tables.table_files import VERSION_COLUMN
+from tidegate.storage.tables.table_files import DELETED_COLUMN, VERSION_COLUMN
 
 FILE_BYTES_MAX = 64 << 20
 
@@ -62,6 +68,8 @@ class TableSink(Operator):
         keys: tuple[str, ...] = (),
         file_bytes_max: int = FILE_BYTES_MAX,
         first_version: int = 0,
+        deletes: bool = False,
+        order_by: str | None = None,
     ) -> None:
         if mode not in ("append", "upsert"):
             raise ConfigurationError(f'a table is written in mode "append" or "upsert", not {mode!r}')
@@ -77,6 +85,8 @@ class TableSink(Operator):
         self._pinned = PinnedSchema()
         self._pending: list[pa.RecordBatch] = []
         self._pending_bytes = 0
+        self._deletes = deletes
+        self._order_by = order_by
         self._first_version = first_version
         self._version = first_version
 
@@ -89,8 +99,11 @@ class TableSink(Operator):
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
         """Buffer a batch. OperatorError if its schema is not that of the batches before, or lacks a key."""
         with blame(self.context, batch):
-            if VERSION_COLUMN in batch.schema.names:
-                raise ConfigurationError(f"{VERSION_COLUMN!r} is tidegate's own column; rename yours")
+            for hidden in {VERSION_COLUMN, DELETED_COLUMN} & set(batch.schema.names):
+                raise ConfigurationError(f"{hidden!r} is tidegate's own column; rename yours")
+            if self._deletes:
+                comes = rows_that_come(batch)
+                batch = batch.drop_columns([CHANGE]).append_column(DELETED_COLUMN, pa.array(~comes))
             key_forms(batch.slice(0, 0), self._keys)
             kept = compact(self._pinned.conform(widened(batch)))
         self._pending.append(kept)
@@ -122,11 +135,29 @@ class TableSink(Operator):
 
     def _last_rows(self, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
         batch = pa.concat_batches(batches)
+        if self._deletes:  # the hidden columns stand behind the others, in the order of `stored_schema`
+            deleted = batch.column(DELETED_COLUMN)
+            batch = self._versioned(batch.drop_columns([DELETED_COLUMN])).append_column(DELETED_COLUMN, deleted)
+        else:
+            batch = self._versioned(batch)
         index = KeyIndex(self._keys)
         slots = index.upsert(batch).slots
         last = np.empty(index.size, dtype=np.int32)
-        last[slots] = np.arange(batch.num_rows, dtype=np.int32)  # NumPy assigns in order: the last row stays
+        order = np.arange(batch.num_rows, dtype=np.int32) if self._order_by is None else self._ordered(batch)
+        last[slots[order]] = order  # NumPy assigns in order: the last row stays
         last.sort()
-        rows = batch if len(last) == batch.num_rows else gather(batch, last)
-        versions = pa.array(np.full(len(last), self._version, dtype=np.int64))
-        return pa.RecordBatch.from_arrays([*rows.columns, versions], names=[*rows.schema.names, VERSION_COLUMN])
+        return batch if len(last) == batch.num_rows else gather(batch, last)
+
+    def _versioned(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        versions = pa.array(np.full(rows.num_rows, self._version, dtype=np.int64))
+        return rows.append_column(VERSION_COLUMN, versions)
+
+    def _ordered(self, rows: pa.RecordBatch) -> NDArray[np.int32]:
+        """Positions of rows by the column of the order: nulls, then values, then NaN; of equal rows as they came."""
+        column = plain(rows.column(self._order_by))
+        order = pc.sort_indices(pa.table({"value": column}), [("value", "ascending", "at_start")])
+        ordered: NDArray[np.int32] = order.to_numpy().astype(np.int32)
+        if pa.types.is_floating(column.type):  # Arrow sorts NaN as it does nulls
+            is_nan = pc.fill_null(pc.is_nan(column), False).to_numpy(zero_copy_only=False)[ordered]
+            ordered = np.concatenate((ordered[~is_nan], ordered[is_nan]))
+        return ordered

@@ -72,5 +72,5 @@ class MergedFiles:
     def _rows(self, table: str, snapshot: TableSnapshot, files: tuple[DataFile, ...]) -> Counter[str]:
         rows: pa.Table = read_files(SimulatedStore(self._disk, table), snapshot.info, files)
         if files and snapshot.info.mode == "upsert":
-            rows = newest_rows(rows, snapshot.info.keys)
+            rows = newest_rows(rows, snapshot.info)
         return Counter(map(repr, rows.to_pylist()))

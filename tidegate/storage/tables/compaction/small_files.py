@@ -116,7 +116,7 @@ def _write(
     else:
         table = pa.concat_tables(tables()).unify_dictionaries()
         found = table.num_rows
-        newest = newest_rows(table, info.keys)
+        newest = newest_rows(table, info)
         written = write_data_file(store, path, newest.combine_chunks().to_batches())
     if found != rows:
         store.delete(path)

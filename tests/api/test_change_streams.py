@@ -1,0 +1,152 @@
+"""Streams of changes: what may follow them is right at any parallelism and through restores; the rest is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pytest
+from change_view import ChangeView
+from local_jobs import finish, local, rows
+
+import tidegate as tg
+
+BIDS = pa.table(
+    {
+        "auction": [n * n % 29 for n in range(400)],
+        "price": [n * 37 % 101 for n in range(400)],
+    }
+)
+KINDS = pa.schema([("auction", pa.int64()), ("best", pa.int64()), ("row_kind", pa.string())])
+
+
+def _best(env: tg.StreamEnvironment, splits: int = 3, **options: Any) -> tg.Stream:
+    """The highest bid of each auction, so far."""
+    bids = env.from_batches(BIDS, splits=splits, uid="bids")
+    return bids.key_by("auction").aggregate(best=tg.max("price"), emit="changes", uid="best", **options)
+
+
+def _reference() -> pl.DataFrame:
+    frame = pl.from_arrow(BIDS)
+    assert isinstance(frame, pl.DataFrame)
+    return frame.group_by("auction").agg(pl.col("price").max().alias("best"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_an_aggregate_of_an_aggregate_is_right(tmp_path: Path, parallelism: int) -> None:
+    """Means by class of the highest bids, computed, filtered and renamed on the way, as polars has them."""
+    low = pl.col("best") < 95
+    with local(parallelism) as env:
+        classes = _best(env).with_columns(group=pl.col("auction") % 4).filter(low).select("group", price="best")
+        made = classes.key_by("group").aggregate(
+            mean=tg.mean("price"), twice=tg.sum(pl.col("price") * 2), n=tg.count(), emit="changes"
+        )
+        table = made.to_table(str(tmp_path / "t"), mode="upsert", keys=["group"])
+        changes, final = made.collect(), classes.key_by("group").aggregate(n=tg.count(), emit="final").collect()
+        finish(env, tmp_path / "checkpoints")
+    expected = _reference().filter(low).group_by(group=pl.col("auction") % 4).agg(
+        mean=pl.col("best").mean(), twice=pl.col("best").sum() * 2, n=pl.len().cast(pl.Int64)
+    )  # fmt: skip
+    assert rows(table.to_arrow()) == rows(expected)
+    assert rows(final.to_arrow()) == rows(expected.select("group", "n"))
+    view = ChangeView()
+    view.apply(changes.to_arrow().to_pylist())
+    assert sorted(map(repr, view.rows.elements())) == sorted(map(repr, expected.rows()))
+
+
+def test_a_table_loses_what_is_taken_back(tmp_path: Path) -> None:
+    """Rows that a filter does not let pass any more are gone, also from compacted files, and do come back."""
+    between = pl.col("best").is_between(90, 98)
+    with local() as env:
+        table = _best(env).filter(between).to_table(str(tmp_path / "t"), mode="upsert", keys=["auction"])
+        finish(env, tmp_path / "checkpoints")
+    expected = rows(_reference().filter(between))
+    assert rows(table.to_arrow()) == expected != rows(_reference())
+    assert table.rows_committed() > len(expected), "nothing was ever deleted"
+    table.compact()
+    assert rows(table.to_polars()) == expected
+
+
+REFUSED: dict[str, Callable[[tg.Stream, str], object]] = {
+    "updates": lambda s, _: s.key_by("best").aggregate(n=tg.count(), name="step"),
+    "a minimum": lambda s, _: s.key_by("best").aggregate(n=tg.min("auction"), emit="changes", name="step"),
+    "distinct values": lambda s, _: s.key_by("best").aggregate(n=tg.count_distinct("auction"), emit="changes"),
+    "all rows": lambda s, _: s.aggregate(n=tg.count(), emit="final", name="step"),
+    "process": lambda s, _: s.key_by("auction").process(tg.ProcessFunction(), name="step"),
+    "a filter by kind": lambda s, _: s.filter(pl.col("row_kind") == "+I", name="step"),
+    "a filter by a function": lambda s, _: s.filter(lambda row: True, name="step"),
+    "another kind": lambda s, _: s.with_columns(row_kind=pl.lit("+I")),
+    "a function that drops kinds": lambda s, _: s.map(lambda row: row, schema=KINDS.remove(2), name="step"),
+    "deduplicate": lambda s, _: s.key_by("auction").deduplicate(name="step"),
+    "append": lambda s, url: s.to_table(url, name="step"),
+    "an upsert by other columns": lambda s, url: s.to_table(url, mode="upsert", keys=["best"], name="step"),
+    "an upsert without keys": lambda s, url: s.select("best").to_table(url, mode="upsert", keys=["best"], name="step"),
+    "an order": lambda s, url: s.to_table(url, mode="upsert", keys=["auction"], order_by="best", name="step"),
+    "fewer subtasks without keys": lambda s, _: s.select("best").with_columns(pl.lit(1), parallelism=1, name="step"),
+    "union": lambda s, _: s.union(s),
+    "rebalance": lambda s, _: s.rebalance(),
+    "as_changes": lambda s, _: s.as_changes(["auction"]),
+}
+
+
+@pytest.mark.parametrize("follow", REFUSED.values(), ids=REFUSED.keys())
+def test_what_cannot_take_changes_is_refused(tmp_path: Path, follow: Callable[[tg.Stream, str], object]) -> None:
+    """While the program is made; the error names the step that emits changes, or the aggregate."""
+    with local() as env, pytest.raises(tg.ConfigurationError, match=r"'best'|cannot follow changes"):
+        follow(_best(env), str(tmp_path / "t"))
+
+
+def test_functions_that_keep_the_kind_may_follow(tmp_path: Path) -> None:
+    """`map_batches` and `map` with a schema that has it; the keys follow to other names."""
+    with local() as env:
+        best = _best(env).map_batches(lambda batch: batch, schema=KINDS).map(lambda row: row, schema=KINDS)
+        table = best.select("best", a="auction").to_table(str(tmp_path / "t"), mode="upsert", keys=["a"])
+        finish(env, tmp_path / "checkpoints")
+    assert rows(table.to_arrow()) == rows(_reference().select("best", a="auction"))
+
+
+def test_recorded_changes_are_taken_for_what_they_are(tmp_path: Path) -> None:
+    """Of a database, say: rows that were deleted are in no count. What is no record of changes is refused."""
+    table = pa.table({"id": [1, 2, 1, 1], "t": ["a", "a", "a", "b"], "row_kind": ["+I", "+I", "-U", "+U"]})
+    with local() as env:
+        changes = env.from_batches(table, splits=1).as_changes(["id"])
+        found = changes.key_by("t").aggregate(n=tg.count(), emit="final").collect()
+        finish(env, tmp_path)
+    assert rows(found.to_arrow()) == [("a", 1), ("b", 1)]
+    with local() as env:
+        for wrong, keys, reason in (
+            (table, ["x"], "at least one key"),
+            (table.drop_columns(["row_kind"]), ["id"], "the column 'row_kind'"),
+            (table.set_column(2, "row_kind", pa.array([1, 1, 1, 1])), ["id"], "is int64"),
+        ):
+            with pytest.raises(tg.ConfigurationError, match=reason):
+                env.from_batches(wrong).as_changes(keys)
+
+
+@pytest.mark.parametrize("partition_by", [[], ["k"]])
+def test_a_table_keeps_the_greatest_by_a_column(tmp_path: Path, partition_by: list[str]) -> None:
+    """Whatever came last, in one file and across files; of equal ones the last; NaN is greater than any number."""
+    nan = float("nan")
+    data = pa.table(
+        {
+            "k": [1, 1, 1, 2, 2, 3, 3, 3, 4, 4, 1],
+            "t": [5.0, 9.0, 7.0, None, 1.0, nan, 8.0, 9.0, 3.0, 3.0, 8.0],
+            "n": range(11),
+        }
+    )
+    with local(2, rows_max=2) as env:
+        stream = env.from_batches(data, splits=1)
+        options = {"mode": "upsert", "keys": ["k"], "order_by": "t", "partition_by": partition_by}
+        table = stream.to_table(str(tmp_path / "t"), **options)
+        finish(env, tmp_path / "checkpoints")
+    for _ in range(2):
+        assert sorted(table.to_polars().select("k", "n").rows()) == [(1, 1), (2, 4), (3, 5), (4, 9)]
+        table.compact()
+    with local() as env, pytest.raises(tg.TableError, match="order_by='t'"):
+        env.from_batches(data).to_table("memory://x", order_by="t")
+    with local() as env, pytest.raises(tg.TableError, match="order_by column 'x'"):
+        env.from_batches(data).to_table("memory://x", mode="upsert", keys=["k"], order_by="x")

@@ -1,0 +1,161 @@
+"""`ChangingAggregate`: what it emits comes to the aggregates of the rows that are there, whatever was taken back."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from change_view import ChangeView
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from operator_harness import opened, run
+from ranking_harness import Running
+
+from tidegate.actors.operators.aggregates import aggregate as tg
+from tidegate.actors.operators.aggregates.changing_aggregate import ChangingAggregate
+from tidegate.actors.operators.changes import CHANGE
+from tidegate.actors.protocol.errors import OperatorError
+from tidegate.storage.errors import ConfigurationError
+
+_ROWS = pa.schema([("k", pa.string()), ("v", pa.int64()), ("d", pa.decimal128(5, 1)), ("c", pa.bool_())])
+_SCHEMA = _ROWS.append(pa.field(CHANGE, pa.string()))
+_AGGREGATES = {
+    "n": tg.count(),
+    "values": tg.count("v"),
+    "total": tg.sum("v"),
+    "mean": tg.mean("v"),
+    "exact": tg.sum("d"),
+    "trues": tg.count().where("c"),
+    "some": tg.sum("v").where("c"),
+    "spread": tg.var_pop("v"),
+}
+
+_STEP = st.tuples(st.sampled_from(["a", "b", None]), st.none() | st.integers(-5, 5), st.booleans(), st.booleans())
+_RESTART = st.tuples(st.integers(1, 3), st.sampled_from(["columnar", "incremental", "rocksdb"]))
+
+
+def _expected(rows: Counter[tuple[Any, ...]]) -> Counter[tuple[Any, ...]]:
+    """The aggregates of rows, in plain Python."""
+    found = []
+    for key in {row[0] for row in rows}:
+        of_key = [row for row in rows.elements() if row[0] == key]
+        values = [row[1] for row in of_key if row[1] is not None]
+        some = [row[1] for row in of_key if row[1] is not None and row[3]]
+        mean = sum(values) / len(values) if values else None
+        spread = None if mean is None else round(sum((v - mean) ** 2 for v in values) / len(values), 6)
+        exact = [row[2] for row in of_key if row[2] is not None]
+        found.append(
+            (
+                key,
+                len(of_key),
+                len(values),
+                sum(values) if values else None,
+                mean,
+                sum(exact) if exact else None,
+                sum(row[3] for row in of_key),
+                sum(some) if some else None,
+                spread,
+            )
+        )
+    return Counter(found)
+
+
+def _rounded(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{**row, "spread": row["spread"] if row["spread"] is None else round(row["spread"], 6)} for row in rows]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.lists(_STEP, min_size=1, max_size=8) | _RESTART, max_size=10))
+def test_results_are_those_of_the_rows_that_are_there(steps: list[Any]) -> None:
+    """Rows come, and some are taken back, through restores: after each batch the view is that of a plain model."""
+    there: Counter[tuple[Any, ...]] = Counter()
+    view = ChangeView()
+    with tempfile.TemporaryDirectory() as directory:
+        running = Running(lambda: ChangingAggregate(("k",), _AGGREGATES, takes_back=True), directory)
+        for step in steps:
+            if isinstance(step, tuple):
+                running.restart(*step)
+                continue
+            changes = []
+            for key, value, condition, back in step:
+                row = (key, value, None if value is None else Decimal(value) / 2, condition)
+                if back:  # take one back that is there, of the same key if there is one
+                    of_key = sorted((r for r in there if r[0] == key), key=repr)
+                    if not of_key:
+                        continue
+                    row = of_key[0]
+                there[row] += -1 if back else 1
+                there += Counter()
+                kind = ("-U" if value else "-D") if back else ("+U" if value else "+I")
+                changes.append(dict(zip(_SCHEMA.names, (*row, kind), strict=True)))
+            if changes:
+                view.apply(_rounded(running.process(pa.RecordBatch.from_pylist(changes, _SCHEMA))))
+                assert view.rows == _expected(there)
+        running.close()
+
+
+def _batch(*rows: tuple[str, int, str]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist(
+        [{"k": k, "v": v, "d": None, "c": True, CHANGE: kind} for k, v, kind in rows], _SCHEMA
+    )
+
+
+def _totals(emit: Any = "changes") -> ChangingAggregate:
+    return ChangingAggregate(("k",), {"n": tg.count(), "t": tg.sum("v")}, emit, takes_back=True)
+
+
+def test_a_key_that_is_taken_back_does_not_hide_the_others() -> None:
+    """A batch in which one key has nothing but a retraction changes the other keys too (FLINK-35661)."""
+    operator = opened(_totals())
+    run(operator, [_batch(("a", 1, "+I"), ("b", 2, "+I"))], finish=False)
+    (out,) = run(operator, [_batch(("a", 1, "-D"), ("b", 3, "+I"), ("c", 4, "+I"))], finish=False)
+    assert [(row["k"], row["t"], row[CHANGE]) for row in out.to_pylist()] == [
+        ("a", 1, "-D"), ("b", 2, "-U"), ("b", 5, "+U"), ("c", 4, "+I"),
+    ]  # fmt: skip
+
+
+def test_a_key_without_rows_is_forgotten() -> None:
+    """Its state goes, and what comes later is new; a key that comes and goes in a batch is never told."""
+    operator = opened(_totals())
+    run(operator, [_batch(("a", 1, "+I"), ("b", 1, "+I"), ("b", 1, "-D"))], finish=False)
+    (gone,) = run(operator, [_batch(("a", 1, "-D"), ("c", 9, "+I"), ("c", 9, "-D"))], finish=False)
+    assert gone.column(CHANGE).to_pylist() == ["-D"]
+    (again,) = run(operator, [_batch(("a", 7, "+U"))], finish=False)
+    assert again.to_pylist() == [{"k": "a", "n": 1, "t": 7, CHANGE: "+I"}]
+
+
+def test_what_has_not_changed_is_not_told() -> None:
+    """A batch that changes no result gives nothing."""
+    operator = opened(ChangingAggregate(("k",), {"best": tg.max("v")}))
+    rows = _batch(("a", 5, "+I")).drop_columns([CHANGE])
+    assert len(run(operator, [rows, rows], finish=False)) == 1
+
+
+def test_final_results_are_those_of_what_is_left() -> None:
+    """Behind changes, too, with no word of rows that were taken back."""
+    found = run(opened(_totals("final")), [_batch(("a", 1, "+I"), ("b", 2, "+I")), _batch(("a", 1, "-D"))])
+    assert [out.to_pylist() for out in found] == [[{"k": "b", "n": 1, "t": 2}]]
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [(("a", 1, "-D"), "taken back that had not come"), (("a", 1, "?"), r"has '\?' in the column 'row_kind'")],
+)
+def test_changes_that_contradict_themselves_are_an_error(row: tuple[str, int, str], reason: str) -> None:
+    """A retraction of nothing, and a kind that there is not."""
+    with pytest.raises(OperatorError, match=reason):
+        run(opened(_totals()), [_batch(row)])
+
+
+@pytest.mark.parametrize(
+    ("aggregate", "advice"),
+    [(tg.max("v"), "top_n"), (tg.first("v"), "top_n"), (tg.bool_or("c"), "where"), (tg.count_distinct("v"), "key_by")],
+)
+def test_what_cannot_be_taken_back_is_refused(aggregate: tg.Aggregate, advice: str) -> None:
+    """With what to do instead."""
+    with pytest.raises(ConfigurationError, match=f"cannot follow changes.*{advice}"):
+        ChangingAggregate(("k",), {"x": aggregate}, takes_back=True)

@@ -1,0 +1,200 @@
+"""`ChangingAggregate`: running aggregates that emit changes, and that rows can be taken back from.
+
+Rules:
+
+- A batch gives, for each key in it whose results differ, the old row (`-U`) and the new one (`+U`); `+I` for a key that
+  had no row, `-D` for one that has none any more. All that is taken back comes first.
+- Behind changes (`takes_back`) the state counts the rows of each key. When the last one is taken back, the key is
+  forgotten. Whatever a batch does to one key, the others in it are looked at alike.
+- Only what can be calculated backwards can be taken back: counts, sums, means, variances. A minimum cannot: the next
+  greater value is gone. Sums of floats that are taken back leave rounding errors behind, and a NaN stays.
+- A row that is taken back and has never come is an error: the stream before contradicts itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Literal, Protocol, runtime_checkable
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from tidegate.actors.kernels.key_index.entries import Upserted
+from tidegate.actors.operators.aggregates.accumulators import Accumulator
+from tidegate.actors.operators.aggregates.aggregate import Aggregate, count
+from tidegate.actors.operators.aggregates.aggregate_kinds import SPREADS, AggregateKind
+from tidegate.actors.operators.aggregates.aggregate_state import Fields
+from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
+from tidegate.actors.operators.changes import (
+    CHANGE,
+    DELETE,
+    INSERT,
+    UPDATE_AFTER,
+    UPDATE_BEFORE,
+    Flags,
+    changes,
+    rows_that_come,
+    with_kind,
+)
+from tidegate.actors.operators.operator import Columns
+from tidegate.actors.state_backends.common.backend import VectorTable
+from tidegate.storage.errors import ConfigurationError
+
+ROWS = "changes.rows"
+"""The state column that counts the rows of a key."""
+
+CALCULATED = SPREADS | {AggregateKind.COUNT, AggregateKind.SUM, AggregateKind.MEAN}
+"""What can be taken back."""
+
+
+@runtime_checkable
+class _TakesBack(Protocol):
+    def take_back(self, batch: pa.RecordBatch, slots: NDArray[np.int32]) -> None:
+        """Take the rows of a batch out of the slots."""
+        ...
+
+
+class ChangingAggregate(KeyedAggregate):
+    """Aggregates of each key; with `takes_back` of a stream of changes. Otherwise as `KeyedAggregate`."""
+
+    def __init__(
+        self,
+        keys: tuple[str, ...],
+        aggregates: Mapping[str, Aggregate],
+        emit: Literal["changes", "final"] = "changes",
+        takes_back: bool = False,
+    ) -> None:
+        self._shown = tuple(aggregates)
+        self._takes_back = takes_back
+        taken = sorted({CHANGE, ROWS} & {*keys, *aggregates})
+        if taken:
+            raise ConfigurationError(f"{taken} is a column of changes; give the key or aggregate another name")
+        if takes_back:
+            _check_calculated(aggregates)
+            aggregates = {
+                name: replace(a, taken_back=True) if a.kind is AggregateKind.SUM else a
+                for name, a in aggregates.items()
+            } | {ROWS: count()}
+        super().__init__(keys, aggregates, "final" if emit == "final" else "update")
+        self._output_schema: pa.Schema | None = None
+
+    def needed_columns(self, after: Columns) -> Columns:
+        """Also what says which rows come."""
+        needed = super().needed_columns(after)
+        return needed if needed is None or not self._takes_back else needed | {CHANGE}
+
+    def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
+        """Keys, aggregates, and the kind of the change unless results are final."""
+        found = super().output_schema(input_schema)
+        shown = pa.schema([field for field in found if field.name != ROWS])
+        return shown if self._emit_mode == "final" else with_kind(shown)
+
+    def _use(self, table: VectorTable, fields: Fields) -> None:
+        super()._use(table, fields)
+        self._output_schema = None
+
+    def _accumulate(self, batch: pa.RecordBatch, keys: pa.RecordBatch, upserted: Upserted) -> pa.RecordBatch | None:
+        rows = upserted.first_rows
+        slots = upserted.slots.take(rows)
+        changing = self._emit_mode != "final"
+        before = [accumulator.results(slots) for accumulator in self._of_shown()] if changing else []
+        self._take_all(batch, upserted)
+        there = self._still_there(slots)
+        result = self._changes(keys, upserted, slots, before, there) if changing else None
+        if there is not None and not there.all():
+            assert self._table is not None
+            self._table.remove(slots[~there])
+        return result
+
+    def _take_all(self, batch: pa.RecordBatch, upserted: Upserted) -> None:
+        """Add what comes, then take out what is taken back."""
+        comes = rows_that_come(batch) if self._takes_back else None
+        if comes is None or comes.all():
+            for accumulator in self._accumulators:
+                accumulator.update(batch, upserted.slots)
+            return
+        parts = [(batch.filter(pa.array(flags)), upserted.slots[flags]) for flags in (comes, ~comes)]
+        for accumulator in self._accumulators:
+            assert isinstance(accumulator, _TakesBack)
+            if parts[0][0].num_rows:
+                accumulator.update(*parts[0])
+            accumulator.take_back(*parts[1])
+
+    def _still_there(self, slots: NDArray[np.int32]) -> Flags | None:
+        """Which keys have rows. None: all, because nothing is ever taken back."""
+        if not self._takes_back:
+            return None
+        assert self._table is not None
+        counts = self._table.column(ROWS).raw(slots)
+        if (counts < 0).any():
+            raise ValueError(
+                "a row was taken back that had not come: the stream of changes contradicts itself. Functions before it "
+                "must give the same for the same row, and rows of a key must come in order"
+            )
+        there: Flags = counts > 0
+        return there
+
+    def _changes(
+        self,
+        keys: pa.RecordBatch,
+        upserted: Upserted,
+        slots: NDArray[np.int32],
+        before: Sequence[pa.Array],
+        there: Flags | None,
+    ) -> pa.RecordBatch | None:
+        """What has become of the keys of a batch."""
+        rows = upserted.first_rows
+        after = [accumulator.results(slots) for accumulator in self._of_shown()]
+        is_there = np.ones(len(rows), dtype=np.bool_) if there is None else there
+        was_there = ~np.isin(rows, upserted.new_rows, assume_unique=True)
+        changed = was_there & is_there & _differ(before, after)
+        kinds = (
+            (DELETE, was_there & ~is_there, before),
+            (UPDATE_BEFORE, changed, before),
+            (UPDATE_AFTER, changed, after),
+            (INSERT, ~was_there & is_there, after),
+        )
+        parts = []
+        for kind, flags, values in kinds:
+            picked = pa.array(np.flatnonzero(flags))
+            of_keys = keys.take(pa.array(rows[flags])).columns
+            parts.append((kind, [*of_keys, *(column.take(picked) for column in values)]))
+        if self._output_schema is None:
+            names = [*self.keys, *self._shown]
+            types = [column.type for column in parts[0][1]]
+            self._output_schema = with_kind(pa.schema(list(zip(names, types, strict=True))))
+        return changes(parts, self._output_schema)
+
+    def _of_shown(self) -> Sequence[Accumulator]:
+        return self._accumulators[: len(self._shown)]
+
+    def _output(self, keys: pa.RecordBatch, results: Sequence[pa.Array]) -> pa.RecordBatch:
+        shown = results[: len(self._shown)]
+        return pa.RecordBatch.from_arrays([*keys.columns, *shown], names=[*self.keys, *self._shown])
+
+
+def _check_calculated(aggregates: Mapping[str, Aggregate]) -> None:
+    for name, aggregate in aggregates.items():
+        if aggregate.kind in CALCULATED:
+            continue
+        advice = {
+            AggregateKind.BOOL_OR: "count the rows for which it is true: tg.count().where(...)",
+            AggregateKind.BOOL_AND: "count the rows for which it is false: tg.count().where(...)",
+            AggregateKind.COUNT_DISTINCT: "group by the column first: key_by(..., column).aggregate(n=tg.count())",
+        }.get(aggregate.kind, "rank the rows before they change: key_by(...).top_n(1, by=...)")
+        raise ConfigurationError(
+            f"{name}={aggregate} cannot follow changes: it does not keep what it would need when a row is taken back. "
+            f"Counts, sums, means, variances and standard deviations can; or {advice}"
+        )
+
+
+def _differ(before: Sequence[pa.Array], after: Sequence[pa.Array]) -> Flags:
+    """Rows in which any column differs; NaN differs from itself."""
+    found: Flags = np.zeros(len(after[0]), dtype=np.bool_)
+    for old, new in zip(before, after, strict=True):
+        values = pc.fill_null(pc.not_equal(old, new), False).to_numpy(zero_copy_only=False)
+        found |= values | (old.is_valid().to_numpy(False) != new.is_valid().to_numpy(False))
+    return found
