@@ -123,6 +123,48 @@ def test_no_modules_import_each_other() -> None:
     TopologicalSorter({name: imports_of(file, modules) - {name} for name, file in modules.items()}).prepare()
 
 
+def circles_of_folders(package: Path) -> dict[str, list[str]]:
+    """By folder: modules and folders in it that import each other in a circle. Faces (`__init__.py`) do not count."""
+    modules = modules_of(package)
+    graphs: dict[str, dict[str, set[str]]] = {}
+    for name, file in modules.items():
+        if file.name == "__init__.py":
+            continue
+        for other in imports_of(file, modules):
+            mine, theirs = name.split("."), other.split(".")
+            shared = next(n for n, (one, two) in enumerate(zip(mine, [*theirs, ""], strict=False)) if one != two)
+            if shared < len(theirs):
+                graph = graphs.setdefault(".".join(mine[:shared]), {})
+                graph.setdefault(mine[shared], set()).add(theirs[shared])
+    found = {}
+    for folder, graph in graphs.items():
+        try:
+            TopologicalSorter(graph).prepare()
+        except CycleError as error:
+            found[folder] = error.args[1]
+    return found
+
+
+def test_no_folders_import_each_other() -> None:
+    """What lies side by side in a folder has an order, also where no contract says which."""
+    assert circles_of_folders(PACKAGE) == {}
+
+
+def test_folders_that_import_each_other_are_found(tmp_path: Path) -> None:
+    """Two folders are in a circle even if no two of their modules are; a face may import what is in its folder."""
+    for folder in ("attic", "cellar"):
+        (tmp_path / "house" / folder).mkdir(parents=True)
+        (tmp_path / "house" / folder / "__init__.py").write_text("from house.cellar.low import thing\n")
+    (tmp_path / "house" / "attic" / "high.py").write_text("from house.cellar.low import thing\n")
+    (tmp_path / "house" / "attic" / "box.py").write_text("")
+    (tmp_path / "house" / "cellar" / "low.py").write_text("thing = 1\n")
+    assert circles_of_folders(tmp_path / "house") == {}
+    (tmp_path / "house" / "cellar" / "stairs.py").write_text("from house.attic.box import other\n")
+    assert {name: set(circle) for name, circle in circles_of_folders(tmp_path / "house").items()} == {
+        "house": {"attic", "cellar"}
+    }
+
+
 def test_modules_that_import_each_other_are_found(tmp_path: Path) -> None:
     """A circle is found also where one of its imports is for type checkers alone."""
     (tmp_path / "house").mkdir()
