@@ -11,9 +11,9 @@ from itertools import chain
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tidegate.recovery.contents.state_reader import BATCH_ROWS_MAX
 from tidegate.storage.errors import ConfigurationError
 
-BATCH_ROWS = 65_536
 _FILE_MAGIC = b"ARROW1"
 
 
@@ -37,7 +37,7 @@ def _opened(file: str) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     try:
         if file.endswith(".parquet"):
             parquet = pq.ParquetFile(file)
-            return parquet.schema_arrow, parquet.iter_batches(BATCH_ROWS)
+            return parquet.schema_arrow, parquet.iter_batches(BATCH_ROWS_MAX)
         source = pa.memory_map(file)
         is_file = source.read(len(_FILE_MAGIC)) == _FILE_MAGIC
         source.seek(0)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from fsspec.utils import get_protocol
 
+from tidegate.recovery.contents.state_reader import BATCH_ROWS_MAX
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.file_system_store import join_url
 from tidegate.storage.files.store import Store
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from tidegate.spark_bridge.dataframes.parquet_source import ParquetSource
-
-BATCH_ROWS = 65_536
 
 
 @contextmanager
@@ -53,7 +52,7 @@ def _batches(source: ParquetSource) -> Iterator[pa.RecordBatch]:
         for split in source.splits():
             offset, at_end = 0, False
             while not at_end:
-                found = reader.read(split, offset, BATCH_ROWS)
+                found = reader.read(split, offset, BATCH_ROWS_MAX)
                 if found.batch is not None:
                     yield found.batch
                 offset, at_end = found.next_offset, found.at_end

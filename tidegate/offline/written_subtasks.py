@@ -16,7 +16,7 @@ import pyarrow as pa
 from tidegate.actors.kernels.hashing import hash_columns
 from tidegate.offline.state_rows import PutState
 from tidegate.recovery.contents.state_catalog import states_of
-from tidegate.recovery.contents.state_reader import StateSelection
+from tidegate.recovery.contents.state_reader import BATCH_ROWS_MAX, StateSelection
 from tidegate.recovery.savepoints import copy_subtask
 from tidegate.storage.checkpoints.layout import CheckpointLayout, escape
 from tidegate.storage.checkpoints.metadata import (
@@ -35,8 +35,6 @@ from tidegate.storage.state.snapshot import FrozenState, StateChunk, sorted_by_g
 from tidegate.storage.state.state_file import write_state
 from tidegate.storage.state.timer_rows import TIMER_COLUMNS, TIMERS_STATE
 from tidegate.storage.subtasks.state_stream import SubtaskStream
-
-CHUNK_ROWS = 65_536
 
 
 @dataclass(slots=True)
@@ -250,8 +248,8 @@ class _Given:
             mine = np.arange(self.subtask, rows.num_rows, self.parallelism)
         else:
             mine = np.arange(rows.num_rows if self.subtask == 0 else 0)
-        for start in range(0, len(mine), CHUNK_ROWS):
-            places = mine[start : start + CHUNK_ROWS]
+        for start in range(0, len(mine), BATCH_ROWS_MAX):
+            places = mine[start : start + BATCH_ROWS_MAX]
             (batch,) = rows.take(pa.array(places)).combine_chunks().to_batches()
             if self.kind is StateKind.KEYED:
                 yield sorted_by_group(batch, groups[places])

@@ -34,6 +34,7 @@ from tidegate.storage.state.timer_rows import TIMER_MOMENT, TIMERS_STATE
 from tidegate.storage.subtasks.state_stream import StoredSchemas, SubtaskStream
 
 BATCH_ROWS_MAX = 65_536
+"""So many rows of a state are in memory at a time, whoever reads or writes it outside of a job."""
 
 AGGREGATE_STATE = "aggregate"
 """Name of the state of `aggregate(...)`: a row has the columns of all its aggregates."""

@@ -9,7 +9,6 @@ from typing import Any
 from tidegate.web.page import texts
 
 STRIP_MAX = 60
-STRIP_HEIGHT = 72
 _BAR_MIN, _BAR_MAX, _FOOT = 3.0, 50.0, 70.0
 """In pixels: the least and the largest height of a bar, and where bars stand."""
 

@@ -112,6 +112,11 @@ def state_names(aggregate: Described, name: str, suffixes: Sequence[str] = ("",)
     return names
 
 
+def state_columns(keys: pa.Schema, fields: Fields) -> list[pa.Field]:
+    """The columns of a state: those of the key, then those of each aggregate."""
+    return [*keys, *(field for group in fields.values() for field in group)]
+
+
 def stored_groups(aggregates: Mapping[str, Described], stored: Sequence[pa.Field]) -> Fields | None:
     """The stored columns of each aggregate, of which `stored` are all. None if they are those of other aggregates."""
     groups: Fields = {}

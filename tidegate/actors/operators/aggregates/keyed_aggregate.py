@@ -22,7 +22,7 @@ from tidegate.actors.kernels.partition import gather, subtask_table
 from tidegate.actors.operators.aggregates.accumulators import Accumulator, make_accumulator, value_specs
 from tidegate.actors.operators.aggregates.aggregate import Aggregate
 from tidegate.actors.operators.aggregates.aggregate_kinds import AggregateKind
-from tidegate.actors.operators.aggregates.aggregate_state import Fields, state_names, stored_groups
+from tidegate.actors.operators.aggregates.aggregate_state import Fields, state_columns, state_names, stored_groups
 from tidegate.actors.operators.aggregates.stored_values import says_a_type
 from tidegate.actors.operators.batch_rows import OUTPUT_ROWS_MAX
 from tidegate.actors.operators.operator import Columns, Emit, Operator, OperatorContext
@@ -187,9 +187,9 @@ class KeyedAggregate(Operator):
         elif not found.equals(self._key_schema) or fields != self._fields:
             raise OperatorError(
                 f"operator {self.context.name!r} (uid {self.context.uid!r}) keeps "
-                f"{columns_text(_columns(self._key_schema, self._fields))}, but the batch needs "
-                f"{columns_text(_columns(found, fields))}: a column has changed its type; cast it with with_columns "
-                f"before key_by, or pass schema= to the function that makes it"
+                f"{columns_text(state_columns(self._key_schema, self._fields))}, but the batch needs "
+                f"{columns_text(state_columns(found, fields))}: a column has changed its type; cast it with "
+                "with_columns before key_by, or pass schema= to the function that makes it"
             )
         self._seen_schema = schema
 
@@ -311,7 +311,3 @@ class KeyedAggregate(Operator):
 
     def _output(self, keys: pa.RecordBatch, results: Sequence[pa.Array]) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays([*keys.columns, *results], names=[*self._keys, *self._aggregates])
-
-
-def _columns(keys: pa.Schema, fields: Fields) -> list[pa.Field]:
-    return [*keys, *(field for group in fields.values() for field in group)]

@@ -38,11 +38,6 @@ class FiredGroups:
         """The moment up to which windows of all groups have fired."""
         return int(self._fired_ms.min())
 
-    @property
-    def greatest_ms(self) -> int:
-        """The moment up to which windows of some group have fired."""
-        return int(self._fired_ms.max())
-
     def runs(self) -> Iterator[tuple[range, int]]:
         """Neighbouring groups that are at one moment, and the moment. One run, but for a while after a restore."""
         bounds = [0, *(np.flatnonzero(np.diff(self._fired_ms)) + 1).tolist(), len(self._groups)]

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from tidegate.actors.kernels.partition import subtask_table
 from tidegate.actors.operators.aggregates.accumulators import Accumulator, make_accumulator, value_specs
 from tidegate.actors.operators.aggregates.aggregate import Aggregate
-from tidegate.actors.operators.aggregates.aggregate_state import Fields, stored_groups
+from tidegate.actors.operators.aggregates.aggregate_state import Fields, state_columns, stored_groups
 from tidegate.actors.operators.operator import OperatorContext
 from tidegate.actors.operators.state.keys import check_owner, key_schema
 from tidegate.actors.operators.state.operator_backend import make_backend
@@ -103,9 +103,9 @@ class WindowState:
         elif not found.equals(self.key_schema) or fields != self.fields:
             raise OperatorError(
                 f"operator {self._context.name!r} (uid {self._context.uid!r}) keeps "
-                f"{columns_text(_columns(self.key_schema, self.fields))}, but the batch needs "
-                f"{columns_text(_columns(found, fields))}: a column has changed its type; cast it with with_columns "
-                "before the window, or give the operator a new uid"
+                f"{columns_text(state_columns(self.key_schema, self.fields))}, but the batch needs "
+                f"{columns_text(state_columns(found, fields))}: a column has changed its type; cast it with "
+                "with_columns before the window, or give the operator a new uid"
             )
         self._seen = schema
 
@@ -204,7 +204,3 @@ class WindowState:
                 "change the uid"
             )
         return pa.schema([schema.field(name).remove_metadata() for name in self._keys]), fields
-
-
-def _columns(keys: pa.Schema, fields: Fields) -> list[pa.Field]:
-    return [*keys, *(field for group in fields.values() for field in group)]

@@ -19,6 +19,7 @@ from tidegate.actors.state_backends.columnar.frozen_slots import FrozenSlots, Fr
 from tidegate.actors.state_backends.columnar.key_space import KeySpace
 from tidegate.actors.state_backends.columnar.sorted_slots import SortedSlots
 from tidegate.actors.state_backends.common.pages import Pins, pages_for
+from tidegate.storage.ids import CheckpointId
 from tidegate.storage.state.snapshot import Cut
 
 N = TypeVar("N", bound=Notes)
@@ -75,6 +76,10 @@ class PagedState(ABC, Generic[N]):
         assert dirty is not None, "an incremental snapshot of a state that keeps no changes"
         self._space.look_again()
         return self._frozen(dirty, False), self._frozen(dirty, True)
+
+    def changed_rows(self, base: CheckpointId) -> tuple[int, int]:
+        """Rows that are marked as changed since the base, and all rows."""
+        return 0 if self.dirty is None else self.dirty.changed_since(base, self._space.slots), self.rows
 
     @abstractmethod
     def begin_notes(self) -> N:

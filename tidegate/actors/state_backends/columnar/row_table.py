@@ -124,8 +124,7 @@ class ColumnarRows:
 
     def changed_rows(self, base: CheckpointId) -> tuple[int, int]:
         """Rows that are marked as changed since the base, and all rows."""
-        dirty = self._table.dirty
-        return 0 if dirty is None else dirty.changed_since(base, self._space.slots), self._table.rows
+        return self._table.changed_rows(base)
 
     def freeze(self, cut: Cut) -> list[FrozenState]:
         """All rows, or what has changed since the base. Takes one reference a chunk and a page."""

@@ -90,8 +90,7 @@ class ColumnarTimers:
 
     def changed_rows(self, base: CheckpointId) -> tuple[int, int]:
         """Timers that are marked as changed since the base, and all timers."""
-        dirty = self._table.dirty
-        return 0 if dirty is None else dirty.changed_since(base, self._space.slots), self._table.rows
+        return self._table.changed_rows(base)
 
     def freeze(self, cut: Cut) -> list[FrozenState]:
         """All timers, or what has changed since the base. Takes one reference a page."""
