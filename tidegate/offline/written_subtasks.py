@@ -29,7 +29,7 @@ from tidegate.storage.checkpoints.metadata import (
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.store import Store
 from tidegate.storage.ids import OperatorUid, SubtaskIndex, VertexId
-from tidegate.storage.schemas.common import adapted
+from tidegate.storage.schemas.common_schema import adapted
 from tidegate.storage.state.key_groups import key_group_range, key_groups_of
 from tidegate.storage.state.snapshot import FrozenState, StateChunk, sorted_by_group
 from tidegate.storage.state.state_file import write_state

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from tidegate.recovery.contents.needs import needed_urls
+from tidegate.recovery.contents.savepoint_needs import needed_urls
 from tidegate.recovery.contents.state_catalog import StateInfo, states_of
 from tidegate.storage.checkpoints.layout import parse_pointer
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, OperatorInfo

@@ -29,7 +29,7 @@ from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.files.store import OpenStore, Store
 from tidegate.storage.ids import OperatorUid
-from tidegate.storage.schemas.common import adapted, common_schema
+from tidegate.storage.schemas.common_schema import adapted, common_schema
 from tidegate.storage.state.timer_rows import TIMER_MOMENT, TIMERS_STATE
 from tidegate.storage.subtasks.state_stream import StoredSchemas, SubtaskStream
 
