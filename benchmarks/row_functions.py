@@ -152,8 +152,8 @@ def _floor_s(table: pa.Table) -> float:
     """CPU seconds of a loop over rows, from Arrow and back to it."""
     started_s = time.process_time()
     for batch in table.to_batches(65_536):
-        names, columns = batch.schema.names, [column.to_numpy().tolist() for column in batch.columns]
-        rows = [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+        keys, values = (column.to_numpy().tolist() for column in batch.columns)
+        rows = [{"k": key, "x": value} for key, value in zip(keys, values, strict=True)]
         mapped = [{"k": row["k"], "t": row["x"] + 1} for row in rows]
         pa.record_batch([pa.array([row[name] for row in mapped], pa.int64()) for name in OUTPUT.names], schema=OUTPUT)
     return time.process_time() - started_s

@@ -7,7 +7,7 @@ import math
 
 import pyarrow as pa
 import pytest
-from state_harness import Keyed, rows_of, stored, table
+from state_harness import WHOLE, Keyed, rows_of, stored, table
 
 from tidegate.actors.operators.state.keyed_state import ListState, MapState, ValueState
 from tidegate.actors.operators.state.reducing_state import AggregatingState, ReducingState
@@ -54,6 +54,29 @@ def test_a_list_is_kept_for_each_key() -> None:
     assert state.get() == []
     keyed.key("b")
     assert state.get() == [7]
+
+
+def test_a_list_is_gone_through_without_a_copy() -> None:
+    """One value after the other, also across snapshots; values that are added meanwhile do not come, and those that can
+    be changed are copies."""
+    keyed = Keyed()
+    state, nested = keyed.bind(ListState("xs", int)), keyed.bind(ListState("ys", pa.list_(pa.int8())))
+    keyed.key("a")
+    assert list(state) == []
+    for number in range(9):
+        state.add(number)
+        keyed.freeze(WHOLE)
+        keyed.key("a")
+    seen = []
+    for number in state:
+        seen.append(number)
+        state.add(99)
+    assert seen == list(range(9))
+    assert state.get() == [*range(9), *[99] * 9]
+    nested.add([1])
+    for value in nested:
+        value.append(2)
+    assert nested.get() == [[1]]
 
 
 def test_a_map_is_kept_for_each_key() -> None:

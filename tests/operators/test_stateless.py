@@ -85,11 +85,15 @@ def test_flat_map_output_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [batch.num_rows for batch in emitted] == [4, 1]
 
 
-def test_rows_that_nobody_reads_any_more_are_no_failure_of_the_function() -> None:
+def test_rows_that_nobody_reads_any_more_are_no_failure_of_the_function(monkeypatch: pytest.MonkeyPatch) -> None:
     """What comes after the operator has failed: the end of the rows in their middle blames nobody."""
-    rows = opened(FlatMap(lambda row: [row, row]))._rows(_BATCH)
-    next(rows)
-    rows.close()
+    monkeypatch.setattr(stateless, "OUTPUT_ROWS_MAX", 1)
+
+    def failing(_: pa.RecordBatch) -> None:
+        raise ValueError("downstream")
+
+    with pytest.raises(ValueError, match=r"^downstream$"):
+        opened(FlatMap(lambda row: [row, row])).process(_BATCH, failing)
 
 
 def test_filter_rows() -> None:

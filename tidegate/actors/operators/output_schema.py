@@ -11,6 +11,8 @@ Operators that call functions of the user have one each; so has a table sink, fo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -67,11 +69,15 @@ class PinnedSchema:
 
     def from_rows(self, rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
         """A batch made of one row or more. Columns that a row lacks are null there. SchemaMismatchError as above."""
-        names = list(dict.fromkeys(name for row in rows for name in row))
-        if self.schema is not None:
-            self._check_names([*self.schema.names, *(n for n in names if n not in self.schema.names)])
-            names = self.schema.names
-        columns = [self._column(name, [row.get(name) for row in rows]) for name in names]
+        names = list(rows[0]) if self.schema is None else self.schema.names
+        values = _alike(rows, names)
+        if values is None:
+            names = list(dict.fromkeys(chain.from_iterable(rows)))
+            if self.schema is not None:
+                self._check_names([*self.schema.names, *(n for n in names if n not in self.schema.names)])
+                names = self.schema.names
+            values = [[row.get(name) for row in rows] for name in names]
+        columns = [self._column(name, of_name) for name, of_name in zip(names, values, strict=True)]
         batch = pa.RecordBatch.from_arrays(columns, names=names)
         return self.conform(batch)
 
@@ -111,6 +117,16 @@ class PinnedSchema:
                 f"{was} columns {self.schema.names}; in this batch {' and '.join(changes)}"
                 + ("" if self._given else f"; {_ADVICE}")
             )
+
+
+def _alike(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[list[Any]] | None:
+    """The values of each name, where all rows are dicts with these names and no others; else None."""
+    if set(map(type, rows)) != {dict} or set(map(len, rows)) != {len(names)} or len(set(names)) < len(names):
+        return None
+    try:
+        return [list(map(itemgetter(name), rows)) for name in names]
+    except KeyError:
+        return None
 
 
 class FromPolars:

@@ -10,6 +10,7 @@ Rules:
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -55,29 +56,25 @@ class FlatMap(Operator):
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
         """Emit the rows in order, in batches of bounded size. OperatorError if the function raises."""
-        rows: list[Row] = []
-        for row in self._rows(batch):
-            rows.append(row)
-            if len(rows) == OUTPUT_ROWS_MAX:
-                emit(self._convert(rows, batch))
-                rows = []
-        if rows:
-            emit(self._convert(rows, batch))
+        rows, at = python_rows(batch), [0]
+        results = self._results(rows, at)
+        while True:
+            with Blame(self.context, lambda: (f"row {at[0]} of the batch", rows[at[0]])):
+                part = list(itertools.islice(results, OUTPUT_ROWS_MAX))
+            if not part:
+                return
+            with blame(self.context, batch):
+                converted = self._pinned.from_rows(part)
+            emit(converted)
 
-    def _rows(self, batch: pa.RecordBatch) -> Iterator[Row]:
-        for number, row in enumerate(python_rows(batch)):
-            with blame_row(self.context, row, number):
-                for result in self._fn(row):
-                    if not isinstance(result, Mapping):
-                        raise TypeError(f"a row must be a dict, not {type(result).__name__}: {result!r}")
-                    try:
-                        yield result
-                    except GeneratorExit:
-                        return  # Nobody reads on: no failure of the function.
-
-    def _convert(self, rows: list[Row], batch: pa.RecordBatch) -> pa.RecordBatch:
-        with blame(self.context, batch):
-            return self._pinned.from_rows(rows)
+    def _results(self, rows: list[dict[str, Any]], at: list[int]) -> Iterator[Row]:
+        """What the function makes of each row; `at` says which it is called with."""
+        fn = self._fn
+        for at[0], row in enumerate(rows):
+            for result in fn(row):
+                if type(result) is not dict and not isinstance(result, Mapping):
+                    raise TypeError(f"a row must be a dict, not {type(result).__name__}: {result!r}")
+                yield result
 
 
 class Map(Operator):
@@ -113,7 +110,9 @@ class Map(Operator):
             return
         for start in range(0, batch.num_rows, OUTPUT_ROWS_MAX):
             part = batch.slice(start, OUTPUT_ROWS_MAX)
-            rows = _called(self.context, self._mapped, part, start)
+            rows = _called(self.context, lambda rows: map(self._fn, rows), part, start)
+            if set(map(type, rows)) != {dict}:
+                _check_rows(self.context, rows, part, start)
             with blame(self.context, part):
                 result = self._pinned.from_rows(rows)
             emit(result)
@@ -127,12 +126,6 @@ class Map(Operator):
             before.type == now.type or pa.types.is_null(before.type)
             for before, now in zip(pinned, computed, strict=True)
         )
-
-    def _mapped(self, row: dict[str, Any]) -> Row:
-        result = self._fn(row)
-        if type(result) is not dict and not isinstance(result, Mapping):
-            raise TypeError(f"a row must be a dict, not {type(result).__name__}: {result!r}")
-        return result
 
 
 class FilterRows(Operator):
@@ -157,18 +150,27 @@ class FilterRows(Operator):
         if computed is not None:
             mask = computed.column(0)
         else:
-            mask = pa.array(_called(self.context, lambda row: bool(self._fn(row)), batch, 0), pa.bool_())
+            flags = _called(self.context, lambda rows: map(bool, map(self._fn, rows)), batch, 0)
+            mask = pa.array(flags, pa.bool_())
         kept = batch.filter(mask)
         if kept.num_rows:
             emit(kept)
 
 
-def _called(context: OperatorContext, fn: Callable[[dict[str, Any]], T], batch: pa.RecordBatch, start: int) -> list[T]:
-    """What a function returns for each row; `start` is the number of the first row. OperatorError if it raises."""
+def _called(
+    context: OperatorContext, calls: Callable[[list[dict[str, Any]]], Iterable[T]], batch: pa.RecordBatch, start: int
+) -> list[T]:
+    """What calls with each row give; `start` is the number of the first row. OperatorError if one raises."""
     rows = python_rows(batch)
     results: list[T] = []
-    add = results.append
     with Blame(context, lambda: (f"row {start + len(results)} of the batch", rows[len(results)])):
-        for row in rows:
-            add(fn(row))
+        results.extend(calls(rows))  # what has come before an error is in it
     return results
+
+
+def _check_rows(context: OperatorContext, results: Sequence[object], batch: pa.RecordBatch, start: int) -> None:
+    """OperatorError for the first result that is no row."""
+    for number, result in enumerate(results):
+        if not isinstance(result, Mapping):
+            with blame_row(context, batch.slice(number, 1).to_pylist()[0], start + number):
+                raise TypeError(f"a row must be a dict, not {type(result).__name__}: {result!r}")

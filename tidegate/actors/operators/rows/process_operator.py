@@ -16,12 +16,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import GeneratorType
 from typing import Any
 
 import pyarrow as pa
 
 from tidegate.actors.kernels.partition import compact, subtask_table
 from tidegate.actors.operators.batch_rows import OUTPUT_ROWS_MAX
+from tidegate.actors.operators.batches.python_rows import python_rows
 from tidegate.actors.operators.operator import Emit, Operator, OperatorContext
 from tidegate.actors.operators.operator_errors import Blame, blame, blame_call, failure, is_failure
 from tidegate.actors.operators.output_schema import PinnedSchema
@@ -134,8 +136,8 @@ class ProcessOperator(Operator):
         with blame(self.context, batch):
             refs = self._enter(index, batch)
             moments = self._times_of(index, batch)
-        times = [None] * batch.num_rows if moments is None else moments.to_pylist()
-        rows = enumerate(batch.to_pylist())
+        times = None if moments is None else moments.to_pylist()
+        rows = enumerate(python_rows(batch))
         while self._process_rows(self._handlers[index], rows, refs, times):
             self._emit_rows(emit, OUTPUT_ROWS_MAX)
         if self._keys[index]:
@@ -285,18 +287,21 @@ class ProcessOperator(Operator):
         handler: Handler,
         rows: Iterator[tuple[int, dict[str, Any]]],
         refs: Sequence[KeyRef],
-        times: Sequence[int | None],
+        times: Sequence[int | None] | None,
     ) -> bool:
         """Process rows until their output fills a batch. Returns whether rows may be left."""
-        scope, ask = self._scope, self._ask
+        scope, collect, ask, collected = self._scope, self._collect, self._ask, self._rows
         number, row = 0, dict[str, Any]()
         try:
             for number, row in rows:
-                scope.choose(number, refs[number])
-                ask.timestamp = times[number]
-                self._collect(handler(row, ask))
-                if len(self._rows) >= OUTPUT_ROWS_MAX:
-                    return True
+                scope.number, scope.ref = number, refs[number]  # as `choose`, without a call for each row
+                if times is not None:
+                    ask.timestamp = times[number]
+                result = handler(row, ask)
+                if result is not None:
+                    collect(result)
+                    if len(collected) >= OUTPUT_ROWS_MAX:
+                        return True
         except OperatorError:
             raise
         except BaseException as error:
@@ -335,12 +340,13 @@ class ProcessOperator(Operator):
     def _collect(self, rows: Iterable[Mapping[str, Any]] | None) -> None:
         if rows is None:
             return
-        if isinstance(rows, Mapping):
+        if type(rows) is not GeneratorType and isinstance(rows, Mapping):
             raise TypeError("the function returned one dict; return an iterable of rows, or yield each row")
+        collected = self._rows
         for row in rows:
             if type(row) is not dict and not isinstance(row, Mapping):
                 raise TypeError(f"a row must be a dict, not {type(row).__name__}: {row!r}")
-            self._rows.append(row)
+            collected.append(row)
 
     def _emit_rows(self, emit: Emit, rows_min: int) -> None:
         """Emit the rows that were collected, if there are at least `rows_min`."""

@@ -92,12 +92,13 @@ class EnteredKeys:
 class KeyScope:
     """The key that a function works on now; there is none outside of rows and timers."""
 
-    __slots__ = ("_batch", "_entered", "_number", "ref")
+    __slots__ = ("_batch", "_entered", "number", "ref")
 
     def __init__(self) -> None:
         self._entered: EnteredKeys | None = None
         self._batch: tuple[EnteredKeys, KeyRefs | None] | None = None
-        self._number = 0
+        self.number = 0
+        """The number of the current key among those that were entered. `choose` sets it, with `ref`."""
         self.ref: KeyRef = None
         """How the backend knows the key; None where there is no key, or no state."""
 
@@ -113,7 +114,7 @@ class KeyScope:
         """Make the key of a row of the batch the current one. ConfigurationError outside of a batch; IndexError."""
         entered, refs = self._batch_for("choosing a key")
         (number,) = self.rows([row], "choosing a key").tolist()
-        self._entered, self._number, self.ref = entered, number, None if refs is None else refs[number]
+        self._entered, self.number, self.ref = entered, number, None if refs is None else refs[number]
 
     @property
     def batch_columns(self) -> pa.RecordBatch:
@@ -148,7 +149,7 @@ class KeyScope:
 
     def choose(self, number: int, ref: KeyRef) -> None:
         """Make an entered key the current one."""
-        self._number = number
+        self.number = number
         self.ref = ref
 
     def leave(self) -> None:
@@ -157,12 +158,12 @@ class KeyScope:
 
     def current(self, what: str) -> Key:
         """The key. ConfigurationError, naming `what` was asked for, where there is none."""
-        return self._entered_for(what).key(self._number)
+        return self._entered_for(what).key(self.number)
 
     def current_number(self, what: str) -> int:
         """The number of the key among those that were entered. ConfigurationError as `current`."""
         self._entered_for(what)
-        return self._number
+        return self.number
 
     def entered_columns(self, numbers: Sequence[int]) -> pa.RecordBatch:
         """Stored key columns of some of the keys that were entered."""
@@ -172,7 +173,7 @@ class KeyScope:
 
     def current_row(self, what: str) -> dict[str, Any]:
         """The key columns of the key. ConfigurationError as `current`."""
-        return self._entered_for(what).row(self._number)
+        return self._entered_for(what).row(self.number)
 
     def _batch_for(self, what: str) -> tuple[EnteredKeys, KeyRefs | None]:
         if self._batch is None:

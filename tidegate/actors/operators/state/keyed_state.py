@@ -14,6 +14,7 @@ Rules:
 from __future__ import annotations
 
 import copy
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -22,6 +23,7 @@ from typing import Any, Self, TypeVar
 import pyarrow as pa
 
 from tidegate.actors.operators.state.key_scope import KeyScope, Places
+from tidegate.actors.operators.state.quick_values import NOT_QUICK
 from tidegate.actors.operators.state.state_types import StateType
 from tidegate.actors.operators.state.ttl import Clock, StateTtl, TtlLists, TtlMaps, TtlValues, has_time, timed_type
 from tidegate.actors.state_backends.common.backend import (
@@ -112,6 +114,7 @@ class ValueState(KeyedState):
     def __init__(self, name: str, dtype: Any, *, ttl: StateTtl | None = None) -> None:
         super().__init__(name, ttl)
         self._typed = StateType(name, dtype)
+        self._plain, self._quick = self._typed.plain, self._typed.quick
 
     @property
     def stored_field(self) -> pa.Field:
@@ -124,14 +127,19 @@ class ValueState(KeyedState):
 
     def value(self) -> Any:
         """The value of the current key; None where there is none."""
-        return self._typed.handed_out(self._cells.get(self._ref()))
+        ref = self._scope.ref
+        stored = self._cells.get(self._ref() if ref is None else ref)
+        return stored if stored is None or self._plain else self._typed.handed_out(stored)
 
     def update(self, value: Any) -> None:
         """Keep a value for the current key; None is `clear`. TypeError if it is not of the declared type."""
         if value is None:
             self.clear()
         else:
-            self._cells.put(self._ref(), self._typed.taken(value))
+            ref, stored = self._scope.ref, self._quick(value)
+            if stored is NOT_QUICK:
+                stored = self._typed.taken(value)
+            self._cells.put(self._ref() if ref is None else ref, stored)
 
     def get_many(self, at: Places = None) -> pa.Array:
         """The value of each row's key, in `process_batch`: an Arrow array, null where there is none.
@@ -174,6 +182,7 @@ class ListState(KeyedState):
     def __init__(self, name: str, dtype: Any, *, ttl: StateTtl | None = None) -> None:
         super().__init__(name, ttl)
         self._typed = StateType(name, dtype)
+        self._plain, self._quick = self._typed.plain, self._typed.quick
 
     @property
     def stored_field(self) -> pa.Field:
@@ -186,11 +195,24 @@ class ListState(KeyedState):
 
     def get(self) -> list[Any]:
         """A copy of the list of the current key; empty where there is none."""
-        return [self._typed.handed_out(value) for value in self._cells.get(self._ref())]
+        stored = self._cells.get(self._ref())
+        return list(stored) if self._plain else [self._typed.handed_out(value) for value in stored]
+
+    def __iter__(self) -> Iterator[Any]:
+        """The values of the current key, one after the other, without a copy of the list.
+
+        The list must not be changed meanwhile, but for values that are added: they do not come.
+        """
+        stored = self._cells.get(self._ref())
+        values = itertools.islice(stored, len(stored))
+        return values if self._plain else map(self._typed.handed_out, values)
 
     def add(self, value: Any) -> None:
         """Append a value. TypeError if it is None or not of the declared type."""
-        self._cells.extend(self._ref(), (self._typed.taken(value),))
+        ref, stored = self._scope.ref, self._quick(value)
+        if stored is NOT_QUICK:
+            stored = self._typed.taken(value)
+        self._cells.extend(self._ref() if ref is None else ref, (stored,))
 
     def add_all(self, values: Iterable[Any]) -> None:
         """Append values. TypeError if one is None or not of the declared type: then none is."""

@@ -24,8 +24,9 @@ from typing import Any
 import pyarrow as pa
 
 from tidegate.actors.operators.state.keyed_state import KeyedState, ListState, MapEntries, MapState
+from tidegate.actors.operators.state.quick_values import one_nan
 from tidegate.actors.operators.state.state_names import StateNames
-from tidegate.actors.operators.state.state_types import check_serializers, one_nan
+from tidegate.actors.operators.state.state_types import check_serializers
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError, CorruptionError
 from tidegate.storage.ids import OperatorUid

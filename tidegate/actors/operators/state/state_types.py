@@ -15,7 +15,6 @@ import dataclasses
 import datetime as dt
 import decimal
 import inspect
-import math
 import operator
 import pickle
 import types
@@ -27,12 +26,12 @@ from typing import Any
 import cloudpickle
 import pyarrow as pa
 
-from tidegate.actors.operators.row_values import check_text, column_of, exact_array, shown
+from tidegate.actors.operators.row_values import column_of, exact_array, shown
+from tidegate.actors.operators.state.quick_values import NOT_QUICK, Quick, never_quick, one_nan, quick_conversion
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.dictionaries import widened_type
 
 SERIALIZER_KEY, _PICKLE = b"tidegate.serializer", b"pickle"
-_INT64_END = 2**63
 _PLAIN = {
     int: pa.int64(),
     float: pa.float64(),
@@ -43,8 +42,6 @@ _PLAIN = {
     dt.time: pa.time64("us"),
     dt.timedelta: pa.duration("us"),
 }
-_EXACT = {_PLAIN[python_type]: python_type for python_type in (int, float, str, bytes, bool, dt.date)}
-"""Arrow types that give back the very value of this Python type that was put in."""
 
 
 class Pickled:
@@ -58,7 +55,7 @@ class Pickled:
 class StateType:
     """Values of one declared type, and the Arrow type in which they are stored."""
 
-    __slots__ = ("_form", "_name", "dtype")
+    __slots__ = ("_form", "_name", "dtype", "quick")
 
     def __init__(self, name: str, declared: Any) -> None:
         """The type of (a part of) the state `name`. ConfigurationError for a type that cannot be kept."""
@@ -70,6 +67,8 @@ class StateType:
         if isinstance(self._form, _OptionalForm):
             self._form = self._form.inner  # None is no state, whatever the type
         self.dtype = self._form.dtype
+        self.quick = self._form.quick
+        """Common values as they are stored; `NOT_QUICK` for those that `taken` has to look at."""
 
     @property
     def plain(self) -> bool:
@@ -110,11 +109,6 @@ class StateType:
         return stored if form.plain or stored is None else form.get(stored)
 
 
-def one_nan(value: Any) -> Any:
-    """NaN as one object, so that a map finds it again; anything else as it is."""
-    return math.nan if isinstance(value, float) and value != value else value
-
-
 def check_serializers(stored: pa.Field, expected: pa.Field, state: str) -> None:
     """Raise ConfigurationError where one of the fields, or a field in them, holds pickles and the other does not."""
     if _is_pickled(stored) != _is_pickled(expected):
@@ -144,6 +138,8 @@ class _Form:
     metadata: Mapping[bytes, bytes] | None = None
     plain = True
     """Whether what is stored is handed out as it is."""
+    quick: Quick = staticmethod(never_quick)
+    """As of `StateType`."""
 
     def __init__(self, dtype: pa.DataType, described: str) -> None:
         self.dtype = dtype
@@ -170,15 +166,13 @@ class _ArrowForm(_Form):
 
     def __init__(self, dtype: pa.DataType) -> None:
         super().__init__(widened_type(dtype), str(dtype))  # the values of all keys meet in one column
-        self._exact: type[Any] | None = _EXACT.get(self.dtype)
+        self.quick = quick_conversion(self.dtype)
         self.plain = not pa.types.is_nested(self.dtype)
 
     def put(self, value: Any) -> Any:
-        exact = self._exact
-        if type(value) is exact and (exact is not int or -_INT64_END <= value < _INT64_END):
-            if exact is str and not value.isascii():
-                check_text(value)  # or the checkpoint that has to write it would fail
-            return one_nan(value) if exact is float else value
+        stored = self.quick(value)
+        if stored is not NOT_QUICK:
+            return stored
         if value is None:
             raise TypeError("None can be kept only within something else, and there only as Optional[...]")
         try:

@@ -12,7 +12,7 @@ A state with one puts `TtlValues`, `TtlLists` or `TtlMaps` before its cells in t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal, TypeAlias, get_args
@@ -182,7 +182,7 @@ class TtlLists:
         self._cells = cells
         self._clock = clock
 
-    def get(self, ref: KeyRef) -> Sequence[Any]:
+    def get(self, ref: KeyRef) -> Collection[Any]:
         """The values that have not expired, or that `visibility` still shows."""
         stored, clock = self._cells.get(ref), self._clock
         if not stored:

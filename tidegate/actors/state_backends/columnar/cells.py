@@ -3,7 +3,8 @@
 A slot without state holds None. Rules:
 - A page that a snapshot still reads is copied (its references only) before the first write to it.
 - Each list or map knows the epoch in which it was made, and every freeze begins the next epoch. One from an older epoch
-  may be in a snapshot, so its first change makes a copy. Values are never changed in place.
+  may be in a snapshot: a map is copied before its first change, and a list gets a part of its own for what is appended.
+  Values are never changed in place.
 - So the undo log can note the object in a slot itself.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -24,6 +25,7 @@ from tidegate.actors.state_backends.columnar.changes.notes import CellNotes
 from tidegate.actors.state_backends.columnar.changes.undo_log import Notes
 from tidegate.actors.state_backends.columnar.frozen_slots import FrozenSlots
 from tidegate.actors.state_backends.columnar.key_space import KeySpace
+from tidegate.actors.state_backends.columnar.list_parts import ListInParts
 from tidegate.actors.state_backends.columnar.paged_state import PagedState
 from tidegate.actors.state_backends.columnar.sorted_slots import SortedSlots
 from tidegate.actors.state_backends.common.backend import CellSpec
@@ -33,16 +35,6 @@ from tidegate.storage.rocksdb.values import map_key_codec
 from tidegate.storage.state.snapshot import Cut
 
 _IN_PAGE = PAGE_ROWS - 1
-
-
-class _List(list[Any]):
-    """A list and the epoch in which it was made."""
-
-    __slots__ = ("epoch",)
-
-    def __init__(self, values: Iterable[Any], epoch: int) -> None:
-        super().__init__(values)
-        self.epoch = epoch
 
 
 class _Map(dict[Any, Any]):
@@ -177,7 +169,8 @@ class Cells(PagedState[CellNotes]):
         return self._pages[ref >> PAGE_BITS][ref & _IN_PAGE]
 
     def _set(self, ref: int, held: Any) -> None:
-        page, offset = self._own_page(ref), ref & _IN_PAGE
+        number, offset = ref >> PAGE_BITS, ref & _IN_PAGE
+        page = self._own_page(ref) if self._pins.shared[number] else self._pages[number]
         if self._notes is not None:
             self._notes.add(ref, page[offset])
         self._rows += (held is not None) - (page[offset] is not None)
@@ -204,11 +197,19 @@ class ColumnarValues(Cells):
 
     def get(self, ref: int) -> Any:
         """The value; None if there is none."""
-        return self._held(ref)
+        return self._pages[ref >> PAGE_BITS][ref & _IN_PAGE]
 
     def put(self, ref: int, value: Any) -> None:
         """Set the value, which is not None."""
-        self._set(ref, value)
+        number, offset = ref >> PAGE_BITS, ref & _IN_PAGE
+        if self._notes is not None or self._pins.shared[number]:
+            self._set(ref, value)
+            return
+        page = self._pages[number]  # as `_set`: a function by row calls this once a row
+        if page[offset] is None:
+            self._rows += 1
+        page[offset] = value
+        self._changed.append(ref)
 
     def get_many(self, refs: NDArray[np.int32]) -> pa.Array:
         """The values of these keys."""
@@ -244,41 +245,44 @@ class ColumnarValues(Cells):
 class ColumnarLists(Cells):
     """`ListCells` over slots."""
 
-    def get(self, ref: int) -> Sequence[Any]:
+    def get(self, ref: int) -> Collection[Any]:
         """The values; empty if there are none."""
-        return self._held(ref) or ()
+        held = self._pages[ref >> PAGE_BITS][ref & _IN_PAGE]
+        return () if held is None else held.whole()
 
     def extend(self, ref: int, values: Sequence[Any]) -> None:
         """Append values."""
         if values:
-            held = self._held(ref)
-            if held is not None and held.epoch == self._epoch:
+            held = self._pages[ref >> PAGE_BITS][ref & _IN_PAGE]
+            if held is None:
+                self._set(ref, ListInParts(values, self._epoch))
+            elif held.epoch == self._epoch:
                 held.extend(values)
                 self._changed.append(ref)
             else:
-                self._set(ref, _List([*(held or ()), *values], self._epoch))
+                self._set(ref, held.extended(values, self._epoch))
 
     def put(self, ref: int, values: Sequence[Any]) -> None:
         """Replace the list."""
         if values:
-            self._set(ref, _List(values, self._epoch))
+            self._set(ref, ListInParts(values, self._epoch))
         else:
             self.remove(ref)
 
     def expire(self, ref: int) -> None:
         """Remove the elements that have expired."""
-        values, has_expired = self._held(ref), self.spec.has_expired
-        if values is not None and has_expired is not None:
+        values, has_expired = self.get(ref), self.spec.has_expired
+        if has_expired is not None:
             left = [value for value in values if not has_expired(value)]
             if len(left) < len(values):
                 self.put(ref, left)
 
     def _loaded(self, stored: Any) -> Any:
-        return _List(stored, self._epoch) if stored else None
+        return ListInParts(stored, self._epoch) if stored else None
 
     def stored(self, held: Any) -> Any:
-        """The list itself."""
-        return held
+        """The values, as Arrow takes them."""
+        return list(held.whole()) if held.before else held
 
 
 class ColumnarMaps(Cells):

@@ -14,7 +14,7 @@ Every backend passes the same contract tests. Rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -96,8 +96,8 @@ class ValueCells(Protocol):
 class ListCells(Protocol):
     """A list of Python values for each key. An empty list is the same as none."""
 
-    def get(self, ref: KeyRef) -> Sequence[Any]:
-        """The values; empty if there are none. The caller must not change them."""
+    def get(self, ref: KeyRef) -> Collection[Any]:
+        """The values, in order; empty if there are none. They may change with the next call."""
         ...
 
     def extend(self, ref: KeyRef, values: Sequence[Any]) -> None:
