@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         ProcessContext,
         ProcessFunction,
     )
+    from tidegate.actors.operators.sinks.sink import CommitContext, Sink, SinkContext
     from tidegate.actors.operators.state.key_scope import KeyGroups
     from tidegate.actors.operators.state.keyed_state import ListState, MapState, ValueState
     from tidegate.actors.operators.state.operator_state import BroadcastState, OperatorListState
@@ -96,6 +97,7 @@ else:
         "CollectedRows": "api.tables.output_tables",
         "ConfigurationError": "storage.errors",
         "ConnectedStreams": "api.streams.stream",
+        "CommitContext": "actors.operators.sinks.sink",
         "CorruptionError": "storage.errors",
         "Cumulating": "actors.operators.windows.window_specs",
         "DataPlaneOptions": "actors.hosts.job_context",
@@ -123,6 +125,8 @@ else:
         "ReducingState": "actors.operators.state.reducing_state",
         "RestartStrategy": "recovery.restart_strategy",
         "Session": "actors.operators.windows.window_specs",
+        "Sink": "actors.operators.sinks.sink",
+        "SinkContext": "actors.operators.sinks.sink",
         "Sliding": "actors.operators.windows.window_specs",
         "Source": "actors.sources.source",
         "SourceReader": "actors.sources.source",
@@ -175,6 +179,7 @@ __all__ = [
     "CheckpointError",
     "CoProcessFunction",
     "CollectedRows",
+    "CommitContext",
     "ConfigurationError",
     "ConnectedStreams",
     "CorruptionError",
@@ -202,6 +207,8 @@ __all__ = [
     "ReducingState",
     "RestartStrategy",
     "Session",
+    "Sink",
+    "SinkContext",
     "Sliding",
     "Source",
     "SourceReader",

@@ -27,6 +27,7 @@ PUBLIC = """
     Stream StreamEnvironment TableError TidegateError TimeDomain TimerService Tumbling ValueState WindowedStream
     arg_max arg_min bool_and bool_or count count_distinct first last load_config max mean min open_table stddev_pop
     stddev_samp sum var_pop var_samp
+    CommitContext Sink SinkContext
 """
 """What `import tidegate as tg` offers. A name that is added here is a promise; one that goes breaks programs."""
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from operator_harness import opened, run
 
 from tidegate.actors.operators.sinks.partitioned_sink import PARTITIONS_MAX, PartitionedTableSink, table_sink
-from tidegate.actors.operators.sinks.table_sink import StagedRows, TableSink
+from tidegate.actors.operators.sinks.staging import StagedRows
+from tidegate.actors.operators.sinks.table_sink import TableSink
 from tidegate.actors.protocol.errors import OperatorError
 from tidegate.storage.tables.partitions import HIVE_NULL, folder_name
 from tidegate.storage.tables.table_files import VERSION_COLUMN

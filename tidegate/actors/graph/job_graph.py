@@ -6,12 +6,13 @@ and a restore maps the state of a checkpoint onto it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from tidegate.actors.graph.resources import Resources
 from tidegate.actors.operators.batch_rows import BatchRows
 from tidegate.actors.operators.operator import OperatorFactory
+from tidegate.actors.operators.sinks.sink import Sink
 from tidegate.actors.protocol.identity import ChannelId, TaskId
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.actors.protocol.side_outputs import SideOutput
@@ -26,7 +27,10 @@ MAX_PARALLELISM = 128
 
 @dataclass(frozen=True, slots=True)
 class OperatorSpec:
-    """How to make an operator. `table` is the url of the output table if the operator is a table sink."""
+    """How to make an operator. `table` is the url of the output table if the operator is a table sink.
+
+    With a `sink` of the user's it is the place of that (`own_sink_place`).
+    """
 
     uid: OperatorUid
     name: str
@@ -34,6 +38,7 @@ class OperatorSpec:
     table: str | None = None
     batch_rows: BatchRows | None = None
     """Bounds on the rows of a batch that the operator gets, if the user has set them."""
+    sink: Sink | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +116,18 @@ class JobGraph:
     def tasks(self) -> tuple[TaskId, ...]:
         """All subtasks, in topological order."""
         return tuple(TaskId(v.vertex, SubtaskIndex(i)) for v in self.vertices for i in range(v.parallelism))
+
+    @property
+    def table_urls(self) -> tuple[str, ...]:
+        """Where the output tables are, in the order of their operators."""
+        specs = (spec for vertex in self.vertices for spec in vertex.operators if spec.sink is None)
+        return tuple(spec.table for spec in specs if spec.table is not None)
+
+    @property
+    def sinks(self) -> Mapping[str, OperatorSpec]:
+        """The operators that write to sinks of the user's, by the places of these."""
+        specs = (spec for vertex in self.vertices for spec in vertex.operators if spec.sink is not None)
+        return {spec.table: spec for spec in specs if spec.table is not None}
 
     def keyed_tasks(self) -> tuple[TaskId, ...]:
         """Subtasks that may have keyed state. Makes one operator of each spec to ask it."""

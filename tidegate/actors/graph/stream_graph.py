@@ -23,9 +23,10 @@ from tidegate.actors.graph.job_graph import (
 from tidegate.actors.graph.resources import Resources
 from tidegate.actors.operators.batch_rows import BatchRows
 from tidegate.actors.operators.operator import OperatorFactory
+from tidegate.actors.operators.sinks.sink import Sink
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.actors.protocol.side_outputs import OutputTag, SideOutput
-from tidegate.actors.sources.source import Source
+from tidegate.actors.sources.source import Source, is_unbounded
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import OperatorUid, VertexId
 from tidegate.storage.state.key_groups import MAX_PARALLELISM_LIMIT
@@ -59,6 +60,7 @@ class StreamNode:
     resources: Resources | None = None
     side_outputs: tuple[OutputTag, ...] = ()
     taps: tuple[StreamNode, str] | None = None
+    sink: Sink | None = None
 
     def __post_init__(self) -> None:
         if [self.source, self.factory, self.taps].count(None) != 2:
@@ -70,6 +72,10 @@ class StreamNode:
     def maker(self) -> StreamNode:
         """The source or operator that makes the rows."""
         return self if self.taps is None else self.taps[0]
+
+    def tells_splits(self, parallelism: int) -> bool:
+        """Whether an operator with this parallelism behind it is told the split of each row, of splits that go on."""
+        return self.source is not None and is_unbounded(self.source) and self.parallelism == parallelism
 
     def side_output(self, tag: str) -> StreamNode:
         """The rows that this operator emits under one of its tags. ConfigurationError if it has no such tag."""
@@ -164,7 +170,7 @@ def _vertex(chain: Sequence[StreamNode]) -> JobVertex:
     head = chain[0]
     source = None if head.source is None else SourceSpec(head.uid, head.name, head.source)
     operators = tuple(
-        OperatorSpec(node.uid, node.name, node.factory, node.table, node.batch_rows)
+        OperatorSpec(node.uid, node.name, node.factory, node.table, node.batch_rows, node.sink)
         for node in chain
         if node.factory is not None
     )

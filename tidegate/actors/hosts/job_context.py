@@ -79,7 +79,7 @@ class JobContext:
     @property
     def table_urls(self) -> list[str]:
         """Where the output tables of this job are, in the order of their operators."""
-        return [spec.table for vertex in self.graph.vertices for spec in vertex.operators if spec.table is not None]
+        return list(self.graph.table_urls)
 
     def describe(self, task: TaskId, attempt: AttemptNumber) -> TaskDescriptor:
         """Descriptor of one task; splits that the coordinator does not assign are dealt out round-robin."""

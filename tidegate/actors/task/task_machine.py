@@ -389,8 +389,8 @@ class TaskMachine:
         return tuple(snapshots)
 
     def _stage(self, force: bool) -> None:
-        for uid, batches, folder in self._chain.take_pending(force):
-            self._instructions.append(do.StageFile(uid, self._checkpoints.tracker.files[uid].start(), batches, folder))
+        files, taken = self._checkpoints.tracker.files, self._chain.take_pending(force)
+        self._instructions += (do.StageFile(u, files[u].start(), r.batches, r.folder, r.prepare) for u, r in taken)
 
     # --- output and reading ---------------------------------------------------------------------------------------
 

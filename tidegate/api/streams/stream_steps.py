@@ -23,10 +23,10 @@ from tidegate.actors.operators.batches.stateless import FilterRows, FlatMap, Map
 from tidegate.actors.operators.operator import OperatorFactory
 from tidegate.actors.operators.rows.process_batches import process_operator
 from tidegate.actors.operators.rows.process_functions import ProcessFunction
+from tidegate.actors.operators.sinks.sink import Sink
 from tidegate.actors.operators.watermarks.watermark_generator import WatermarkGenerator, check_timestamp_column
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.actors.protocol.side_outputs import OutputTag
-from tidegate.actors.sources.source import is_unbounded
 from tidegate.api.program import Program
 from tidegate.api.streams.nulls_tag import nulls_tag
 from tidegate.api.streams.slot_options import SlotOptions, resources_of
@@ -261,7 +261,7 @@ class StreamSteps:
         # As parallel as the stream before it, so chained to it: there the rows still have the source's order.
         parallelism = parallelism if parallelism is not None else self._inputs[0][0].parallelism
         idleness_ms = None if idleness is None else parse_duration_ms(idleness, setting="idleness")
-        if idleness_ms is not None and not all(_has_splits_that_go_on(node, parallelism) for node, _ in self._inputs):
+        if idleness_ms is not None and not all(node.tells_splits(parallelism) for node, _ in self._inputs):
             raise ConfigurationError(
                 f"assign_timestamps({column!r}, idleness={idleness!r}): only right behind an unbounded source, and in "
                 "as many subtasks, is it known which splits have no rows; call it on the stream of the source"
@@ -361,6 +361,7 @@ class StreamSteps:
         updating: Updating | None = None,
         side_outputs: Sequence[OutputTag] = (),
         takes_changes: bool = False,
+        sink: Sink | None = None,
     ) -> Self:
         """Add an operator, and return the stream behind it.
 
@@ -381,6 +382,7 @@ class StreamSteps:
             schema=schema,
             factory=factory,
             table=table,
+            sink=sink,
             inputs=inputs[0] + inputs[1],
             ordinals=(0,) * len(inputs[0]) + (1,) * len(inputs[1]),
             batch_rows=check_batch_rows(name, batch_rows),
@@ -390,8 +392,3 @@ class StreamSteps:
         self._program.add_node(node)
         kept = schema is None or self.timestamp in schema.names
         return type(self)(self._program, ((node, None),), (), self.timestamp if kept else None, updating)
-
-
-def _has_splits_that_go_on(node: StreamNode, parallelism: int) -> bool:
-    """Whether an operator with this parallelism behind the node is told the split of each row."""
-    return node.source is not None and is_unbounded(node.source) and node.parallelism == parallelism

@@ -9,21 +9,27 @@ import os
 import uuid
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 from tidegate.actors.operators.changes import CHANGE
+from tidegate.actors.operators.own_copies import own_copy
+from tidegate.actors.operators.sinks.own_sink import FLUSH_BYTES, OwnSink
 from tidegate.actors.operators.sinks.partitioned_sink import table_sink
+from tidegate.actors.operators.sinks.sink import Sink
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.api.checkpoint_calls import CheckpointFunction, check_function
 from tidegate.api.given_names import location
+from tidegate.api.streams.slot_options import SlotOptions
 from tidegate.api.streams.stream_joins import StreamJoins
 from tidegate.api.streams.stream_steps import StreamSteps
 from tidegate.api.tables.output_tables import CollectedRows, OutputTable
 from tidegate.api.tables.table_options import SchemaEvolution, TableOptions
+from tidegate.storage.checkpoints.metadata import own_sink_place
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.tables.compaction.small_files import FILE_BYTES
 from tidegate.storage.tables.delta.delta_schema import check_delta_schema
 from tidegate.storage.tables.table_log import IfExists, TableInfo, TableMode
+from tidegate.storage.units import parse_size_bytes
 
 
 class StreamTables(StreamJoins):
@@ -94,6 +100,51 @@ class StreamTables(StreamJoins):
         assert self.schema is not None
         check_delta_schema(self.schema)
         return self._written(location(url, f"to_delta {name!r}"), info, options, name, uid, parallelism)
+
+    def to_sink(
+        self,
+        sink: Sink,
+        *,
+        keys: tuple[str, ...] | list[str] = (),
+        flush_bytes: str | int = FLUSH_BYTES,
+        name: str = "to_sink",
+        uid: str | None = None,
+        parallelism: int | None = None,
+        **slot: Unpack[SlotOptions],
+    ) -> None:
+        """Write to a system of your own, exactly once: a `tg.Sink` prepares for a checkpoint, and commits it.
+
+        Rows come to `write` in batches of about `flush_bytes`, and what is left when a checkpoint begins. With `keys`
+        rows of one key come to one subtask, in their order. Running aggregates (`emit="update"`) need their own keys
+        here, and a sink that lets a row replace the one before it with its keys. See `docs/own-sinks.md`. The uid names
+        what waits to be committed in checkpoints, so set it.
+        """
+        if not isinstance(sink, Sink):
+            what = f"{sink.__name__} is a class; give an object" if isinstance(sink, type) else "give a tg.Sink"
+            raise ConfigurationError(f"to_sink {name!r}: {what}, derived from tg.Sink, not {sink!r}")
+        own_copy(sink)
+        flushed = parse_size_bytes(flush_bytes, setting="flush_bytes")
+        if flushed <= 0:
+            raise ConfigurationError(f"to_sink {name!r}: flush_bytes must be positive, not {flush_bytes!r}")
+        if self.schema is not None and (unknown := [key for key in keys if key not in self.schema.names]):
+            raise ConfigurationError(f"to_sink {name!r}: there is no column {unknown[0]!r} for keys")
+        if self._updating is not None:
+            if self._updating.changes:
+                raise self._updating.refuse(repr(name), "a sink of your own would not know what is taken back")
+            self._updating.check_upsert(repr(name), tuple(keys))
+        rows = self._together(tuple(keys), parallelism) if keys else self
+        node_uid = self._program.new_uid(name, uid)
+        rows._then(
+            partial(OwnSink, flushed),
+            self.schema,
+            name,
+            node_uid,
+            parallelism,
+            slot=slot,
+            table=own_sink_place(node_uid),
+            updating=self._updating,
+            sink=sink,
+        )
 
     def _written(
         self, where: str, info: TableInfo, options: TableOptions, name: str, uid: str | None, parallelism: int | None

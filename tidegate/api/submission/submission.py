@@ -43,6 +43,7 @@ from tidegate.api.config.shown_settings import shown_settings
 from tidegate.api.given_names import check_name
 from tidegate.api.submission.assigned_sources import assigned_sources
 from tidegate.api.submission.collected_places import collect_url, with_places
+from tidegate.api.submission.left_to_sinks import check_sinks, commit_left_over
 from tidegate.api.submission.local_folders import own_folder
 from tidegate.api.submission.staged_sources import check_fed_sources, with_staged_sources
 from tidegate.api.submission.starting_checkpoint import checkpoints_up_to, restore_point
@@ -138,6 +139,7 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
     }
     tables = [*request.tables, *bound.values()]
     covering = with_places(covering, {placeholder: table.url for placeholder, table in bound.items()})
+    check_sinks(request.graph, covering, request.allow_non_restored_state)
     check_tables(tables, request.job_id, covering, open_store, now_ms())
     folder = partial(taskowned_url, request.root, request.job_id, SOURCE)
     savepoints = request.checkpoints.savepoints
@@ -148,6 +150,7 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
     restored = set() if metadata is None else {info.uid for info in metadata.operators}
     staged = with_staged_sources(request.graph, folder, fed_job, restored, line)
     graph = with_filtered_sources(with_projected_sources(staged.graph))
+    commit_left_over(request.graph, covering)
     first_versions = claim_tables(tables, request.job_id, covering, open_store, request.root)
     graph = _with_tables(graph, bound, {table.url: table for table in tables}, first_versions)
     splits = {
@@ -249,7 +252,7 @@ def _spec(request: JobRequest, graph: JobGraph, restore: RestorePoint | None) ->
             JobEdgeInfo(e.upstream, e.downstream, e.partitioning.kind is PartitioningKind.FORWARD) for e in graph.edges
         ),
         hooks=tuple(hook.identifier for hook in request.hooks),
-        tables=tuple(spec.table for v in graph.vertices for spec in v.operators if spec.table is not None),
+        tables=graph.table_urls,
         seed=request.seed,
         failover=FailoverStrategy(config.failover),
         adoption_timeout_ms=config.adoption_timeout,
@@ -286,7 +289,7 @@ def _with_tables(
     """The graph with URLs of collected streams, and with sinks whose rows are newer than those in their tables."""
 
     def with_table(spec: OperatorSpec) -> OperatorSpec:
-        if spec.table is None:
+        if spec.table is None or spec.sink is not None:
             return spec
         table = bound[spec.table] if spec.table in bound else tables[spec.table]
         factory = partial(table_sink, table.info, first_versions[table.url], table.options.file_bytes)

@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from tidegate.api.tables.output_tables import OutputTable
 from tidegate.api.tables.table_owners import check_owner_is_gone
-from tidegate.storage.checkpoints.metadata import CheckpointMetadata, DataFile
+from tidegate.storage.checkpoints.metadata import CheckpointMetadata, DataFile, is_own_sink
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.store import OpenStore
 from tidegate.storage.ids import CheckpointId, JobId
@@ -86,7 +86,7 @@ def _left_over(covering: Sequence[CheckpointMetadata], urls: Collection[str], op
     for metadata in covering:
         files: dict[str, list[DataFile]] = {}
         for subtask in metadata.subtasks:
-            for committable in subtask.committables:
+            for committable in (c for c in subtask.committables if not is_own_sink(c.table)):
                 files.setdefault(committable.table, []).extend(committable.files)
         for url, found in files.items():
             left.setdefault(url, []).append((metadata.checkpoint_id, tuple(found)))

@@ -217,12 +217,7 @@ class Simulation:
         return submission, restored
 
     def _rows(self, context: JobContext) -> Rows:
-        return {
-            spec.table: _counted(read_table(self.open_store(spec.table)))
-            for vertex in context.graph.vertices
-            for spec in vertex.operators
-            if spec.table is not None
-        }
+        return {table: _counted(read_table(self.open_store(table))) for table in context.table_urls}
 
 
 def difference(expected: Rows, found: Rows, *, at_least: bool = False, at_most: bool = False) -> str | None:

@@ -139,12 +139,29 @@ class NativeState:
 @wire
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """A data file that a sink has written and that becomes visible when its checkpoint is committed."""
+    """A data file that a sink has written and that becomes visible when its checkpoint is committed.
+
+    What a sink of the user's has written has no path, but `committables`, which mean something to that sink.
+    """
 
     path: str
     rows: int
     size_bytes: int
     checksum: str
+    committables: tuple[bytes, ...] = ()
+
+
+_OWN_SINK = "sink:"
+
+
+def own_sink_place(uid: OperatorUid) -> str:
+    """What stands for the URL of a table where a sink of the user's writes."""
+    return f"{_OWN_SINK}{uid}"
+
+
+def is_own_sink(place: str) -> bool:
+    """Whether it is a sink of the user's, and no table."""
+    return place.startswith(_OWN_SINK)
 
 
 @wire
@@ -153,7 +170,8 @@ class Committable:
     """What one sink subtask asks to be committed with a checkpoint: files of one table, in order.
 
     A subtask numbers the files of an attempt from 0. It reports all that it does not know to be committed, so a file
-    may be reported twice; the numbers tell (the first of `files` has number `first_index`).
+    may be reported twice; the numbers tell (the first of `files` has number `first_index`). `table` is the URL of the
+    table, or the place of a sink of the user's (`own_sink_place`).
     """
 
     uid: OperatorUid

@@ -9,13 +9,14 @@ from collections.abc import Callable
 from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.hosts.coordinator.hook_calls import HookCalls, HookError
+from tidegate.actors.hosts.coordinator.own_sinks import OwnSinks, SinkFailedError
 from tidegate.actors.hosts.coordinator.table_compactor import TableCompactor
 from tidegate.actors.hosts.deletions import delete_files
 from tidegate.actors.hosts.job_context import JobContext
 from tidegate.actors.hosts.work_folders import remove_work
 from tidegate.recovery.cleanup.retention import sweep_checkpoints
 from tidegate.recovery.savepoints import discard_savepoint, void_savepoint, write_savepoint
-from tidegate.storage.checkpoints.metadata import CheckpointMetadata, DataFile
+from tidegate.storage.checkpoints.metadata import CheckpointMetadata, DataFile, is_own_sink
 from tidegate.storage.checkpoints.metadata_file import create_metadata, read_metadata
 from tidegate.storage.checkpoints.permits import CompletionPermit, EndPermit
 from tidegate.storage.copies.local_copies import remove_copies
@@ -55,6 +56,7 @@ class CoordinatorEffects:
         self._lock = threading.Lock()
         self._hooks = HookCalls(context.hooks)
         self._table_logs: dict[str, TableLog] = {}
+        self._sinks = OwnSinks(context.graph.sinks)
         self.compactor = TableCompactor(context, open_store, self._table_log)
 
     def write_metadata(self, metadata: CheckpointMetadata, permit: CompletionPermit) -> _Decided:
@@ -149,16 +151,19 @@ class CoordinatorEffects:
         self.compactor.stop()
 
     def commit_sinks(self, instruction: do.CommitSinks) -> ev.SinksCommitted | ev.SinkCommitFailed:
-        """Commit the files of every table; each commit is atomic and idempotent."""
+        """Commit the files of every table, and what sinks of the user's have prepared; each commit is idempotent."""
         files: dict[str, list[DataFile]] = {table: [] for table in instruction.tables}
+        of_sinks = [c for c in instruction.committables if is_own_sink(c.table)]
         for committable in instruction.committables:
-            files.setdefault(committable.table, []).extend(committable.files)
+            if not is_own_sink(committable.table):
+                files.setdefault(committable.table, []).extend(committable.files)
         try:
             for table, table_files in files.items():
                 self._table_log(table).commit(self._context.job_id, instruction.checkpoint_id, tuple(table_files))
+            self._sinks.commit(self._context.job_id, instruction.checkpoint_id, of_sinks)
         except FencedError as error:
             return ev.SinkCommitFailed(self._now_ms(), instruction.checkpoint_id, str(error), fenced=True)
-        except StorageError as error:
+        except (StorageError, SinkFailedError) as error:
             return ev.SinkCommitFailed(self._now_ms(), instruction.checkpoint_id, str(error))
         except TidegateError as error:
             return ev.SinkCommitFailed(self._now_ms(), instruction.checkpoint_id, str(error), permanent=True)
@@ -215,6 +220,8 @@ class CoordinatorEffects:
             self.compactor.close()
             for table in self._context.table_urls if permit.tables_settled else ():
                 delete_unreferenced(self._open_store(table), self._context.job_id, None)
+            if permit.tables_settled:
+                self._sinks.abort(self._context.job_id)
         except StorageError as error:
             log.warning("the sweep of job %s did not finish, files are left behind: %s", self._context.job_id, error)
 

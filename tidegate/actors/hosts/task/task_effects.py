@@ -13,6 +13,7 @@ from tidegate.actors.graph.source_checks import checked_read
 from tidegate.actors.hosts.deletions import delete_files
 from tidegate.actors.hosts.job_context import JobContext
 from tidegate.actors.hosts.task.held_sources import HeldSources
+from tidegate.actors.hosts.task.sink_writers import SinkWriters
 from tidegate.actors.hosts.task.snapshot_writer import write_segment, write_snapshot
 from tidegate.actors.hosts.task.state_stores import StateStores
 from tidegate.actors.hosts.work_folders import prepare_work
@@ -75,6 +76,7 @@ class TaskEffects:
         copies = context.options.local_copies
         self._copies = None if copies is None else open_folder(copies)
         self._stores = StateStores(context, descriptor.task, open_store, now_ms(), self._copies)
+        self.sinks = SinkWriters(context.job_id, context.job_name, descriptor)
         self._tables = {spec.uid: spec.table for spec in descriptor.operators if spec.table is not None}
 
     def restore(self, restore: RestorePoint | None) -> ev.TaskRestored | ev.DamageFound:
@@ -244,6 +246,11 @@ class TaskEffects:
 
     def stage(self, instruction: do.StageFile) -> ev.FileStaged | None:
         """Write one data file of a sink; nobody sees it before it is committed."""
+        if instruction.uid in self.sinks:
+            prepared = self.sinks.stage(instruction)
+            if prepared is None:
+                return None
+            return ev.FileStaged(self._now_ms(), instruction.uid, instruction.index, prepared)
         d = self._descriptor
         name = f"{instruction.uid}-{d.task.subtask}-{instruction.index:06d}".replace("/", "_")
         folder = f"{data_dir(self._context.job_id, d.attempt)}/{instruction.folder}".rstrip("/")
@@ -269,3 +276,4 @@ class TaskEffects:
                 self._reader.close()
         if self._follower is not None:
             self._follower.close()
+        self.sinks.close()

@@ -96,6 +96,8 @@ class TaskHost:
             self.bytes_read += element_size_bytes(event.batch)
         elif isinstance(event, ev.FrameArrived):
             self.rows_in += sum(getattr(element, "num_rows", 0) for element in event.elements)
+        elif isinstance(event, ev.FileStaged):
+            self._effects.sinks.over(event.uid)
         elif isinstance(event, ev.CheckpointCompleted | ev.CheckpointAborted) and self._effects.keeps_copies:
             self._port.run_io(partial(self._effects.checkpoint_over, event))
         if self.first_row_at_ms is None and self.rows_in:
@@ -169,6 +171,14 @@ class TaskHost:
                     raise
                 log_failure(log, f"{what} of {self.machine.descriptor.task} could not be closed", error)
 
+    def _stage(self, instruction: do.StageFile) -> None:
+        """Write beside the mailbox: files of tables in any order, but rows for a sink of the user's one by one."""
+        work, sinks = partial(self._effects.stage, instruction), self._effects.sinks
+        if instruction.uid in sinks:
+            sinks.begin(instruction.uid, lambda: self._port.run_io(work))
+        else:
+            self._run_through_outages(work)
+
     def _perform(self, instructions: Sequence[do.TaskInstruction], handled_ms: int) -> None:
         task, port = self.machine.descriptor.task, self._port
         for instruction in instructions:
@@ -187,7 +197,7 @@ class TaskHost:
                 case do.PersistSegment():
                     port.run_io(lambda i=instruction: self._effects.persist_segment(i))  # type: ignore[misc]
                 case do.StageFile():
-                    self._run_through_outages(lambda i=instruction: self._effects.stage(i))  # type: ignore[misc]
+                    self._stage(instruction)
                 case do.DiscardState():
                     port.run_io(lambda i=instruction: self._effects.discard(i))  # type: ignore[misc]
                 case do.SetTaskTimer():

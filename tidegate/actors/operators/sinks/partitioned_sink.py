@@ -19,7 +19,8 @@ from tidegate.actors.kernels.key_index.key_index import KeyIndex
 from tidegate.actors.kernels.partition import gather
 from tidegate.actors.operators.operator import Emit
 from tidegate.actors.operators.operator_errors import blame
-from tidegate.actors.operators.sinks.table_sink import FILE_BYTES_MAX, StagedRows, TableSink
+from tidegate.actors.operators.sinks.staging import StagedRows
+from tidegate.actors.operators.sinks.table_sink import FILE_BYTES_MAX, TableSink
 from tidegate.storage.errors import TableError
 from tidegate.storage.tables.partitions import check_texts, partition_folders
 from tidegate.storage.tables.table_info import TableInfo, TableMode

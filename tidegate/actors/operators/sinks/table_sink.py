@@ -18,7 +18,6 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -30,9 +29,10 @@ from tidegate.actors.kernels.columns import key_forms, plain
 from tidegate.actors.kernels.key_index.key_index import KeyIndex
 from tidegate.actors.kernels.partition import compact, gather
 from tidegate.actors.operators.changes import CHANGE, rows_that_come
-from tidegate.actors.operators.operator import Emit, Operator, OperatorContext
+from tidegate.actors.operators.operator import Emit, OperatorContext
 from tidegate.actors.operators.operator_errors import blame
 from tidegate.actors.operators.output_schema import PinnedSchema
+from tidegate.actors.operators.sinks.staging import StagedRows, StagingSink
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.dictionaries import widened
@@ -45,15 +45,7 @@ _STATE_NAME = "version"
 _STATE_SCHEMA = pa.schema([pa.field("version", pa.int64())])
 
 
-@dataclass(frozen=True, slots=True)
-class StagedRows:
-    """The rows of one file, in batches of one schema. `folder`: below the folder of the attempt; empty for none."""
-
-    folder: str
-    batches: tuple[pa.RecordBatch, ...]
-
-
-class TableSink(Operator):
+class TableSink(StagingSink):
     """Buffers batches until they are taken. Emits nothing.
 
     `first_version` must exceed every version that another job has written to the table: a job that adds to a table

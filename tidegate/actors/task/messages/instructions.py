@@ -146,13 +146,15 @@ class DiscardState:
 class StageFile:
     """Write one data file of a sink; answered by `FileStaged` with the same `index`.
 
-    `folder`: that of a partition, below the folder of the attempt; empty where the table has none.
+    `folder`: that of a partition, below the folder of the attempt; empty where the table has none. `prepare`: a sink of
+    the user's says what is to be committed of all that it was given.
     """
 
     uid: OperatorUid
     index: int
     batches: tuple[pa.RecordBatch, ...]
     folder: str = ""
+    prepare: bool = False
 
 
 @wire

@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from tidegate.actors.graph.job_graph import OperatorSpec
 from tidegate.actors.operators.operator import Emit, EmitAside, Operator, OperatorContext, ProcessingTime, StepPace
-from tidegate.actors.operators.sinks.table_sink import TableSink
+from tidegate.actors.operators.sinks.staging import StagedRows, StagingSink
 from tidegate.actors.operators.source_splits import SourceSplits
 from tidegate.actors.operators.user_metrics import UserMetric, UserMetrics
 from tidegate.actors.protocol.side_outputs import SideOutput
@@ -125,7 +125,7 @@ class OperatorChain:
         self._sinks = {
             spec.uid: link.operator
             for spec, link in zip(specs, self._links, strict=True)
-            if isinstance(link.operator, TableSink)
+            if isinstance(link.operator, StagingSink)
         }
 
     def open(
@@ -276,10 +276,9 @@ class OperatorChain:
                 link.operator.hand_over()
         return backends
 
-    def take_pending(self, force: bool) -> list[tuple[OperatorUid, tuple[pa.RecordBatch, ...], str]]:
-        """Files that the sinks of the chain want to be written now: for each the sink, the rows, and the folder."""
-        sinks = self._sinks.items()
-        return [(uid, rows.batches, rows.folder) for uid, sink in sinks for rows in sink.take_files(force)]
+    def take_pending(self, force: bool) -> list[tuple[OperatorUid, StagedRows]]:
+        """Files that the sinks of the chain want to be written now, each with its sink."""
+        return [(uid, rows) for uid, sink in self._sinks.items() for rows in sink.take_files(force)]
 
     def finish(self, drain: bool = True) -> Iterator[None]:
         """End of all inputs. Returns the steps that are left.

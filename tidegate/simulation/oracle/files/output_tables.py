@@ -17,7 +17,7 @@ from typing import TypeVar
 from tidegate.simulation.oracle.files.merged_files import MergedFiles
 from tidegate.simulation.oracle.violation import InvariantViolated
 from tidegate.simulation.world.disk import TABLE_LOG, SimulatedDisk, SimulatedStore
-from tidegate.storage.checkpoints.metadata import CheckpointMetadata
+from tidegate.storage.checkpoints.metadata import CheckpointMetadata, is_own_sink
 from tidegate.storage.codec import decode
 from tidegate.storage.files.envelope import HEADER_BYTES
 from tidegate.storage.ids import CheckpointId, JobId
@@ -127,5 +127,6 @@ def data_files_of(metadata: CheckpointMetadata) -> frozenset[str]:
         f"{committable.table.rstrip('/')}/{file.path}"
         for subtask in metadata.subtasks
         for committable in subtask.committables
+        if not is_own_sink(committable.table)
         for file in committable.files
     )

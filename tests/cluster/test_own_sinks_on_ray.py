@@ -1,0 +1,44 @@
+"""A sink of the user's on Ray: a process is killed between two checkpoints, and each row is written once."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pyarrow as pa
+import sink_contract
+from ray import cloudpickle
+
+import tidegate as tg
+from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime, SlotPlacement
+from tidegate.spark_bridge import RayDPSession
+
+# Processes of the job cannot import the modules of the tests: they are sent by value.
+cloudpickle.register_pickle_by_value(sink_contract)
+
+ROWS = pa.table({"k": [x % 5 for x in range(3_000)], "x": list(range(3_000))})
+
+
+def test_rows_are_written_once_through_the_loss_of_a_process(raydp_session: RayDPSession, tmp_path: Path) -> None:
+    """Writers run in the processes of tasks, the committer in that of the coordinator; a process dies in the middle."""
+    flag = tmp_path / "killed"
+
+    def dies_once(batch: pa.RecordBatch) -> pa.RecordBatch:
+        if 2_000 in batch["x"].to_pylist() and not flag.exists():
+            flag.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return batch
+
+    bundles = tuple(raydp_session.bundle_of_slot(slot) for slot in range(raydp_session.slots))
+    runtime = RayRuntime(SlotPlacement(raydp_session.placement_group, bundles), standbys=0)
+    sink = sink_contract.SqliteSink(tmp_path / "out")
+    with tg.StreamEnvironment(runtime, parallelism=2, options=tg.DataPlaneOptions(source_rows_max=100)) as env:
+        rows = env.from_batches(ROWS, splits=2).map_batches(dies_once, schema=ROWS.schema)
+        rows.to_sink(sink, uid="sink", flush_bytes=2_000)
+        config = tg.CheckpointConfig(interval="50ms", storage=str(tmp_path / "checkpoints"))
+        job = env.execute("own sinks", checkpoints=config, restart=tg.RestartStrategy.fixed_delay(3, 0))
+        assert job.wait("4min") == "finished"
+    assert flag.exists()
+    assert sorted(row["x"] for row in sink.rows()) == list(range(3_000))  # type: ignore[type-var]
+    assert sink.rows("staged") == []
