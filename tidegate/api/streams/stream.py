@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from tidegate.actors.operators.aggregates.aggregate import Aggregate
 from tidegate.actors.operators.ranking.deduplicate import Deduplicate
+from tidegate.actors.operators.ranking.top_n import Ranking, TopN
 from tidegate.actors.operators.rows.broadcast_process import (
     BroadcastProcessFunction,
     BroadcastProcessOperator,
@@ -235,6 +236,42 @@ class KeyedStream:
             operator.validate(schema)
         rows = self.partitioned()._then(factory, schema, name, uid, parallelism)
         return rows._keyed(self.keys, updates=by is not None or keep == "last")
+
+    def top_n(
+        self,
+        n: int,
+        by: str | Sequence[str],
+        *,
+        descending: bool | Sequence[bool] = True,
+        rank: str | None = None,
+        emit: Literal["changes", "update"] = "changes",
+        ttl: str | timedelta | int | None = None,
+        name: str = "top_n",
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> Stream:
+        """The first `n` rows of each key in the order of columns: `key_by("auction").top_n(10, by="price")`.
+
+        Of rows that are equal in all of `by` the first to arrive is before the others. `rank` names a column for the
+        rank, from 1. The stream has changes: a row that drops out, or changes its rank, is taken back. With
+        emit="update", which needs `rank`, a row takes the place of the one with its key and rank.
+
+        `ttl` (event time): a key is forgotten when its newest row among the first `n` is so far behind the watermark.
+        See `docs/top-n.md`. Raises ConfigurationError.
+        """
+        ttl_ms = None if ttl is None else parse_duration_ms(ttl, setting="top_n(ttl=...)")
+        columns = (by,) if isinstance(by, str) else tuple(by)
+        down = (descending,) * len(columns) if isinstance(descending, bool) else tuple(descending)
+        ranking, schema = Ranking(self.keys, n, columns, down, rank, emit == "changes"), self.stream.schema
+        if schema is None:
+            raise ConfigurationError(
+                f"{name}: the columns of the stream are not known yet; give schema= to the step before"
+            )
+        factory = partial(TopN, ranking, schema, self.stream.timestamp, ttl_ms)
+        rows = self.partitioned()._then(factory, factory().output, name, uid, parallelism)
+        if emit == "changes":
+            return rows._keyed(self.keys, updates=False, changes=True)
+        return rows._keyed((*self.keys, str(rank)), updates=True)
 
 
 class ConnectedStreams:

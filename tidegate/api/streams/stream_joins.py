@@ -5,17 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Self
+from typing import Literal, Self
 
 import pyarrow as pa
 
+from tidegate.actors.operators.batches.batch_function import batch_operator
+from tidegate.actors.operators.joins.asof_join import AsOfJoin
 from tidegate.actors.operators.joins.interval_join import IntervalJoin
 from tidegate.actors.operators.joins.join_columns import JoinHow, JoinSides
+from tidegate.actors.operators.joins.lookup_join import Lookup, LookupTable
+from tidegate.actors.operators.joins.regular_join import RegularJoin
 from tidegate.actors.operators.joins.window_join import WindowJoin
 from tidegate.actors.operators.windows.window_specs import Sliding, Tumbling
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
+from tidegate.api.streams.lookup_tables import LookedUp, reader_of
 from tidegate.api.streams.stream_changes import StreamChanges
 from tidegate.api.streams.stream_steps import StreamSteps
+from tidegate.api.streams.updating import Updating
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.units import parse_duration_ms
 
@@ -31,8 +37,9 @@ class StreamJoins(StreamChanges):
         other: StreamSteps,
         *,
         on: On,
-        window: Tumbling | Sliding,
+        window: Tumbling | Sliding | None = None,
         how: JoinHow = "inner",
+        ttl: str | timedelta | int | None = None,
         suffix: str = "_right",
         name: str = "join",
         uid: str | None = None,
@@ -44,7 +51,16 @@ class StreamJoins(StreamChanges):
         `left`, `right`, `full`, `semi` or `anti`. The result has the columns of the left stream, those of the right one
         without its keys (with `suffix` where the left has the name as well), and `window_start` and `window_end`. A
         window is joined when the watermarks of both streams have passed its end; rows that come later are dropped.
+
+        Without a window every row is kept, for ever or for a time to live (`ttl`, event time), and meets every row of
+        its key: `inner`, `left`, `right` or `full`. Both streams may have changes. So has the result, unless it is an
+        inner join of streams without: what was wrong is taken back, such as a row without a partner. See
+        `docs/joins.md`.
         """
+        if window is None:
+            return self._joined_for_ever(other, on, how, ttl, suffix, name, uid, parallelism)
+        if ttl is not None:
+            raise ConfigurationError("join: a window says how long rows are kept; leave ttl= out")
         sides, schemas = _sides("join", self, other, on, suffix)
         make = partial(WindowJoin, sides, schemas, window, how)
         return self._joined(other, sides, make().output, make, name, uid, parallelism, "window_end")
@@ -71,20 +87,119 @@ class StreamJoins(StreamChanges):
         make = partial(IntervalJoin, sides, schemas, lower, upper)
         return self._joined(other, sides, make().schema, make, name, uid, parallelism, None)
 
+    def join_asof(
+        self,
+        other: StreamSteps,
+        *,
+        on: On,
+        by: str | tuple[str, str] | None = None,
+        how: Literal["left", "inner"] = "left",
+        suffix: str = "_right",
+        name: str = "join_asof",
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> Self:
+        """Join each row with the version of its key that held at its event time: `a.join_asof(rates, on="currency")`.
+
+        A row of `other` holds from its event time until that of the next one with its key. A row waits until the
+        watermark of both streams has passed its time; rows that the watermark has passed already are dropped. `by`
+        names the columns of event time, and is there to be read: they are those of the streams. Columns are as of
+        `join`, without windows, and event time is that of the left stream.
+        """
+        sides, schemas = _sides("join_asof", self, other, on, suffix)
+        named = (by, by) if isinstance(by, str) else by
+        if named is not None and tuple(named) != sides.times:
+            raise ConfigurationError(
+                f"join_asof: by={by!r}, and the event time of the streams is in {list(sides.times)}; name it with "
+                "assign_timestamps"
+            )
+        make = partial(AsOfJoin, sides, schemas, how)
+        return self._joined(other, sides, make().schema, make, name, uid, parallelism, sides.times[0])
+
+    def lookup_join(
+        self,
+        table: LookedUp,
+        *,
+        on: On,
+        how: Literal["left", "inner"] = "left",
+        refresh: str | timedelta | int | None = None,
+        max_stale: str | timedelta | int | None = None,
+        max_rows: int = 10_000_000,
+        suffix: str = "_right",
+        name: str = "lookup_join",
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> Self:
+        """Join each row with a table as it was last read: `flights.lookup_join("planes.parquet", on="tailnum")`.
+
+        `table` is an Arrow table, a polars DataFrame, a table of tidegate or its URL, that of a Delta Lake table or of
+        Parquet files, or a function that returns an Arrow table. Each subtask has all of it in memory, at most
+        `max_rows` rows, and reads it again every `refresh`, beside processing. If that fails the old one goes on, for
+        at most `max_stale` (three times `refresh`); then the task fails. Which version a row meets depends on when it
+        is processed: see `docs/joins.md`.
+        """
+        if self._updating is not None:
+            raise self._updating.refuse(name, "a later version of the table would take back another row than came")
+        read, found, changes = reader_of(table)
+        schemas, keys = _schemas("lookup_join", self.schema, found), _keys("lookup_join", on)
+        refresh_ms = None if refresh is None else parse_duration_ms(refresh, setting="lookup_join(refresh=...)")
+        if refresh_ms is not None and (not changes or refresh_ms <= 0):
+            raise ConfigurationError(
+                f"lookup_join: refresh={refresh!r}: it is longer than nothing, and for tables that may change: give a "
+                "function, or a place, instead of the rows"
+            )
+        stale_ms = 3 * (refresh_ms or 0)
+        if max_stale is not None:
+            stale_ms = parse_duration_ms(max_stale, setting="lookup_join(max_stale=...)")
+        lookup = Lookup(JoinSides(keys, (None, None), suffix), *schemas, how == "inner", max_rows)
+        if how not in ("left", "inner"):
+            raise ConfigurationError(f"lookup_join: how={how!r}: it is left or inner")
+        function = LookupTable(lookup, read, refresh_ms, stale_ms)
+        width = self.input_parallelism if parallelism is None else parallelism
+        return self._then(batch_operator(function, lookup.output, name), lookup.output, name, uid, width)
+
+    def _joined_for_ever(
+        self,
+        other: StreamSteps,
+        on: On,
+        how: JoinHow,
+        ttl: str | timedelta | int | None,
+        suffix: str,
+        name: str,
+        uid: str | None,
+        parallelism: int | None,
+    ) -> Self:
+        ttl_ms = None if ttl is None else parse_duration_ms(ttl, setting="join(ttl=...)")
+        if ttl_ms is None:
+            schemas = _schemas("join", self.schema, other.schema)
+            sides = JoinSides(_keys("join", on), (None, None), suffix)
+        else:
+            sides, schemas = _sides("join", self, other, on, suffix)
+        changing = _has_changes(self), _has_changes(other)
+        make = partial(RegularJoin, sides, schemas, how, changing, ttl_ms)
+        joined = self._joined(other, sides, make().output, make, name, uid, parallelism, None)
+        if make().takes_back:
+            node = joined._inputs[0][0]
+            joined._updating = Updating(sides.keys[0], f"{node.name!r} (uid {node.uid!r})", changes=True)
+        return joined
+
     def _joined(
         self,
         other: StreamSteps,
         sides: JoinSides,
         schema: pa.Schema,
-        make: partial[WindowJoin] | partial[IntervalJoin],
+        make: partial[WindowJoin] | partial[IntervalJoin] | partial[AsOfJoin] | partial[RegularJoin],
         name: str,
         uid: str | None,
         parallelism: int | None,
         timestamp: str | None,
     ) -> Self:
+        if self.program is not other.program:
+            raise ConfigurationError(f"{name}: the streams belong to different environments")
         left = self._partitioned(Partitioning(PartitioningKind.HASH, sides.keys[0]))
         right = other._partitioned(Partitioning(PartitioningKind.HASH, sides.keys[1]))
-        joined = left._then(make, schema, name, uid, parallelism, second=right)
+        takes = make.func is RegularJoin
+        joined = left._then(make, schema, name, uid, parallelism, second=right, takes_changes=takes)
         joined.timestamp = timestamp
         return joined
 
@@ -93,25 +208,36 @@ def _sides(
     what: str, left: StreamSteps, right: StreamSteps, on: On, suffix: str
 ) -> tuple[JoinSides, tuple[pa.Schema, pa.Schema]]:
     """Keys, times and columns of both streams. ConfigurationError if something is not known, or does not fit."""
-    if left.program is not right.program:
-        raise ConfigurationError(f"{what}: the streams belong to different environments")
-    if left.schema is None or right.schema is None:
-        which = "left" if left.schema is None else "right"
-        raise ConfigurationError(
-            f"{what}: the columns of the {which} stream are known only when the job runs; pass schema= to the step "
-            "that makes it"
-        )
+    schemas = _schemas(what, left.schema, right.schema)
     if left.timestamp is None or right.timestamp is None:
         which = "left" if left.timestamp is None else "right"
         raise ConfigurationError(
             f"{what}: the {which} stream has no event time; name its column with timestamp= at the source, or with "
             "assign_timestamps"
         )
+    return JoinSides(_keys(what, on), (left.timestamp, right.timestamp), suffix), schemas
+
+
+def _schemas(what: str, left: pa.Schema | None, right: pa.Schema | None) -> tuple[pa.Schema, pa.Schema]:
+    if left is None or right is None:
+        which = "left" if left is None else "right"
+        raise ConfigurationError(
+            f"{what}: the columns of the {which} stream are known only when the job runs; pass schema= to the step "
+            "that makes it"
+        )
+    return left, right
+
+
+def _keys(what: str, on: On) -> tuple[tuple[str, ...], tuple[str, ...]]:
     pairs = [(each, each) if isinstance(each, str) else tuple(each) for each in ([on] if isinstance(on, str) else on)]
     if any(len(pair) != 2 for pair in pairs):
         raise ConfigurationError(f"{what}: on={on!r}: give names of columns, or pairs of a left and a right name")
-    keys = tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs)
-    return JoinSides(keys, (left.timestamp, right.timestamp), suffix), (left.schema, right.schema)
+    return tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs)
+
+
+def _has_changes(stream: StreamSteps) -> bool:
+    """Whether a stream has changes; `_then` refuses one that has updates."""
+    return stream._updating is not None and stream._updating.changes
 
 
 def _signed_ms(bound: str | timedelta | int) -> int:

@@ -68,6 +68,9 @@ _AS_DRAWN = 0.5
 """Part of the latter in which everything else stays as it was drawn."""
 _OF_TIME = ("aside", "late")
 _OF_TIME_SHARE = 0.1
+_CHANGING = ("changes", "ranks", "matches")
+"""Pipelines with streams of changes, which run exactly once; drawn apart as well."""
+_CHANGING_SHARE = 0.1
 """Seeds that stand for pipelines of side outputs and of event time, which were added later too."""
 _RARE: tuple[Mapping[str, Hashable], ...] = (
     {"ask": "a burst"},
@@ -143,7 +146,7 @@ def draw(seed: int) -> Scenario:
     chance = random.Random(f"scenario {seed}")
     values: dict[str, Hashable] = {}
     for name, choices in DIMENSIONS.items():
-        added = (*_ADDED.get(name, ()), _ORDERED, *_APART, *_OF_TIME)
+        added = (*_ADDED.get(name, ()), _ORDERED, *_APART, *_OF_TIME, *_CHANGING)
         choices = tuple(choice for choice in choices if choice not in added)
         allowed = [c for c in choices if not any((before, (name, c)) in CONTRADICTIONS for before in values.items())]
         weights = [dict(zip(choices, _WEIGHTS.get(name, (1,) * len(choices)), strict=True))[c] for c in allowed]
@@ -187,6 +190,11 @@ def draw(seed: int) -> Scenario:
     later = random.Random(f"of time {seed}")
     if later.random() < _OF_TIME_SHARE:
         return replace(scenario, values={**scenario.values, "topology": later.choice(_OF_TIME)})
+    later = random.Random(f"changing {seed}")
+    if later.random() < _CHANGING_SHARE:
+        return replace(
+            scenario, values={**scenario.values, "topology": later.choice(_CHANGING), "mode": "exactly-once"}
+        )
     return scenario
 
 

@@ -17,6 +17,14 @@ import pyarrow.compute as pc
 
 from tidegate.actors.operators.aggregates.aggregate import count, sum
 from tidegate.api.environment import StreamEnvironment
+from tidegate.simulation.pipelines.change_topologies import (
+    changes,
+    expect_changes,
+    expect_matches,
+    expect_ranks,
+    matches,
+    ranks,
+)
 from tidegate.simulation.pipelines.late_topologies import expect_late, late
 from tidegate.simulation.pipelines.operator_states import RULED, KeptRows, RuledTotals
 from tidegate.simulation.pipelines.pieces import (
@@ -282,4 +290,7 @@ TOPOLOGIES: Mapping[str, Topology] = {
     "subtasks": Topology(_subtasks, _expect_subtasks),
     "aside": Topology(aside, expect_aside),
     "late": Topology(late, expect_late),
+    "changes": Topology(changes, expect_changes),
+    "ranks": Topology(ranks, expect_ranks),
+    "matches": Topology(matches, expect_matches),
 }

@@ -25,10 +25,13 @@ LEFT, RIGHT = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class JoinSides:
-    """Keys and event-time columns of both inputs. ConfigurationError if they do not fit each other."""
+    """Keys and event-time columns of both inputs. ConfigurationError if they do not fit each other.
+
+    A join that does not ask for event time needs none.
+    """
 
     keys: tuple[tuple[str, ...], tuple[str, ...]]
-    times: tuple[str, str]
+    times: tuple[str | None, str | None]
     suffix: str = "_right"
 
     def __post_init__(self) -> None:

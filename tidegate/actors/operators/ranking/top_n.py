@@ -1,0 +1,246 @@
+"""`TopN`: of each key the first `n` rows in an order, kept up to date as rows come.
+
+Rules:
+
+- Rows are ordered by columns, each ascending or descending; of rows that are equal in all of them the first to arrive
+  is before the others (Flink's and SQL's `ROW_NUMBER`). Minus zero is zero, NaN is greater than any number, and a null
+  is an error: it has no place in an order.
+- State is at most `n` rows of each key (and window). A row that is not among them is never looked at again.
+- A batch changes each rank once. With a column for the rank, a row whose rank has changed is told under its new rank,
+  and in changes taken back under the old one. Without it, it is told when it comes in and when it drops out.
+- With a time to live (event time), a key whose newest row is that far behind the watermark is forgotten, in silence:
+  what was told of it stays, and rows that come later begin a new ranking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tidegate.actors.kernels.key_index.key_index import KeyIndex
+from tidegate.actors.operators.changes import CHANGE, DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE, with_kind
+from tidegate.actors.operators.operator import Emit
+from tidegate.actors.operators.operator_errors import blame
+from tidegate.actors.operators.ranking.order_words import check_order_column, order_words
+from tidegate.actors.operators.state.keys import key_columns, key_schema
+from tidegate.actors.operators.state.rows_operator import RowsOperator
+from tidegate.actors.operators.watermarks.watermark_generator import check_timestamp_column, event_times_ms
+from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.dictionaries import decoded_type
+
+STATE_NAME = "top"
+MOMENT = "top.time_ms"
+"""The column of a stored row that says when it came, by event time. 0 without a time to live."""
+
+N_MAX = 100_000
+_SWEEPS = 4
+
+Positions = NDArray[np.int64]
+Words = list[NDArray[np.int64]]
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """Which rows, by which columns, and what is told of them."""
+
+    keys: tuple[str, ...]
+    n: int
+    by: tuple[str, ...]
+    descending: tuple[bool, ...]
+    rank: str | None = None
+    """The column with the rank, from 1; None: there is none."""
+    changes: bool = True
+    """Whether rows are taken back; otherwise a row replaces the one with its key and rank."""
+
+    def __post_init__(self) -> None:
+        if not self.keys:
+            raise ConfigurationError("top_n needs at least one key column: key_by(...)")
+        if not 1 <= self.n <= N_MAX:
+            raise ConfigurationError(f"top_n({self.n}): keep between 1 and {N_MAX} rows of each key")
+        if not self.by or len(self.by) != len(self.descending):
+            raise ConfigurationError(
+                f"top_n(by={list(self.by)}, descending={list(self.descending)}): name at least one column, and say for "
+                "each whether it descends, or for all"
+            )
+        if not self.changes and self.rank is None:
+            raise ConfigurationError(
+                'top_n(emit="update"): a row replaces the one with its key and rank, so it needs rank="rank"; or use '
+                'emit="changes"'
+            )
+
+    def output_schema(self, schema: pa.Schema) -> pa.Schema:
+        """The columns of the result, for rows with these columns. ConfigurationError for columns that do not fit."""
+        for column in self.by:
+            check_order_column(schema, column, "top_n")
+        keys = key_schema(schema, self.keys)
+        fields = [keys.field(f.name) if f.name in keys.names else f.with_type(decoded_type(f.type)) for f in schema]
+        found = pa.schema([field.remove_metadata() for field in fields])
+        if self.rank is not None:
+            found = found.append(pa.field(self.rank, pa.int64()))
+        found = with_kind(found) if self.changes else found
+        doubles = sorted({name for name in found.names if found.names.count(name) > 1})
+        if doubles or CHANGE in schema.names:
+            twice = doubles or [CHANGE]
+            raise ConfigurationError(f"top_n: {twice} would be in the result twice; rename it with select")
+        return found
+
+    def words(self, rows: pa.RecordBatch) -> Words:
+        """Rows as numbers, which ascend in the order of the ranking; the first column counts most."""
+        found = [order_words(rows, column) for column in self.by]
+        return [~words if down else words for words, down in zip(found, self.descending, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """Ranks, from 0, of rows that were there and of rows that come; `n` and more are out."""
+
+    before: Positions
+    after: Positions
+    """First those that were there."""
+
+
+def ranked(groups: NDArray[np.int64], words: Words, there: int) -> Ranked:
+    """Ranks within each group of rows that have come one after the other, of which the first `there` were there."""
+    return Ranked(_ranks(groups[:there], [w[:there] for w in words]), _ranks(groups, words))
+
+
+def _ranks(groups: NDArray[np.int64], words: Words) -> Positions:
+    order = np.lexsort((*reversed(words), groups))  # stable: of equal rows the first to come is first
+    of_group = groups[order]
+    is_first = np.ones(len(order), dtype=np.bool_)
+    is_first[1:] = of_group[1:] != of_group[:-1]
+    begins = np.flatnonzero(is_first)
+    numbers = np.arange(len(order), dtype=np.int64)
+    starts = np.repeat(begins, np.diff(np.concatenate((begins, [len(order)]))))
+    ranks = np.empty(len(order), dtype=np.int64)
+    ranks[order] = numbers - starts
+    return ranks
+
+
+class TopN(RowsOperator):
+    """The first rows of each key. `schema` is that of the input; `time` its event time, which `ttl_ms` needs."""
+
+    def __init__(self, ranking: Ranking, schema: pa.Schema, time: str | None = None, ttl_ms: int | None = None) -> None:
+        self.ranking = ranking
+        self.output = ranking.output_schema(schema)
+        if ttl_ms is not None:
+            if ttl_ms <= 0:
+                raise ConfigurationError("top_n: ttl must be longer than nothing")
+            if time is None:
+                raise ConfigurationError(
+                    "top_n: ttl is event time, and the stream has none: call assign_timestamps before key_by"
+                )
+            check_timestamp_column(schema, time)
+        self._time, self._ttl_ms = time, ttl_ms
+        self._columns = pa.schema([self.output.field(name) for name in schema.names])
+        values = pa.schema([field for field in self._columns if field.name not in ranking.keys])
+        super().__init__(key_schema(schema, ranking.keys), {STATE_NAME: values.append(pa.field(MOMENT, pa.int64()))})
+        self._swept_ms: int | None = None
+
+    def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
+        """Rank the rows of a batch, and tell what has changed. OperatorError for a null in the order."""
+        with blame(self.context, batch):
+            rows, moments = self._taken(batch)
+            words = self.ranking.words(rows)
+        keys = rows.select(self.keys.names)
+        index = KeyIndex(tuple(self.keys.names))
+        upserted = index.upsert(keys)
+        self.check_owner(keys.take(pa.array(upserted.first_rows)))
+        table, groups = self.tables[0], upserted.slots.astype(np.int64)
+        found = table.find(keys.take(pa.array(upserted.first_rows)))  # key number i is slot i: first rows ascend
+        stored = table.take(found.refs).select(self._columns.names)
+        of_stored, words_there = found.keys, self.ranking.words(stored)
+        hopeful = self._hopeful(of_stored, words_there, groups, words, index.size)
+        if hopeful is not None:
+            rows, groups, words = rows.take(pa.array(hopeful)), groups[hopeful], [w[hopeful] for w in words]
+            moments = moments[hopeful]
+        all_rows = pa.Table.from_batches([stored, rows]).combine_chunks().to_batches()
+        if rows.num_rows and all_rows:
+            all_groups = np.concatenate((of_stored, groups))
+            all_words = [np.concatenate(pair) for pair in zip(words_there, words, strict=True)]
+            ranks = ranked(all_groups, all_words, len(of_stored))
+            there, n = len(of_stored), self.ranking.n
+            table.remove(found.refs[ranks.after[:there] >= n])
+            came = np.flatnonzero(ranks.after[there:] < n)
+            self._keep(rows.take(pa.array(came)), moments[came])
+            per_group = np.bincount(of_stored, minlength=index.size)
+            self._tell(all_rows[0], all_groups, ranks, per_group, emit)
+        table.done()
+
+    def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
+        """Forget keys whose time to live is over, if it is time for that."""
+        if self._ttl_ms is not None and watermark_ms != MAX_WATERMARK_MS:
+            due = self._swept_ms is None or watermark_ms - self._swept_ms >= max(1, self._ttl_ms // _SWEEPS)
+            if due:
+                self._swept_ms = watermark_ms
+                self.forget_idle_keys(MOMENT, watermark_ms - self._ttl_ms)
+        return iter(())
+
+    def _taken(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
+        """A batch in the columns that are kept, and when its rows came. ValueError for a row without a time."""
+        keys = key_columns(batch, self.ranking.keys)
+        columns = []
+        for field in self._columns:
+            column = keys.column(field.name) if field.name in keys.schema.names else batch.column(field.name)
+            column = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+            if column.type != field.type:
+                raise TypeError(f"column {field.name!r} is {column.type}; the stream was declared with {field.type}")
+            columns.append(column)
+        moments = np.zeros(batch.num_rows, dtype=np.int64)
+        if self._ttl_ms is not None:
+            assert self._time is not None
+            found = event_times_ms(batch, self._time)
+            if found.null_count:
+                raise ValueError(f"column {self._time!r} is null in a row, which has no event time then")
+            moments = found.to_numpy(zero_copy_only=False)
+        return pa.RecordBatch.from_arrays(columns, schema=self._columns), moments
+
+    def _hopeful(
+        self, of_stored: Positions, there: Words, groups: Positions, words: Words, size: int
+    ) -> Positions | None:
+        """Rows that are not behind the last one of a full ranking by their first column alone. None: all."""
+        full = np.bincount(of_stored, minlength=size) >= self.ranking.n
+        if not full.any():
+            return None
+        last = np.full(size, np.iinfo(np.int64).min, dtype=np.int64)
+        np.maximum.at(last, of_stored, there[0])
+        hopeful = ~full[groups] | (words[0] <= last[groups])
+        return None if hopeful.all() else np.flatnonzero(hopeful)
+
+    def _keep(self, rows: pa.RecordBatch, moments: NDArray[np.int64]) -> None:
+        if rows.num_rows:
+            values = [rows.column(name) for name in rows.schema.names if name not in self.keys.names]
+            self.append(0, rows.select(self.keys.names), [*values, pa.array(moments)])
+
+    def _tell(self, rows: pa.RecordBatch, groups: Positions, ranks: Ranked, per_group: Positions, emit: Emit) -> None:
+        """Emit what has changed: what is taken back first."""
+        there, n = len(ranks.before), self.ranking.n
+        after = ranks.after
+        if self.ranking.rank is None:
+            self._emit(rows, np.flatnonzero(after[:there] >= n), None, DELETE, emit)
+            self._emit(rows, there + np.flatnonzero(after[there:] < n), None, INSERT, emit)
+            return
+        before = np.concatenate((ranks.before, np.full(len(after) - there, n, dtype=np.int64)))
+        moved = np.flatnonzero((after < n) & (after != before))
+        if self.ranking.changes:
+            # A rank that was taken is taken still: rows never leave but for others.
+            self._emit(rows, np.flatnonzero((before < n) & (after != before)), before, UPDATE_BEFORE, emit)
+            replaces = after[moved] < per_group[groups[moved]]
+            self._emit(rows, moved[replaces], after, UPDATE_AFTER, emit)
+            self._emit(rows, moved[~replaces], after, INSERT, emit)
+        else:
+            self._emit(rows, moved, after, None, emit)
+
+    def _emit(
+        self, rows: pa.RecordBatch, picked: Positions, ranks: Positions | None, kind: str | None, emit: Emit
+    ) -> None:
+        if len(picked):
+            columns = rows.take(pa.array(picked)).columns
+            columns += [] if ranks is None else [pa.array(ranks[picked] + 1)]
+            columns += [] if kind is None else [pa.repeat(kind, len(picked))]
+            emit(pa.RecordBatch.from_arrays(columns, schema=self.output))

@@ -1,0 +1,85 @@
+"""What a lookup join may read: Arrow and polars tables, tables of tidegate and Delta Lake, Parquet files, functions."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tidegate.api.given_names import location
+from tidegate.api.tables.output_tables import OutputTable, open_table
+from tidegate.storage.errors import ConfigurationError, TableError
+from tidegate.storage.files.file_system_store import open_store
+from tidegate.storage.schemas.plain_types import plain_schema
+from tidegate.storage.tables.delta.delta_mirror import imported, storage_options
+
+if TYPE_CHECKING:
+    import polars as pl
+
+LookedUp: TypeAlias = "pa.Table | pl.DataFrame | OutputTable | str | os.PathLike[str] | Callable[[], pa.Table]"
+
+
+def reader_of(table: LookedUp) -> tuple[Callable[[], pa.Table], pa.Schema, bool]:
+    """How to read a table, its columns, and whether it may change. What it is is found out now.
+
+    A function and files are read once for that. ConfigurationError for what is none, or cannot be read.
+    """
+    if isinstance(table, str | os.PathLike):
+        table = _at(location(table, "lookup_join"))
+    if isinstance(table, OutputTable):
+        return table.to_arrow, plain_schema(table.info.arrow_schema), True
+    if callable(table):
+        read = partial(_checked, table)
+        return read, read().schema, True
+    fixed = _checked(lambda: table)
+    return (lambda: fixed), fixed.schema, False
+
+
+def _at(url: str) -> OutputTable | Callable[[], pa.Table]:
+    """The table at a URL: one of Delta Lake or tidegate by its log, else Parquet files."""
+    store = open_store(url)
+    if store.list("_delta_log"):
+        return partial(_delta, url)
+    try:
+        return open_table(url)
+    except TableError:
+        return partial(_parquet, url)
+
+
+def _delta(url: str) -> pa.Table:
+    where = open_store(url).url
+    return imported().DeltaTable(where, storage_options=storage_options(where)).to_pyarrow_table()
+
+
+def _parquet(url: str) -> pa.Table:
+    """All Parquet files of a folder, or one file."""
+    import fsspec
+
+    files, path = fsspec.core.url_to_fs(url)
+    found = [path] if files.isfile(path) else sorted(files.glob(f"{path.rstrip('/')}/**/*.parquet"))
+    if not found:
+        raise ConfigurationError(f"lookup_join: there is neither a table nor a Parquet file at {url}")
+    tables = []
+    for name in found:
+        with files.open(name, "rb") as file:
+            tables.append(pq.ParquetFile(file, pre_buffer=False).read(use_threads=False))
+    return pa.concat_tables(tables, promote_options="default")
+
+
+def _checked(function: Callable[[], object]) -> pa.Table:
+    """The table that a function returns."""
+    found = function()
+    if hasattr(found, "to_arrow"):
+        found = found.to_arrow()
+    if isinstance(found, pa.RecordBatch):
+        found = pa.Table.from_batches([found])
+    if not isinstance(found, pa.Table):
+        raise ConfigurationError(
+            f"lookup_join: {type(found).__name__} is no table; give an Arrow table, a polars DataFrame, a table of "
+            "tidegate, the URL of one, of a Delta table or of Parquet files, or a function that returns an Arrow table"
+        )
+    return found.cast(plain_schema(found.schema))
