@@ -17,7 +17,7 @@ by `from_kafka`. TANSU is the program of a small broker, which is started on loo
 one). Executors and queries are not struck then.
 
 In the end the table must have the numbers from 0 on, each once; the job is stopped while more are on their way. How
-long a row took is from when it was due to the commit with which it showed. Spark's source gives the rows of a second when
+long a row took is from when it was due to the commit with which it showed. Spark's source gives a second's rows when
 it is over, so half a second is its own. The rows of a driver that is gone come when the next one has started. Figures
 are those of all rows, and of those due before the first kill (and after `--warm` seconds). Exit code 1 if a number is
 missing or doubled, or nothing moves.
