@@ -81,6 +81,33 @@ def test_the_mode_follows_the_token_unless_it_is_said(
     assert environ.get("RAY_AUTH_MODE") == mode
 
 
+def test_a_cluster_that_asks_for_no_token_gets_none(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In token mode this process would refuse the cluster's own calls, which have none."""
+    asked: list[str] = []
+
+    def answers(address: str) -> bool:
+        asked.append(address)
+        return address == "open:1"
+
+    monkeypatch.setattr(connection, "answers_without_token", answers)
+    for address, environ in (("open:1", {}), ("closed:1", {"RAY_AUTH_MODE": "token"})):
+        found: dict[str, str] = {}
+        switch_on_token(found, address)
+        assert found == environ
+    said = {"RAY_AUTH_MODE": "token"}
+    switch_on_token(said, "open:1")
+    assert said == {"RAY_AUTH_MODE": "token"}
+    assert asked == ["open:1", "closed:1"], "a mode that was said counts"
+    assert (home / ".ray" / "auth_token").is_file()
+
+
+@pytest.mark.parametrize("address", ["auto", "local", "ray://head:10001", "127.0.0.1:1"])
+def test_what_does_not_answer_counts_as_asking(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An address that only Ray understands, and one where nobody is."""
+    monkeypatch.setattr(connection, "_ASK_S", 1)
+    assert not connection.answers_without_token(address)
+
+
 def test_a_token_that_another_may_have_planted_is_not_used(home: Path, tmp_path: Path) -> None:
     """A link, or a file to which others can write; nor is a file that was named and is not there passed over."""
     token = home / ".ray" / "auth_token"

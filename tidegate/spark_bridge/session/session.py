@@ -203,7 +203,7 @@ class RayDPSession:
             )
         else:
             settings = {}
-            switch_on_token(os.environ)
+            switch_on_token(os.environ, address)
         self._owns_ray = True
         self._started_cluster = address is None
         settings |= {"namespace": NAMESPACE, **options}

@@ -7,7 +7,9 @@ Rules:
 - The address is the one that was named, else that of `RAY_ADDRESS`, else that of the one cluster whose processes on
   this machine are this user's. Where there are several, nobody guesses.
 - Ray keeps its token in `RAY_AUTH_TOKEN`, in the file `RAY_AUTH_TOKEN_PATH`, or in `~/.ray/auth_token`, and sends it
-  only in token mode, which it does not switch on for an address that was named. Where there is a token, we do.
+  only in token mode, which it does not switch on for an address that was named. Where there is a token, we do, unless
+  the cluster answers without one: in token mode this process would refuse that cluster's own calls, and Ray would take
+  its actors for those of a process that is gone.
 - A file with a token is a file of this user's or root's, no link, and nobody else may write to it. One that others may
   only read is closed to them: Ray itself leaves it open.
 """
@@ -16,6 +18,8 @@ from __future__ import annotations
 
 import logging
 import os
+import re
+import socket
 import stat
 import sys
 from collections.abc import Mapping, MutableMapping
@@ -32,6 +36,7 @@ FILE_MODE = 0o600
 _MODE, _TOKEN, _TOKEN_PATH, _ADDRESS = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_ADDRESS"
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _FLAG = "--gcs-address="
+_ASK_S = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +64,7 @@ def connect(address: str | None = None) -> Connection:
                 raise ConfigurationError(f"address {address!r}: this process is connected to Ray already; leave it out")
             return Connection(None, False)
     where = address or os.environ.get(_ADDRESS) or cluster_of_this_user()
-    switch_on_token(os.environ)
+    switch_on_token(os.environ, where)
     import ray
     from ray.exceptions import RayError
 
@@ -98,19 +103,42 @@ def cluster_of_this_user(processes: Path = Path("/proc")) -> str:
     )
 
 
-def switch_on_token(environ: MutableMapping[str, str]) -> None:
-    """Have Ray send its token where there is one. ConfigurationError for a file that is not this user's alone."""
+def switch_on_token(environ: MutableMapping[str, str], address: str | None = None) -> None:
+    """Have Ray send its token where there is one, and the cluster at an address does not do without.
+
+    ConfigurationError for a file that is not this user's alone.
+    """
     mode = environ.get(_MODE, "").strip().lower()
     if mode and mode != "token":
         return
     if not environ.get(_TOKEN) and _token_file(environ) is None:
         return
     if not mode:
+        if address is not None and answers_without_token(address):
+            log.warning("Ray at %s asks for no token: whoever reaches it can run code there", address)
+            return
         environ[_MODE] = "token"
         if "ray" in sys.modules:
             # Ray has read its environment already; there is no public word for reading it again.
             raylet: Any = import_module("ray._raylet")
             raylet.Config.initialize("")
+
+
+def answers_without_token(address: str) -> bool:
+    """Whether the Ray at "host:port" takes calls without a token. Not where it does not answer, or refuses."""
+    place = re.fullmatch(r"([^:/]+|\[[^]]+\]):([0-9]+)", address)
+    if place is None:
+        return False
+    raylet: Any = import_module("ray._raylet")
+    try:
+        # Where nobody listens Ray would try for most of a minute.
+        socket.create_connection((place[1].strip("[]"), int(place[2])), _ASK_S).close()
+        # The mode is still off, so this call has no token.
+        raylet.GcsClient(address=address).internal_kv_exists(b"tidegate", b"tidegate", timeout=_ASK_S)
+    except Exception as error:  # noqa: BLE001 (Ray's errors of all kinds; whoever connects then will say what is wrong)
+        log.debug("Ray at %s does not answer without a token: %s", address, error)
+        return False
+    return True
 
 
 def token_of_this_user(environ: Mapping[str, str]) -> str | None:
