@@ -87,6 +87,11 @@ class Job:
         if self.watermark is not None:
             self.advance(self.watermark)
 
+    @property
+    def stored_rows(self) -> int:
+        """How many rows there are, in all tables of all subtasks."""
+        return sum(table.rows for operator in self._operators for table in operator.tables)
+
     def close(self) -> None:
         """End of the job."""
         for operator in self._operators:
@@ -149,8 +154,10 @@ def _counted(rows: list[Row]) -> Counter[str]:
     return Counter(repr(sorted(row.items())) for row in rows)
 
 
-def _joined(left: list[Row], right: list[Row], how: str) -> Iterator[Row]:
-    """The join of the rows of one window."""
+def _joined(
+    left: list[Row], right: list[Row], how: str, matches: Callable[[Row, Row], bool] = matches
+) -> Iterator[Row]:
+    """The join of these rows."""
     for row in left:
         partners = [other for other in right if matches(row, other)]
         if (how == "semi" and partners) or (how == "anti" and not partners):
@@ -188,21 +195,23 @@ def test_window_joins_are_nested_loops(steps: list[Any], how: JoinHow, window: A
 
 
 @pytest.mark.slow
-@settings(max_examples=120, deadline=None)
-@given(steps=_STEPS, bounds=st.sampled_from([(-5, 10), (0, 0), (3, 8), (-9, -2), (-40, 40)]))
-def test_interval_joins_are_nested_loops(steps: list[Any], bounds: tuple[int, int]) -> None:
-    """Each pair of rows that were not late and lie in the interval comes once."""
+@settings(max_examples=200, deadline=None)
+@given(
+    steps=_STEPS,
+    how=st.sampled_from(get_args(JoinHow)),
+    bounds=st.sampled_from([(-5, 10), (0, 0), (3, 8), (-9, -2), (-40, 40)]),
+)
+def test_interval_joins_are_nested_loops(steps: list[Any], how: JoinHow, bounds: tuple[int, int]) -> None:
+    """Of rows that were not late each pair in the interval comes once, and so does each row of which it is decided."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("tidegate.actors.operators.joins.interval_join._SWEEP_MS_MIN", 1)
-        emitted, came = run(lambda: IntervalJoin(SIDES, SCHEMAS, *bounds), steps)
-    in_time = [[r for s, r, mark in came if s == side and time_of(s, r) > mark] for side in (0, 1)]
-    expected = [
-        _side_by_side(left, right)
-        for left in in_time[0]
-        for right in in_time[1]
-        if matches(left, right) and bounds[0] <= time_of(1, right) - time_of(0, left) <= bounds[1]
-    ]
-    assert _counted(emitted) == _counted(expected)
+        emitted, came = run(lambda: IntervalJoin(SIDES, SCHEMAS, *bounds, how), steps)
+    left, right = ([r for s, r, mark in came if s == side and time_of(s, r) > mark] for side in (0, 1))
+
+    def near(one: Row, other: Row) -> bool:
+        return matches(one, other) and bounds[0] <= time_of(1, other) - time_of(0, one) <= bounds[1]
+
+    assert _counted(emitted) == _counted(list(_joined(left, right, how, near)))
 
 
 def test_rows_leave_the_state_when_time_is_past_them() -> None:
@@ -223,6 +232,12 @@ def test_rows_leave_the_state_when_time_is_past_them() -> None:
     assert [table.rows for table in near.tables] == [3, 2]
     list(near.advance_watermark(5011, lambda _: None))
     assert [table.rows for table in near.tables] == [1, 0]
+    full = Job(lambda: IntervalJoin(SIDES, SCHEMAS, -1000, 5000, "full"))
+    for side in (0, 1):
+        full.rows(side, [_row(side, 0, time, time) for time in (1, 9, 12)])
+    full.advance(7000)
+    assert full.stored_rows == 0
+    full.close()
 
 
 def test_a_row_of_a_window_that_was_joined_is_dropped() -> None:

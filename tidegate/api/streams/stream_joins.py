@@ -71,6 +71,7 @@ class StreamJoins(StreamChanges):
         *,
         on: On,
         between: tuple[str | timedelta | int, str | timedelta | int],
+        how: JoinHow = "inner",
         suffix: str = "_right",
         name: str = "interval_join",
         uid: str | None = None,
@@ -79,12 +80,13 @@ class StreamJoins(StreamChanges):
         """Join rows with the same key whose times are near: `a.interval_join(b, on="id", between=("-5min", "10min"))`.
 
         A pair is one whose right row is between 5 minutes before and 10 minutes after the left one, bounds included. It
-        is emitted when the later row comes. Columns are as of `join`, without windows. Rows that the watermark of both
-        streams has passed are dropped.
+        is emitted when the later row comes; whether a row has a partner, for any `how` but `inner`, when the watermark
+        of both streams has passed its interval. Columns are as of `join`, without windows. Rows that the watermark has
+        passed are dropped.
         """
         sides, schemas = _sides("interval_join", self, other, on, suffix)
         lower, upper = (_signed_ms(bound) for bound in between)
-        make = partial(IntervalJoin, sides, schemas, lower, upper)
+        make = partial(IntervalJoin, sides, schemas, lower, upper, how)
         return self._joined(other, sides, make().schema, make, name, uid, parallelism, None)
 
     def join_asof(
