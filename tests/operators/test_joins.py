@@ -240,6 +240,21 @@ def test_rows_leave_the_state_when_time_is_past_them() -> None:
     full.close()
 
 
+@pytest.mark.parametrize("how", get_args(JoinHow))
+def test_partners_stay_until_it_is_decided(how: JoinHow, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row has a partner also if that could find no other one for long when the row's interval is over."""
+    monkeypatch.setattr("tidegate.actors.operators.joins.interval_join._SWEEP_MS_MIN", 1)
+    for bounds, times in (((-5, 10), (10, 10)), ((-10, 5), (10, 10)), ((-9, -2), (10, 3)), ((2, 9), (3, 10))):
+        job = Job(lambda bounds=bounds: IntervalJoin(SIDES, SCHEMAS, *bounds, how))  # type: ignore[misc]
+        left, right = ([_row(side, 0, times[side], 1)] for side in (0, 1))
+        job.rows(0, left)
+        job.rows(1, right)
+        for watermark in range(10, 25):
+            job.advance(watermark)
+        assert _counted(job.emitted) == _counted(list(_joined(left, right, how)))
+        job.close()
+
+
 def test_a_row_of_a_window_that_was_joined_is_dropped() -> None:
     """Also one that comes when the watermark has just reached the end, and one after a restore: no window twice."""
     job = Job(lambda: WindowJoin(SIDES, SCHEMAS, Tumbling(10), "full"))

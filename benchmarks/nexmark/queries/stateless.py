@@ -63,32 +63,15 @@ def _q10_reference(rows: Rows) -> pl.DataFrame:
     return rows.bids.select(*RESULT, dt=time.str.slice(0, 10), hm=time.str.slice(11, 5)).collect()
 
 
-class SideInput(tg.BatchFunction):
-    """Adds the value of the side input for `auction` modulo its rows. The table is made once in a subtask."""
-
-    SCHEMA = pa.schema(
-        [
-            ("auction", pa.int64()),
-            ("bidder", pa.int64()),
-            ("price", pa.int64()),
-            ("date_time", pa.timestamp("ms")),
-            ("value", pa.string()),
-        ]
-    )
-
-    def open(self, context: tg.BatchContext) -> None:
-        """Load the table."""
-        self._side = pl.DataFrame({"key": range(SIDE_ROWS), "value": [str(key) for key in range(SIDE_ROWS)]})
-
-    def process(self, batch: pa.RecordBatch) -> pl.DataFrame:
-        """Bids with the value that belongs to them."""
-        bids = pl.DataFrame(batch.select(["auction", "bidder", "price", "date_time"]))
-        keyed = bids.with_columns(key=pl.col("auction") % SIDE_ROWS)
-        return keyed.join(self._side, on="key").drop("key")
+def _side_input() -> pa.Table:
+    """A row for each remainder."""
+    return pa.table({"key": range(SIDE_ROWS), "value": [str(key) for key in range(SIDE_ROWS)]})
 
 
 def _q13(events: Events) -> tg.Stream:
-    return events.bids.map_batches(SideInput(), schema=SideInput.SCHEMA, name="side input")
+    bids = events.bids.select("auction", "bidder", "price", "date_time", key=pl.col("auction") % SIDE_ROWS)
+    found = bids.lookup_join(_side_input, on="key", how="inner", name="side input")
+    return found.select(pl.all().exclude("key"))
 
 
 def _q13_reference(rows: Rows) -> pl.DataFrame:

@@ -114,53 +114,22 @@ def _q5_reference(rows: Rows) -> pl.DataFrame:
     return counts.filter(best).select(Q5.names).collect()
 
 
-Q8 = pa.schema([("id", pa.int64()), ("name", pa.string()), ("start_time", MOMENT)])
-
-
-class NewSellers(tg.CoProcessFunction):
-    """People who open an auction in the window in which they come. Keys are the person and the window's end."""
-
-    def open(self, context: tg.ProcessContext) -> None:
-        """The name, whether there is an auction, and whether both were told."""
-        state = pa.struct({"name": pa.string(), "sells": pa.bool_()})
-        self._seen = context.state(tg.ValueState("seen", state))
-
-    def process1(self, row: Row, context: tg.ProcessContext) -> Iterator[Row]:
-        """A person: there is one of each id."""
-        yield from self._met(row["name"], False, context)
-
-    def process2(self, row: Row, context: tg.ProcessContext) -> Iterator[Row]:
-        """An auction."""
-        yield from self._met(None, True, context)
-
-    def _met(self, name: str | None, sells: bool, context: tg.ProcessContext) -> Iterator[Row]:
-        seen, key = self._seen.value(), context.current_key
-        before = seen or {"name": None, "sells": False}
-        now = {"name": name or before["name"], "sells": sells or before["sells"]}
-        complete = [bool(each["name"] is not None and each["sells"]) for each in (before, now)]
-        self._seen.update(now)
-        if seen is None:
-            context.timer_service.register_event_time_timer(key["end"] - 1)
-        if complete == [False, True]:
-            yield {"id": key["id"], "name": now["name"], "start_time": key["end"] - WINDOW_MS}
-
-    def on_timer(self, timestamp: int, context: tg.ProcessContext) -> None:
-        """The window is over."""
-        self._seen.clear()
+Q8 = ("id", "name", "start_time")
 
 
 def _q8(events: Events) -> tg.Stream:
-    people = events.people.select("id", "name", "date_time", _end(WINDOW_MS).alias("end"))
-    auctions = events.auctions.select("seller", "date_time", _end(WINDOW_MS).alias("end"))
-    both = people.connect(auctions).key_by(("id", "end"), ("seller", "end"))
-    return both.process(NewSellers(), schema=Q8, name="new sellers", uid="new-sellers")
+    people = events.people.select("id", "name", "date_time")
+    sellers = events.auctions.select("seller", "date_time")
+    window, on = tg.Tumbling(WINDOW_MS), [("id", "seller")]
+    both = people.join(sellers, on=on, window=window, how="semi", name="new sellers", uid="new-sellers")
+    return both.select("id", "name", start_time="window_start")
 
 
 def _q8_reference(rows: Rows) -> pl.DataFrame:
     start = pl.col("date_time").dt.truncate("10s").alias("start_time")
     people = rows.people.select("id", "name", start)
     sellers = rows.auctions.select(pl.col("seller").alias("id"), start).unique()
-    return people.join(sellers, on=["id", "start_time"]).select(Q8.names).collect()
+    return people.join(sellers, on=["id", "start_time"]).select(*Q8).collect()
 
 
 Q11 = pa.schema([("bidder", pa.int64()), ("bid_count", pa.int64()), ("start_time", MOMENT), ("end_time", MOMENT)])
