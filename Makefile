@@ -32,7 +32,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The processes of a job and of a test run import the same modules: they find them compiled, wherever this runs.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-fast test-newest test-lowest cov check format bench docs pins clean
+.PHONY: help setup demo test test-fast test-newest test-lowest cov check format bench bench-all docs pins clean
 
 help:  ## Show the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 13
@@ -93,6 +93,9 @@ format: $(STAMP)  ## Format, and fix what ruff can fix safely
 
 bench: $(STAMP)  ## Measure keyed throughput; ARGS= goes to the benchmark
 	"$(BIN)/python" benchmarks/keyed_throughput.py $(ARGS)
+
+bench-all: $(STAMP)  ## Run the benchmarks of docs/performance.md, and make it anew; ARGS= goes to it
+	"$(BIN)/python" benchmarks/bench_all.py $(ARGS)
 
 docs: $(STAMP)  ## Build the documentation site in build/site, and follow its links
 	@"$(BIN)/python" -c 'import mkdocs, mkdocstrings, material' 2>/dev/null || { \

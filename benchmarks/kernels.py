@@ -1,20 +1,23 @@
 """CPU nanoseconds per row of the kernels and of the keyed path, beside polars on the same batches in the same run.
 
-    python benchmarks/kernels.py [--keys 1000000] [--seconds 40]
+    python benchmarks/kernels.py [--keys 1000000] [--seconds 40] [--json PATH]
 
 One thread, int64 keys drawn evenly from `--keys` distinct ones (all known before), float64 values. CPU time, because
 other work on the machine would count in wall time; caches are shared all the same. All lines take turns within a round,
-so that a busy neighbour hits them alike; the median and the best round are shown.
+so that a busy neighbour hits them alike; the median and the best round are shown. The floor counts and adds in two
+arrays, whose positions are the keys: what is left if no key has to be looked up and nothing is handed on.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 os.environ.setdefault("POLARS_MAX_THREADS", "1")
 
@@ -27,6 +30,7 @@ from rich.table import Table
 from tidegate.actors.kernels import accumulate
 from tidegate.actors.kernels.columns import NO_MASK, fixed_values
 from tidegate.actors.kernels.hashing import hash_columns
+from tidegate.actors.kernels.jit import kernel
 from tidegate.actors.kernels.key_index.key_index import KeyIndex
 from tidegate.actors.kernels.partition import partition, subtask_table
 from tidegate.actors.operators.aggregates import aggregate as aggregates
@@ -63,6 +67,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--keys", type=int, default=1_000_000)
     arguments.add_argument("--seconds", type=float, default=40.0, help="time to measure for, at most")
+    arguments.add_argument("--json", type=Path, help="write the medians of the smaller batches here, too")
     options = arguments.parse_args()
     console = Console()
     rng = np.random.default_rng(1)
@@ -80,6 +85,10 @@ def main() -> None:
             break
     console.print(_table(lines, options.keys))
     console.print(_freezing(options.keys))
+    if options.json is not None:
+        options.json.write_text(
+            json.dumps({line.name: statistics.median(line.ns_per_row[BATCH_ROWS[0]]) for line in lines})
+        )
 
 
 def _batch(rng: np.random.Generator, keys: int, rows: int) -> pa.RecordBatch:
@@ -107,6 +116,13 @@ def _column(keys: int, data_type: pa.DataType) -> PagedColumn:
     return column
 
 
+@kernel
+def _floor(keys: np.ndarray, values: np.ndarray, counts: np.ndarray, sums: np.ndarray) -> None:
+    for row in range(keys.shape[0]):
+        counts[keys[row]] += 1
+        sums[keys[row]] += values[row]
+
+
 def _lines(keys: int) -> list[Line]:
     index = KeyIndex(("key",))
     for batch in _all_keys(keys):
@@ -115,6 +131,7 @@ def _lines(keys: int) -> list[Line]:
     split = HashPartitioner(("key",), MAX_PARALLELISM, 2).split
     operator = _aggregate(keys, n=aggregates.count(), total=aggregates.sum("value"))
     counts, sums = _column(keys, pa.int64()), _column(keys, pa.float64())
+    plain = np.zeros(keys, dtype=np.int64), np.zeros(keys, dtype=np.float64)
     slots: dict[int, np.ndarray] = {}
     hashes: dict[int, np.ndarray] = {}
 
@@ -145,6 +162,10 @@ def _lines(keys: int) -> list[Line]:
         ),
         Line("KeyedAggregate.process (count, sum; update)", lambda b: operator.process(b, lambda _: None)),
         Line("split + process", both),
+        Line(
+            "floor: arrays instead of an index",
+            lambda b: _floor(fixed_values(b.column(0)), fixed_values(b.column(1)), *plain),
+        ),
         Line("polars group_by of the batch, no state", yardstick),
     ]
 

@@ -12,6 +12,7 @@ is compared with Spark's: number of keys, sum of counts, sum of sums.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import shutil
 import statistics
@@ -275,6 +276,7 @@ def main() -> int:
     parser.add_argument("--row-wise-rows", type=int, default=1_000_000, help="rows of the row-wise job; 0: none")
     parser.add_argument("--profile", action="store_true", help="watch the tasks of one more run with py-spy")
     parser.add_argument("--folder", type=Path, default=Path(".bench/throughput"), help="where files go")
+    parser.add_argument("--json", type=Path, help="write the medians, end to end, here, too")
     arguments = parser.parse_args()
     folder = arguments.folder.resolve()
     console = Console()
@@ -318,6 +320,9 @@ def main() -> int:
             if small is not None:
                 benchmark.run_job(ROW_WISE, *small)
     show(benchmark.figures, console)
+    if arguments.json is not None:
+        ends = {name: statistics.median(f.end_to_end for f in of) for name, of in benchmark.figures.items()}
+        arguments.json.write_text(json.dumps(ends))
     console.print("[red]not all results equal Spark's" if benchmark.wrong else "all results equal Spark's")
     return 1 if benchmark.wrong else 0
 
