@@ -38,6 +38,7 @@ _VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data_type", [*_TYPES, *_NESTED], ids=str)
 def test_what_is_quick_is_what_arrow_gives(data_type: pa.DataType) -> None:
     """For any value: never another one, and never one that Arrow refuses."""

@@ -153,6 +153,13 @@ def test_failing_function_is_blamed_with_its_row() -> None:
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
+@pytest.mark.parametrize("make", [Map, FilterRows, FlatMap])
+def test_stop_iteration_ends_no_batch(make: Any) -> None:
+    """A function that raises it for a row has failed; the rows after that one are not left out."""
+    with pytest.raises(OperatorError, match=r"StopIteration.*row 1 of the batch"):
+        run(opened(make(lambda row: next(iter([[row] if make is FlatMap else row] * (2 - row["x"]))))), [_BATCH])
+
+
 def test_failing_batch_function_is_blamed_with_the_first_row() -> None:
     """As above for a function over batches; a long row is cut short."""
     batch = pa.record_batch({"x": ["long" * 1000]})

@@ -165,6 +165,8 @@ def _called(
     results: list[T] = []
     with Blame(context, lambda: (f"row {start + len(results)} of the batch", rows[len(results)])):
         results.extend(calls(rows))  # what has come before an error is in it
+        if len(results) < len(rows):  # `map` takes it for the end
+            raise RuntimeError("the function raised StopIteration")
     return results
 
 
