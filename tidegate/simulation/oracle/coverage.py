@@ -39,6 +39,7 @@ EFFECTS = {
     "tasks_adopted": "all tasks went on under a new coordinator, in the attempt that they were in",
     "process_killed": "a process that hung, or seemed to, was ended",
     "all_taken_for_hung": "a coordinator that was cut off took the processes of all tasks for hung",
+    "restore_interrupted": "a task's process died while it restored its state, or waited for others that did",
     "node_lost": "a node was lost, with all processes on it",
     "node_cut_off": "a node was cut off from storage and from all others",
     "savepoint_fenced": "a coordinator that was replaced could not make a savepoint whole: a tombstone was there",

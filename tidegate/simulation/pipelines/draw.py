@@ -95,6 +95,9 @@ _LATE_SHARE = 0.03
 _NODES_SHARE = 0.05
 """Seeds in which nodes are lost, or cut off, which were added later too."""
 
+_RESTORES_SHARE = 0.05
+"""Seeds in which processes die while they restore their state, which were added later too."""
+
 _WEIGHTS: Mapping[str, tuple[int, ...]] = {
     "mode": (4, 1),
     "max_concurrent": (3, 1, 1),
@@ -195,6 +198,9 @@ def draw(seed: int) -> Scenario:
         return replace(
             scenario, values={**scenario.values, "topology": later.choice(_CHANGING), "mode": "exactly-once"}
         )
+    later = random.Random(f"restores {seed}")
+    if later.random() < _RESTORES_SHARE:
+        return replace(scenario, values={**scenario.values, "faults": "restores"})
     return scenario
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from tidegate.actors.coordinator.messages import events as co
@@ -158,6 +159,8 @@ class SimulatedTaskPort:
                 world.after(world.delay_ms() * 2, lambda: job.report(event))
         world.message(self._task, COORDINATOR, event, cause=cause)
         world.after_in_order(("report", self._task), world.delay_ms(), lambda: job.report(event))
+        if isinstance(event, co.TaskReady) and world.faults.restore_crash > 0.0 and (host := self.host) is not None:
+            world.after(world.delay_ms(), partial(job.processes.dies_early, self._task, host))
 
     def monotonic_ms(self) -> int:
         return self._job.world.now_ms
@@ -177,6 +180,8 @@ class SimulatedTaskPort:
                 return
             if current and job.nodes.is_cut(self._task):
                 job.nodes.hold(self._task, act)
+                return
+            if job.processes.dies_early(self._task, host):
                 return
             try:
                 event = work()

@@ -5,6 +5,7 @@ A task has one process at a time, and leaves it to its next attempt unless it ha
 - A process that hangs takes nothing in and says nothing. The coordinator in charge notices that after `silence_ms`.
 - A coordinator that was cut off hears nobody. After that time it takes the processes of all tasks for hung.
 - What hangs or was given up gets no task any more: a new process takes its place, and has nothing in memory.
+- A process may die before its task has begun: while it restores state, or waits for others that do.
 - Who is told to leave by a coordinator that was replaced stays. A kill cannot be refused, so the oracle looks at it.
 """
 
@@ -20,6 +21,7 @@ from tidegate.actors.hosts.task.task_host import TaskHost
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.task.invariants import may_obey
 from tidegate.actors.task.messages import events as ev
+from tidegate.actors.task.task_status import TaskStatus
 from tidegate.simulation.oracle.watch import Watch
 from tidegate.simulation.world.virtual_time import World
 from tidegate.storage.ids import AttemptNumber
@@ -32,12 +34,16 @@ class JobOfProcesses(Protocol):
     watch: Watch
     tasks: dict[TaskId, TaskHost]
     coordinator: CoordinatorHost | None
+    crashes: int
 
     @property
     def over(self) -> bool: ...
     def hear(self, coordinator: CoordinatorHost, event: CoordinatorEvent) -> None: ...
     def lose(self, task: TaskId, host: TaskHost, reason: str) -> None: ...
     def forget_state(self, task: TaskId) -> None: ...
+
+
+_NOT_BEGUN = (TaskStatus.CREATED, TaskStatus.READY)
 
 
 class _Seen(NamedTuple):
@@ -73,6 +79,18 @@ class SimulatedProcesses:
             self.ended(task)
             self._job.forget_state(task)
         self._obeyed[task] = max(generation, self._obeyed.get(task, ev.UNFENCED))
+
+    def dies_early(self, task: TaskId, host: TaskHost) -> bool:
+        """Let the process of a task that has not begun die, now and then. Returns whether it does."""
+        job, faults = self._job, self._job.world.faults
+        if host.machine.status not in _NOT_BEGUN or job.tasks.get(task) is not host or self.hangs(task):
+            return False
+        if job.crashes >= faults.crashes_max or not job.world.chance("restore_crash"):
+            return False
+        job.crashes += 1
+        job.watch.coverage.saw("restore_interrupted")
+        job.lose(task, host, "process died before its task had begun")
+        return True
 
     def obeys(self, task: TaskId, generation: int) -> None:
         """The process of a task has heard of a coordinator."""

@@ -18,6 +18,7 @@ FAULT_KINDS = (
     "damage",
     "node_loss",
     "cut",
+    "restore_crash",
 )
 """Fields of `Faults` that are probabilities."""
 
@@ -41,6 +42,8 @@ class Faults:
     node_loss: that the node of a task's process is lost, with all processes on it, per element as well.
     cut: that it is cut off from storage and from all others, for a time within `cut_for`, and comes back or is lost
     (both at most `nodes_max` times in a run).
+    restore_crash: that a task's process dies while it restores its state, per I/O operation, or while it waits for
+    others that do; it counts as a crash.
     outage: "from..to", times after the start between which no storage operation succeeds, whatever `duration` is.
     clock: how far the wall clock is set back at the first whole second, forth at the next one, and so on, while faults
     happen; the monotonic clock goes on. None: nobody sets it.
@@ -57,6 +60,7 @@ class Faults:
     damage: float = 0.0
     node_loss: float = 0.0
     cut: float = 0.0
+    restore_crash: float = 0.0
     cut_for: str = "50ms..3s"
     nodes_max: int = 3
     delay: str = "0ms..5ms"

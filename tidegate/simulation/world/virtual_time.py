@@ -61,7 +61,7 @@ class World:
         """How many faults of each kind have happened."""
         self.trace: deque[Note] = deque(maxlen=TRACE_NOTES_MAX)
         self._draw = self.random.random
-        self._queue: list[tuple[int, float, int, Callable[[], None]]] = []
+        self._queue: list[tuple[int, float, int, Callable[[], object]]] = []
         self._number = 0
         self._fifo: dict[Hashable, int] = {}
         self._probability: dict[str, float] = {kind: getattr(faults, kind) for kind in FAULT_KINDS}
@@ -138,7 +138,7 @@ class World:
         """Whether a savepoint that is copied now is read at the beginning, and written at the end."""
         return bool(self._copy_ms) and self.random.random() < 0.5
 
-    def after(self, delay_ms: int, action: Callable[[], None]) -> None:
+    def after(self, delay_ms: int, action: Callable[[], object]) -> None:
         """Run an action later."""
         self._number += 1
         heapq.heappush(self._queue, (self.now_ms + delay_ms, self._draw(), self._number, action))
