@@ -20,8 +20,10 @@ from tidegate.spark_bridge.errors import SparkTimeoutError
 from tidegate.spark_bridge.session.java import add_opens_options, is_supported, parse_java_major
 from tidegate.storage.errors import ConfigurationError
 
-_CHECK_TIMEOUT_S = 60.0
-_JAVA_TIMEOUT_S = 20
+_CHECK_TIMEOUT_S = 120.0
+"""For a new process on each node and its `java -version`, which take a minute on a very busy machine."""
+_JAVA_TIMEOUT_S = 150.0
+"""Longer than the driver waits: it is the driver that says what has taken too long."""
 _STRONG_ENCAPSULATION_MAJOR = 16
 
 
@@ -59,8 +61,8 @@ def check_cluster_java() -> None:
         found: list[NodeJava] = ray.get(list(asked.values()), timeout=_CHECK_TIMEOUT_S)
     except GetTimeoutError as error:
         raise SparkTimeoutError(
-            f"the nodes of the Ray cluster did not run a small task within {_CHECK_TIMEOUT_S:g} s. Check "
-            "that the cluster is alive."
+            f"the nodes of the Ray cluster did not say within {_CHECK_TIMEOUT_S:g} s which Java they have. Check "
+            "that the cluster is alive, and that its machines have time for a small task."
         ) from error
     for node_id, java in zip(asked, found, strict=True):
         problem = java_problem(java)
