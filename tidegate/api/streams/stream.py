@@ -28,6 +28,7 @@ from tidegate.actors.operators.rows.process_operator import ProcessOperator
 from tidegate.actors.operators.watermarks.window_end import WindowEnd, same_time
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.actors.protocol.side_outputs import OutputTag
+from tidegate.api.streams.same_columns import with_same_columns
 from tidegate.api.streams.slot_options import SlotOptions
 from tidegate.api.streams.stream_aggregates import aggregated, aggregated_all
 from tidegate.api.streams.stream_tables import StreamTables
@@ -51,14 +52,25 @@ class Stream(StreamTables):
     also take `num_cpus`, `num_gpus` and `resources`: what each subtask reserves on Ray (see `docs/placement.md`).
     """
 
-    def union(self, *others: Stream) -> Stream:
-        """All rows of several streams with the same columns, in no particular order."""
+    def union(self, *others: Stream, by_name: bool = False, allow_missing: bool = False) -> Stream:
+        """All rows of several streams with the same columns, in no particular order.
+
+        With `by_name` columns may stand in any order, and a type may be wider in one stream: int64 where others have
+        int32. With `allow_missing` as well, a column that a stream lacks is null in its rows. ConfigurationError if a
+        column has types of which none has the values of all.
+        """
+        if allow_missing and not by_name:
+            raise ConfigurationError("union: allow_missing=True needs by_name=True, because names tell what is missing")
         for stream in (self, *others):
             if stream._updating is not None:
                 raise stream._updating.refuse("union")
         for other in others:
             if other._program is not self._program:
                 raise ConfigurationError("union: the streams belong to different environments")
+        if by_name:
+            first, *rest = with_same_columns((self, *others), allow_missing)
+            return first.union(*rest)
+        for other in others:
             if self.schema is not None and other.schema is not None and not self.schema.equals(other.schema):
                 mine, theirs = columns_text(self.schema), columns_text(other.schema)
                 raise ConfigurationError(f"union: the streams have different columns: {mine} and {theirs}")

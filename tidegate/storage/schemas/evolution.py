@@ -67,6 +67,11 @@ def _refused(whose: str, before: pa.Field, now: pa.Field, reason: str) -> Config
     )
 
 
+def widens(before: pa.DataType, now: pa.DataType) -> bool:
+    """Whether every value of a type has the same meaning in another one."""
+    return _type_refusal(before, now) is None
+
+
 def _refusal(before: pa.Field, now: pa.Field) -> str | None:
     """Why what a field held cannot be held by it now; None if it can."""
     if before.nullable and not now.nullable:
