@@ -17,6 +17,8 @@ from tidegate.simulation.pipelines.pieces import Data, source_of, table_of
 from tidegate.simulation.runtime.run import Rows, counted
 
 TOP = 2
+PARTNERS = 3
+"""Rows of the right input: with all of them a key would have so many pairs that a run never ended in time."""
 
 
 def changes(env: StreamEnvironment, inputs: Sequence[Data], width: Sequence[int]) -> None:
@@ -59,7 +61,8 @@ def expect_ranks(inputs: Sequence[Data], _: Sequence[int]) -> Rows:
 
 def matches(env: StreamEnvironment, inputs: Sequence[Data], width: Sequence[int]) -> None:
     """A join without a window, in which rows without a partner are taken back, and what each key comes to."""
-    left, right = (source_of(env, inputs[number], number, width[number]) for number in (0, 1))
+    left = source_of(env, inputs[0], 0, width[0])
+    right = source_of(env, inputs[1][:PARTNERS], 1, width[1])
     joined = left.join(right, on="k", how="left", uid="join", parallelism=width[2])
     totals = joined.key_by("k").aggregate(
         n=count(), l=sum("v"), r=sum("v_right"), emit="changes", uid="totals", parallelism=width[3]
@@ -71,7 +74,7 @@ def expect_matches(inputs: Sequence[Data], _: Sequence[int]) -> Rows:
     """Keys of the left input, with pairs or with nulls."""
     found: list[tuple[int | None, ...]] = []
     for key in {key for key, _ in inputs[0]}:
-        mine, theirs = ([v for k, v in inputs[side] if k == key] for side in (0, 1))
+        mine, theirs = ([v for k, v in data if k == key] for data in (inputs[0], inputs[1][:PARTNERS]))
         times = builtins.max(1, len(theirs))
         total = len(mine) * builtins.sum(theirs) if theirs else None
         found.append((key, len(mine) * times, builtins.sum(mine) * times, total))
