@@ -1,11 +1,13 @@
-"""What REST clients cost a job: keyed throughput while a hundred clients ask in a loop, beside none, in one run.
+"""What REST clients cost a job: processor time for a row while a hundred of them ask in a loop, and without them.
 
-    .venv/bin/python benchmarks/rest_clients.py [--rows 60000000] [--rounds 3] [--clients 100]
+    .venv/bin/python benchmarks/rest_clients.py [--pairs 30] [--clients 100]
 
-The job is that of `keyed_throughput.py`, with checkpoints. First there is no server; then a server that nobody asks and
-one that the clients ask take turns. The clients are connections of one process on loopback, as nice as can be, because
-what they themselves do is no work of a job; each asks the next path as soon as it has an answer. Prints how many
-requests a second were answered, and how many were refused as a flood.
+A keyed count of generated rows at full speed, with a checkpoint a second, on Ray. Two comparisons, each in turns within
+the run (`slices.py`): the server is stopped by a signal, or runs and nobody asks; it runs and nobody asks, or the
+clients ask. What decides is the processor time of the job's own processes, tasks and coordinator, for each row: the
+server and the clients are as nice as can be, and take what others leave. The clients are connections of one process on
+loopback; each asks the next path as soon as it has an answer. Prints how many requests a second were answered, and how
+many were refused as a flood.
 """
 
 from __future__ import annotations
@@ -14,26 +16,38 @@ import argparse
 import asyncio
 import json
 import os
-import statistics
+import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
-from common import describe_machine
-from keyed_throughput import WITH, Benchmark, expected_totals, prepare
+import common
+import slices
+from common import GeneratedSource, describe_machine, local_ray
+from ray import cloudpickle
 from rich.console import Console
+from slices import ROWS_MAX, Board, SeenRows, Turn, processes_of, processor_time, report, running, take_turns
 
 import tidegate as tg
+from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime
 
-NONE, SERVED, CLIENTS = "no server", "server, nobody asks", "clients in a loop"
+Pairs = list[tuple[Turn, Turn]]
+
+KEYS = 1_000_000
+COST_MAX = 0.02
+OF_THE_JOB, SERVER = ("TaskProcess", "CoordinatorProcess"), "WebActor"
 STOP_S = 30.0
 NICENESS = 19
+# Processes of the job cannot import these modules.
+for module in (common, slices):
+    cloudpickle.register_pickle_by_value(module)
 
 
 async def ask(url: str, clients: int, stop: asyncio.Event) -> Counter[int]:
@@ -90,72 +104,74 @@ def run_clients(url: str, clients: int) -> None:
 
 
 @contextmanager
-def asking(url: str, clients: int, told: list[str]) -> Iterator[None]:
-    """Clients in a process of their own as long as the block runs."""
+def asking(url: str, clients: int, told: list[str]) -> Iterator[int]:
+    """Clients in a process of their own as long as the block runs; gives its pid."""
     command = [sys.executable, __file__, "--ask", url, "--clients", str(clients)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
-        yield
+        yield process.pid
     finally:
+        process.send_signal(signal.SIGCONT)
         counted = json.loads(process.communicate(timeout=STOP_S)[0])
-        rates = {status: f"{n / counted['seconds']:.0f}/s" for status, n in sorted(counted["statuses"].items())}
-        told.append(f"{clients} clients for {counted['seconds']:.0f} s, answers by status: {rates}")
+        told.append(f"{clients} clients, answers by status: {dict(sorted(counted['statuses'].items()))}")
+
+
+def let_run(pids: Sequence[int], which: int) -> None:
+    """Let these processes run, or none of them."""
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT if which else signal.SIGSTOP)
+
+
+def measure(folder: Path, pairs: int, turn_s: float, clients: int, told: list[str]) -> dict[str, Pairs]:
+    """Run the job once: pairs of turns without the server and with it, then without clients and with them."""
+    folder.mkdir(parents=True)
+    path = folder / "board"
+    board = Board(path)
+    with tg.StreamEnvironment(RayRuntime(standbys=0), parallelism=1) as env:
+        source = env.from_source(GeneratedSource(ROWS_MAX, KEYS, 1), name="rows")
+        seen = source.map_batches(SeenRows(path), schema=source.schema)
+        seen.key_by("key").aggregate(n=tg.count(), x=tg.sum("value"), emit="final").collect()
+        checkpoints = tg.CheckpointConfig(storage=str(folder / "checkpoints"), interval="1s")
+        with running(env.execute("rest-clients", checkpoints=checkpoints, progress="off"), board) as job:
+            url = env.serve_web(port=0)
+            servers = processes_of(SERVER)
+            assert len(servers) == 1, f"processes of the server: {servers}"
+            idle = take_turns(board, pairs, turn_s, lambda which: let_run(servers, which))
+            let_run(servers, 1)
+            with asking(url, clients, told) as pid:
+                asked = take_turns(board, pairs, turn_s, lambda which: let_run([pid], which))
+            with urlopen(f"{url}/jobs/overview", timeout=60) as reply:
+                assert [each["jid"] for each in json.load(reply)["jobs"]] == [job.job_id]
+    return {"an idle server": idle, "clients": asked}
 
 
 def main() -> int:
-    """Measure. Exit code 1 if a result is wrong, or the clients were not answered."""
+    """Measure. Exit code 1 if the clients cost two hundredths of the processor time for a row, or more."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=60_000_000, help="rows of the stream (default 60,000,000)")
-    parser.add_argument("--keys", type=int, default=1_000_000, help="distinct keys (default 1,000,000)")
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each variant (default 3)")
+    parser.add_argument("--pairs", type=int, default=30, help="turns of each kind in each comparison (default 30)")
+    parser.add_argument("--turn", type=float, default=2.0, metavar="SECONDS", help="of each turn (default 2)")
     parser.add_argument("--clients", type=int, default=100, help="clients (default 100)")
-    parser.add_argument("--folder", type=Path, default=Path(".bench/throughput"), help="where files go")
+    parser.add_argument("--folder", type=Path, default=Path(".bench/rest-clients"), help="where files go")
     parser.add_argument("--ask", metavar="URL", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.ask:
         run_clients(arguments.ask, arguments.clients)
         return 0
-    folder = arguments.folder.resolve()
-    console, answered = Console(), True
+    console = Console(highlight=False, soft_wrap=True)
     told: list[str] = []
     describe_machine(console)
-    with tg.StreamEnvironment.raydp(
-        executors=2,
-        executor_cores=1,
-        executor_memory="2g",
-        slots_per_executor=2,
-        include_dashboard=False,
-        spark_configs={"spark.sql.shuffle.partitions": "4", "spark.sql.files.minPartitionNum": "8"},
-        ray_options={"log_to_driver": False},
-    ) as env:
-        rows, keys = arguments.rows, arguments.keys
-        data = prepare(env.spark, folder / f"data-{rows}-{keys}-8", rows, keys, 8, None)
-        expected = expected_totals(env.spark, data)
-        benchmarks = {variant: Benchmark(env, folder, "1s", console) for variant in (NONE, SERVED, CLIENTS)}
-        benchmarks[NONE].run_job(WITH, data, expected)
-        benchmarks[NONE].figures.clear()  # the first run warms up
-        for _ in range(arguments.rounds):
-            benchmarks[NONE].run_job(WITH, data, expected)
-        url = env.serve_web(port=0)
-        for _ in range(arguments.rounds):
-            benchmarks[SERVED].run_job(WITH, data, expected)
-            with asking(url, arguments.clients, told):
-                benchmarks[CLIENTS].run_job(WITH, data, expected)
-                with urlopen(f"{url}/jobs/overview", timeout=60) as reply:
-                    answered &= bool(json.load(reply)["jobs"])
-    medians = {}
-    for variant, benchmark in benchmarks.items():
-        rates = [figures.steady or figures.end_to_end for figures in benchmark.figures[WITH]]
-        medians[variant] = statistics.median(rates)
-        console.print(f"{variant}: median {medians[variant] / 1e6:.2f} M rows/s of {len(rates)} runs", highlight=False)
+    folder = arguments.folder.absolute() / uuid.uuid4().hex
+    with local_ray():
+        found = measure(folder, arguments.pairs, arguments.turn, arguments.clients, told)
     for line in told:
-        console.print(line, highlight=False, soft_wrap=True)
-    for variant in (NONE, SERVED):
-        cost = 100 * (1 - medians[CLIENTS] / medians[variant])
-        console.print(f"the clients cost {cost:.1f} % of throughput, beside: {variant}", highlight=False)
-    wrong = [text for benchmark in benchmarks.values() for text in benchmark.wrong]
-    console.print("[red]not all results equal Spark's" if wrong else "all results equal Spark's")
-    return 1 if wrong or not answered else 0
+        console.print(line)
+    costs = {}
+    for name, pairs in found.items():
+        for line in report(pairs, (f"without {name}", f"with {name}")):
+            console.print(line)
+        costs[name] = processor_time(pairs, OF_THE_JOB)
+        console.print(f"processor time of the job for a row, with {name} to without: {costs[name]}")
+    return 0 if all(cost.median - 1 < COST_MAX for cost in costs.values()) else 1
 
 
 if __name__ == "__main__":

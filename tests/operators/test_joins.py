@@ -268,6 +268,27 @@ def test_a_row_of_a_window_that_was_joined_is_dropped() -> None:
     assert [(row["t"], row["at"]) for row in job.emitted] == [(5, None), (None, EPOCH + timedelta(milliseconds=10))]
 
 
+@pytest.mark.parametrize(
+    ("join", "late"),
+    [
+        (lambda: WindowJoin(SIDES, SCHEMAS, Tumbling(10)), 2),
+        (lambda: WindowJoin(SIDES, SCHEMAS, Sliding(10, 5)), 1),  # 9 is in a window that ends at 15 as well
+        (lambda: IntervalJoin(SIDES, SCHEMAS, -5, 5), 2),
+    ],
+)
+def test_rows_that_come_too_late_are_counted(join: Callable[[], JoinOperator], late: int) -> None:
+    """Once each, whatever the number of windows; of both inputs, and also one that no partner could have."""
+    operator = join()
+    opened = context()
+    operator.open(opened, [])
+    list(operator.advance_watermark(9, lambda _: None))
+    for side, times in ((0, (4, 10)), (1, (9, 25))):
+        key = None if side == 0 else 0
+        rows = [_row(side, key, time, time) for time in times]
+        operator.process_input(side, pa.RecordBatch.from_pylist(rows, SCHEMAS[side]), lambda _: None)
+    assert opened.metrics.counter("numLateRecordsDropped").value == late
+
+
 def test_what_cannot_be_joined_is_refused() -> None:
     """At planning: keys of other types, columns that would come twice, windows and kinds that there are not."""
     with pytest.raises(ConfigurationError, match="key 'v' of the left stream is string and 'id' of the right is int64"):

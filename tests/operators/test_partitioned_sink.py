@@ -14,8 +14,8 @@ from tidegate.actors.operators.sinks.partitioned_sink import PARTITIONS_MAX, Par
 from tidegate.actors.operators.sinks.staging import StagedRows
 from tidegate.actors.operators.sinks.table_sink import TableSink
 from tidegate.actors.protocol.errors import OperatorError
+from tidegate.storage.tables.hidden_columns import VERSION_COLUMN
 from tidegate.storage.tables.partitions import HIVE_NULL, folder_name
-from tidegate.storage.tables.table_files import VERSION_COLUMN
 from tidegate.storage.tables.table_info import TableInfo
 
 _TEXTS = st.none() | st.sampled_from(["", "AA", "a/b", "..", "é", HIVE_NULL])

@@ -15,7 +15,7 @@ from tidegate.actors.protocol.errors import OperatorError
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.state.snapshot import StateTable
-from tidegate.storage.tables.table_files import VERSION_COLUMN
+from tidegate.storage.tables.hidden_columns import VERSION_COLUMN
 
 
 def _sink(sink: TableSink, restored: list[StateTable] | None = None) -> TableSink:

@@ -21,8 +21,8 @@ from tidegate.actors.runtimes.metrics.job_values import (
 )
 from tidegate.actors.runtimes.metrics.recovery_times import Recovery
 from tidegate.actors.runtimes.metrics.registry import JOB_VALUES, METRICS, Metric
-from tidegate.actors.runtimes.ray import metrics as ray_metrics
-from tidegate.actors.runtimes.ray.metrics import JobMetrics
+from tidegate.actors.runtimes.ray.coordinator import job_metrics
+from tidegate.actors.runtimes.ray.coordinator.job_metrics import JobMetrics
 from tidegate.actors.runtimes.running_job import progress_of
 
 ROOT = Path(__file__).parents[2]
@@ -135,7 +135,7 @@ def test_each_checkpoint_is_observed_once(history_max: int, monkeypatch: pytest.
             assert tags == {"job": "job"}
             seen.append(value)
 
-    monkeypatch.setattr(ray_metrics, "_histogram", lambda metric: Recorder())
+    monkeypatch.setattr(job_metrics, "_histogram", lambda metric: Recorder())
     job = Coordinator(spec(tolerable_failures=5, history_max=history_max)).run()
     job.complete()
     metrics = JobMetrics("job", 0)

@@ -24,7 +24,8 @@ from tidegate.storage.schemas.dictionaries import (
     widened_schema,
     widened_type,
 )
-from tidegate.storage.tables.table_files import VERSION_COLUMN, read_data_file, read_table, write_data_file
+from tidegate.storage.tables.hidden_columns import VERSION_COLUMN
+from tidegate.storage.tables.table_files import read_data_file, read_table, write_data_file
 from tidegate.storage.tables.table_log import TableInfo, TableLog, TableMode
 
 _JOB = JobId("demo-1")

@@ -14,8 +14,8 @@ from tidegate.storage.errors import CorruptionError, StorageError
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId
 from tidegate.storage.tables.compaction.compaction_plan import CompactionSettings
 from tidegate.storage.tables.compaction.running_compaction import RunningCompaction
+from tidegate.storage.tables.hidden_columns import VERSION_COLUMN
 from tidegate.storage.tables.table_files import (
-    VERSION_COLUMN,
     compacted_dir,
     data_dir,
     read_table,

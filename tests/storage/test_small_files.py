@@ -15,8 +15,9 @@ from tidegate.storage.errors import FencedError, InvariantError, TableError
 from tidegate.storage.files.file_system_store import FileSystemStore
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId
 from tidegate.storage.tables.compaction.small_files import rewrites_of, rewritten, worth_it
+from tidegate.storage.tables.hidden_columns import VERSION_COLUMN
 from tidegate.storage.tables.partitions import folder_of
-from tidegate.storage.tables.table_files import VERSION_COLUMN, data_dir, read_data_file, write_data_file
+from tidegate.storage.tables.table_files import data_dir, read_data_file, write_data_file
 from tidegate.storage.tables.table_info import TableInfo
 from tidegate.storage.tables.table_log import TableLog
 

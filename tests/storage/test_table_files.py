@@ -16,8 +16,8 @@ from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.errors import CorruptionError, NotFoundError, TableError
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId
+from tidegate.storage.tables.hidden_columns import VERSION_COLUMN
 from tidegate.storage.tables.table_files import (
-    VERSION_COLUMN,
     data_dir,
     delete_unreferenced,
     read_data_file,

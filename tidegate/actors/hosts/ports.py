@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from tidegate.actors.coordinator.messages.events import CoordinatorEvent
-from tidegate.actors.coordinator.messages.instructions import (
-    CancelAttempt,
-    CompleteRequest,
-    DeployAttempt,
-    EndJob,
-    KillProcess,
-    SetTimer,
-)
-from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.task.messages.events import TaskEvent
-from tidegate.actors.task.messages.instructions import GrantCredit, SendFrame, SetTaskTimer
+if TYPE_CHECKING:  # A task has no use for what coordinators are told to do.
+    from tidegate.actors.coordinator.messages.events import CoordinatorEvent
+    from tidegate.actors.coordinator.messages.instructions import (
+        CancelAttempt,
+        CompleteRequest,
+        DeployAttempt,
+        EndJob,
+        KillProcess,
+        SetTimer,
+    )
+    from tidegate.actors.protocol.identity import TaskId
+    from tidegate.actors.task.messages.events import TaskEvent
+    from tidegate.actors.task.messages.instructions import GrantCredit, SendFrame, SetTaskTimer
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,10 @@ from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.files.store import Store
+from tidegate.storage.tables.hidden_columns import DELETED_COLUMN, VERSION_COLUMN
 from tidegate.storage.tables.log.log_versions import AsOf
 from tidegate.storage.tables.partition_filters import PartitionFilter, matching_files
-from tidegate.storage.tables.table_files import DELETED_COLUMN, VERSION_COLUMN, read_data_file, with_added
+from tidegate.storage.tables.table_files import read_data_file, with_added
 from tidegate.storage.tables.table_info import TableInfo
 from tidegate.storage.tables.table_log import TableLog
 

@@ -27,16 +27,12 @@ from tidegate.storage.files.file_system_store import FileSystemStore, join_url
 from tidegate.storage.files.store import Buffer, Store
 from tidegate.storage.ids import AttemptNumber, JobId
 from tidegate.storage.schemas.dictionaries import decoded_type, widened_schema
+from tidegate.storage.tables.hidden_columns import DELETED_COLUMN, VERSION_COLUMN
 from tidegate.storage.tables.log.log_versions import AsOf
 from tidegate.storage.tables.partition_filters import PartitionFilter, matching_files
 from tidegate.storage.tables.partitions import DATA_FILE_SUFFIX
 from tidegate.storage.tables.table_info import TableInfo
 from tidegate.storage.tables.table_log import TableLog
-
-VERSION_COLUMN = "_tidegate_version"
-"""Hidden int64 column of an upsert table's files: a later row of a key has a higher value."""
-DELETED_COLUMN = "_tidegate_deleted"
-"""Hidden column of an upsert table that takes deletions: whether the row says that its key has none."""
 
 DATA_FOLDER = "data"
 _COMPACTED = "compacted"

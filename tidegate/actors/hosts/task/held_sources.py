@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from tidegate.storage.errors import StorageError
 from tidegate.storage.files.store import OpenStore
 from tidegate.storage.ids import JobId
-from tidegate.storage.tables.handed_rows import hold_path
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +31,7 @@ class HeldSources:
     def __init__(self, open_store: OpenStore, urls: Sequence[str], job_id: JobId, now_ms: Callable[[], int]) -> None:
         self._open_store = open_store
         self._urls = urls
-        self._path = hold_path(job_id)
+        self._job_id = job_id
         self._now_ms = now_ms
         self._looked_at_ms: int | None = None
         self._held = False
@@ -50,7 +49,11 @@ class HeldSources:
         if self._looked_at_ms is not None and 0 <= now_ms - self._looked_at_ms < LOOK_MS:
             return
         self._looked_at_ms = now_ms
+        # What logs of tables are made of is loaded by those who have such a table.
+        from tidegate.storage.tables.handed_rows import hold_path
+
+        path = hold_path(self._job_id)
         try:
-            self._held = any(self._open_store(url).exists(self._path) for url in self._urls)
+            self._held = any(self._open_store(url).exists(path) for url in self._urls)
         except StorageError as error:
             log.warning("whether the sources are held back is not known, so they go on as before: %s", error)

@@ -31,8 +31,6 @@ from tidegate.storage.errors import DAMAGE, StorageError, may_pass
 from tidegate.storage.files.store import OpenStore
 from tidegate.storage.ids import OperatorUid
 from tidegate.storage.subtasks.in_flight import ChannelEnd, InFlightRows, write_in_flight
-from tidegate.storage.tables.partitions import DATA_FILE_SUFFIX
-from tidegate.storage.tables.table_files import data_dir, write_data_file
 
 log = logging.getLogger(__name__)
 
@@ -251,6 +249,10 @@ class TaskEffects:
             if prepared is None:
                 return None
             return ev.FileStaged(self._now_ms(), instruction.uid, instruction.index, prepared)
+        # What reads and writes Parquet is loaded by the tasks that have a table.
+        from tidegate.storage.tables.partitions import DATA_FILE_SUFFIX
+        from tidegate.storage.tables.table_files import data_dir, write_data_file
+
         d = self._descriptor
         name = f"{instruction.uid}-{d.task.subtask}-{instruction.index:06d}".replace("/", "_")
         folder = f"{data_dir(self._context.job_id, d.attempt)}/{instruction.folder}".rstrip("/")

@@ -14,7 +14,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -25,10 +25,8 @@ from tidegate.actors.operators.batch_rows import OUTPUT_ROWS_MAX
 from tidegate.actors.operators.joins.join_columns import LEFT, RIGHT, JoinHow, JoinSides
 from tidegate.actors.operators.joins.join_operator import MOMENT, JoinOperator
 from tidegate.actors.operators.joins.pairing import without_nulls
-from tidegate.actors.operators.operator import Emit, OperatorContext
-from tidegate.actors.operators.watermarks.late_rows import LATE_RECORDS
+from tidegate.actors.operators.operator import Emit
 from tidegate.storage.errors import ConfigurationError
-from tidegate.storage.state.snapshot import StateTable
 
 SWEPT_VERSIONS_MIN = 10_000
 """Versions that must have come before old ones are looked for."""
@@ -48,17 +46,12 @@ class AsOfJoin(JoinOperator):
         self._came = 0
         """Versions that have come since old ones were removed."""
 
-    def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
-        """As of `RowsOperator`."""
-        super().open(context, restored)
-        self._late = context.metrics.counter(LATE_RECORDS)
-
     def process_input(self, index: int, batch: pa.RecordBatch, emit: Emit) -> None:
         """Keep the rows of a batch. OperatorError as of `rows_of`."""
         keys, times, values = self.rows_of(index, batch)
         wanted = times > self.watermark if index == LEFT else without_nulls(keys)
         if index == LEFT and not wanted.all():
-            self._late.inc(int(len(times) - wanted.sum()))
+            self.late.inc(int(len(times) - wanted.sum()))
         if not wanted.all():
             picked = pa.array(np.flatnonzero(wanted))
             keys, times, values = keys.take(picked), times[wanted], [value.take(picked) for value in values]

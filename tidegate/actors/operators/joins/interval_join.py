@@ -72,6 +72,7 @@ class IntervalJoin(JoinOperator):
         """Keep the rows of a batch, and emit their pairs with rows of the other side. OperatorError as of `rows_of`."""
         keys, times, values = self.rows_of(index, batch)
         if not (in_time := times > self.watermark).all():
+            self.late.inc(int(np.count_nonzero(~in_time)))
             keys, times, values = _some(keys, times, values, in_time)
         if index in self._waiting and len(times):
             self.append(self._number(index), keys, [pa.array(times), *values])

@@ -3,7 +3,8 @@
 Rules:
 
 - Keys are stored under the names of the left input, whatever they are called on the right.
-- A row that the watermark has passed is late. It is dropped, at any batch size alike, as long as watermarks are.
+- A row that the watermark has passed is late. It is dropped and counted, at any batch size alike, as long as
+  watermarks are.
 - State is two row tables, `left` and `right`: event time or window, then the columns that the result has.
 """
 
@@ -16,13 +17,15 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.actors.operators.joins.join_columns import LEFT, JoinHow, JoinSides, plain_values
-from tidegate.actors.operators.operator import Emit
+from tidegate.actors.operators.operator import Emit, OperatorContext
 from tidegate.actors.operators.operator_errors import blame
 from tidegate.actors.operators.state.keys import key_columns, key_schema
 from tidegate.actors.operators.state.rows_operator import RowsOperator
+from tidegate.actors.operators.watermarks.late_rows import LATE_RECORDS
 from tidegate.actors.operators.watermarks.watermark_generator import event_times_ms
 from tidegate.actors.protocol.errors import OperatorError
 from tidegate.actors.protocol.stream_elements import MIN_WATERMARK_MS
+from tidegate.storage.state.snapshot import StateTable
 
 STATE_NAMES = ("left", "right")
 MOMENT = "join.time_ms"
@@ -47,6 +50,11 @@ class JoinOperator(RowsOperator):
         }
         super().__init__(key_schema(schemas[LEFT], sides.keys[LEFT]), stored)
         self.watermark = MIN_WATERMARK_MS
+
+    def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
+        """As that of rows; with a count of those that come too late."""
+        super().open(context, restored)
+        self.late = context.metrics.counter(LATE_RECORDS)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
         """Process a batch of the left input."""

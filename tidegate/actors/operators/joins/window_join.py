@@ -58,6 +58,7 @@ class WindowJoin(JoinOperator):
     def process_input(self, index: int, batch: pa.RecordBatch, emit: Emit) -> None:
         """Keep the rows of a batch, each in its windows. OperatorError as of `rows_of`."""
         keys, times, values = self.rows_of(index, batch)
+        self.late.inc(int(np.count_nonzero(self._window.last_end_ms(times) - 1 <= self.watermark)))
         for rows, ends in self._windows_of(times):
             open_rows = ends - 1 > self.watermark
             if not open_rows.all():

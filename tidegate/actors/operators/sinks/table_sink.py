@@ -37,7 +37,7 @@ from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.dictionaries import widened
 from tidegate.storage.state.snapshot import Cut, FrozenTable, OperatorSnapshot, StateTable
-from tidegate.storage.tables.table_files import DELETED_COLUMN, VERSION_COLUMN
+from tidegate.storage.tables.hidden_columns import DELETED_COLUMN, VERSION_COLUMN
 
 FILE_BYTES_MAX = 64 << 20
 

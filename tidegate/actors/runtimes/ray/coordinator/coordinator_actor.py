@@ -38,6 +38,7 @@ from tidegate.actors.protocol.failure_reasons import bounded_text, error_text, l
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.runtimes.ray.coordinator.answers import Answers, JobView
 from tidegate.actors.runtimes.ray.coordinator.attempt_supervisor import Deployment
+from tidegate.actors.runtimes.ray.coordinator.job_metrics import JobMetrics
 from tidegate.actors.runtimes.ray.coordinator.patient_replay import replay_when_it_answers
 from tidegate.actors.runtimes.ray.coordinator.shown import Shown
 from tidegate.actors.runtimes.ray.coordinator.task_reports import TaskReports
@@ -45,7 +46,6 @@ from tidegate.actors.runtimes.ray.fleet.fleet import Fleet
 from tidegate.actors.runtimes.ray.fleet.heartbeats import Heartbeats
 from tidegate.actors.runtimes.ray.fleet.late_checkpoints import LateCheckpoints
 from tidegate.actors.runtimes.ray.fleet_options import FleetOptions
-from tidegate.actors.runtimes.ray.metrics import JobMetrics
 from tidegate.actors.runtimes.ray.process.actor_log import log_of_coordinator
 from tidegate.actors.runtimes.ray.process.belonging import Known
 from tidegate.actors.runtimes.ray.process.lifeline import end_process
