@@ -258,7 +258,7 @@ class Link:
                     todo += self.up.tell(ev.TimerDue(instruction.due_at_ms, instruction.timer))
                 else:
                     rest.append(instruction)
-            self.queued_bytes_max = max(self.queued_bytes_max, self.up.machine.output_queue_bytes)
+            self.queued_bytes_max = max(self.queued_bytes_max, self.up.machine.outputs.queued_bytes)
             todo += self.down.turns(1) or self.up.turns(1)
             if not todo and not self.up.machine.runnable and not self.down.machine.runnable:
                 return rest

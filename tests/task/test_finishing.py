@@ -66,7 +66,7 @@ def test_what_is_left_waits_for_room() -> None:
     assert subject.machine.status is TaskStatus.FINISHING
     assert not subject.machine.runnable
     for steps in range(1, STEPS + 1):
-        assert subject.machine.output_queue_bytes <= 2 * STEP_BYTES
+        assert subject.machine.outputs.queued_bytes <= 2 * STEP_BYTES
         found += grant(subject, steps)
 
     assert [e.num_rows for e in sent(found) if isinstance(e, pa.RecordBatch)] == [10] * STEPS

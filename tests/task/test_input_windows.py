@@ -171,7 +171,7 @@ def test_a_sender_stops_where_its_queue_is_as_large_as_the_window() -> None:
         window(subject, 10_000, total_bytes)
         subject.read_all()
     assert not subject.machine.runnable
-    assert 10_000 <= subject.machine.output_queue_bytes <= 16_000
+    assert 10_000 <= subject.machine.outputs.queued_bytes <= 16_000
 
 
 def test_a_stale_window_changes_nothing() -> None:

@@ -208,7 +208,7 @@ def test_a_full_output_stops_input_until_credit_comes() -> None:
     subject.feed(0, *(batch(n) for n in range(10)))
 
     assert not subject.machine.runnable
-    assert subject.machine.output_queue_bytes == 3 * row_bytes
+    assert subject.machine.outputs.queued_bytes == 3 * row_bytes
     output = subject.descriptor.outputs[0].channels[0]
     found = subject.tell(ev.CreditGranted(0, ATTEMPT, output, 3 * row_bytes, 10**9))
     assert [values(e) for e in sent(found)] == [[1], [2]]

@@ -148,7 +148,7 @@ def test_a_watermark_with_many_timers_fills_the_queue_no_further_than_a_step() -
     subject = started(alarms(TimeDomain.EVENT_TIME, limits))
     found = subject.feed(0, batch(*range(1, 201)), Watermark(500))
     assert not subject.machine.runnable, "no room"
-    assert queue_bytes <= subject.machine.output_queue_bytes < queue_bytes + STEP * ONE_ROW_BYTES
+    assert queue_bytes <= subject.machine.outputs.queued_bytes < queue_bytes + STEP * ONE_ROW_BYTES
 
     cut = subject.arrive(0, barrier(1, UNALIGNED))
     assert sent(cut) == [barrier(1, UNALIGNED)]
@@ -164,7 +164,7 @@ def test_a_watermark_with_many_timers_fills_the_queue_no_further_than_a_step() -
         granted_bytes += ONE_ROW_BYTES
         assert granted_bytes <= 300 * ONE_ROW_BYTES
         found += subject.grant(granted_bytes) + subject.turns()
-        assert subject.machine.output_queue_bytes < queue_bytes + STEP * ONE_ROW_BYTES
+        assert subject.machine.outputs.queued_bytes < queue_bytes + STEP * ONE_ROW_BYTES
     assert told(found) == [*(-x for x in range(1, 201)), Watermark(500)]
 
 

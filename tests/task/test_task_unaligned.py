@@ -244,7 +244,7 @@ def test_a_barrier_overtakes_nothing_on_a_broadcast_edge() -> None:
     """It waits in line there, forced aligned, and nothing is stored of that edge."""
     subject = broadcast_then_hash(SOURCE, TIGHT)
     subject.read_all()
-    queued_bytes = subject.machine.output_queue_bytes
+    queued_bytes = subject.machine.outputs.queued_bytes
     assert queued_bytes > 0
 
     found = subject.trigger(1, UNALIGNED)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from tidegate.actors.graph.resources import Resources
 from tidegate.actors.operators.batch_rows import BatchRows
+from tidegate.actors.operators.batches.async_function import AsyncFunction
 from tidegate.actors.operators.operator import OperatorFactory
 from tidegate.actors.operators.sinks.sink import Sink
 from tidegate.actors.protocol.identity import ChannelId, TaskId
@@ -39,6 +40,8 @@ class OperatorSpec:
     batch_rows: BatchRows | None = None
     """Bounds on the rows of a batch that the operator gets, if the user has set them."""
     sink: Sink | None = None
+    calls: AsyncFunction | None = None
+    """The function that the operator wants to be called."""
 
 
 @dataclass(frozen=True, slots=True)

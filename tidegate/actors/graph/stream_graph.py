@@ -22,6 +22,7 @@ from tidegate.actors.graph.job_graph import (
 )
 from tidegate.actors.graph.resources import Resources
 from tidegate.actors.operators.batch_rows import BatchRows
+from tidegate.actors.operators.batches.async_function import AsyncFunction
 from tidegate.actors.operators.operator import OperatorFactory
 from tidegate.actors.operators.sinks.sink import Sink
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
@@ -61,6 +62,7 @@ class StreamNode:
     side_outputs: tuple[OutputTag, ...] = ()
     taps: tuple[StreamNode, str] | None = None
     sink: Sink | None = None
+    calls: AsyncFunction | None = None
 
     def __post_init__(self) -> None:
         if [self.source, self.factory, self.taps].count(None) != 2:
@@ -170,7 +172,7 @@ def _vertex(chain: Sequence[StreamNode]) -> JobVertex:
     head = chain[0]
     source = None if head.source is None else SourceSpec(head.uid, head.name, head.source)
     operators = tuple(
-        OperatorSpec(node.uid, node.name, node.factory, node.table, node.batch_rows, node.sink)
+        OperatorSpec(node.uid, node.name, node.factory, node.table, node.batch_rows, node.sink, node.calls)
         for node in chain
         if node.factory is not None
     )

@@ -32,6 +32,9 @@ class TryAgain:
 class TaskPort(Protocol):
     """The world as one task sees it."""
 
+    virtual: bool
+    """Whether time is virtual, so that nothing may wait in a thread of its own."""
+
     def now_ms(self) -> int:
         """The time."""
         ...

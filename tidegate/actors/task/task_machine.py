@@ -99,16 +99,13 @@ class TaskMachine:
         self._at_ms = 0
 
     @property
-    def output_queue_bytes(self) -> int:
-        """Bytes that wait for credit on all output channels."""
-        return self._outputs.queued_bytes
-
-    @property
     def runnable(self) -> bool:
         """Whether a turn would process something: there is input, and room for its output."""
         if self.status not in (TaskStatus.RUNNING, TaskStatus.FINISHING, TaskStatus.END_OF_DATA):
             return False
-        if self._outputs.over_limit or self._checkpoints.tracker.files_in_flight >= STAGED_FILES_IN_FLIGHT_MAX:
+        staging = self._checkpoints.tracker.files_in_flight >= STAGED_FILES_IN_FLIGHT_MAX
+        waits = self._chain.callers.blocked and self.status is not TaskStatus.END_OF_DATA
+        if staging or waits or self._outputs.over_limit:
             return False
         if self.status is TaskStatus.FINISHING or (self.status is TaskStatus.RUNNING and self._processing_time.due):
             return True
@@ -117,10 +114,9 @@ class TaskMachine:
         return self._inputs.next_channel(self._checkpoints.blocks) is not None
 
     def handle(self, event: ev.TaskEvent) -> list[do.TaskInstruction]:
-        """Take in one event. Returns the instructions that follow from it, in order.
+        """Take in one event, and return the instructions that follow. ProtocolError for what cannot happen.
 
-        Raises ProtocolError for what cannot happen, and whatever an operator raises; either way the task has failed.
-        """
+        Whatever it raises, also of an operator, has failed the task."""
         assert not self._instructions
         if self.fence.refuses(event):
             return []
@@ -133,9 +129,9 @@ class TaskMachine:
         self._checkpoints.settle(event.at_ms)
         if self.status is TaskStatus.RUNNING and not self._operators_finished:
             self._processing_time.set()
+        self._instructions += self._chain.callers.take_calls(self.status)
         self._read_ahead()
-        instructions = list(self._instructions)
-        self._instructions.clear()
+        instructions, self._instructions[:] = list(self._instructions), ()
         return instructions
 
     def close(self) -> None:
@@ -283,6 +279,11 @@ class TaskMachine:
     def _on_staged(self, event: ev.FileStaged) -> None:
         self._checkpoints.tracker.files[event.uid].durable(event.index, event.file)
 
+    @_on.register
+    def _on_answered(self, event: ev.CallsAnswered) -> None:
+        self._chain.callers.answered(event.answers, self.status)
+        self._stage(force=False)
+
     # --- processing -----------------------------------------------------------------------------------------------
 
     def _process_source(self, source: SourceCursor) -> None:
@@ -389,8 +390,7 @@ class TaskMachine:
         return tuple(snapshots)
 
     def _stage(self, force: bool) -> None:
-        files, taken = self._checkpoints.tracker.files, self._chain.take_pending(force)
-        self._instructions += (do.StageFile(u, files[u].start(), r.batches, r.folder, r.prepare) for u, r in taken)
+        self._instructions += self._checkpoints.tracker.stage(self._chain.take_pending(force))
 
     # --- output and reading ---------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from tidegate.actors.graph.stream_graph import StreamNode
 from tidegate.actors.operators.batch_rows import check_batch_rows
+from tidegate.actors.operators.batches.async_function import AsyncFunction
 from tidegate.actors.operators.batches.batch_function import BatchFunction, batch_operator
 from tidegate.actors.operators.batches.batch_results import BatchResult
 from tidegate.actors.operators.batches.failing_rows import GuardedFilter, GuardedFlatMap, GuardedMap, error_tag
@@ -28,10 +29,9 @@ from tidegate.actors.operators.watermarks.watermark_generator import WatermarkGe
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.actors.protocol.side_outputs import OutputTag
 from tidegate.api.program import Program
-from tidegate.api.streams.nulls_tag import nulls_tag
 from tidegate.api.streams.slot_options import SlotOptions, resources_of
 from tidegate.api.streams.stream_columns import computed_columns, passed_columns, schema_after, time_after
-from tidegate.api.streams.updating import Updating, after_function
+from tidegate.api.streams.updating import Updating, after_function, nulls_tag
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.polars_frames import is_polars_expression
 from tidegate.storage.units import parse_duration_ms
@@ -362,6 +362,7 @@ class StreamSteps:
         side_outputs: Sequence[OutputTag] = (),
         takes_changes: bool = False,
         sink: Sink | None = None,
+        calls: AsyncFunction | None = None,
     ) -> Self:
         """Add an operator, and return the stream behind it.
 
@@ -383,6 +384,7 @@ class StreamSteps:
             factory=factory,
             table=table,
             sink=sink,
+            calls=calls,
             inputs=inputs[0] + inputs[1],
             ordinals=(0,) * len(inputs[0]) + (1,) * len(inputs[1]),
             batch_rows=check_batch_rows(name, batch_rows),

@@ -20,6 +20,7 @@ from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.api.checkpoint_calls import CheckpointFunction, check_function
 from tidegate.api.given_names import location
 from tidegate.api.streams.slot_options import SlotOptions
+from tidegate.api.streams.stream_calls import StreamCalls
 from tidegate.api.streams.stream_joins import StreamJoins
 from tidegate.api.streams.stream_steps import StreamSteps
 from tidegate.api.tables.output_tables import CollectedRows, OutputTable
@@ -32,7 +33,7 @@ from tidegate.storage.tables.table_log import IfExists, TableInfo, TableMode
 from tidegate.storage.units import parse_size_bytes
 
 
-class StreamTables(StreamJoins):
+class StreamTables(StreamJoins, StreamCalls):
     """A stream whose rows can be written."""
 
     def to_table(

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from tidegate.actors.operators.changes import CHANGE
+from tidegate.actors.protocol.side_outputs import OutputTag
 from tidegate.api.streams.stream_columns import name_after, reads_only
 from tidegate.storage.errors import ConfigurationError
 
@@ -116,3 +117,17 @@ def after_function(updating: Updating | None, schema: pa.Schema | None, operator
     if updating is None or schema is None:
         return updating
     return updating.renamed(operator, {column: column for column in schema.names})
+
+
+def nulls_tag(nulls_to: str | None, schema: pa.Schema | None, updating: Updating | None) -> tuple[OutputTag, ...]:
+    """The tag of rows without a time, if it has a name. ConfigurationError for unknown columns, and for updates."""
+    if nulls_to is None:
+        return ()
+    if schema is None:
+        raise ConfigurationError(
+            f"assign_timestamps(nulls_to={nulls_to!r}): the columns are known only when the job runs; give schema= to "
+            "the step before, so that those of the side output are known"
+        )
+    if updating is not None:
+        raise updating.refuse("assign_timestamps(nulls_to=...)")
+    return (OutputTag(nulls_to, schema),)

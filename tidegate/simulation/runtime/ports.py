@@ -108,6 +108,8 @@ class WatchedHost(TaskHost):
 class SimulatedTaskPort:
     """The world as one simulated task sees it."""
 
+    virtual = True
+
     def __init__(self, job: JobInTheWorld, task: TaskId) -> None:
         self._job = job
         self._task = task

@@ -12,6 +12,7 @@ from tidegate.actors.coordinator.job.job_spec import RestorePoint
 from tidegate.actors.graph.source_checks import checked_read
 from tidegate.actors.hosts.deletions import delete_files
 from tidegate.actors.hosts.job_context import JobContext
+from tidegate.actors.hosts.task.async_calls import AsyncCalls
 from tidegate.actors.hosts.task.held_sources import HeldSources
 from tidegate.actors.hosts.task.sink_writers import SinkWriters
 from tidegate.actors.hosts.task.snapshot_writer import write_segment, write_snapshot
@@ -74,6 +75,7 @@ class TaskEffects:
         copies = context.options.local_copies
         self._copies = None if copies is None else open_folder(copies)
         self._stores = StateStores(context, descriptor.task, open_store, now_ms(), self._copies)
+        self.calls = AsyncCalls({s.uid: s.calls for s in descriptor.operators if s.calls is not None})
         self.sinks = SinkWriters(context.job_id, context.job_name, descriptor)
         self._tables = {spec.uid: spec.table for spec in descriptor.operators if spec.table is not None}
 
@@ -279,3 +281,4 @@ class TaskEffects:
         if self._follower is not None:
             self._follower.close()
         self.sinks.close()
+        self.calls.close()

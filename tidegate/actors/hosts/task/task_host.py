@@ -13,6 +13,7 @@ from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.hosts.log_lines import log_fields
 from tidegate.actors.hosts.outage_notes import OutageNotes
 from tidegate.actors.hosts.ports import TaskPort, TryAgain
+from tidegate.actors.hosts.task.async_calls import Answered
 from tidegate.actors.hosts.task.task_effects import TaskEffects
 from tidegate.actors.hosts.task.work_times import WorkTimes
 from tidegate.actors.hosts.threads import leave_if_forked
@@ -96,6 +97,10 @@ class TaskHost:
             self.bytes_read += element_size_bytes(event.batch)
         elif isinstance(event, ev.FrameArrived):
             self.rows_in += sum(getattr(element, "num_rows", 0) for element in event.elements)
+        elif isinstance(event, ev.CallsAnswered):
+            self._effects.calls.heard(event.answers)
+            self._effects.calls.collecting = False
+            self._collect()
         elif isinstance(event, ev.FileStaged):
             self._effects.sinks.over(event.uid)
         elif isinstance(event, ev.CheckpointCompleted | ev.CheckpointAborted) and self._effects.keeps_copies:
@@ -179,6 +184,26 @@ class TaskHost:
         else:
             self._run_through_outages(work)
 
+    def _call(self, instruction: do.MakeCalls) -> None:
+        calls, port = self._effects.calls, self._port
+        if port.virtual:
+            for call in instruction.calls:
+                port.run_io(partial(self._answered, partial(calls.call_now, instruction.uid, call)))
+            return
+        calls.ask(instruction)
+        self._collect()
+
+    def _collect(self) -> None:
+        """Wait beside the mailbox for answers of functions, unless somebody does, or none are missing."""
+        calls = self._effects.calls
+        if calls.under_way and not calls.collecting:
+            calls.collecting = True
+            self._port.run_io(partial(self._answered, calls.collect))
+
+    def _answered(self, answers: Callable[[], Answered]) -> ev.CallsAnswered | None:
+        found = answers()
+        return ev.CallsAnswered(self._port.now_ms(), found) if found else None
+
     def _perform(self, instructions: Sequence[do.TaskInstruction], handled_ms: int) -> None:
         task, port = self.machine.descriptor.task, self._port
         for instruction in instructions:
@@ -196,6 +221,8 @@ class TaskHost:
                     port.run_io(lambda i=instruction: self._effects.persist_channel_state(i))  # type: ignore[misc]
                 case do.PersistSegment():
                     port.run_io(lambda i=instruction: self._effects.persist_segment(i))  # type: ignore[misc]
+                case do.MakeCalls():
+                    self._call(instruction)
                 case do.StageFile():
                     self._stage(instruction)
                 case do.DiscardState():

@@ -13,10 +13,11 @@ from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.hosts.threads import WorkerPool
 
 IO_THREADS = 4
-"""Threads for everything but reads of sources."""
+"""Threads for everything but reads of sources, and waiting for functions that are called asynchronously."""
 
 
 def io_pool(graph: JobGraph, died: Callable[[BaseException], object]) -> WorkerPool:
     """The pool of one attempt."""
     sources = sum(vertex.parallelism for vertex in graph.vertices if vertex.source is not None)
-    return WorkerPool(IO_THREADS + sources, "tidegate-io", died)
+    callers = sum(v.parallelism for v in graph.vertices if any(spec.calls is not None for spec in v.operators))
+    return WorkerPool(IO_THREADS + sources + callers, "tidegate-io", died)

@@ -60,6 +60,8 @@ class JobOfPorts(Protocol):
 class LocalTaskPort:
     """The world as one task of a local job sees it."""
 
+    virtual = False
+
     def __init__(self, job: JobOfPorts, task: TaskId, pool: WorkerPool) -> None:
         """`pool`: threads for the I/O of the tasks that were deployed together."""
         self._job = job

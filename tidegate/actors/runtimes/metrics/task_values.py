@@ -54,7 +54,7 @@ class TaskTotals:
             times.busy_ms,
             times.back_pressured_ms,
             times.idle_ms,
-            machine.output_queue_bytes,
+            machine.outputs.queued_bytes,
             outputs.over_limit,
             machine.watermarks.reached_ms,
             outputs.watermark_ms,

@@ -12,12 +12,14 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from tidegate.actors.operators.sinks.staging import StagedRows
 from tidegate.actors.task.incremental.changelog import Chain
 from tidegate.actors.task.incremental.lineage import Lineage
 from tidegate.actors.task.invariants import may_acknowledge
+from tidegate.actors.task.messages.instructions import StageFile
 from tidegate.storage.checkpoints.metadata import Committable, DataFile, NativeState, SnapshotKind, StateHandle
 from tidegate.storage.errors import ProtocolError
 from tidegate.storage.ids import CheckpointId, OperatorUid, SubtaskIndex
@@ -148,6 +150,10 @@ class SnapshotTracker:
     def files_in_flight(self) -> int:
         """Sink files being written."""
         return sum(staged.in_flight for staged in self.files.values())
+
+    def stage(self, taken: Iterable[tuple[OperatorUid, StagedRows]]) -> list[StageFile]:
+        """Give each of these its number."""
+        return [StageFile(u, self.files[u].start(), r.batches, r.folder, r.prepare) for u, r in taken]
 
     def ends(self) -> dict[OperatorUid, int]:
         """For each sink the number of files started so far."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from tidegate.actors.operators.batches.async_function import Answer
 from tidegate.actors.protocol.identity import ChannelId
 from tidegate.actors.protocol.state_origin import StateOrigin
 from tidegate.actors.protocol.stream_elements import ALIGNED_BARRIER, BarrierOptions, Element
@@ -269,6 +270,14 @@ class FileStaged:
     file: DataFile
 
 
+@dataclass(frozen=True, slots=True)
+class CallsAnswered:
+    """Functions of operators have returned, or failed for good."""
+
+    at_ms: int
+    answers: tuple[tuple[OperatorUid, Answer], ...]
+
+
 @wire
 class TaskTimer(enum.Enum):
     """What a timer is for: to send output that has lingered, to ask for credit that has not come, to end an alignment
@@ -314,6 +323,7 @@ TaskEvent = (
     | SegmentPersisted
     | SegmentFailed
     | FileStaged
+    | CallsAnswered
     | TimerDue
 )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from tidegate.actors.operators.batches.async_function import Call
 from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
 from tidegate.actors.protocol.identity import ChannelId
 from tidegate.actors.protocol.snapshot_metrics import SnapshotMetrics
@@ -157,6 +158,14 @@ class StageFile:
     prepare: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class MakeCalls:
+    """Call the function of an operator for rows; answered by `CallsAnswered`, in any order."""
+
+    uid: OperatorUid
+    calls: tuple[Call, ...]
+
+
 @wire
 @dataclass(frozen=True, slots=True)
 class SetTaskTimer:
@@ -248,6 +257,7 @@ TaskInstruction = (
     | PersistSegment
     | DiscardState
     | StageFile
+    | MakeCalls
     | SetTaskTimer
     | ReportReady
     | AnswerTakeover

@@ -20,14 +20,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 
 import pyarrow as pa
 
 from tidegate.actors.graph.job_graph import OperatorSpec
-from tidegate.actors.operators.operator import Emit, EmitAside, Operator, OperatorContext, ProcessingTime, StepPace
+from tidegate.actors.operators.batches.async_map import AsyncMap
+from tidegate.actors.operators.operator import Emit, EmitAside, OperatorContext, ProcessingTime, StepPace
 from tidegate.actors.operators.sinks.staging import StagedRows, StagingSink
 from tidegate.actors.operators.source_splits import SourceSplits
 from tidegate.actors.operators.user_metrics import UserMetric, UserMetrics
@@ -36,36 +37,10 @@ from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATER
 from tidegate.actors.state_backends.common.backend import KeyedBackend
 from tidegate.actors.state_backends.common.options import StateBackendOptions
 from tidegate.actors.state_backends.common.state_size import StateSize
-from tidegate.actors.task.channels.turn_pacer import ROWS_UNLIMITED
+from tidegate.actors.task.pipeline.async_callers import AsyncCallers
+from tidegate.actors.task.pipeline.chain_links import Link, link_of
 from tidegate.storage.ids import CheckpointId, OperatorUid, SubtaskIndex
 from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
-
-
-@dataclass(slots=True)
-class _Link:
-    """An operator, and how far it is in event time."""
-
-    operator: Operator
-    emit: Emit
-    """Takes its output."""
-    rows_max: int
-    """It gets no more rows than this at once."""
-    waits: bool
-    """Whether watermarks make it do anything. Others do not see them: showing them costs more than a batch."""
-    generated_ms: int = MIN_WATERMARK_MS
-    """The newest watermark of its own that was passed on."""
-    next_ms: int | None = None
-    """The newest watermark that has come, until it begins with it."""
-    current_ms: int = MIN_WATERMARK_MS
-    """The newest watermark that it has begun with."""
-    steps: Iterator[None] | None = None
-    """The steps left for that one."""
-
-
-def _link(spec: OperatorSpec, emit: Emit) -> _Link:
-    operator = spec.factory()
-    rows_max = ROWS_UNLIMITED if spec.batch_rows is None else spec.batch_rows.most
-    return _Link(operator, emit, rows_max, type(operator).advance_watermark is not Operator.advance_watermark)
 
 
 def _nobody(*told: object) -> None:
@@ -111,7 +86,7 @@ class OperatorChain:
         self._output_idle = output_idle
         self._idle = False
         """Whether downstream was told that this task is idle in event time."""
-        self._links = [_link(spec, partial(self._emitted, position)) for position, spec in enumerate(specs)]
+        self._links = [link_of(spec, partial(self._emitted, position)) for position, spec in enumerate(specs)]
         self._behind: set[int] = set()
         """Positions of operators that are not done with their newest watermark."""
         self._clock: Iterator[None] | None = None
@@ -122,6 +97,8 @@ class OperatorChain:
         self._inputs_ended: set[int] = set()
         self._finishing = False
         self._closing = ExitStack()
+        self.callers = AsyncCallers(specs, self._links, self._advance, self._step, self._feed)
+        """The operators whose functions are called beside the task."""
         self._sinks = {
             spec.uid: link.operator
             for spec, link in zip(specs, self._links, strict=True)
@@ -286,7 +263,7 @@ class OperatorChain:
         First come those of watermarks. Then, if the end is for good (`drain`), every operator emits what it has left,
         first one first.
         """
-        self._finishing = True
+        self._finishing, self.callers.draining = True, drain
         self.splits.idle.clear()
         self._set_clock(None, MIN_WATERMARK_MS)
         return self._finish() if drain else self._catch_up()
@@ -337,6 +314,8 @@ class OperatorChain:
         """Pass a watermark down the chain from `start`, to the first operator that has something to do for it."""
         for position in range(start, len(self._links)):
             link = self._links[position]
+            if isinstance(link.operator, AsyncMap) and not link.operator.let_pass(watermark_ms):
+                return
             if link.operator.generates_watermarks:
                 if watermark_ms < MAX_WATERMARK_MS:
                     return
@@ -348,7 +327,7 @@ class OperatorChain:
         self._say_idle(False)
         self._output_watermark(watermark_ms)
 
-    def _steps_of(self, link: _Link) -> Iterator[None]:
+    def _steps_of(self, link: Link) -> Iterator[None]:
         """The steps left for the watermark that an operator has begun with, or else those for its next one."""
         if link.steps is None:
             assert link.next_ms is not None, "an operator is behind a watermark"

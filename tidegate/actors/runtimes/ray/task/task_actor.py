@@ -283,6 +283,8 @@ class TaskProcess(SignsOfLife):
 class _RunningTask:
     """One task of one attempt in this process, and the world as it sees it (a `TaskPort`)."""
 
+    virtual = False
+
     def __init__(
         self,
         process: TaskProcess,

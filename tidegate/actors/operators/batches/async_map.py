@@ -1,0 +1,236 @@
+"""`AsyncMap`: rows whose results come from outside, many at a time, while the task goes on.
+
+The task asks for calls with `take_calls`, and hands in what they have returned with `answered`. Rules:
+
+- At most `capacity` calls are under way. While rows wait for a call the operator is `full`, and the task takes no
+  further input; so what it holds is bounded by the capacity and one batch.
+- Rows whose results were not emitted yet are in the snapshot, and are asked for again after a restore: a function may
+  be called more than once for a row, but each row has one result.
+- A watermark does not overtake rows: it goes on when the results of all rows before it were emitted. `ordered` keeps
+  the order of the rows; otherwise results may overtake each other, but no watermark.
+- A row that fails for good fails the task, or goes to a side output with its error.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from tidegate.actors.operators.batch_rows import OUTPUT_ROWS_MAX
+from tidegate.actors.operators.batches.async_function import Answer, AsyncFunction, Call
+from tidegate.actors.operators.operator import Emit, Operator, OperatorContext
+from tidegate.actors.operators.operator_errors import blame, failure
+from tidegate.actors.operators.output_schema import FromPolars, PinnedSchema
+from tidegate.actors.protocol.failure_reasons import error_text
+from tidegate.actors.protocol.side_outputs import OutputTag
+from tidegate.storage.checkpoints.metadata import StateKind
+from tidegate.storage.schemas.dictionaries import widened
+from tidegate.storage.schemas.polars_frames import is_polars_frame
+from tidegate.storage.state.snapshot import Cut, FrozenTable, OperatorSnapshot, StateTable
+
+IN_FLIGHT = "in flight"
+"""The state: rows whose results were not emitted."""
+
+
+@dataclass(slots=True, eq=False)
+class _Segment:
+    """The rows between two watermarks."""
+
+    left: int = 0
+    """Calls whose results were not emitted."""
+    done: list[_Asked] = field(default_factory=list)
+    """Calls that have answered, in the order of their answers."""
+    watermark_ms: int | None = None
+    """What follows them; None: more rows."""
+
+
+@dataclass(slots=True, eq=False)
+class _Asked:
+    call: Call
+    segment: _Segment
+    answer: Answer | None = None
+
+
+class AsyncMap(Operator):
+    """Maps rows by an `AsyncFunction`."""
+
+    def __init__(
+        self,
+        function: AsyncFunction,
+        schema: pa.Schema | None = None,
+        ordered: bool = True,
+        errors_to: OutputTag | None = None,
+    ) -> None:
+        self._capacity = function.capacity
+        self._rows_a_call = function.batch_size or 1
+        self._by_row = function.batch_size is None
+        self._pinned = PinnedSchema(schema)
+        self._input = PinnedSchema()
+        self._from_polars = FromPolars()
+        self._ordered = ordered
+        self._errors_to = errors_to
+        self._asked: dict[int, _Asked] = {}
+        """Calls whose results were not emitted, in the order of their rows."""
+        self._waiting: deque[Call] = deque()
+        self._segments: deque[_Segment] = deque([_Segment()])
+        self._under_way = 0
+        self._next = 0
+
+    def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
+        """Ask again for what was in flight."""
+        super().open(context, restored)
+        for table in restored:
+            self._add(table.rows)
+
+    def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
+        """Take in rows. OperatorError if they have other columns than those before."""
+        with blame(self.context, batch):
+            rows = self._input.conform(widened(batch))
+        self._add(rows)
+
+    @property
+    def full(self) -> bool:
+        """Whether rows wait for a call."""
+        return bool(self._waiting)
+
+    @property
+    def busy(self) -> bool:
+        """Whether results are missing."""
+        return bool(self._asked)
+
+    def take_calls(self) -> list[Call]:
+        """Calls to make now."""
+        calls = []
+        while self._waiting and self._under_way < self._capacity:
+            calls.append(self._waiting.popleft())
+            self._under_way += 1
+        return calls
+
+    def let_pass(self, watermark_ms: int) -> bool:
+        """A watermark comes: whether it goes on at once. If not, `answered` gives it out."""
+        if not self._asked:
+            return True
+        last = self._segments[-1]
+        if not last.left and len(self._segments) > 1:
+            self._segments[-2].watermark_ms = watermark_ms
+        else:
+            last.watermark_ms = watermark_ms
+            self._segments.append(_Segment())
+        return False
+
+    def answered(self, answers: Sequence[Answer]) -> Iterator[pa.RecordBatch | int]:
+        """Calls have answered: what goes on now, rows and watermarks. OperatorError for one that has failed."""
+        for answer in answers:
+            asked = self._asked[answer.number]
+            self._under_way -= 1
+            if answer.error is not None and self._errors_to is None:
+                rows = asked.call.rows
+                row: Mapping[str, object] = next(iter(rows.slice(0, 1).to_pylist()), {})
+                place = "the row" if self._by_row else "first row of the batch"
+                raise failure(self.context, answer.error, place, row) from answer.error
+            asked.answer = answer
+            asked.segment.done.append(asked)
+        while True:
+            yield from self._emitted(self._take_done())
+            segment = self._segments[0]
+            if segment.left or segment.watermark_ms is None:
+                return
+            self._segments.popleft()
+            yield segment.watermark_ms
+
+    def snapshot(self, cut: Cut) -> OperatorSnapshot | None:
+        """The rows whose results are missing."""
+        held = [asked.call.rows for asked in self._asked.values()]
+        if not held:
+            return None
+        return OperatorSnapshot(
+            self.context.uid, (FrozenTable(IN_FLIGHT, StateKind.LIST, lambda: pa.concat_batches(held)),)
+        )
+
+    def finish(self, emit: Emit) -> Iterator[None]:
+        """Wait for all results."""
+        while self._asked:
+            yield
+
+    def _add(self, rows: pa.RecordBatch) -> None:
+        segment = self._segments[-1]
+        for start in range(0, rows.num_rows, self._rows_a_call):
+            call = Call(self._next, rows.slice(start, self._rows_a_call))
+            self._next += 1
+            self._asked[call.number] = _Asked(call, segment)
+            self._waiting.append(call)
+            segment.left += 1
+
+    def _take_done(self) -> list[_Asked]:
+        """The calls of the first segment whose results go on."""
+        segment = self._segments[0]
+        if self._ordered:
+            found = []
+            for asked in self._asked.values():
+                if asked.segment is not segment or asked.answer is None:
+                    break
+                found.append(asked)
+        else:
+            found = segment.done
+        segment.done = [] if not self._ordered else segment.done
+        for asked in found:
+            del self._asked[asked.call.number]
+        segment.left -= len(found)
+        return found
+
+    def _emitted(self, done: Sequence[_Asked]) -> Iterator[pa.RecordBatch]:
+        ready: list[Mapping[str, Any]] = []
+        for asked in done:
+            answer = asked.answer
+            assert answer is not None
+            if answer.error is not None:
+                self._aside(asked.call.rows, answer.error)
+                continue
+            with blame(self.context, asked.call.rows):
+                if not self._by_row:
+                    yield from self._batch(answer.result, asked.call.rows.schema)
+                    continue
+                if answer.result is None:
+                    continue
+                if not isinstance(answer.result, Mapping):
+                    raise TypeError(
+                        f"the function must return a row, a dict, or None for no row, not "
+                        f"{type(answer.result).__name__}: {answer.result!r}"
+                    )
+            ready.append(answer.result)
+            if len(ready) == OUTPUT_ROWS_MAX:
+                yield self._rows(ready, asked)
+                ready = []
+        if ready:
+            yield self._rows(ready, done[0])
+
+    def _rows(self, rows: list[Mapping[str, Any]], asked: _Asked) -> pa.RecordBatch:
+        with blame(self.context, asked.call.rows):
+            return self._pinned.from_rows(rows)
+
+    def _batch(self, result: Any, source: pa.Schema) -> list[pa.RecordBatch]:
+        if result is None:
+            return []
+        if isinstance(result, pa.RecordBatch):
+            batches = [result]
+        elif isinstance(result, pa.Table):
+            batches = result.combine_chunks().to_batches()
+        elif is_polars_frame(result):
+            batches = [self._from_polars.convert(result, source)]
+        else:
+            raise TypeError(
+                f"the function returned {type(result).__name__}; it must return a pyarrow RecordBatch or Table, "
+                "a polars DataFrame, or None"
+            )
+        return [self._pinned.conform(batch) for batch in batches if batch.num_rows]
+
+    def _aside(self, rows: pa.RecordBatch, error: BaseException) -> None:
+        assert self._errors_to is not None
+        texts = pa.array([error_text(error)] * rows.num_rows, pa.string())
+        columns = [column.cast(f.type) for column, f in zip(rows.columns, self._errors_to.schema, strict=False)]
+        batch = pa.RecordBatch.from_arrays([*columns, texts], schema=self._errors_to.schema)
+        self.context.emit_aside(self._errors_to.name, batch)

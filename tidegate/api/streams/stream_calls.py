@@ -1,0 +1,64 @@
+"""`StreamCalls`: the step of a stream whose results come from outside, such as a service. `Stream` inherits it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from typing import Any, Self, Unpack
+
+import pyarrow as pa
+
+from tidegate.actors.operators.batches.async_function import AsyncFunction
+from tidegate.actors.operators.batches.async_map import AsyncMap
+from tidegate.actors.operators.batches.failing_rows import error_tag
+from tidegate.actors.protocol.side_outputs import OutputTag
+from tidegate.api.streams.slot_options import SlotOptions
+from tidegate.api.streams.stream_steps import StreamSteps
+from tidegate.storage.units import parse_duration_ms
+
+
+class StreamCalls(StreamSteps):
+    """A stream whose rows can be asked about elsewhere."""
+
+    def map_async(
+        self,
+        fn: Callable[[Any], Any],
+        *,
+        schema: pa.Schema | None = None,
+        capacity: int = 100,
+        timeout: str | timedelta | int = "5s",
+        ordered: bool = True,
+        retries: int = 0,
+        batch_size: int | None = None,
+        errors_to: OutputTag | str | None = None,
+        name: str = "map_async",
+        uid: str | None = None,
+        parallelism: int | None = None,
+        **slot: Unpack[SlotOptions],
+    ) -> Self:
+        """Map rows by calls that wait: of a service, a database, a model elsewhere. `fn` is an `async def`.
+
+        It gets a row as a dict, and returns the new row, or None for none; with `batch_size` it gets Arrow batches of
+        at most so many rows, and returns what `map_batches` may return. It may also return a future of
+        `concurrent.futures`. Each subtask has up to `capacity` calls under way, and takes no more rows then.
+
+        With `ordered=False` results go on as they come, but none overtakes a watermark. A call that raises, or takes
+        longer than `timeout`, is made again up to `retries` times. After that the job fails or, with `errors_to`, its
+        rows go to that side output (see `map`). Rows under way are in checkpoints, and asked for again after a restore:
+        results are exactly once, calls at least once. See `docs/batches.md`.
+        """
+        function = AsyncFunction(fn, capacity, parse_duration_ms(timeout, setting="timeout"), retries, batch_size)
+        function.check(name)
+        tag = None if errors_to is None else error_tag(errors_to, self.schema, name)
+        return self._then(
+            partial(AsyncMap, function, schema, ordered, tag),
+            schema,
+            name,
+            uid,
+            parallelism,
+            (1, capacity * (batch_size or 1)),
+            slot,
+            side_outputs=() if tag is None else (tag,),
+            calls=function,
+        )
