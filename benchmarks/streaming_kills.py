@@ -46,6 +46,7 @@ os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died|has been marke
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 import pyarrow.parquet as pq
 import ray
 from common import describe_machine, local_ray
@@ -142,7 +143,9 @@ def feed(servers: str, rate: int) -> None:
     from confluent_kafka.admin import AdminClient
     from confluent_kafka.cimpl import NewTopic
 
-    for made in AdminClient({"bootstrap.servers": servers}).create_topics([NewTopic(TOPIC, PARTITIONS, 1)]).values():
+    # It must live until the topic is there.
+    admin = AdminClient({"bootstrap.servers": servers})
+    for made in admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)]).values():
         made.result(60)
     print("running", flush=True)
     settings = {"bootstrap.servers": servers, "linger.ms": 20, "acks": "all", "queue.buffering.max.messages": 5_000_000}
@@ -312,11 +315,12 @@ def judge(run: Run, console: Console) -> int:
         for file in sorted(files - before):
             rows = pq.read_table(file, columns=["value", "timestamp"])
             values.append(rows["value"].to_numpy())
-            due_ms.append(rows["timestamp"].cast("int64").to_numpy() / 1_000)
+            due = rows["timestamp"].cast(pa.timestamp("ms", "UTC"), safe=False)
+            due_ms.append(due.cast(pa.int64()).to_numpy())
             shown_ms.append(np.full(len(rows), commit.at.timestamp() * 1_000))
         before = files
-    numbers, due = np.concatenate(values), np.concatenate(due_ms)
-    took_ms = np.concatenate(shown_ms) - due
+    numbers, due_at_ms = np.concatenate(values), np.concatenate(due_ms)
+    took_ms = np.concatenate(shown_ms) - due_at_ms
     distinct = np.unique(numbers)
     doubled, end = len(numbers) - len(distinct), int(distinct[-1]) - TAIL_S * run.arguments.rate
     missing = end - int((distinct < end).sum())
@@ -328,8 +332,8 @@ def judge(run: Run, console: Console) -> int:
     since_ms = (run.began_s + run.arguments.warm) * 1_000
     first_ms = run.struck[0][1] * 1_000 if run.struck else float("inf")
     for what, chosen in (
-        ("all rows", np.ones(len(due), bool)),
-        ("rows due before the first kill", (due >= since_ms) & (due < first_ms - 3_000)),
+        ("all rows", np.ones(len(due_at_ms), bool)),
+        ("rows due before the first kill", (due_at_ms >= since_ms) & (due_at_ms < first_ms - 3_000)),
     ):
         if chosen.any():
             p50, p99, most = np.percentile(took_ms[chosen], [50, 99, 100]) / 1_000
