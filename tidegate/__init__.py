@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from tidegate.actors.operators.state.state_types import Pickled
     from tidegate.actors.operators.state.timers import TimeDomain, TimerService
     from tidegate.actors.operators.state.ttl import StateTtl
-    from tidegate.actors.operators.windows.window_specs import Cumulating, Session, Sliding, Tumbling
+    from tidegate.actors.operators.windows.window_specs import Count, Cumulating, Session, Sliding, Tumbling
     from tidegate.actors.protocol.errors import OperatorError
     from tidegate.actors.protocol.side_outputs import OutputTag
     from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
@@ -99,6 +99,7 @@ else:
         "ConnectedStreams": "api.streams.stream",
         "CommitContext": "actors.operators.sinks.sink",
         "CorruptionError": "storage.errors",
+        "Count": "actors.operators.windows.window_specs",
         "Cumulating": "actors.operators.windows.window_specs",
         "DataPlaneOptions": "actors.hosts.job_context",
         "Job": "api.submission.job",
@@ -183,6 +184,7 @@ __all__ = [
     "ConfigurationError",
     "ConnectedStreams",
     "CorruptionError",
+    "Count",
     "Cumulating",
     "DataPlaneOptions",
     "Job",

@@ -53,6 +53,17 @@ def test_sessions_of_a_job(tmp_path: Path) -> None:
     ]
 
 
+def test_windows_of_so_many_rows_need_no_event_time(tmp_path: Path) -> None:
+    """They have no bounds; what is not full at the end does not come out."""
+    with local() as env:
+        stream = env.from_batches(ROWS, splits=1)
+        pairs = stream.key_by("k").window(tg.Count(2)).aggregate(total=tg.sum("x")).collect()
+        fours = stream.window(tg.Count(4)).aggregate(n=tg.count(), most=tg.max("x"), name="all").collect()
+        finish(env, tmp_path)
+    assert sorted_rows(pairs) == [{"k": "a", "total": 4}, {"k": "b", "total": 7}]
+    assert fours.to_arrow().to_pylist() == [{"n": 4, "most": 4}]
+
+
 def test_updates_go_to_a_table_by_key_and_window(tmp_path: Path) -> None:
     """They replace each other; the table ends with what the windows held."""
     with local(rows_max=1) as env:
@@ -92,6 +103,14 @@ REFUSED: dict[str, tuple[Callable[[tg.StreamEnvironment], object], str]] = {
     "sessions that update": (
         lambda env: timed(env).key_by("k").window(tg.Session(1)).aggregate(n=tg.count(), emit="update"),
         "other bounds",
+    ),
+    "so many rows that update": (
+        lambda env: timed(env).key_by("k").window(tg.Count(2)).aggregate(n=tg.count(), emit="update"),
+        "no bounds",
+    ),
+    "so many rows that are late": (
+        lambda env: timed(env).key_by("k").window(tg.Count(2)).allowed_lateness("1s"),
+        "no row is late",
     ),
     "no such column": (
         lambda env: timed(env).key_by("k").window(tg.Tumbling(1)).aggregate(n=tg.sum("nothing")),

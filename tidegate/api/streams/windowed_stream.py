@@ -1,7 +1,7 @@
-"""`WindowedStream`: rows in windows of event time. Made by `KeyedStream.window`, and by `Stream.window` for all rows.
+"""`WindowedStream`: rows in windows. Made by `KeyedStream.window`, and by `Stream.window` for all rows.
 
 What comes out has the keys, `window_start`, `window_end`, and the aggregates. Its event time is the last millisecond of
-the window, so it can be windowed again.
+the window, so it can be windowed again. Windows of so many rows have neither bounds nor event time.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ from typing import Generic, Literal, TypeVar
 from tidegate.actors.operators.aggregates.aggregate import Aggregate
 from tidegate.actors.operators.watermarks.late_rows import LATE
 from tidegate.actors.operators.watermarks.window_end import WindowEnd
+from tidegate.actors.operators.windows.count_windows import CountWindows
 from tidegate.actors.operators.windows.session_windows import SessionWindows
 from tidegate.actors.operators.windows.sliced_windows import SlicedWindows
 from tidegate.actors.operators.windows.window_operator import WindowOperator
 from tidegate.actors.operators.windows.window_rows import WINDOW_END, WINDOW_START
-from tidegate.actors.operators.windows.window_specs import Cumulating, Session, Sliding, Tumbling
+from tidegate.actors.operators.windows.window_specs import Count, Cumulating, Session, Sliding, Tumbling
 from tidegate.actors.protocol.side_outputs import OutputTag
 from tidegate.api.streams.stream_tables import StreamTables
 from tidegate.api.streams.updating import Updating
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.units import parse_duration_ms
 
-WindowsTaken = Tumbling | Sliding | Cumulating | Session
+WindowsTaken = Tumbling | Sliding | Cumulating | Session | Count
 S = TypeVar("S", bound=StreamTables)
 
 
@@ -43,8 +44,9 @@ class WindowedStream(Generic[S]):
         lateness_ms: int = 0,
     ) -> None:
         if not isinstance(spec, WindowsTaken):
-            raise ConfigurationError(f"window takes tg.Tumbling, tg.Sliding, tg.Cumulating or tg.Session, not {spec!r}")
-        if stream.timestamp is None:
+            kinds = "tg.Tumbling, tg.Sliding, tg.Cumulating, tg.Session or tg.Count"
+            raise ConfigurationError(f"window takes {kinds}, not {spec!r}")
+        if stream.timestamp is None and not isinstance(spec, Count):
             raise ConfigurationError(
                 "window: the stream has no event time; name its column in the source (timestamp=...), or call "
                 "assign_timestamps before"
@@ -55,6 +57,8 @@ class WindowedStream(Generic[S]):
 
     def allowed_lateness(self, lateness: str | timedelta | int) -> WindowedStream[S]:
         """Keep windows for so long after their end. A row that comes meanwhile gives a new result at once."""
+        if isinstance(self._spec, Count):
+            raise ConfigurationError(f"{self._spec!r}: no row is late for so many rows; leave allowed_lateness out")
         parsed = parse_duration_ms(lateness, setting="allowed_lateness")
         return WindowedStream(self._stream, self._keys, self._spec, self._made, parsed)
 
@@ -73,6 +77,8 @@ class WindowedStream(Generic[S]):
         rows replace it. emit="update" gives the result so far after each batch, for the keys and windows in it. Rows
         that replace others go to a table with mode="upsert" and as keys the keys, `window_start` and `window_end`.
 
+        Windows of so many rows come out when they are full.
+
         Sessions are final, and take no allowed lateness. Rows that come too late for all their windows are dropped,
         counted as `numLateRecordsDropped`, and in `late_rows()` of the result. The event time of a result is the last
         millisecond of its window. ConfigurationError for columns that do not fit.
@@ -83,10 +89,18 @@ class WindowedStream(Generic[S]):
                 f"{name}: a session that grows has other bounds, so its new result would not replace the one before; "
                 'leave emit="update" and allowed_lateness out'
             )
+        if isinstance(spec, Count) and emit != "final":
+            raise ConfigurationError(
+                f"{name}: windows of so many rows have no bounds by which an update could replace the one before; "
+                'leave emit="update" out'
+            )
         if not keys and parallelism not in (None, 1):
             raise ConfigurationError(f"{name}: windows of all rows are in one subtask; leave parallelism= out")
 
         def windows() -> WindowOperator:
+            if isinstance(spec, Count):
+                return CountWindows(keys, spec, aggregates)
+            assert time is not None, "windows without event time"
             if isinstance(spec, Session):
                 return SessionWindows(keys, spec, aggregates, time)
             return SlicedWindows(keys, spec, aggregates, time, emit, lateness_ms)
@@ -95,8 +109,10 @@ class WindowedStream(Generic[S]):
         output = None if schema is None else windows().output_schema(schema)
         windows()  # so that wrong arguments are refused here
         # Without a schema nobody can read late rows: a side output says which columns it has.
-        late = () if schema is None else (OutputTag(LATE, schema),)
+        late = () if schema is None or isinstance(spec, Count) else (OutputTag(LATE, schema),)
         result = self._stream._then(windows, output, name, uid, parallelism if keys else 1, side_outputs=late)
+        if isinstance(spec, Count):
+            return self._made(self._stream.program, result._inputs, keys)
         node = result._inputs[0][0]
         replaced = (*keys, WINDOW_START, WINDOW_END)
         updates = emit == "update" or lateness_ms > 0

@@ -22,19 +22,17 @@ from numpy.typing import NDArray
 
 from tidegate.actors.kernels.hashing import hash_columns
 from tidegate.actors.kernels.jit import kernel
-from tidegate.actors.kernels.key_index.key_index import KeyIndex
 from tidegate.actors.kernels.paged import scatter
 from tidegate.actors.kernels.partition import gather
 from tidegate.actors.operators.aggregates.aggregate import Aggregate
 from tidegate.actors.operators.batch_rows import OUTPUT_ROWS_MAX
 from tidegate.actors.operators.operator import Emit, OperatorContext
 from tidegate.actors.operators.state.keys import key_columns
+from tidegate.actors.operators.windows.merged_groups import MergedGroups, codes_of
 from tidegate.actors.operators.windows.window_operator import WindowOperator
-from tidegate.actors.operators.windows.window_rows import row_times
 from tidegate.actors.operators.windows.window_specs import Session, Times
 from tidegate.actors.operators.windows.window_state import Parts
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
-from tidegate.actors.state_backends.columnar.columnar_backend import ColumnarBackend
 from tidegate.actors.state_backends.common.backend import ValueSpec
 from tidegate.storage.state.key_groups import key_groups_of
 from tidegate.storage.state.snapshot import StateTable
@@ -43,7 +41,6 @@ NUMBER = "session"
 """The column of the namespace: which one it is of the key's sessions."""
 START, END, COUNT = "session_start_ms", "session_end_ms", "sessions"
 _EXTRA = tuple(ValueSpec(name, pa.int64(), 0) for name in (START, END, COUNT))
-_SLOT = "slot"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +95,7 @@ class SessionWindows(WindowOperator):
 
     def _take_in(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
         """Merge the rows with the sessions of their keys."""
-        times = row_times(batch, self._time)
+        times = self._times(batch)
         keys = key_columns(batch, self._keys)
         last = self._spec.last_end_ms(times) - 1
         late = last <= self._moments(keys, len(times))
@@ -107,28 +104,19 @@ class SessionWindows(WindowOperator):
             if not len(rows):
                 return []
             batch, keys, times = gather(batch, rows), gather(keys, rows), times[rows]
-        codes, first_rows = self._codes(keys, len(times))
-        distinct = gather(keys, first_rows) if self._keys else keys
-        pulled = self._pull(distinct, len(first_rows))
+        codes, distinct, count = codes_of(keys, len(times))
+        pulled = self._pull(distinct, count)
         of = np.concatenate([pulled.codes, codes])
         starts = np.concatenate([pulled.starts, times])
         ends = np.concatenate([pulled.ends, times + self._spec.gap_ms])
         numbers, firsts, bounds = merged_sessions(of, starts, ends)
-        # The accumulators of the merged sessions, in memory: row by row of what was stored, then of the batch.
-        table = ColumnarBackend(1, (_SLOT,), incremental=False)
-        merged = table.table("merged", self._state.specs())
-        table.fix_keys(pa.schema({_SLOT: pa.int64()}))
-        accumulators = self._state.accumulators_of(merged)
-        slots = merged.upsert(pa.record_batch({_SLOT: np.arange(len(firsts))})).slots
+        merged = MergedGroups(self._state, len(firsts))
         stored = len(pulled.codes)
         for start, size, parts in zip(np.cumsum([0, *pulled.sizes])[:-1], pulled.sizes, pulled.parts, strict=True):
-            for accumulator, columns in zip(accumulators, parts, strict=True):
-                accumulator.merge(slots[numbers[start : start + size]], columns)
-        for accumulator in accumulators:
-            accumulator.update(batch, slots[numbers[stored:]])
+            merged.merge(numbers[start : start + size], parts)
+        merged.update(batch, numbers[stored:])
         merged.done()
-        fields = self._state.fields.values()
-        held = [[merged.column(field.name).take(slots) for field in group] for group in fields]
+        held = merged.parts(np.arange(len(firsts)))
         self._put(distinct, of[firsts], bounds[0], bounds[1], held)
         self._next_end_ms = min(self._next_end_ms, int(bounds[1].min()))
         return []
@@ -143,13 +131,6 @@ class SessionWindows(WindowOperator):
         for of, moment_ms in runs:
             moments[(groups >= of.start) & (groups < of.stop)] = moment_ms
         return moments
-
-    def _codes(self, keys: pa.RecordBatch, rows: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """A number for the key of each row, from 0 without gaps, and the first row of each key."""
-        if not self._keys:
-            return np.zeros(rows, dtype=np.int64), np.zeros(1, dtype=np.int32)
-        found = KeyIndex(self._keys).upsert(keys)
-        return found.slots.astype(np.int64), found.first_rows
 
     def _pull(self, keys: pa.RecordBatch, count: int) -> Pulled:
         """Take the sessions of some distinct keys out of the state."""
@@ -213,20 +194,16 @@ class SessionWindows(WindowOperator):
         ]
         codes, starts, ends = pulled.codes[order], pulled.starts[order], pulled.ends[order]
         due = ends - 1 <= watermark_ms
-        table = ColumnarBackend(1, (_SLOT,), incremental=False)
-        ended = table.table("ended", self._state.specs())
-        table.fix_keys(pa.schema({_SLOT: pa.int64()}))
-        accumulators = self._state.accumulators_of(ended)
-        slots = ended.upsert(pa.record_batch({_SLOT: np.arange(int(due.sum()))})).slots
-        for accumulator, columns in zip(accumulators, parts, strict=True):
-            accumulator.merge(slots, [column.take(pa.array(order[due])) for column in columns])
+        ended = MergedGroups(self._state, int(due.sum()))
+        every = np.arange(int(due.sum()))
+        ended.merge(every, [[column.take(pa.array(order[due])) for column in columns] for columns in parts])
         ended.done()
         left = ~due
         if left.any():
             held = [[column.take(pa.array(order[left])) for column in columns] for columns in parts]
             self._put(keys, codes[left], starts[left], ends[left], held)
             self._next_end_ms = min(self._next_end_ms, int(ends[left].min()))
-        results = [accumulator.results(slots) for accumulator in accumulators]
+        results = ended.results(every)
         of = gather(keys, codes[due].astype(np.int32)) if self._keys else keys
         assert self._fired.time_type is not None, "results before the first row"
         rows = self._rows.output_of(of, starts[due], ends[due], results, self._fired.time_type, self._spec)

@@ -29,7 +29,6 @@ from tidegate.actors.operators.state.keys import key_columns
 from tidegate.actors.operators.windows.combined_parts import CombinedParts
 from tidegate.actors.operators.windows.slices import Window, slices_of
 from tidegate.actors.operators.windows.window_operator import WindowOperator
-from tidegate.actors.operators.windows.window_rows import row_times
 from tidegate.actors.operators.windows.window_specs import Cumulating, Sliding, Times, Tumbling
 from tidegate.actors.protocol.stream_elements import MIN_WATERMARK_MS
 from tidegate.storage.errors import ConfigurationError
@@ -89,7 +88,7 @@ class SlicedWindows(WindowOperator):
 
     def _take_in(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
         """Add the rows. Returns results that are to be emitted at once."""
-        times = row_times(batch, self._time)
+        times = self._times(batch)
         keys = key_columns(batch, self._keys)
         runs = [*self._fired.runs()]
         if len(runs) == 1:

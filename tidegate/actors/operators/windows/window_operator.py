@@ -19,8 +19,8 @@ from tidegate.actors.operators.operator_errors import blame
 from tidegate.actors.operators.state.operator_backend import frozen_backend
 from tidegate.actors.operators.watermarks.late_rows import LATE, LATE_RECORDS
 from tidegate.actors.operators.windows.fired_groups import FiredGroups
-from tidegate.actors.operators.windows.window_rows import WindowRows
-from tidegate.actors.operators.windows.window_specs import EventTimeWindow, WindowSpec
+from tidegate.actors.operators.windows.window_rows import WindowRows, row_times
+from tidegate.actors.operators.windows.window_specs import Times, WindowSpec
 from tidegate.actors.operators.windows.window_state import WindowState
 from tidegate.actors.state_backends.common.backend import KeyedBackend, ValueSpec
 from tidegate.storage.checkpoints.metadata import StateKind
@@ -29,9 +29,10 @@ from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
 
 
 class WindowOperator(Operator):
-    """Aggregates of each key and window of event time. Without `keys`: of all rows.
+    """Aggregates of each key and window. Without `keys`: of all rows.
 
-    `namespace` names the first column of the state, and `extra` are value columns before those of the aggregates.
+    `time` is the column of event time; None for windows that have nothing to do with it. `namespace` names the first
+    column of the state, and `extra` are value columns before those of the aggregates.
     Raises ConfigurationError for no aggregates, or names that clash.
     """
 
@@ -42,12 +43,11 @@ class WindowOperator(Operator):
         keys: tuple[str, ...],
         spec: WindowSpec,
         aggregates: Mapping[str, Aggregate],
-        time: str,
+        time: str | None,
         emit: str,
         namespace: str,
         extra: Sequence[ValueSpec] = (),
     ) -> None:
-        assert isinstance(spec, EventTimeWindow)
         reserved = (namespace, *(column.name for column in extra))
         self._rows = WindowRows(tuple(keys), dict(aggregates), time, emit, reserved)
         self._keys, self._time, self._any_spec = tuple(keys), time, spec
@@ -79,7 +79,8 @@ class WindowOperator(Operator):
         """Add a batch. OperatorError if its columns do not fit, or a row has no time."""
         with blame(self.context, batch):
             self._state.admit(batch.schema)
-            self._fired.time_type = batch.schema.field(self._time).type
+            if self._time is not None:
+                self._fired.time_type = batch.schema.field(self._time).type
             updates = self._take_in(batch)
         for update in updates:
             emit(update)
@@ -126,6 +127,11 @@ class WindowOperator(Operator):
     def _state(self) -> WindowState:
         assert self._opened is not None, "windows that are not open"
         return self._opened
+
+    def _times(self, batch: pa.RecordBatch) -> Times:
+        """Event times of rows, as of `row_times`."""
+        assert self._time is not None, "windows without event time"
+        return row_times(batch, self._time)
 
     def _drop_late(self, batch: pa.RecordBatch, late: NDArray[np.bool_]) -> NDArray[np.int32]:
         """Count rows that are late, and emit them aside. Returns the others."""

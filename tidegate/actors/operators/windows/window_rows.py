@@ -103,6 +103,10 @@ class WindowRows:
         bounds = [_bounds(starts, bound), _bounds(ends, bound)]
         return pa.RecordBatch.from_arrays([*keys.columns, *bounds, *results], names=names)
 
+    def output_without_bounds(self, keys: pa.RecordBatch, results: Sequence[pa.Array]) -> pa.RecordBatch:
+        """Rows of windows that have no bounds."""
+        return pa.RecordBatch.from_arrays([*keys.columns, *results], names=[*self.keys, *self.aggregates])
+
 
 def row_times(batch: pa.RecordBatch, column: str) -> Times:
     """Event times of rows. ConfigurationError if a row has none, or the column is no event time."""

@@ -1,0 +1,85 @@
+"""Windows of so many rows give what a plain program gives, whatever the batches and restores."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from window_harness import Backend, Windows, rows_batch
+
+from tidegate.actors.operators.aggregates import aggregate as tg
+from tidegate.actors.operators.windows.count_windows import CountWindows
+from tidegate.actors.operators.windows.window_specs import Count
+from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
+
+Row = tuple[int, int, int]
+AGGREGATES = {"n": tg.count(), "total": tg.sum("x"), "least": tg.min("x"), "opens": tg.first("x"), "ends": tg.last("x")}
+
+
+def expected(size: int, keyed: bool, rows: list[Row]) -> dict[int, list[tuple[int, ...]]]:
+    """For each key its windows in order: row by row."""
+    held: dict[int, list[int]] = defaultdict(list)
+    found: dict[int, list[tuple[int, ...]]] = defaultdict(list)
+    for key, _, value in rows:
+        of = key if keyed else 0
+        held[of].append(value)
+        if len(held[of]) == size:
+            values = held.pop(of)
+            found[of].append((size, sum(values), min(values), values[0], values[-1]))
+    return found
+
+
+def by_key(rows: list[dict[str, Any]]) -> dict[int, list[tuple[int, ...]]]:
+    """What came out, of each key in order."""
+    found: dict[int, list[tuple[int, ...]]] = defaultdict(list)
+    for row in rows:
+        found[row.pop("k", 0)].append(tuple(row.values()))
+    return found
+
+
+ROWS = st.lists(st.tuples(st.integers(0, 3), st.just(0), st.integers(-9, 9)), min_size=1, max_size=14)
+STEPS = st.lists(
+    ROWS | st.tuples(st.integers(1, 3), st.sampled_from(["columnar", "rocksdb"])),
+    max_size=9,
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=60)
+@given(st.integers(1, 7), st.booleans(), STEPS)
+def test_windows_are_those_of_a_plain_program(size: int, keyed: bool, steps: list[Any]) -> None:
+    """Every so many rows of a key, at other parallelisms and on other backends; what is not full does not come out."""
+    keys = ("k",) if keyed else ()
+    windows = Windows(lambda: CountWindows(keys, Count(size), AGGREGATES), keys)
+    rows: list[Row] = []
+    for step in steps:
+        if isinstance(step, list):
+            windows.process(rows_batch(step))
+            rows += step
+        else:
+            windows = windows.moved(*step)
+    windows.watermark(MAX_WATERMARK_MS)
+    for operator in windows.operators:
+        assert list(operator.finish(lambda batch: pytest.fail("the rest comes out"))) == []
+    counts = [len([row for row in rows if row[0] == key]) for key in range(4)] if keyed else [len(rows)]
+    assert windows.stored_rows() == sum(count % size > 0 for count in counts), "a full window leaves state"
+    windows.close()
+    assert by_key(windows.rows) == expected(size, keyed, rows)
+
+
+@pytest.mark.parametrize("backend", ["columnar", "rocksdb"])
+def test_a_batch_may_fill_many_windows(backend: Backend) -> None:
+    """Of a key that has an open window, and of one that has none; a restore goes on where it was."""
+    windows = Windows(lambda: CountWindows(("k",), Count(3), AGGREGATES), parallelism=2, backend=backend)
+    rows = [(1, 0, 1), (1, 0, 2), (2, 0, 9)]
+    windows.process(rows_batch(rows))
+    assert windows.rows == []
+    windows = windows.moved(1, backend)
+    more = [(1, 0, 3), (3, 0, 4), (1, 0, 5), (3, 0, 6), (3, 0, 7), (3, 0, 8), *[(1, 0, value) for value in range(7)]]
+    windows.process(rows_batch(more))
+    windows.close()
+    assert by_key(windows.rows) == expected(3, True, rows + more)
+    assert len(windows.rows) == 4

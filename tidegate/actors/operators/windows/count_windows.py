@@ -1,0 +1,137 @@
+"""`CountWindows`: aggregates of every so many rows of a key, in the order in which they come.
+
+Rules (Flink's `countWindow`):
+
+- A window comes out as soon as it is full. What a key has then is gone: it begins anew, without state.
+- Windows that are not full when the input ends do not come out.
+- Event time has no part: no row is late, and results have none.
+- A batch is dealt out to windows at once. Where none becomes full, its rows are added to the state directly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tidegate.actors.kernels.jit import kernel
+from tidegate.actors.kernels.paged import scatter
+from tidegate.actors.kernels.partition import gather
+from tidegate.actors.operators.aggregates.aggregate import Aggregate
+from tidegate.actors.operators.batch_rows import OUTPUT_ROWS_MAX
+from tidegate.actors.operators.state.keys import key_columns
+from tidegate.actors.operators.windows.merged_groups import MergedGroups, codes_of
+from tidegate.actors.operators.windows.window_operator import WindowOperator
+from tidegate.actors.operators.windows.window_specs import Count
+from tidegate.actors.state_backends.common.backend import ValueSpec
+from tidegate.storage.state.snapshot import Cut, OperatorSnapshot
+
+OPEN = "open_window"
+"""The column of the namespace in the state: always 0, a key has one open window."""
+ROWS = "window_rows"
+"""How many rows the open window has: at least one, and fewer than it takes."""
+
+_Numbers = NDArray[np.int64]
+
+
+class CountWindows(WindowOperator):
+    """Aggregates of windows of so many rows. Without `keys`: of all rows of the stream."""
+
+    def __init__(self, keys: tuple[str, ...], spec: Count, aggregates: Mapping[str, Aggregate]) -> None:
+        super().__init__(keys, spec, aggregates, None, "final", OPEN, (ValueSpec(ROWS, pa.int64(), 0),))
+        self._size = spec.rows
+
+    def snapshot(self, cut: Cut) -> OperatorSnapshot:
+        """Freeze the open windows."""
+        return self.changes(cut)
+
+    def _take_in(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+        """Add the rows. Returns the windows that are full."""
+        codes, distinct, count = codes_of(key_columns(batch, self._keys), batch.num_rows)
+        table = self._state.table
+        upserted = table.upsert(self._state.stored_keys(np.zeros(count, dtype=np.int64), distinct))
+        if len(upserted.new_rows):
+            self._state.check_owner(gather(distinct, upserted.new_rows) if self._keys else distinct)
+        self._changed_rows += count
+        held = self._state.extra(ROWS).raw(upserted.slots)
+        left = held + np.bincount(codes, minlength=count)
+        if int(left.max()) < self._size:
+            for accumulator in self._state.accumulators:
+                accumulator.update(batch, upserted.slots[codes])
+            scatter(self._state.extra(ROWS).pages, upserted.slots, left)
+            table.done()
+            return []
+        begun = np.flatnonzero(held)
+        parts = self._state.parts(upserted.slots[begun])
+        table.remove(upserted.slots)
+        table.done()
+        windows, firsts, lasts, of_keys, full = _dealt_out(codes, held, self._size)
+        merged = MergedGroups(self._state, len(of_keys))
+        merged.merge(firsts[begun], parts)
+        merged.update(batch, windows)
+        merged.done()
+        going_on = np.flatnonzero(left % self._size)
+        self._put(distinct, going_on, left[going_on] % self._size, merged, lasts)
+        complete = np.flatnonzero(full)
+        keys = gather(distinct, of_keys[complete].astype(np.int32)) if self._keys else distinct
+        rows = self._rows.output_without_bounds(keys, merged.results(complete))
+        return [rows.slice(start, OUTPUT_ROWS_MAX) for start in range(0, rows.num_rows, OUTPUT_ROWS_MAX)]
+
+    def _put(
+        self, distinct: pa.RecordBatch, codes: _Numbers, rows: _Numbers, merged: MergedGroups, lasts: _Numbers
+    ) -> None:
+        """Put the open windows of some keys into the state, which has nothing of these keys."""
+        if not len(codes):
+            return
+        keys = gather(distinct, codes.astype(np.int32)) if self._keys else distinct
+        upserted = self._state.table.upsert(self._state.stored_keys(np.zeros(len(codes), dtype=np.int64), keys))
+        assert len(upserted.new_rows) == len(codes), "a window in the place of another one"
+        scatter(self._state.extra(ROWS).pages, upserted.slots, rows)
+        self._state.merge(upserted.slots, merged.parts(lasts[codes]))
+        self._state.table.done()
+
+
+def _dealt_out(
+    codes: _Numbers, held: _Numbers, size: int
+) -> tuple[_Numbers, _Numbers, _Numbers, _Numbers, NDArray[np.bool_]]:
+    """Deal rows out to windows, in their order. `held`: how many rows the open window of each key has.
+
+    Returns the window of each row; the first and the last window of each key; for each window its key, and whether it
+    is full. Windows are numbered in the order of their first rows here.
+    """
+    windows, of_keys = np.empty(len(codes), dtype=np.int64), np.empty(len(codes), dtype=np.int64)
+    full = np.zeros(len(codes), dtype=np.bool_)
+    firsts, lasts = np.full(len(held), -1, dtype=np.int64), np.full(len(held), -1, dtype=np.int64)
+    count = _deal_out(codes, held.copy(), size, windows, firsts, lasts, of_keys, full)
+    return windows, firsts, lasts, of_keys[:count], full[:count]
+
+
+@kernel
+def _deal_out(
+    codes: NDArray[np.int64],
+    rows: NDArray[np.int64],
+    size: int,
+    windows: NDArray[np.int64],
+    firsts: NDArray[np.int64],
+    lasts: NDArray[np.int64],
+    of_keys: NDArray[np.int64],
+    full: NDArray[np.bool_],
+) -> int:
+    count = 0
+    for i in range(codes.shape[0]):
+        code = codes[i]
+        if lasts[code] < 0 or full[lasts[code]]:
+            if firsts[code] < 0:
+                firsts[code] = count
+            else:
+                rows[code] = 0
+            lasts[code] = count
+            of_keys[count] = code
+            count += 1
+        window = lasts[code]
+        windows[i] = window
+        rows[code] += 1
+        full[window] = rows[code] == size
+    return count

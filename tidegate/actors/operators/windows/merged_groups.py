@@ -1,0 +1,66 @@
+"""`MergedGroups`: accumulators of the windows that a batch touches, in memory: of what was stored, and of its rows.
+
+For windows whose bounds depend on rows (sessions, windows of so many rows). They take what a key has out of the state,
+put it together with the rows of the batch here, and write back what is left.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tidegate.actors.kernels.key_index.key_index import KeyIndex
+from tidegate.actors.operators.windows.window_state import Parts, WindowState
+from tidegate.actors.state_backends.columnar.columnar_backend import ColumnarBackend
+
+_SLOT = "slot"
+
+
+class MergedGroups:
+    """Empty accumulators like those of a state, for `count` groups that are numbered from 0."""
+
+    def __init__(self, state: WindowState, count: int) -> None:
+        backend = ColumnarBackend(1, (_SLOT,), incremental=False)
+        self._fields = state.fields
+        self._table = backend.table("merged", state.specs())
+        backend.fix_keys(pa.schema({_SLOT: pa.int64()}))
+        self._accumulators = state.accumulators_of(self._table)
+        self._slots = self._table.upsert(pa.record_batch({_SLOT: np.arange(count)})).slots
+
+    def merge(self, numbers: NDArray[Any], parts: Parts) -> None:
+        """Merge stored parts into groups."""
+        for accumulator, columns in zip(self._accumulators, parts, strict=True):
+            accumulator.merge(self._slots[numbers], columns)
+
+    def update(self, batch: pa.RecordBatch, numbers: NDArray[Any]) -> None:
+        """Add rows to groups."""
+        for accumulator in self._accumulators:
+            accumulator.update(batch, self._slots[numbers])
+
+    def done(self) -> None:
+        """Everything is in. Only results are asked for from now on."""
+        self._table.done()
+
+    def parts(self, numbers: NDArray[Any]) -> Parts:
+        """What some groups hold, as it is stored."""
+        slots = self._slots[numbers]
+        return [[self._table.column(field.name).take(slots) for field in group] for group in self._fields.values()]
+
+    def results(self, numbers: NDArray[Any]) -> list[pa.Array]:
+        """The results of some groups."""
+        return [accumulator.results(self._slots[numbers]) for accumulator in self._accumulators]
+
+
+def codes_of(keys: pa.RecordBatch, rows: int) -> tuple[NDArray[np.int64], pa.RecordBatch, int]:
+    """A number for the key of each row, from 0 without gaps; the distinct keys in their order, and how many.
+
+    Without key columns all rows have one key.
+    """
+    if not keys.num_columns:
+        return np.zeros(rows, dtype=np.int64), keys, 1
+    found = KeyIndex(tuple(keys.schema.names)).upsert(keys)
+    distinct = keys if len(found.first_rows) == rows else keys.take(pa.array(found.first_rows))
+    return found.slots.astype(np.int64), distinct, len(found.first_rows)
