@@ -19,7 +19,7 @@ from tidegate.actors.hosts.heartbeat_settings import HeartbeatSettings
 from tidegate.actors.hosts.job_context import DataPlaneOptions, JobContext
 from tidegate.actors.operators.aggregates import aggregate as aggregates
 from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
-from tidegate.actors.operators.batches.stateless import MapBatches
+from tidegate.actors.operators.batches.map_and_filter import MapBatches
 from tidegate.actors.operators.sinks.table_sink import TableSink
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.actors.runtimes.running_job import JobProgress, Submission

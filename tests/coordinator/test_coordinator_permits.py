@@ -81,7 +81,7 @@ def errors_of_mypy(folder: Path, lines: list[str]) -> list[str]:
     snippet.write_text(HEAD + "".join(f"    {line}\n" for line in lines))
     files = (
         "actors/coordinator/messages/instructions.py", "actors/hosts/coordinator/coordinator_effects.py",
-        "recovery/cleanup/deletion.py", "recovery/cleanup/retention.py", "recovery/cleanup/sweeper.py",
+        "recovery/cleanup/deletion.py", "recovery/cleanup/end_of_job.py", "recovery/cleanup/sweeper.py",
         "recovery/savepoints.py", "storage/checkpoints/permits.py", "storage/ids.py",
     )  # fmt: skip
     options = "--config-file=", "--follow-imports=skip", "--no-site-packages", "--cache-dir=/dev/null"

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from operator_harness import opened, run
 from process_harness import Driven
 
-from tidegate.actors.operators.batches.stateless import FlatMap, Map, MapBatches
+from tidegate.actors.operators.batches.map_and_filter import FlatMap, Map, MapBatches
 from tidegate.actors.operators.row_values import InexactValueError, exact_array
 from tidegate.actors.operators.rows.process_functions import ProcessContext, ProcessFunction
 from tidegate.actors.operators.state.keyed_state import ValueState

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from operator_harness import opened, run
 
-from tidegate.actors.operators.batches.stateless import FilterRows, Map
+from tidegate.actors.operators.batches.map_and_filter import FilterRows, Map
 from tidegate.actors.operators.batches.tracing.code_rules import UntraceableError
 from tidegate.actors.operators.batches.tracing.trace import trace_filter, trace_map
 from tidegate.actors.operators.operator import Operator

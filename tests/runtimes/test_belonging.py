@@ -9,7 +9,7 @@ import pytest
 from ray.exceptions import ActorUnavailableError
 from ray_fakes import SINK, SOURCE, LaterMailbox, Method, Process, source_to_sink, task_processes
 
-from tidegate.actors.runtimes.ray.coordinator.attempt_supervisor import Deployment
+from tidegate.actors.runtimes.ray.coordinator.attempt_supervisor import AttemptSupervisor
 from tidegate.actors.runtimes.ray.fleet.fleet import Fleet
 from tidegate.actors.runtimes.ray.fleet.member import Member
 from tidegate.actors.runtimes.ray.fleet_options import FleetOptions
@@ -107,7 +107,7 @@ def test_a_fleet_has_those_that_it_may_give_a_task(name: str, actor_id: str, kno
 
 def test_only_who_is_in_charge_can_tell() -> None:
     """Who is taking over may not have found all processes yet, or find another one in charge."""
-    deployment = Deployment(fleet(), lambda event: None, LaterMailbox())  # type: ignore[arg-type]
+    deployment = AttemptSupervisor(fleet(), lambda event: None, LaterMailbox())  # type: ignore[arg-type]
     deployment.generation = TWO
     assert deployment.knows("source", "a", in_charge=False) == Known(TWO, None)
     assert deployment.knows("source", "a", in_charge=True) == Known(TWO, True)

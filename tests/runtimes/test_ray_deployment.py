@@ -19,7 +19,7 @@ from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.protocol.errors import OperatorError
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.runtimes.ray.coordinator import attempt_supervisor
-from tidegate.actors.runtimes.ray.coordinator.attempt_supervisor import Deployment
+from tidegate.actors.runtimes.ray.coordinator.attempt_supervisor import AttemptSupervisor
 from tidegate.actors.runtimes.ray.fleet import lost_nodes
 from tidegate.actors.runtimes.ray.fleet.fleet import Fleet
 from tidegate.actors.runtimes.ray.fleet.member import Member
@@ -89,7 +89,7 @@ class Deployed:
     def __init__(self, placement: SlotPlacement | None = None) -> None:
         self.staff, self.mailbox = Staff(placement), LaterMailbox()
         self.told: list[co.CoordinatorEvent] = []
-        self.deployment = Deployment(cast(Fleet, self.staff), self.told.append, cast(Mailbox, self.mailbox))
+        self.deployment = AttemptSupervisor(cast(Fleet, self.staff), self.told.append, cast(Mailbox, self.mailbox))
         self.deployment.deploy(do.DeployAttempt(FIRST, None))
 
     def run_of(self, task: TaskId) -> Future[Any]:

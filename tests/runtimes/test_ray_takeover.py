@@ -16,7 +16,7 @@ from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.protocol.stream_elements import EndOfData, EndOfPartition
 from tidegate.actors.runtimes.ray.coordinator import attempt_supervisor
-from tidegate.actors.runtimes.ray.coordinator.attempt_supervisor import Deployment
+from tidegate.actors.runtimes.ray.coordinator.attempt_supervisor import AttemptSupervisor
 from tidegate.actors.runtimes.ray.fleet.fleet import Fleet
 from tidegate.actors.runtimes.ray.fleet.inheritance import Found, by_task
 from tidegate.actors.runtimes.ray.fleet.member import Member
@@ -184,7 +184,7 @@ def test_a_successor_watches_the_processes_that_are_left(monkeypatch: pytest.Mon
     fleet, facts = LeftBehind(), []
     there = [found("job/sink (1/1)#0", SINK, 0), found("job/standby#1", None, -1)]
     monkeypatch.setattr(attempt_supervisor, "find_processes", lambda *_: (there, {}))
-    deployment = Deployment(cast(Fleet, fleet), facts.append, cast(Mailbox, Now()))
+    deployment = AttemptSupervisor(cast(Fleet, fleet), facts.append, cast(Mailbox, Now()))
     state = CoordinatorState(attempt=FIRST)
     for _ in range(2):
         deployment.take_over(state, JobId("job-12345678"))

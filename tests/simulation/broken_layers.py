@@ -18,7 +18,7 @@ from tidegate.actors.state_backends.columnar.changes.dirty_slots import DirtySlo
 from tidegate.actors.task.checkpoints.snapshots import SnapshotPart, TaskSnapshot
 from tidegate.actors.task.incremental.lineage import Lineage, Lineages
 from tidegate.actors.task.messages import events as ev
-from tidegate.recovery.cleanup import retention as checkpoint_sweep
+from tidegate.recovery.cleanup import end_of_job
 from tidegate.storage.checkpoints.layout import CheckpointLayout
 from tidegate.storage.files.store import Store
 from tidegate.storage.state.snapshot import StateTable
@@ -135,7 +135,7 @@ LAYER_PATCHES: dict[str, tuple[int, Patch]] = {
     "layers: those below are left out": (9, lambda: patch.object(TaskSnapshot, "lineage", property(_top_alone))),
     "layers: the sweep takes what is retained": (
         5,
-        lambda: patch.object(checkpoint_sweep, "_sweep_shared", _sweeps_all),
+        lambda: patch.object(end_of_job, "_sweep_shared", _sweeps_all),
     ),
 }
 """Broken by a patch: the invariant, and the patch."""

@@ -12,7 +12,7 @@ from fake_spark import FakeContext, fake_context
 from pyspark.sql import SparkSession
 
 from tidegate.spark_bridge.ray_in_spark import spark_guard
-from tidegate.spark_bridge.ray_in_spark.on_spark import RayOnSparkSession
+from tidegate.spark_bridge.ray_in_spark.ray_session import RayOnSparkSession
 from tidegate.spark_bridge.ray_in_spark.spark_guard import SparkGuard
 from tidegate.spark_bridge.spark_watch import EXECUTOR_TIMEOUT
 from tidegate.storage.errors import ConfigurationError

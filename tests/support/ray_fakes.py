@@ -19,7 +19,7 @@ from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.graph.resources import Resources
 from tidegate.actors.graph.stream_graph import StreamNode, translate
 from tidegate.actors.hosts.job_context import DataPlaneOptions, JobContext
-from tidegate.actors.operators.batches.stateless import MapBatches
+from tidegate.actors.operators.batches.map_and_filter import MapBatches
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.actors.protocol.stream_elements import Element, EndOfPartition

@@ -10,7 +10,7 @@ from fixture_jobs import JOB_ID, running_job
 
 from tidegate.actors.runtimes.metrics.recovery_times import RecoveryEnds
 from tidegate.storage.ids import AttemptNumber
-from tidegate.web.model.history import recoveries
+from tidegate.web.model.recoveries import recoveries
 from tidegate.web.seen_job import seen
 
 JOB = f"/jobs/{JOB_ID}"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tidegate.spark_bridge.dataframes.staging import stage_dataframe
     from tidegate.spark_bridge.dataframes.tables import files_to_dataframe, table_to_dataframe
     from tidegate.spark_bridge.errors import QueryFailedError, SparkBridgeError, SparkLostError, SparkTimeoutError
-    from tidegate.spark_bridge.ray_in_spark.on_spark import RayOnSparkSession
+    from tidegate.spark_bridge.ray_in_spark.ray_session import RayOnSparkSession
     from tidegate.spark_bridge.session.java import ensure_java
     from tidegate.spark_bridge.session.made_session import spark_session
     from tidegate.spark_bridge.session.session import RayDPSession
@@ -33,7 +33,7 @@ else:
         "ParquetSource": "dataframes.parquet_source",
         "QueryFailedError": "errors",
         "RayDPSession": "session.session",
-        "RayOnSparkSession": "ray_in_spark.on_spark",
+        "RayOnSparkSession": "ray_in_spark.ray_session",
         "SparkBridgeError": "errors",
         "SparkLostError": "errors",
         "SparkTimeoutError": "errors",

@@ -24,7 +24,7 @@ from tidegate.actors.runtimes.ray.driver.listing import COORDINATOR_SUFFIX
 from tidegate.actors.runtimes.ray.driver.ray_job import check_shared
 from tidegate.actors.runtimes.ray.fleet.named_actors import find_actor
 from tidegate.actors.runtimes.ray.process.calls import NAMESPACE
-from tidegate.actors.runtimes.ray.process.deaths import death_of
+from tidegate.actors.runtimes.ray.process.death_words import death_of
 from tidegate.actors.runtimes.ray.process.orders import Handle
 from tidegate.actors.runtimes.running_job import JobCard, SnapshotRequest, answers_of, progress_of
 from tidegate.storage.checkpoints.event_log import EventLog

@@ -1,6 +1,7 @@
 """Assigns the splits of bounded sources to subtasks, when they ask (Flink's `SplitEnumerator`, FLIP-27).
 
-A fast subtask asks more often, and so reads more. Rules:
+A fast subtask asks more often, and so reads more. Splits of other sources are dealt out in turn, once, where a task is
+described (`actors/hosts/job_context.py`). Rules:
 
 - A split is in one place. What was given to a subtask is its own, until it is restored from a checkpoint that lacks it.
   Then the split goes back to the pool. The pool is what nobody has, so it is never stored apart from that.

@@ -20,7 +20,7 @@ from tidegate.actors.operators.batches.async_function import AsyncFunction
 from tidegate.actors.operators.batches.batch_function import BatchFunction, batch_operator
 from tidegate.actors.operators.batches.batch_results import BatchResult
 from tidegate.actors.operators.batches.failing_rows import GuardedFilter, GuardedFlatMap, GuardedMap, error_tag
-from tidegate.actors.operators.batches.stateless import FilterRows, FlatMap, Map, Row
+from tidegate.actors.operators.batches.map_and_filter import FilterRows, FlatMap, Map, Row
 from tidegate.actors.operators.operator import OperatorFactory
 from tidegate.actors.operators.rows.process_batches import process_operator
 from tidegate.actors.operators.rows.process_functions import ProcessFunction

@@ -2,7 +2,8 @@
 
 Rules:
 
-- Nothing of a job that lives is deleted: `decisions.py` says why, and gives the permit.
+- Nothing of a job that lives is deleted: `decisions.py` says why, and gives the permit. What the coordinator of a
+  living job may delete is decided in `actors/coordinator/invariants.py`.
 - `_metadata` goes first, so that nobody finds a checkpoint half deleted.
 - A shared file stays as long as another checkpoint of the job refers to it. If one of these cannot be read, all shared
   files stay.

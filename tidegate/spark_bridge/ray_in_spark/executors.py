@@ -1,6 +1,6 @@
 """Where Ray can run in a Spark cluster that exists: its executors, and how many Ray nodes go into them.
 
-A Ray node is a Spark task that never ends. Rules:
+`ray_session.py` starts the nodes there. A Ray node is a Spark task that never ends. Rules:
 * A node takes a core of its executor for each of its task slots, for as long as it lives. Spark needs what is left for
   its own tasks, so Ray never takes all.
 * A node that takes more than half the cores of an executor has the executor to itself. That is the default where

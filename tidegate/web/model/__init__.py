@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tidegate.web.model.checkpoints import checkpoint_config, checkpoint_details, checkpoints, newest_checkpoint
-from tidegate.web.model.history import exceptions, recoveries, timeline
+from tidegate.web.model.history import exceptions, timeline
 from tidegate.web.model.jobs import (
     configuration,
     dashboard_config,
@@ -15,6 +15,7 @@ from tidegate.web.model.jobs import (
     plan,
 )
 from tidegate.web.model.metrics import job_metrics, vertex_metrics
+from tidegate.web.model.recoveries import recoveries
 from tidegate.web.model.states import NotKnown, job_state
 from tidegate.web.model.subtasks import checkpoint_subtasks
 from tidegate.web.model.vertices import backpressure, vertex_details, vertex_rates, watermarks

@@ -1,10 +1,9 @@
-"""Commits the sink files of completed checkpoints, and subsumes checkpoints that newer ones have made superfluous.
+"""Commits the sink files of completed checkpoints.
 
 `completion.py` hands `SinkCommitter` each completed checkpoint. Rules:
 
 - Checkpoints are committed one at a time, in the order of their numbers (invariant 6).
-- After each commit older checkpoints are deleted, but for the newest retained ones and those that are not committed
-  (invariant 5). So what is kept is bounded even if the sinks always lag behind.
+- After each commit older checkpoints that nobody needs any more are subsumed (`subsumption.py`).
 - The first completed checkpoint of an attempt is committed to every output table, even without files. If a table has a
   new owner, or one that went back to an older checkpoint, this commit changes what the table shows.
 """
@@ -13,6 +12,7 @@ from __future__ import annotations
 
 from tidegate.actors.coordinator import invariants
 from tidegate.actors.coordinator.checkpoints.discards import Discarder
+from tidegate.actors.coordinator.checkpoints.subsumption import subsume
 from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.state.coordinator_context import CoordinatorContext
@@ -53,7 +53,7 @@ class SinkCommitter:
             return
         state = self._context.state
         state.commits = state.commits[1:]
-        self._subsume()
+        subsume(self._context, self._discards)
         if state.commits:
             self._next()
 
@@ -93,17 +93,3 @@ class SinkCommitter:
             )
         else:
             self.done(commit.checkpoint_id)
-
-    def _subsume(self) -> None:
-        state = self._context.state
-        if not state.completed:
-            return  # All are damaged: the job fails, and what there is stays.
-        kept = max(self._context.settings.retained, len(state.commits))
-        subsumed, state.completed = state.completed[:-kept], state.completed[-kept:]
-        for checkpoint in subsumed:
-            self._discards.subsumed(checkpoint.checkpoint_id)
-        newest = state.completed[-1].checkpoint_id
-        superfluous = [d.checkpoint_id for d in state.damaged if d.checkpoint_id < newest]
-        state.damaged = tuple(d for d in state.damaged if d.checkpoint_id > newest)
-        for checkpoint_id in superfluous:
-            self._discards.subsumed(checkpoint_id)

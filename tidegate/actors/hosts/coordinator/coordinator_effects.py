@@ -14,7 +14,7 @@ from tidegate.actors.hosts.coordinator.table_compactor import TableCompactor
 from tidegate.actors.hosts.deletions import delete_files
 from tidegate.actors.hosts.job_context import JobContext
 from tidegate.actors.hosts.work_folders import remove_work
-from tidegate.recovery.cleanup.retention import sweep_checkpoints
+from tidegate.recovery.cleanup.end_of_job import sweep_checkpoints
 from tidegate.recovery.savepoints import discard_savepoint, void_savepoint, write_savepoint
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, DataFile, is_own_sink
 from tidegate.storage.checkpoints.metadata_file import create_metadata, read_metadata

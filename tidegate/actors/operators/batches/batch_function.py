@@ -16,7 +16,7 @@ from functools import partial
 import pyarrow as pa
 
 from tidegate.actors.operators.batches.batch_results import BatchResult
-from tidegate.actors.operators.batches.stateless import MapBatches
+from tidegate.actors.operators.batches.map_and_filter import MapBatches
 from tidegate.actors.operators.function_context import FunctionContext
 from tidegate.actors.operators.operator import OperatorContext, OperatorFactory
 from tidegate.actors.operators.operator_errors import blame_call

@@ -1,7 +1,7 @@
 """Operators around polars expressions: vectorised, picklable, and with no copy on the way in.
 
-Rules: an expression works row by row. One that looks at other rows (`sum`, `shift`, `over`) is refused (`row_wise.py`),
-because batches are cut differently on every run. Columns that no expression computes pass as they are.
+Rules: an expression works row by row. One that looks at other rows (`sum`, `shift`, `over`) is refused, because batches
+are cut differently on every run (`row_wise_check.py`). Columns that no expression computes pass as they are.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import polars as pl
 import pyarrow as pa
 
-from tidegate.actors.operators.batches.row_wise import check_row_wise
+from tidegate.actors.operators.batches.row_wise_check import check_row_wise
 from tidegate.actors.operators.operator import Columns, Emit, Operator, together
 from tidegate.actors.operators.operator_errors import blame
 from tidegate.actors.operators.output_schema import FromPolars, polars_frame

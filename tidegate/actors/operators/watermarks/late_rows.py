@@ -5,7 +5,7 @@ Rules:
 - A row is late if its last window, and the lateness that is allowed, are over by the watermark that the rows before it
   in its split have made. So the same rows are late at any batch size, whichever split is read faster, and after a
   restore. Behind the exchange the watermark is that of the slowest channel, so no row that this step lets pass is late
-  there.
+  there. The windows judge once more, by that watermark (`windows/sliced_windows.py`, `session_windows.py`).
 - Where the rows come from another task, or from an operator that holds rows back, the watermark of the step counts.
 - Late rows go to the side output `late`, and are counted.
 - A row without a time belongs to no window: OperatorError. Filter such rows out before, or give them a side output.

@@ -62,7 +62,7 @@ log = logging.getLogger(__name__)
 DROP_TIMEOUT_MS = 10_000
 
 
-class Deployment:
+class AttemptSupervisor:
     """The current attempt. Methods run on the coordinator's mailbox, except `processes`,
     `standbys`, `waits_for` and `heard`."""
 

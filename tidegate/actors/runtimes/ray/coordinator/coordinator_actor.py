@@ -37,7 +37,7 @@ from tidegate.actors.hosts.threads import WorkerPool
 from tidegate.actors.protocol.failure_reasons import bounded_text, error_text, log_failure
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.runtimes.ray.coordinator.answers import Answers, JobView
-from tidegate.actors.runtimes.ray.coordinator.attempt_supervisor import Deployment
+from tidegate.actors.runtimes.ray.coordinator.attempt_supervisor import AttemptSupervisor
 from tidegate.actors.runtimes.ray.coordinator.job_metrics import JobMetrics
 from tidegate.actors.runtimes.ray.coordinator.patient_replay import replay_when_it_answers
 from tidegate.actors.runtimes.ray.coordinator.shown import Shown
@@ -104,7 +104,7 @@ class CoordinatorProcess(Shown):
             self._mailbox.post,
             runtime_context.get_node_id(),
         )
-        deployment = Deployment(fleet, self._handle, self._mailbox, context.heartbeats.timeout_ms)
+        deployment = AttemptSupervisor(fleet, self._handle, self._mailbox, context.heartbeats.timeout_ms)
         told = deployment.found_hung, deployment.give_up, deployment.silent
         self._heartbeats, self._deployment = Heartbeats(context.heartbeats, fleet, self._mailbox, *told), deployment
         self._late = LateCheckpoints(deployment.doing, self._mailbox.post, self._mailbox.call_later)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tidegate.actors.hosts.coordinator.coordinator_host import CoordinatorHost
     from tidegate.actors.hosts.job_context import JobContext
     from tidegate.actors.runtimes.ray.coordinator.answers import Answers
-    from tidegate.actors.runtimes.ray.coordinator.attempt_supervisor import Deployment
+    from tidegate.actors.runtimes.ray.coordinator.attempt_supervisor import AttemptSupervisor
     from tidegate.actors.runtimes.ray.coordinator.task_reports import TaskReports
     from tidegate.actors.runtimes.running_job import JobCard, JobProgress
 
@@ -35,7 +35,7 @@ class Shown:
         _card: JobCard
         _context: JobContext
         _host: CoordinatorHost | None
-        _deployment: Deployment
+        _deployment: AttemptSupervisor
 
         def _progress(self) -> JobProgress: ...
         def _statistics(self) -> CheckpointStatistics: ...

@@ -27,7 +27,7 @@ from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
 from tidegate.actors.hosts.coordinator.coordinator_host import replay
 from tidegate.actors.runtimes.ray.coordinator.answers import JobView
 from tidegate.actors.runtimes.ray.driver.detached import leave_nothing
-from tidegate.actors.runtimes.ray.process.deaths import death_of
+from tidegate.actors.runtimes.ray.process.death_words import death_of
 from tidegate.actors.runtimes.ray.process.orders import Handle
 from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
 from tidegate.actors.runtimes.ray.shared_value import SharedValue

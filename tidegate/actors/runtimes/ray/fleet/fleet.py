@@ -38,7 +38,7 @@ from tidegate.actors.runtimes.ray.fleet.inheritance import Found
 from tidegate.actors.runtimes.ray.fleet.member import Member, place_of, places_of, reason_of
 from tidegate.actors.runtimes.ray.fleet.standby_plan import best_follower, must_wait, next_bundle, node_elsewhere
 from tidegate.actors.runtimes.ray.fleet_options import FleetOptions
-from tidegate.actors.runtimes.ray.process.deaths import went_with_its_node
+from tidegate.actors.runtimes.ray.process.death_words import went_with_its_node
 from tidegate.actors.runtimes.ray.process.exit_reasons import Witness
 from tidegate.actors.runtimes.ray.process.orders import Handle
 from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo

@@ -11,7 +11,7 @@ from ray.exceptions import RayError
 from tidegate.actors.protocol.failure_reasons import bounded_text, error_text
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.runtimes.ray.fleet.standby_plan import Place
-from tidegate.actors.runtimes.ray.process.deaths import death_of
+from tidegate.actors.runtimes.ray.process.death_words import death_of
 from tidegate.actors.runtimes.ray.process.exit_reasons import Witness, last_lines
 from tidegate.actors.runtimes.ray.process.orders import Handle
 from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 from operator_harness import context, opened, run
 
-from tidegate.actors.operators.batches import stateless
-from tidegate.actors.operators.batches.stateless import FilterRows, FlatMap, Map, MapBatches
+from tidegate.actors.operators.batches import map_and_filter as stateless
+from tidegate.actors.operators.batches.map_and_filter import FilterRows, FlatMap, Map, MapBatches
 from tidegate.actors.protocol.errors import OperatorError
 
 _BATCH = pa.record_batch({"x": [1, 2, 3], "s": ["a", None, "c"]})

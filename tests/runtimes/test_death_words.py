@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
-from tidegate.actors.runtimes.ray.process.deaths import death_of, went_with_its_node
+from tidegate.actors.runtimes.ray.process.death_words import death_of, went_with_its_node
 
 HEAD = "The actor died unexpectedly before finishing this task.\n\tclass_name: A\n\tactor_id: 3f37\n\tpid: 31865\n"
 
