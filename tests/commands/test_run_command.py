@@ -150,8 +150,13 @@ def test_a_signal_ends_the_job_first(
     """As the option says; the handlers of the process are back afterwards."""
     before = signal.getsignal(number)
     with opening(GatedSource(40, gates=[10])) as source:
+
+        def hold(env: tg.StreamEnvironment) -> None:
+            env.from_source(source, uid="in").to_table(str(tmp_path / "held"))
+            env.from_rate(100, uid="endless").to_table(str(tmp_path / "endless"))  # else the job may end first
+
         module = type(sys)("held_program")
-        module.hold = lambda env: env.from_source(source, uid="in").to_table(str(tmp_path / "held"))  # type: ignore[attr-defined]
+        module.hold = hold  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "held_program", module)
 
         def interrupt() -> None:
