@@ -100,6 +100,55 @@ def test_what_cannot_take_changes_is_refused(tmp_path: Path, follow: Callable[[t
         follow(_best(env), str(tmp_path / "t"))
 
 
+Steps = Callable[[tg.StreamEnvironment, str], object]
+RECORD = pa.table({"auction": [1, 2], "best": [3, 4], "row_kind": ["+I", "+I"]})
+
+
+def _record(env: tg.StreamEnvironment) -> tg.Stream:
+    return env.from_batches(RECORD, splits=1).as_changes(["auction"])
+
+
+def _plain(env: tg.StreamEnvironment) -> tg.Stream:
+    return env.from_batches(BIDS.slice(0, 9), splits=1)
+
+
+NEED_EACH_CHANGE_ONCE: dict[str, tuple[Steps, str]] = {
+    "an aggregate": (lambda env, _: _best(env).key_by("best").aggregate(n=tg.count(), emit="final", uid="on"), "best"),
+    "a join, left": (lambda env, _: _best(env).join(_plain(env), on="auction", uid="on"), "best"),
+    "a join, right": (lambda env, _: _plain(env).join(_best(env), on="auction", uid="on"), "best"),
+    "a table": (
+        lambda env, url: _best(env).filter(pl.col("best") < 9).to_table(url, mode="upsert", keys=["auction"], uid="on"),
+        "best",
+    ),
+    "a count of a record": (
+        lambda env, _: _record(env).key_by("best").aggregate(n=tg.count(), emit="changes", uid="on"),
+        "as_changes",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "maker"), NEED_EACH_CHANGE_ONCE.values(), ids=NEED_EACH_CHANGE_ONCE.keys())
+def test_changes_that_may_come_twice_are_refused(tmp_path: Path, make: Steps, maker: str) -> None:
+    """At submission, with the step, who makes the changes, the setting, and what to do."""
+    with local() as env:
+        make(env, str(tmp_path / "t"))
+        said = rf"\(uid 'on'\) takes rows back that .*{maker}.* mode \(\S+\) is 'at_least_once'.*\"exactly_once\""
+        with pytest.raises(tg.ConfigurationError, match=said):
+            finish(env, tmp_path / "checkpoints", settings={"mode": "at_least_once"})
+    assert not (tmp_path / "t").exists()
+
+
+def test_changes_that_nobody_calculates_with_may_come_twice(tmp_path: Path) -> None:
+    """Plain rows that are joined and ranked, changes that are collected, and a table of what was recorded."""
+    with local() as env:
+        _best(env).collect()
+        _plain(env).join(_plain(env), on="auction", how="full").collect()
+        _plain(env).key_by("auction").top_n(1, by="price").collect()
+        table = _record(env).to_table(str(tmp_path / "t"), mode="upsert", keys=["auction"])
+        finish(env, tmp_path / "checkpoints", settings={"mode": "at_least_once"})
+    assert rows(table.to_arrow()) == rows(RECORD.drop_columns(["row_kind"]))
+
+
 def test_functions_that_keep_the_kind_may_follow(tmp_path: Path) -> None:
     """`map_batches` and `map` with a schema that has it; the keys follow to other names."""
     with local() as env:

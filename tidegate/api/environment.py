@@ -22,6 +22,7 @@ from tidegate.api.checkpoint_calls import CheckpointCalls, call_with_arrow, call
 from tidegate.api.config.sections.checkpoint_config import CheckpointConfig
 from tidegate.api.given_names import pointer
 from tidegate.api.progress.display import ProgressKind, progress_kind, show_progress, stop_progress
+from tidegate.api.submission.changes_once import check_changes_come_once
 from tidegate.api.submission.job import Job
 from tidegate.api.submission.job_names import name_taken
 from tidegate.api.submission.local_folders import default_storage
@@ -198,6 +199,7 @@ class StreamEnvironment(Topologies):
         check_functions(self._program.functions, config, detached=detached)
         store = self.open_store(self._storage_of(config))
         nodes = self._program.nodes
+        check_changes_come_once(nodes, config)
         graph = translate(nodes, self._program.max_parallelism)
         graph = with_needed_rows(with_needed_columns(graph, nodes), nodes)
         urls = [store.url, *(table.url for table in self._program.tables)]

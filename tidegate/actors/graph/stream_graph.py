@@ -46,6 +46,8 @@ class StreamNode:
 
     `side_outputs`: the tags under which the operator may emit rows. A node with `taps` stands for the rows of another
     one under a tag: it is no operator, belongs to no program, and is only an input of others.
+
+    `takes_back`: who makes the changes that the operator counts on, each of which must come once; None: none.
     """
 
     uid: OperatorUid
@@ -63,6 +65,7 @@ class StreamNode:
     taps: tuple[StreamNode, str] | None = None
     sink: Sink | None = None
     calls: AsyncFunction | None = None
+    takes_back: str | None = None
 
     def __post_init__(self) -> None:
         if [self.source, self.factory, self.taps].count(None) != 2:

@@ -39,4 +39,5 @@ class StreamChanges(StreamSteps):
         if not pa.types.is_string(found):
             raise ConfigurationError(f"as_changes: column {CHANGE!r} is {found}; it must be string")
         made_by = f"as_changes({list(keys)})"
-        return type(self)(self._program, self._inputs, (), self.timestamp, Updating(keys, made_by, changes=True))
+        updating = Updating(keys, made_by, changes=True, recorded=True)
+        return type(self)(self._program, self._inputs, (), self.timestamp, updating)

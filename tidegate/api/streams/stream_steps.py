@@ -361,18 +361,20 @@ class StreamSteps:
         updating: Updating | None = None,
         side_outputs: Sequence[OutputTag] = (),
         takes_changes: bool = False,
+        deletes: bool = False,
         sink: Sink | None = None,
         calls: AsyncFunction | None = None,
     ) -> Self:
         """Add an operator, and return the stream behind it.
 
         An operator that may follow updates is given `updating`, which describes its own rows; one that
-        `takes_changes` has inputs by key. `second` is the other input of an operator that has two.
-        ConfigurationError if the operator may not follow updates.
+        `takes_changes` has inputs by key. To that, and to one that `deletes`, each change must come once. `second` is
+        the other input of an operator that has two. ConfigurationError if the operator may not follow updates.
         """
-        for stream in (self,) if second is None else (self, second):
-            if stream._updating is not None and not (stream._updating.changes if takes_changes else updating):
-                raise stream._updating.refuse(repr(name))
+        before = [s._updating for s in ((self,) if second is None else (self, second)) if s._updating is not None]
+        for found in before:
+            if not (found.changes if takes_changes else updating):
+                raise found.refuse(repr(name))
         if self._updating is not None and not takes_changes:
             parallelism = self._updating.parallelism(repr(name), parallelism, self.input_parallelism)
         inputs = (self._in_order(parallelism)._inputs, () if second is None else second._inputs)
@@ -390,6 +392,7 @@ class StreamSteps:
             batch_rows=check_batch_rows(name, batch_rows),
             resources=resources_of(name, slot),
             side_outputs=tuple(side_outputs),
+            takes_back=before[0].made_by if before and (takes_changes or deletes) else None,
         )
         self._program.add_node(node)
         kept = schema is None or self.timestamp in schema.names

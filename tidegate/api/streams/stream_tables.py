@@ -156,7 +156,14 @@ class StreamTables(StreamJoins, StreamCalls):
         self._program.add_table(table)
         rows = self if info.mode == "append" else self._together(info.keys, parallelism)
         rows._then(
-            partial(table_sink, info), self.schema, name, uid, parallelism, table=table.url, updating=self._updating
+            partial(table_sink, info),
+            self.schema,
+            name,
+            uid,
+            parallelism,
+            table=table.url,
+            updating=self._updating,
+            deletes=info.deletes and self._updating is not None and not self._updating.recorded,
         )
         return table
 

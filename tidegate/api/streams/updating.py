@@ -33,13 +33,15 @@ if TYPE_CHECKING:
 class Updating:
     """A stream of updates: the newest row of each key counts; or of `changes`. `made_by` names who emits them.
 
-    With `keyless` a step has dropped keys from changes: then only what one subtask emits is in order.
+    With `keyless` a step has dropped keys from changes: then only what one subtask emits is in order. Changes that were
+    `recorded` elsewhere are the same rows in the same order whenever they are read.
     """
 
     keys: tuple[str, ...]
     made_by: str
     changes: bool = False
     keyless: bool = False
+    recorded: bool = False
 
     def refuse(
         self, operator: str, reason: str = "it would take old versions for rows of their own"
