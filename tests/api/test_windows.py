@@ -8,7 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from local_jobs import finish, local
+from local_jobs import NO_RESTART, GatedSource, config, finish, local, opening
+from waiting import until
 
 import tidegate as tg
 
@@ -81,6 +82,25 @@ def test_updates_go_to_a_table_by_key_and_window(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("backend", ["columnar", "rocksdb"])
+def test_early_results_come_before_windows_end(tmp_path: Path, backend: str) -> None:
+    """While the source waits and no window has ended. The table ends with what the windows held."""
+    source = GatedSource(20, gates=[10])
+    with local(1) as env, opening(source):
+        stream = env.from_source(source).assign_timestamps("x").key_by("k").window(tg.Tumbling(15))
+        sums = stream.aggregate(total=tg.sum("x"), emit_every="10ms")
+        table = sums.to_table(str(tmp_path / "t"), mode="upsert", keys=["k", "window_start", "window_end"])
+        every = sums.collect()
+        settings = config(tmp_path / "chk", interval="20ms", backend=backend)
+        job = env.execute("early", checkpoints=settings, restart=NO_RESTART)
+        newest = lambda: {row["k"]: row["total"] for row in every.to_arrow().to_pylist()}  # noqa: E731
+        until("results of ten rows", lambda: newest() == {k: k + k + 5 for k in range(5)}, newest)
+        source.open_all()
+        assert job.wait("4min") == "finished"
+    rows = sorted(tuple(row.values()) for row in table.to_arrow().to_pylist())
+    assert rows == [row for k in range(5) for row in ((k, 0, 15, k + k + 5 + k + 10), (k, 15, 30, k + 15))]
+
+
 def test_late_rows_are_a_stream(tmp_path: Path) -> None:
     """With all their columns, also those that no aggregate reads."""
     rows = pa.table({"k": [1, 1, 1], "t": [5, 50, 6], "note": ["first", "second", "late"]})
@@ -107,6 +127,35 @@ REFUSED: dict[str, tuple[Callable[[tg.StreamEnvironment], object], str]] = {
     "so many rows that update": (
         lambda env: timed(env).key_by("k").window(tg.Count(2)).aggregate(n=tg.count(), emit="update"),
         "no bounds",
+    ),
+    "sessions every so often": (
+        lambda env: timed(env).key_by("k").window(tg.Session(1)).aggregate(n=tg.count(), emit_every="1s"),
+        "other bounds.*leave .*emit_every",
+    ),
+    "so many rows every so often": (
+        lambda env: timed(env).key_by("k").window(tg.Count(2)).aggregate(n=tg.count(), emit_every="1s"),
+        "no bounds.*emit_every",
+    ),
+    "every so often and after each batch": (
+        lambda env: (
+            timed(env).key_by("k").window(tg.Tumbling(1)).aggregate(n=tg.count(), emit="update", emit_every="1s")
+        ),
+        "leave one of them out",
+    ),
+    "every nothing": (
+        lambda env: timed(env).key_by("k").window(tg.Tumbling(1)).aggregate(n=tg.count(), emit_every=0),
+        "longer than nothing",
+    ),
+    "early results counted": (
+        lambda env: (
+            timed(env)
+            .key_by("k")
+            .window(tg.Tumbling(1))
+            .aggregate(n=tg.count(), emit_every="1s")
+            .key_by("k")
+            .aggregate(m=tg.sum("n"))
+        ),
+        "cannot follow",
     ),
     "so many rows that are late": (
         lambda env: timed(env).key_by("k").window(tg.Count(2)).allowed_lateness("1s"),

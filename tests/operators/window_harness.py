@@ -52,12 +52,23 @@ class Windows:
         """Rows, each for the subtask of its key."""
         parts = self._partitioner.split(batch) if self._keys else [(0, batch)]
         for target, part in parts:
-            self.operators[target].process(part, self._emit)
+            self.operators[target].process(part, self.emit)
 
     def watermark(self, moment_ms: int, steps: int | None = None) -> None:
         """A watermark for all, or only the first steps for it."""
         for operator in self.operators:
-            for taken, _ in enumerate(operator.advance_watermark(moment_ms, self._emit), start=1):
+            for taken, _ in enumerate(operator.advance_watermark(moment_ms, self.emit), start=1):
+                if taken == steps:
+                    break
+
+    def tick(self, now_ms: int, steps: int | None = None) -> None:
+        """Processing time has come for all that wait for it, or only the first steps are taken."""
+        for operator in self.operators:
+            operator.context.time.now_ms = now_ms
+            due_ms = operator.next_processing_time_ms()
+            if due_ms is None or due_ms > now_ms:
+                continue
+            for taken, _ in enumerate(operator.on_processing_time(now_ms, self.emit), start=1):
                 if taken == steps:
                     break
 
@@ -90,7 +101,8 @@ class Windows:
             if Path(folder.name).exists():
                 folder.cleanup()
 
-    def _emit(self, batch: pa.RecordBatch) -> None:
+    def emit(self, batch: pa.RecordBatch) -> None:
+        """An operator emits."""
         batch.validate(full=True)
         assert batch.num_rows
         self.rows += batch.to_pylist()

@@ -66,6 +66,7 @@ class WindowedStream(Generic[S]):
         self,
         *,
         emit: Literal["final", "update"] = "final",
+        emit_every: str | timedelta | int | None = None,
         name: str = "window",
         uid: str | None = None,
         parallelism: int | None = None,
@@ -77,6 +78,9 @@ class WindowedStream(Generic[S]):
         rows replace it. emit="update" gives the result so far after each batch, for the keys and windows in it. Rows
         that replace others go to a table with mode="upsert" and as keys the keys, `window_start` and `window_end`.
 
+        With `emit_every="10s"` results so far come out every ten seconds of processing time, for the keys and windows
+        that have changed meanwhile, and what has not come out yet when a window ends. They replace others too.
+
         Windows of so many rows come out when they are full.
 
         Sessions are final, and take no allowed lateness. Rows that come too late for all their windows are dropped,
@@ -84,15 +88,25 @@ class WindowedStream(Generic[S]):
         millisecond of its window. ConfigurationError for columns that do not fit.
         """
         keys, spec, time, lateness_ms = self._keys, self._spec, self._time, self._lateness_ms
-        if isinstance(spec, Session) and (emit != "final" or lateness_ms):
+        every_ms = None if emit_every is None else parse_duration_ms(emit_every, setting="emit_every")
+        if every_ms == 0:
+            raise ConfigurationError(
+                f'{name}: emit_every must be longer than nothing; emit="update" is after each batch'
+            )
+        early = emit != "final" or every_ms is not None
+        if isinstance(spec, Session) and (early or lateness_ms):
             raise ConfigurationError(
                 f"{name}: a session that grows has other bounds, so its new result would not replace the one before; "
-                'leave emit="update" and allowed_lateness out'
+                'leave emit="update", emit_every and allowed_lateness out'
             )
-        if isinstance(spec, Count) and emit != "final":
+        if every_ms is not None and emit != "final":
+            raise ConfigurationError(
+                f"{name}: emit={emit!r} is after each batch, and emit_every= every so often; leave one of them out"
+            )
+        if isinstance(spec, Count) and early:
             raise ConfigurationError(
                 f"{name}: windows of so many rows have no bounds by which an update could replace the one before; "
-                'leave emit="update" out'
+                'leave emit="update" and emit_every out'
             )
         if not keys and parallelism not in (None, 1):
             raise ConfigurationError(f"{name}: windows of all rows are in one subtask; leave parallelism= out")
@@ -103,7 +117,7 @@ class WindowedStream(Generic[S]):
             assert time is not None, "windows without event time"
             if isinstance(spec, Session):
                 return SessionWindows(keys, spec, aggregates, time)
-            return SlicedWindows(keys, spec, aggregates, time, emit, lateness_ms)
+            return SlicedWindows(keys, spec, aggregates, time, emit, lateness_ms, every_ms)
 
         schema = self._stream.schema
         output = None if schema is None else windows().output_schema(schema)
@@ -115,6 +129,6 @@ class WindowedStream(Generic[S]):
             return self._made(self._stream.program, result._inputs, keys)
         node = result._inputs[0][0]
         replaced = (*keys, WINDOW_START, WINDOW_END)
-        updates = emit == "update" or lateness_ms > 0
+        updates = early or lateness_ms > 0
         updating = Updating(replaced, f"{node.name!r} (uid {node.uid!r})") if updates else None
         return self._made(self._stream.program, result._inputs, replaced, WindowEnd(WINDOW_END), updating)

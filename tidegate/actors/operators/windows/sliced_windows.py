@@ -9,6 +9,7 @@ Rules:
 - A row is late when its last window has fired, `allowed_lateness` ago; it is dropped and counted. A row for a window
   that has fired, but is not over, makes a new result of the window for its key at once.
 - With emit="update" each batch gives the results so far of what it has changed, and nothing more when a window ends.
+- With `emit_every_ms` these come out every so often in processing time, and when a window ends (`EarlyResults`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from tidegate.actors.operators.batch_rows import OUTPUT_ROWS_MAX
 from tidegate.actors.operators.operator import Emit, OperatorContext
 from tidegate.actors.operators.state.keys import key_columns
 from tidegate.actors.operators.windows.combined_parts import CombinedParts
+from tidegate.actors.operators.windows.early_results import ChangedKeys, EarlyResults
+from tidegate.actors.operators.windows.merged_groups import codes_of
 from tidegate.actors.operators.windows.slices import Window, slices_of
 from tidegate.actors.operators.windows.window_operator import WindowOperator
 from tidegate.actors.operators.windows.window_specs import Cumulating, Sliding, Times, Tumbling
@@ -58,10 +61,13 @@ class SlicedWindows(WindowOperator):
         time: str,
         emit: Literal["final", "update"] = "final",
         allowed_lateness_ms: int = 0,
+        emit_every_ms: int | None = None,
     ) -> None:
         super().__init__(keys, spec, aggregates, time, emit, SLICE)
         self._spec = spec
-        self._final = emit == "final"
+        self._every_ms = emit_every_ms
+        self._early: EarlyResults | None = None
+        self._final = emit == "final" and emit_every_ms is None
         self._lateness_ms = allowed_lateness_ms
         if isinstance(spec, Cumulating) and allowed_lateness_ms:
             raise ConfigurationError(
@@ -76,6 +82,46 @@ class SlicedWindows(WindowOperator):
         """CorruptionError if a stored table is not of these windows, or has keys of other subtasks."""
         super().open(context, restored)
         self._combined = CombinedParts(self._state)
+        if self._every_ms is not None:
+            self._early = EarlyResults(self._every_ms, restored=self._state.exists)
+
+    def load(self, tables: Sequence[StateTable]) -> None:
+        """CorruptionError as of all windows."""
+        super().load(tables)
+        if self._every_ms is not None:
+            self._early = EarlyResults(self._every_ms, restored=True)
+
+    def next_processing_time_ms(self) -> int | None:
+        """When early results come out."""
+        return None if self._early is None else self._early.due_ms(self.context.time.now_ms)
+
+    def on_processing_time(self, now_ms: int, emit: Emit) -> Iterator[None]:
+        """Emit what has changed in windows that have not ended: in a step one window of some key groups."""
+        if self._early is None or (due_ms := self._early.due_ms(now_ms)) is None or now_ms < due_ms:
+            return
+        changed = self._early.begin()
+        out = not self._state.exists
+        while not out:
+            runs, out = [*self._fired.runs()], True
+            for _ in self._early_steps(runs, changed, emit):
+                yield
+                if [*self._fired.runs()] != runs:
+                    # An operator before this one has let a watermark go. What is left is of other windows and slices.
+                    out = False
+                    break
+        self._early.done()
+
+    def _early_steps(self, runs: Sequence[tuple[range, int]], changed: ChangedKeys, emit: Emit) -> Iterator[None]:
+        """Emit what has changed, where windows of these groups have fired up to these moments."""
+        for groups, fired_ms in runs:
+            for part in self._steps_of(groups):
+                moment_ms = fired_ms
+                nodes = self._state.namespaces if changed.everything else changed.slices
+                while (window := self._slices.next_window(nodes, moment_ms)) is not None:
+                    parts = self._slices.parts(self._state.namespaces, window, fired_ms)
+                    self._emit_changed(window, parts, moment_ms, part, (changed,), emit)
+                    moment_ms = window.end_ms - 1
+                    yield
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
         """Fire the windows that have ended: in a step one window of some key groups."""
@@ -117,7 +163,10 @@ class SlicedWindows(WindowOperator):
                 self._add(batch, keys, nodes)
             else:
                 self._add(gather(batch, chosen), gather(keys, chosen), nodes)
-        if not self._final:
+        if self._early is not None:
+            slices = self._slices.targets(times, MIN_WATERMARK_MS)[0].nodes
+            self._early.note(slices, keys, self.context.time.now_ms)
+        elif not self._final:
             return self._updates(keys, times, fired_ms, over_ms, _TIME_MS_END)
         return self._updates(keys, times, fired_ms, over_ms, fired_ms) if self._lateness_ms else []
 
@@ -153,6 +202,45 @@ class SlicedWindows(WindowOperator):
             updates.append(self._output(found, window, results))
         return updates
 
+    def _emit_changed(
+        self,
+        window: Window,
+        parts: Sequence[int],
+        before_ms: int,
+        groups: range,
+        changes: Sequence[ChangedKeys],
+        emit: Emit,
+    ) -> None:
+        """Emit a window for the keys that have changed in its slices, in some key groups.
+
+        It is the first window after `before_ms`, so its slices are those whose next window it is.
+        """
+        everything = any(changed.everything for changed in changes)
+        found: list[pa.RecordBatch] = []
+        for changed in changes if not everything else ():
+            of_window = [
+                node
+                for node in changed.slices.tolist()
+                if self._slices.next_window(np.array([node], dtype=np.int64), before_ms) == window
+            ]
+            found += changed.of(of_window)
+        if not everything and not found:
+            return
+        if everything or not self._keys:
+            # Without keys there is one row, in one of the key groups.
+            for keys, results in self._combined.of_groups(parts, self._part(groups)):
+                emit(self._output(keys, window, results))
+            return
+        keys = pa.Table.from_batches(found).combine_chunks().to_batches()[0]
+        if self._part(groups) is not None:
+            of = key_groups_of(hash_columns(keys, self._keys), self.context.max_parallelism)
+            keys = keys.filter(pa.array((of >= groups.start) & (of < groups.stop)))
+        _, distinct, _ = codes_of(keys, keys.num_rows)
+        for start in range(0, distinct.num_rows, OUTPUT_ROWS_MAX):
+            piece = distinct.slice(start, OUTPUT_ROWS_MAX)
+            found_keys, results = self._combined.of_keys(parts, piece, piece.num_rows)
+            emit(self._output(found_keys, window, results))
+
     def _steps_of(self, groups: range) -> list[range]:
         """Key groups in parts whose rows are about as many as a step may look at."""
         rows = self._state.table.rows if self._state.exists else 0
@@ -171,6 +259,9 @@ class SlicedWindows(WindowOperator):
                 parts = self._slices.parts(self._state.namespaces, window, moment_ms)
                 for keys, results in self._combined.of_groups(parts, self._part(groups), self._drains):
                     emit(self._output(keys, window, results))
+            elif self._early is not None:
+                parts = self._slices.parts(self._state.namespaces, window, moment_ms)
+                self._emit_changed(window, parts, fired_ms, groups, self._early.not_out, emit)
             fired_ms = moment_ms
             self._fired.advance(groups, fired_ms)
             yield
@@ -193,6 +284,8 @@ class SlicedWindows(WindowOperator):
                 self._changed_rows += len(slots)
                 yield
             self._state.emptied(node)
+            if self._early is not None:
+                self._early.forget([node])
 
     def _part(self, groups: range) -> range | None:
         """None for all groups of the subtask."""
