@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from functools import partial
 from typing import cast
 
 import pytest
@@ -88,27 +89,102 @@ def test_one_that_has_not_started_is_called_by_its_name() -> None:
     assert ([event.process for event in told], processes.ended) == (["sink"], ["sink"])
 
 
+class Beats:
+    """The heartbeats of the two processes, with the calls that they make, and what they tell."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.processes, self.mailbox = fleet(), LaterMailbox()
+        self.told: list[tuple[str, str]] = []
+        self.texts: list[str] = []
+        self.silent: list[tuple[str, list[int]]] = []
+        clock = iter(range(0, 1_000_000, SETTINGS.tick_ms))
+        monkeypatch.setattr(heartbeats, "monotonic_ms", lambda: next(clock))
+        Heartbeats(
+            SETTINGS,
+            self.processes,
+            cast(Mailbox, self.mailbox),
+            lambda member: partial(self.failed, member),
+            self.give_up,
+            lambda node, others_ms: self.silent.append((node, list(others_ms))),
+        ).start()
+
+    def failed(self, member: Member, text: str) -> None:
+        self.told.append(("failed", member.name))
+        self.texts.append(text)
+
+    def give_up(self, member: Member, why: str) -> None:
+        member.given_up = True
+        self.told.append(("given up", member.name))
+
+    def run(self, ticks: int, *answering: str) -> None:
+        """So many ticks, in which these answer, also what they were asked before."""
+        for _ in range(ticks):
+            for member in self.processes.members.values():
+                while member.name in answering and not member.handle.pulse.calls.empty():
+                    member.handle.pulse.calls.get()[0].set_result(None)
+            self.mailbox.pass_time()
+
+
 def test_a_coordinator_that_hears_nobody_ends_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes all of them for hung, and says so: the failure of each task first. Who wrote the log decides."""
-    processes, mailbox = fleet(), LaterMailbox()
-    told: list[tuple[str, str]] = []
-    silent: list[tuple[str, list[int]]] = []
-    clock = iter(range(0, 1_000_000, SETTINGS.tick_ms))
-    monkeypatch.setattr(heartbeats, "monotonic_ms", lambda: next(clock))
-    beats = Heartbeats(
-        SETTINGS,
-        processes,
-        cast(Mailbox, mailbox),
-        lambda member: lambda text: told.append(("failed", member.name)),
-        lambda member, why: told.append(("given up", member.name)),
-        lambda node, others_ms: silent.append((node, list(others_ms))),
-    )
-    beats.start()
-    for _ in range(100):
-        mailbox.pass_time()
+    beats = Beats(monkeypatch)
+    beats.run(100)
+    told = beats.told
     assert [what for what, _ in told] == ["failed", "given up"] * 2
     assert [who for _, who in told[::2]] == [who for _, who in told[1::2]]
     assert {who for _, who in told} == {"source", "sink"}
-    assert not any(member.usable for member in processes.members.values())
-    assert processes.ended == []
-    assert silent == [("there", [SETTINGS.timeout_ms]), ("there", [])]
+    assert not any(member.usable for member in beats.processes.members.values())
+    assert beats.processes.ended == []
+    assert beats.silent == [("there", [SETTINGS.timeout_ms])] * 2
+
+
+def test_a_process_that_answers_after_all_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody was heard for longer than the timeout. Meanwhile they get no task; with the first answers all is well."""
+    beats = Beats(monkeypatch)
+    members = beats.processes.members.values()
+    beats.run(10, "source", "sink")
+    assert all(member.fit for member in members)
+    beats.run(SETTINGS.timeout_ms // SETTINGS.tick_ms + 3)
+    assert all(member.usable and not member.fit for member in members)
+    beats.run(100, "source", "sink")
+    assert beats.told == []
+    assert all(member.fit for member in members)
+
+
+def test_the_failure_says_what_was_seen_before_the_last_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process beside it looks, which answers itself."""
+    beats = Beats(monkeypatch)
+    beats.run(10, "source", "sink")
+    source, sink = (beats.processes.members[task] for task in (SOURCE, SINK))
+    while not sink.doubted:
+        beats.run(1, "source")
+    call, arguments = source.handle.look_beside.calls.get_nowait()
+    assert arguments == (sink.info,)
+    call.set_result("it is stopped")
+    beats.run(100, "source")
+    assert beats.told == [("failed", "sink"), ("given up", "sink")]
+    assert beats.texts[0].endswith("(heartbeat.timeout); it is stopped")
+    assert source.fit
+
+
+def test_one_that_answers_looks_at_another_if_there_is_one() -> None:
+    """One in doubt may be unable to."""
+    processes = fleet()
+    source, sink = (processes.members[task] for task in (SOURCE, SINK))
+    source.doubted = True
+    assert processes.neighbour_of(sink) is source
+    processes._standbys.append(Member("spare", Handle(), None, Future(), ProcessInfo(8, "there")))
+    assert processes.neighbour_of(sink) is processes._standbys[0]
+
+
+def test_one_whose_task_went_elsewhere_while_it_was_in_doubt_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody else would end it: it may be stopped."""
+    beats = Beats(monkeypatch)
+    sink = beats.processes.members[SINK]
+    beats.run(10, "source", "sink")
+    while not sink.doubted:
+        beats.run(1, "source")
+    assert beats.processes._is_lost(SINK, ())
+    del beats.processes.members[SINK]
+    beats.run(2, "source")
+    assert beats.told == [("given up", "sink")]

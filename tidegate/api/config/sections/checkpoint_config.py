@@ -174,7 +174,7 @@ class CheckpointConfig(Section):
     heartbeat_timeout: Annotated[int, BeforeValidator(of.heartbeat)] = Field(
         default=TIMEOUT_MS, alias=KEYS["heartbeat_timeout"][0]
     )
-    """Milliseconds without an answer after which a process counts as hung; more than the interval."""
+    """Milliseconds without an answer before a process is asked once more, or counts as hung; more than the interval."""
 
     call_timeout: Annotated[int | None, BeforeValidator(of.call_timeout)] = Field(
         default=None, alias=KEYS["call_timeout"][0]

@@ -14,7 +14,7 @@ Rules:
 - Nodes that may be lost are avoided (`lost_nodes.py`): where nothing is reserved, processes start on others, else in
   free slots of the reservation on others (`slots_elsewhere.py`). That a standby went with its node says nothing about
   standbys.
-- A process that was given up counts as dead from that moment on.
+- A process that was given up counts as dead from that moment on. One in doubt gets no task (`heartbeats.py`).
 - All actors are detached: they outlive the coordinator's process, and its successor finds them (`inheritance.py`). A
   process ends by itself when the coordinator is gone for good (`process/lifeline.py`).
 """
@@ -108,9 +108,10 @@ class Fleet:
         return any(m.name == name if m.info is None else m.info.actor_id == actor_id for m in members)
 
     def neighbour_of(self, member: Member) -> Member | None:
-        """Another process on the same node."""
+        """Another process on the same node; one that answers, if there is one."""
         assert member.info is not None
-        return next((m for m in self.started() if m is not member and m.is_on((member.info.node_id,))), None)
+        beside = [m for m in self.started() if m is not member and m.is_on((member.info.node_id,))]
+        return min(beside, key=lambda m: m.doubted, default=None)
 
     def lacks(self, tasks: Collection[TaskId], avoided: Collection[str], nodes: Nodes = NOWHERE) -> bool:
         """Whether processes would have to be started for these tasks in bundles that may be on nodes to be avoided."""
@@ -119,7 +120,7 @@ class Fleet:
         own = len(lost) - len(common)
         if len(self._elsewhere(common, avoided, nodes)) == len({task.subtask for task in common}):
             common = []
-        spare = sum(m.usable and m.info is not None and not m.is_on(avoided) for m in self._standbys)
+        spare = sum(m.fit and m.info is not None and not m.is_on(avoided) for m in self._standbys)
         reserved = self.options.placement is not None
         return bool(avoided) and must_wait(len(common), own, spare, reserved=reserved)
 
@@ -143,7 +144,7 @@ class Fleet:
     def _is_lost(self, task: TaskId, avoided: Container[str]) -> bool:
         """Whether a task needs another process."""
         member = self.members.get(task)
-        return member is None or not member.usable or member.is_on(avoided)
+        return member is None or not member.fit or member.is_on(avoided)
 
     def _elsewhere(self, lost: Iterable[TaskId], avoided: Collection[str], nodes: Nodes) -> dict[int, int]:
         """For each subtask of these tasks the bundle that its common slot has for now, where there is one."""
@@ -252,7 +253,7 @@ class Fleet:
     def _take_standby(self, task: TaskId, bundle: int | None, avoided: Container[str]) -> Member | None:
         """The best standby: the one that follows the task; else one that has started, and follows none if there is such
         a one, of the same bundle if there is such a one."""
-        alive = [m for m in self._standbys if m.usable and not m.is_on(avoided)]
+        alive = [m for m in self._standbys if m.fit and not m.is_on(avoided)]
         if not alive:
             return None
         best = max(alive, key=lambda m: (m.follows == task, m.info is not None, m.follows is None, m.bundle == bundle))

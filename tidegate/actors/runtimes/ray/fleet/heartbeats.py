@@ -2,9 +2,11 @@
 
 What counts as hung is decided by `HeartbeatMonitor`; here are the calls. Rules:
 
-- A process that counts as hung gets no task any more from that moment on.
-- First it is found out what it is doing, then the failure is told, then it is given up (`given_up.py`): so the failure
-  names the task that hangs, and what follows from its end belongs to an attempt that has failed already.
+- A process that is in doubt, or counts as hung, gets no task from that moment on.
+- First it is found out what it is doing. One that was silent is asked a last question then, and nothing has happened if
+  it answers. Else the failure is told, then it is given up (`given_up.py`): so the failure names the task that hangs,
+  and what follows from its end belongs to an attempt that has failed already.
+- One whose task went elsewhere while it was in doubt is given up too.
 - Looking takes a bounded time. Where nobody can look, that is said.
 """
 
@@ -14,6 +16,7 @@ import logging
 import queue
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from typing import Literal
 
 from tidegate.actors.hosts.heartbeat_settings import HeartbeatSettings
 from tidegate.actors.hosts.threads import WorkerPool
@@ -35,7 +38,7 @@ class Heartbeats:
     """Those of one job. Everything runs on the coordinator's mailbox.
 
     `found` is told of a process when it counts as hung, and gives what takes the text of the failure. `silent` is told
-    before, of the node of one that does not answer, and for how long the others there have not.
+    before, of the node of one in doubt, and for how long the others there have not answered.
     """
 
     def __init__(
@@ -55,7 +58,10 @@ class Heartbeats:
         self._give_up = give_up
         self._silent = silent
         self._answers: queue.SimpleQueue[tuple[str, Future[int | None]]] = queue.SimpleQueue()
-        """At most one for each process."""
+        """At most two for each process."""
+        self._in_doubt: dict[str, Member] = {}
+        self._doing: dict[str, str] = {}
+        """What those in doubt were doing, by name."""
         self._pool = WorkerPool(
             1, "tidegate-look", lambda error: log.warning("nobody can look at processes: %s", error)
         )
@@ -84,13 +90,30 @@ class Heartbeats:
         for name in self._monitor.watched - living.keys():
             self._monitor.forget(name)
         for name in living.keys() - self._monitor.watched:
-            self._monitor.watch(name)
-        asked, hung = self._monitor.tick(monotonic_ms())
+            self._monitor.watch(name, elsewhere=not living[name].is_on((self._fleet.node_id,)))
+        asked, doubted, hung = self._monitor.tick(monotonic_ms())
         for name in asked:
             self._ask(living[name])
-        silent = {one.name: one.for_ms for one in hung if one.kind == "silent"}
         for one in hung:
-            self._is_hung(living[one.name], one, silent)
+            living[one.name].given_up = True
+        for one in hung:
+            self._is_hung(living[one.name], one)
+        self._tell_who_is_in_doubt(living)
+        for name in doubted:
+            self._is_in_doubt(living[name])
+
+    def _tell_who_is_in_doubt(self, living: Mapping[str, Member]) -> None:
+        before, names = self._in_doubt, self._monitor.doubted
+        self._in_doubt = {name: living[name] for name in names}
+        self._doing = {name: doing for name, doing in self._doing.items() if name in names}
+        for name, member in before.items():
+            member.doubted = False
+            if member.usable and name not in living:
+                self._give_up(member, f"{name} did not answer, and its task went elsewhere meanwhile")
+            elif member.usable and name not in names:
+                log.info("%s does not hang: it answers again, or was out of reach", name)
+        for member in self._in_doubt.values():
+            member.doubted = True
 
     def _ask(self, member: Member) -> None:
         def answered(answer: Future[int | None]) -> None:
@@ -100,45 +123,60 @@ class Heartbeats:
 
         member.handle.pulse.remote().future().add_done_callback(answered)
 
-    def _is_hung(self, member: Member, hung: Hung, silent: Mapping[str, int]) -> None:
+    def _is_in_doubt(self, member: Member) -> None:
         info = member.info
         assert info is not None
-        member.given_up = True
-        if hung.kind == "silent":
-            beside = [m.name for m in self._fleet.started() if m.is_on((info.node_id,))]
-            self._silent(info.node_id, [silent.get(name) or self._monitor.silent_ms(name) for name in beside])
+        beside = [m.name for m in self._fleet.started() if m is not member and m.is_on((info.node_id,))]
+        self._silent(info.node_id, [self._monitor.silent_ms(name) for name in beside])
+
+        def looked(doing: str) -> None:
+            self._doing[member.name] = doing
+            self._monitor.looked(member.name)
+
+        self._look(member, "silent", looked)
+
+    def _is_hung(self, member: Member, hung: Hung) -> None:
+        info = member.info
+        assert info is not None
         tell = self._found(member)
         what = (
             f"has not answered for {hung.for_ms} ms (heartbeat.timeout)"
             if hung.kind == "silent"
             else f"has been busy with one call for {hung.for_ms} ms (task.call-timeout)"
         )
-        concluded = False
 
         def conclude(doing: str) -> None:
-            nonlocal concluded
-            if concluded:
-                return
-            concluded = True
             text = f"it hangs: the process {member.name}, pid {info.pid}, {what}; {doing}"
             tell(text)
             self._give_up(member, text)
 
-        self._look(member, hung, lambda doing: self._mailbox.post(lambda: conclude(doing)))
-        self._mailbox.call_later(LOOK_MS_MAX, lambda: conclude(UNKNOWN))
+        if hung.kind == "silent":
+            conclude(self._doing.get(member.name, UNKNOWN))
+        else:
+            self._look(member, "busy", conclude)
 
-    def _look(self, member: Member, hung: Hung, seen: Callable[[str], object]) -> None:
+    def _look(self, member: Member, kind: Literal["silent", "busy"], seen: Callable[[str], object]) -> None:
+        """Find out what a process is doing, and say it on the mailbox, once."""
         info = member.info
         assert info is not None
+        over = False
+
+        def end(doing: str) -> None:
+            nonlocal over
+            if not over:
+                over = True
+                seen(doing)
 
         def take(answer: Future[str]) -> None:
-            seen(UNKNOWN if answer.exception() is not None else answer.result())
+            doing = UNKNOWN if answer.exception() is not None else answer.result()
+            self._mailbox.post(lambda: end(doing))
 
-        if hung.kind == "busy":
+        if kind == "busy":
             member.handle.stack.remote().future().add_done_callback(take)
         elif info.node_id == self._fleet.node_id:
             self._pool.submit(lambda: stack_of(info.pid, info.stack_descriptor, info.mailbox_thread), take)
         elif (neighbour := self._fleet.neighbour_of(member)) is not None:
             neighbour.handle.look_beside.remote(info).future().add_done_callback(take)
         else:
-            seen(UNKNOWN)
+            self._mailbox.post(lambda: end(UNKNOWN))
+        self._mailbox.call_later(LOOK_MS_MAX, lambda: end(UNKNOWN))

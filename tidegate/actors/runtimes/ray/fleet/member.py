@@ -39,13 +39,20 @@ class Member:
     """Where the process runs on this node."""
     given_up: bool = False
     """No task is given to it any more, and it is ended once the log says so (`given_up.py`)."""
+    doubted: bool = False
+    """It has not answered for long, and is being asked a last question: no task is given to it meanwhile."""
     follows: TaskId | None = None
     """The task whose state it holds, of a standby."""
 
     @property
     def usable(self) -> bool:
-        """Whether it may be given a task."""
+        """Whether it is one of the job's, and is told what concerns its task."""
         return not self.dead and not self.given_up
+
+    @property
+    def fit(self) -> bool:
+        """Whether it may be given a task."""
+        return self.usable and not self.doubted
 
     @property
     def process_id(self) -> str:
