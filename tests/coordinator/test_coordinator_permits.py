@@ -40,7 +40,7 @@ CALLS = {
     "DiscardFiles": "do.DiscardFiles(ONE, ()",
     "write_savepoint": "savepoints.write_savepoint(opened, 'root', 'target', metadata",
     "discard_savepoint": "savepoints.discard_savepoint(opened, 'target', JobId('job')",
-    "sweep_checkpoints": "retention.sweep_checkpoints(store, layout",
+    "sweep_checkpoints": "end_of_job.sweep_checkpoints(store, layout",
     "_delete": "deletion._delete(store, pointer, metadata",
     "_delete_savepoint": "deletion._delete_savepoint(store, pointer, metadata",
     "_delete_orphans": "sweeper._delete_orphans(store, orphans=()",
@@ -55,7 +55,8 @@ from typing import Any
 from tidegate.storage.checkpoints import permits
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.hosts.coordinator import coordinator_effects as effects
-from tidegate.recovery import deletion, retention, savepoints, sweeper
+from tidegate.recovery import savepoints
+from tidegate.recovery.cleanup import deletion, end_of_job, sweeper
 from tidegate.storage.ids import CheckpointId, JobId
 ONE = CheckpointId(1)
 def act(metadata: Any, opened: Any, store: Any, layout: Any, pointer: Any, here: Any, export: permits.ExportPermit,

@@ -15,8 +15,9 @@ from tidegate.actors.coordinator.job.job_spec import JobSpec
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.messages.events import CoordinatorEvent
 from tidegate.actors.coordinator.messages.instructions import CoordinatorInstruction
-from tidegate.actors.task.messages.events import TaskEvent, TaskRestored
+from tidegate.actors.task.messages.events import CallsAnswered, TaskEvent, TaskRestored
 from tidegate.actors.task.messages.instructions import (
+    MakeCalls,
     PersistChannelState,
     PersistSegment,
     PersistSnapshot,
@@ -108,12 +109,13 @@ def test_folding_the_log_gives_the_same_state_and_the_same_decisions(
     [
         (CoordinatorEvent, set()),
         (CoordinatorInstruction, WITH_PERMITS),
-        (TaskEvent, {TaskRestored}),
-        (TaskInstruction, {PersistSnapshot, PersistChannelState, PersistSegment}),
+        (TaskEvent, {TaskRestored, CallsAnswered}),
+        (TaskInstruction, {PersistSnapshot, PersistChannelState, PersistSegment, MakeCalls}),
     ],
 )
 def test_every_message_can_travel(messages: object, stay: set[type]) -> None:
-    """Events and instructions are wire types, but for those that hold a task's memory, or a permit."""
+    """Events and instructions are wire types, but for those that hold a task's memory, what a user's function gets and
+    gives, or a permit."""
     known = set(wire_types().values())
 
     assert {cls for cls in get_args(messages) if cls not in known} == stay

@@ -126,35 +126,42 @@ def plain_values() -> st.SearchStrategy[object]:
     )
 
 
-def instances(hint: Any) -> st.SearchStrategy[Any]:
-    """Instances of a wire type, or values of the type of one of its fields; small, so that nesting stays quick."""
+def instances(hint: Any, inside: tuple[type, ...] = ()) -> st.SearchStrategy[Any]:
+    """Instances of a wire type, or values of the type of one of its fields; small, so that nesting stays quick.
+
+    `inside`: the types around it. One that has parts of its own type has them one deep, and these have none.
+    """
     if hint in _SIMPLE:
         return _SIMPLE[hint]
     if hasattr(hint, "__supertype__"):
-        return instances(hint.__supertype__)
+        return instances(hint.__supertype__, inside)
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Literal:
         return st.sampled_from(arguments)
     if origin in (Union, types.UnionType):
-        return st.one_of([instances(argument) for argument in arguments])
+        return st.one_of([instances(argument, inside) for argument in arguments])
     if origin is tuple and arguments[-1] is Ellipsis:
-        return st.lists(instances(arguments[0]), max_size=2).map(tuple)
+        if inside.count(arguments[0]) > 1:
+            return st.just(())
+        return st.lists(instances(arguments[0], inside), max_size=2).map(tuple)
     if origin is tuple:
-        return st.tuples(*map(instances, arguments))
+        return st.tuples(*(instances(argument, inside) for argument in arguments))
     if origin is dict:
-        return st.dictionaries(*map(instances, arguments), max_size=2)
+        return st.dictionaries(*(instances(argument, inside) for argument in arguments), max_size=2)
     if origin is frozenset:
-        return st.frozensets(instances(arguments[0]), max_size=2)
+        return st.frozensets(instances(arguments[0], inside), max_size=2)
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return st.sampled_from(hint)
     if dataclasses.is_dataclass(hint):
         hints = get_type_hints(hint)
-        return st.builds(_made, st.just(hint), **{f.name: instances(hints[f.name]) for f in dataclasses.fields(hint)})
+        within = (*inside, hint)
+        fields = {f.name: instances(hints[f.name], within) for f in dataclasses.fields(hint)}
+        return st.builds(_made, st.just(hint), **fields)
     # `dataclass(slots=True)` makes a second class; only the one that is registered counts.
     registered = wire_types().values()
     subclasses = [cls for cls in hint.__subclasses__() if cls in registered] if isinstance(hint, type) else []
     assert subclasses, f"no strategy for {hint!r}: teach `instances` about it"
-    return st.one_of([instances(subclass) for subclass in subclasses])
+    return st.one_of([instances(subclass, inside) for subclass in subclasses])
 
 
 def _made(cls: type, **fields: Any) -> Any:
