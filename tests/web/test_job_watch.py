@@ -221,3 +221,32 @@ def test_a_successor_knows_less_of_subtasks() -> None:
     assert after is not None
     assert after.ended[-1].subtasks == before.ended[-1].subtasks
     assert len(after.ended) == len(before.ended)
+
+
+def test_a_request_on_its_way_is_not_asked_about() -> None:
+    """A coordinator that has not got it yet would say that it is lost."""
+    jobs = FakeJobs(running_job().snapshot)
+    on_its_way, arrived = threading.Event(), threading.Event()
+
+    def slow(job_id: JobId, request: str, wanted: SnapshotRequest) -> None:
+        on_its_way.set()
+        assert arrived.wait(60)
+
+    jobs.request = slow  # type: ignore[method-assign]
+
+    async def look_meanwhile(watch: JobWatch) -> None:
+        await watch.view()
+        asking = asyncio.create_task(watch.request(JOB_ID, "r", REQUEST))
+        await asyncio.get_running_loop().run_in_executor(None, on_its_way.wait)
+        looks = len(jobs.asked)
+        while len(jobs.asked) < looks + 2:
+            await watch._next_view()
+        assert all(question.requests == () for asked in jobs.asked[looks:] for question in asked.values())
+        arrived.set()
+        await asking
+        looks = len(jobs.asked)
+        while len(jobs.asked) < looks + 2:
+            await watch._next_view()
+        assert jobs.asked[-1][JOB_ID].requests == ("r",)
+
+    watched(jobs, look_meanwhile)

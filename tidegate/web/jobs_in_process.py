@@ -1,10 +1,14 @@
-"""`LocalJobs`: the jobs of this process, for the web server of a local runtime."""
+"""`LocalJobs`: the jobs of this process, for the web server of a local runtime.
+
+Rule: what a look says of a job is older than the answers that come with it. So a request that has ended its job, such
+as a stop, has its answer in the look that shows the end: later nobody answers.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 
 from tidegate.actors.protocol.failure_reasons import error_text
@@ -20,6 +24,8 @@ log = logging.getLogger(__name__)
 
 REQUEST_THREADS = 4
 REQUEST_TIMEOUT_S = 600.0
+END_WAIT_S = 10.0
+"""How long a look waits for an answer of a job that is over: it is there, and its thread has yet to hand it on."""
 
 
 class LocalJobs:
@@ -28,7 +34,7 @@ class LocalJobs:
     def __init__(self) -> None:
         self._known: dict[JobId, LocalJob] = {}
         """Those that a look has found, until one has seen their end."""
-        self._answers: dict[str, Future[Answer]] = {}
+        self._answers: dict[str, tuple[JobId, Future[Answer]]] = {}
         self._requests = ThreadPoolExecutor(REQUEST_THREADS, "tidegate-web-request")
 
     def look(self, questions: Mapping[JobId, Question]) -> Look:
@@ -36,17 +42,18 @@ class LocalJobs:
         self._known |= {job.card.job_id: job for job in jobs_here()}
         snapshots = []
         for job_id, job in list(self._known.items()):
-            if job.over:
+            over = job.over
+            if over:
                 del self._known[job_id]
-            question = questions.get(job_id, Question())
-            answers = {request: answer for request in question.requests if (answer := self._answer(request))}
-            snapshots.append(replace(_snapshot(job, question.known), answers=answers))
+            snapshot = _snapshot(job, questions.get(job_id, Question()).known)
+            over = over or snapshot.status.terminal
+            snapshots.append(replace(snapshot, answers=self._answers_of(job_id, END_WAIT_S if over else 0.0)))
         return Look(tuple(snapshots))
 
     def request(self, job_id: JobId, request: str, wanted: SnapshotRequest) -> None:
         """See `Jobs`."""
         job = self._job(job_id)
-        self._answers[request] = self._requests.submit(_taken, job, wanted)
+        self._answers[request] = job_id, self._requests.submit(_taken, job, wanted)
 
     def cancel(self, job_id: JobId) -> None:
         """See `Jobs`."""
@@ -62,12 +69,13 @@ class LocalJobs:
             raise NotReachedError(f"job {job_id} does not run in this process any more")
         return job
 
-    def _answer(self, request: str) -> Answer | None:
-        future = self._answers.get(request)
-        if future is None or not future.done():
-            return None
-        del self._answers[request]
-        return future.result()
+    def _answers_of(self, job_id: JobId, wait_s: float) -> dict[str, Answer]:
+        pending = {request: future for request, (asked, future) in list(self._answers.items()) if asked == job_id}
+        wait(pending.values(), wait_s)
+        answers = {request: future.result() for request, future in pending.items() if future.done()}
+        for request in answers:
+            del self._answers[request]
+        return answers
 
 
 def _snapshot(job: LocalJob, known: Known) -> JobSnapshot:

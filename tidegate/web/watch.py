@@ -45,6 +45,7 @@ class JobWatch:
     ) -> None:
         self.refresh_s = refresh_s
         self.triggers = Triggers()
+        self._on_the_way: set[str] = set()
         self._jobs = jobs
         self._idle_s = idle_s
         self._clock_ms = clock_ms
@@ -104,11 +105,14 @@ class JobWatch:
     async def request(self, job_id: JobId, trigger_id: str, wanted: SnapshotRequest) -> None:
         """Ask a job for a checkpoint or savepoint, under a new id. Raises as `Jobs.request` does."""
         self.triggers.add(trigger_id, job_id, wanted.kind)
+        self._on_the_way.add(trigger_id)
         try:
             await self._call(lambda: self._jobs.request(job_id, trigger_id, wanted))
         except BaseException:
             self.triggers.drop(trigger_id)
             raise
+        finally:
+            self._on_the_way.discard(trigger_id)
         self._wanted.set()
 
     async def cancel(self, job_id: JobId) -> None:
@@ -157,11 +161,11 @@ class JobWatch:
 
     def _questions(self) -> dict[JobId, Question]:
         jobs = {} if self._view is None else self._view.jobs
-        return {
-            job_id: Question(known_of(job), self.triggers.open_of(job_id))
-            for job_id, job in jobs.items()
-            if not job.over
-        }
+        return {job_id: Question(known_of(job), self._asked_of(job_id)) for job_id, job in jobs.items() if not job.over}
+
+    def _asked_of(self, job_id: JobId) -> tuple[str, ...]:
+        """The open requests that a job has got. One that is on its way is not known there, and so not lost yet."""
+        return tuple(name for name in self.triggers.open_of(job_id) if name not in self._on_the_way)
 
     def _take_in(self, look: Look) -> None:
         now, self._nameless = self._clock_ms(), look.nameless
@@ -187,7 +191,7 @@ class JobWatch:
     def _answer_for_ended(self, jobs: dict[JobId, SeenJob]) -> None:
         """Nobody answers any more for a job that is over."""
         for job_id, job in jobs.items():
-            for request in self.triggers.open_of(job_id) if job.over else ():
+            for request in self._asked_of(job_id) if job.over else ():
                 self.triggers.answer(request, Answer(None, f"the job is {job.snapshot.progress.status}"))
 
     def _unheard(self, view: View) -> View:

@@ -1,12 +1,13 @@
 """`Shown`: what a coordinator's process answers who only looks: drivers, lists of jobs, and web servers.
 
-Rules: it reads what the mailbox has published, and waits for nothing. A web server gets one bounded snapshot; while the
-log is replayed there is none.
+Rules: it reads what the mailbox has published, and waits for nothing but, at the end of a job, for answers that are on
+their way. A web server gets one bounded snapshot; while the log is replayed there is none.
 """
 
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import ray
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from tidegate.actors.runtimes.ray.coordinator.attempt_supervisor import AttemptSupervisor
     from tidegate.actors.runtimes.ray.coordinator.task_reports import TaskReports
     from tidegate.actors.runtimes.running_job import JobCard, JobProgress
+
+END_WAIT_S = 5.0
+"""How long a job that is over is waited for to answer: the answer follows the end at once, or never comes."""
 
 
 class Shown:
@@ -67,12 +71,14 @@ class Shown:
 
     @ray.method(concurrency_group="ask", enable_task_events=False)
     def snapshot(self, known: Known, requests: tuple[str, ...] = ()) -> JobSnapshot | None:
-        """The job now, without what is known, and the answers to these requests; None while the log is replayed."""
+        """The job now, without what is known, and the answers to these requests; None while the log is replayed.
+
+        The answers are those after it: a stop has its answer with the end that it has led to, or none would come.
+        """
         host = self._host
         if host is None:
             return None
-        answers = {request: answer for request in requests[:REQUESTS_MAX] if (answer := self._answer_now(request))}
-        return snapshot_of(
+        shown = snapshot_of(
             self._card,
             About.of(self._context, self._spec),
             host.machine.state,
@@ -82,10 +88,12 @@ class Shown:
             known=known,
             processes=self._deployment.processes(),
             vertices=self._reports.vertices(host),
-            answers=answers,
             recovery_ends=self._deployment.recoveries.ends,
         )
+        wait_s = END_WAIT_S if shown.status.terminal else 0.0
+        asked = requests[:REQUESTS_MAX]
+        return replace(shown, answers={name: answer for name in asked if (answer := self._answer_now(name, wait_s))})
 
-    def _answer_now(self, request: str) -> Answer | None:
-        answer = self._answers.wait(request, 0.0)
+    def _answer_now(self, request: str, wait_s: float) -> Answer | None:
+        answer = self._answers.wait(request, 0.0 if self._ended.is_set() else wait_s)
         return Answer(None, "the job has ended") if answer is None and self._ended.is_set() else answer
