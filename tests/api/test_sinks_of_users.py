@@ -111,6 +111,45 @@ def test_a_restored_job_commits_what_the_one_before_has_not(tmp_path: Path, para
             env.execute("sinks", checkpoints=config(tmp_path / "checkpoints"), restore=job.checkpoints()[-1].path)
 
 
+class _Hangs(SqliteSink):
+    """Does not come back from a commit before a file is there."""
+
+    def commit(self, committables: Sequence[bytes], context: tg.CommitContext) -> None:
+        with Path(f"{self.path}.calls").open("a") as calls:
+            calls.write(f"{context.checkpoint_id} ")
+        gone_on = Path(f"{self.path}.goes-on")
+        until("the test lets the commit go on", gone_on.exists)
+        super().commit(committables, context)
+
+
+@pytest.mark.slow
+def test_a_commit_that_does_not_come_back_fails_its_job(tmp_path: Path) -> None:
+    """One call may take as long as storage may be away. Then the job ends, with a text that says who was waited for.
+
+    So does a submission that commits what the job before has left. Once the sink answers again, a restored job commits.
+    """
+    source, sink = GatedSource(100, 80, gates=(50,)), _Hangs(tmp_path / "out")
+    checkpoints = config(tmp_path / "checkpoints", retention="retain_on_cancellation", storage_outage="200ms")
+    hangs = r"sink 'to_sink' \(uid 'sink'\) was asked to commit \d committables.*it has not come back within 0.2 s"
+    with opening(source), local() as env:
+        env.from_source(source, uid="source").to_sink(sink, uid="sink")
+        job = env.execute("sinks", checkpoints=checkpoints, restart=NO_RESTART)
+        source.await_gate(50)
+        job.trigger_checkpoint()
+        with pytest.raises(tg.JobFailedError, match=hangs):
+            job.wait("1min")
+    assert (tmp_path / "out.calls").read_text().split() == ["1"], "calls must not overlap"
+    with local() as env:
+        env.from_source(source, uid="source").to_sink(sink, uid="sink")
+        with pytest.raises(tg.TidegateError, match=hangs):
+            env.execute("sinks", checkpoints=checkpoints, restore=job.checkpoints()[-1].path)
+    (tmp_path / "out.goes-on").touch()
+    with local() as env:
+        env.from_source(source, uid="source").to_sink(sink, uid="sink")
+        finish(env, tmp_path / "checkpoints", restore=job.checkpoints()[-1].path)
+    assert _xs(sink.rows()) == _xs(source.table().to_pylist())
+
+
 @pytest.mark.slow
 def test_updates_go_to_a_sink_that_replaces_rows_by_key(tmp_path: Path) -> None:
     """A running aggregate needs its keys; all rows of a key come from one subtask, the newest one last."""

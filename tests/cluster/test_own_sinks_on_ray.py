@@ -1,7 +1,8 @@
-"""A sink of the user's on Ray: a process is killed between two checkpoints, and each row is written once."""
+"""Calls that wait and a sink of the user's on Ray: a process is killed in the middle, and each row is written once."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from pathlib import Path
@@ -21,20 +22,24 @@ ROWS = pa.table({"k": [x % 5 for x in range(3_000)], "x": list(range(3_000))})
 
 
 def test_rows_are_written_once_through_the_loss_of_a_process(raydp_session: RayDPSession, tmp_path: Path) -> None:
-    """Writers run in the processes of tasks, the committer in that of the coordinator; a process dies in the middle."""
+    """Writers run in the processes of tasks, the committer in that of the coordinator; a process dies in the middle.
+
+    Calls of `map_async` are under way in it: those whose results no checkpoint has are made again.
+    """
     flag = tmp_path / "killed"
 
-    def dies_once(batch: pa.RecordBatch) -> pa.RecordBatch:
-        if 2_000 in batch["x"].to_pylist() and not flag.exists():
+    async def dies_once(row: dict[str, int]) -> dict[str, int]:
+        await asyncio.get_running_loop().run_in_executor(None, flag.exists)
+        if row["x"] == 2_000 and not flag.exists():
             flag.touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        return batch
+        return row
 
     bundles = tuple(raydp_session.bundle_of_slot(slot) for slot in range(raydp_session.slots))
     runtime = RayRuntime(SlotPlacement(raydp_session.placement_group, bundles), standbys=0)
     sink = sink_contract.SqliteSink(tmp_path / "out")
     with tg.StreamEnvironment(runtime, parallelism=2, options=tg.DataPlaneOptions(source_rows_max=100)) as env:
-        rows = env.from_batches(ROWS, splits=2).map_batches(dies_once, schema=ROWS.schema)
+        rows = env.from_batches(ROWS, splits=2).map_async(dies_once, schema=ROWS.schema, capacity=50, ordered=False)
         rows.to_sink(sink, uid="sink", flush_bytes=2_000)
         config = tg.CheckpointConfig(interval="50ms", storage=str(tmp_path / "checkpoints"))
         job = env.execute("own sinks", checkpoints=config, restart=tg.RestartStrategy.fixed_delay(3, 0))

@@ -16,7 +16,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from typing import TypeVar
 
@@ -56,6 +56,32 @@ def leave_if_forked(pid: int) -> None:
     """End the process if it is not the one with this id."""
     if os.getpid() != pid:
         leave(EXIT_FORKED, _FORKED)
+
+
+class NotBackError(Exception):
+    """A call has not come back within its limit. It goes on; what comes of it is dropped."""
+
+
+def call_within(call: Callable[[], T], limit_s: float, name: str) -> T:
+    """Call code that may never come back, on a daemon thread, and wait so long for its result. NotBackError.
+
+    RuntimeError if the thread cannot be started.
+    """
+    future: Future[T] = Future()
+    pid = os.getpid()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:  # noqa: BLE001 (code of users: whoever waits is told)
+            future.set_exception(error)
+        finally:
+            leave_if_forked(pid)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    if not wait((future,), limit_s).done:
+        raise NotBackError(f"it has not come back within {limit_s:g} s")
+    return future.result()
 
 
 def lacks_threads(error: BaseException | None) -> bool:

@@ -32,9 +32,9 @@ def check_sinks(graph: JobGraph, covering: Sequence[CheckpointMetadata], allow_n
         log.warning("%s: they are left behind, because the program has no such sink", said)
 
 
-def commit_left_over(graph: JobGraph, covering: Sequence[CheckpointMetadata]) -> None:
-    """Commit what checkpoints cover, the oldest first. SinkFailedError."""
-    sinks = OwnSinks(graph.sinks)
+def commit_left_over(graph: JobGraph, covering: Sequence[CheckpointMetadata], limit_ms: int) -> None:
+    """Commit what checkpoints cover, the oldest first. SinkFailedError, also if a call is not back after `limit_ms`."""
+    sinks = OwnSinks(graph.sinks, limit_ms)
     for metadata in covering:
         sinks.commit(metadata.job_id, metadata.checkpoint_id, (c for c in _prepared(metadata) if c.table in sinks))
 

@@ -150,7 +150,7 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
     restored = set() if metadata is None else {info.uid for info in metadata.operators}
     staged = with_staged_sources(request.graph, folder, fed_job, restored, line)
     graph = with_filtered_sources(with_projected_sources(staged.graph))
-    commit_left_over(request.graph, covering)
+    commit_left_over(request.graph, covering, request.checkpoints.storage_outage)
     first_versions = claim_tables(tables, request.job_id, covering, open_store, request.root)
     graph = _with_tables(graph, bound, {table.url: table for table in tables}, first_versions)
     splits = {

@@ -311,7 +311,7 @@ class SinkCommitFailed:
     """It is not known whether the sink files of a completed checkpoint are visible.
 
     `fenced`: they are not, because another job has claimed the table. `away_ms`: for how long commits have failed.
-    `permanent`: the table itself has changed, so that trying again cannot help.
+    `permanent`: trying again cannot help, as the table itself has changed, or a sink of the user's hangs.
     """
 
     at_ms: int

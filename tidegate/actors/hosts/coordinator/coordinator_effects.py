@@ -9,7 +9,7 @@ from collections.abc import Callable
 from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.hosts.coordinator.hook_calls import HookCalls, HookError
-from tidegate.actors.hosts.coordinator.own_sinks import OwnSinks, SinkFailedError
+from tidegate.actors.hosts.coordinator.own_sinks import OwnSinks, SinkFailedError, SinkHangsError
 from tidegate.actors.hosts.coordinator.table_compactor import TableCompactor
 from tidegate.actors.hosts.deletions import delete_files
 from tidegate.actors.hosts.job_context import JobContext
@@ -56,7 +56,7 @@ class CoordinatorEffects:
         self._lock = threading.Lock()
         self._hooks = HookCalls(context.hooks)
         self._table_logs: dict[str, TableLog] = {}
-        self._sinks = OwnSinks(context.graph.sinks)
+        self._sinks = OwnSinks(context.graph.sinks, context.storage_outage_ms)
         self.compactor = TableCompactor(context, open_store, self._table_log)
 
     def write_metadata(self, metadata: CheckpointMetadata, permit: CompletionPermit) -> _Decided:
@@ -163,6 +163,8 @@ class CoordinatorEffects:
             self._sinks.commit(self._context.job_id, instruction.checkpoint_id, of_sinks)
         except FencedError as error:
             return ev.SinkCommitFailed(self._now_ms(), instruction.checkpoint_id, str(error), fenced=True)
+        except SinkHangsError as error:
+            return ev.SinkCommitFailed(self._now_ms(), instruction.checkpoint_id, str(error), permanent=True)
         except (StorageError, SinkFailedError) as error:
             return ev.SinkCommitFailed(self._now_ms(), instruction.checkpoint_id, str(error))
         except TidegateError as error:
