@@ -8,7 +8,7 @@ many subtasks there are.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import pyarrow as pa
@@ -32,12 +32,19 @@ class NexmarkSource:
     kind: str
     parts: int = 2
     also: tuple[str, ...] = ()
+    columns: tuple[str, ...] | None = None
+    """Those that are handed on; all are made, as by Flink's generator."""
     unbounded: Literal[True] = True
 
     @property
     def schema(self) -> pa.Schema:
         """The columns of the kind."""
-        return MODULES[self.kind].SCHEMA
+        whole: pa.Schema = MODULES[self.kind].SCHEMA
+        return whole if self.columns is None else pa.schema([whole.field(name) for name in self.columns])
+
+    def projected(self, columns: Sequence[str]) -> NexmarkSource:
+        """The same rows with these columns only."""
+        return replace(self, columns=tuple(columns))
 
     def splits(self) -> Sequence[tg.SourceSplit]:
         """Block i belongs to part i modulo the parts; those that have none are left out."""
@@ -74,7 +81,8 @@ class _NexmarkReader:
         if self._made is None or self._made[0] != block:
             for kind in self._source.also:
                 MODULES[kind].make(self._source.workload, block)
-            self._made = (block, MODULES[self._source.kind].make(self._source.workload, block))
+            made = MODULES[self._source.kind].make(self._source.workload, block)
+            self._made = (block, made.select(self._source.schema.names))
         return self._made[1]
 
     def close(self) -> None:

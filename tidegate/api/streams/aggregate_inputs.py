@@ -17,7 +17,8 @@ import pyarrow as pa
 
 from tidegate.actors.operators.aggregates.aggregate import Aggregate
 from tidegate.actors.operators.aggregates.column_expressions import ColumnExpression, ColumnLike, column_like
-from tidegate.actors.operators.batches.expressions import Select, columns_read
+from tidegate.actors.operators.batches.expressions import Select
+from tidegate.actors.operators.batches.projection import columns_read
 from tidegate.actors.protocol.errors import OperatorError
 from tidegate.api.streams.stream_columns import schema_after
 from tidegate.storage.errors import ConfigurationError

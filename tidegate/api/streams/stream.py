@@ -16,7 +16,6 @@ import pyarrow as pa
 
 from tidegate.actors.operators.aggregates.aggregate import Aggregate
 from tidegate.actors.operators.ranking.deduplicate import Deduplicate
-from tidegate.actors.operators.ranking.top_n import Ranking, TopN
 from tidegate.actors.operators.rows.broadcast_process import (
     BroadcastProcessFunction,
     BroadcastProcessOperator,
@@ -31,6 +30,7 @@ from tidegate.actors.protocol.side_outputs import OutputTag
 from tidegate.api.streams.same_columns import with_same_columns
 from tidegate.api.streams.slot_options import SlotOptions
 from tidegate.api.streams.stream_aggregates import aggregated, aggregated_all
+from tidegate.api.streams.stream_ranking import RankEmit, ranked_stream, ranked_windows, ranking_of
 from tidegate.api.streams.stream_tables import StreamTables
 from tidegate.api.streams.updating import Updating
 from tidegate.api.streams.windowed_stream import WindowedStream, WindowsTaken
@@ -167,7 +167,7 @@ class KeyedStream:
 
     def window(self, spec: WindowsTaken) -> WindowedStream[Stream]:
         """The rows of each key by window of event time: `tg.Tumbling("1h")`, `tg.Session("5min")`, and others."""
-        return WindowedStream(self.partitioned(), self.keys, spec, Stream)
+        return WindowedStream(self.stream, self.keys, spec, Stream)
 
     def connect(self, other: KeyedStream | Stream) -> ConnectedStreams:
         """This stream and another keyed one, for one operator to process: rows of one key meet, and share its state.
@@ -256,7 +256,8 @@ class KeyedStream:
         *,
         descending: bool | Sequence[bool] = True,
         rank: str | None = None,
-        emit: Literal["changes", "update"] = "changes",
+        emit: RankEmit = "changes",
+        ties: bool = False,
         ttl: str | timedelta | int | None = None,
         name: str = "top_n",
         uid: str | None = None,
@@ -268,19 +269,19 @@ class KeyedStream:
         rank, from 1. The stream has changes: a row that drops out, or changes its rank, is taken back. With
         emit="update", which needs `rank`, a row takes the place of the one with its key and rank.
 
+        Results of windows that are keyed by `window_end`, among others, may be ranked with emit="final": then the first
+        rows come out once, when the window ends, and stand for themselves. With `ties` rows that are equal in the order
+        share a rank there, so there may be more than `n`. For plain rows see `WindowedStream.top_n`.
+
         `ttl` (event time): a key is forgotten when its newest row among the first `n` is so far behind the watermark.
         See `docs/top-n.md`. Raises ConfigurationError.
         """
-        ttl_ms = None if ttl is None else parse_duration_ms(ttl, setting="top_n(ttl=...)")
-        columns = (by,) if isinstance(by, str) else tuple(by)
-        down = (descending,) * len(columns) if isinstance(descending, bool) else tuple(descending)
-        ranking, schema = Ranking(self.keys, n, columns, down, rank, emit == "changes"), self.stream.schema
-        if schema is None:
-            raise ConfigurationError(
-                f"{name}: the columns of the stream are not known yet; give schema= to the step before"
-            )
-        factory = partial(TopN, ranking, schema, self.stream.timestamp, ttl_ms)
-        rows = self.partitioned()._then(factory, factory().output, name, uid, parallelism)
+        ranking = ranking_of(self.keys, n, by, descending, rank, emit, ties)
+        if emit == "final":
+            if ttl is not None:
+                raise ConfigurationError(f"{name}: rows go when their window ends; leave ttl= out")
+            return ranked_windows(self.stream, ranking, None, name, uid, parallelism)
+        rows = ranked_stream(self.stream, ranking, ttl, name, uid, parallelism)
         if emit == "changes":
             return rows._keyed(self.keys, updates=False, changes=True)
         return rows._keyed((*self.keys, str(rank)), updates=True)

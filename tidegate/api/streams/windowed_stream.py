@@ -6,7 +6,7 @@ the window, so it can be windowed again. Windows of so many rows have neither bo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Generic, Literal, TypeVar
 
@@ -19,7 +19,9 @@ from tidegate.actors.operators.windows.sliced_windows import SlicedWindows
 from tidegate.actors.operators.windows.window_operator import WindowOperator
 from tidegate.actors.operators.windows.window_rows import WINDOW_END, WINDOW_START
 from tidegate.actors.operators.windows.window_specs import Count, Cumulating, Session, Sliding, Tumbling
+from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.actors.protocol.side_outputs import OutputTag
+from tidegate.api.streams.stream_ranking import ranked_windows, ranking_of, window_keys
 from tidegate.api.streams.stream_tables import StreamTables
 from tidegate.api.streams.updating import Updating
 from tidegate.storage.errors import ConfigurationError
@@ -30,7 +32,7 @@ S = TypeVar("S", bound=StreamTables)
 
 
 class WindowedStream(Generic[S]):
-    """Rows of a stream by window, and by key if there are keys: then the stream is partitioned by them.
+    """Rows of a stream by window, and by key if there are keys.
 
     `made` makes the stream of the results.
     """
@@ -124,7 +126,10 @@ class WindowedStream(Generic[S]):
         windows()  # so that wrong arguments are refused here
         # Without a schema nobody can read late rows: a side output says which columns it has.
         late = () if schema is None or isinstance(spec, Count) else (OutputTag(LATE, schema),)
-        result = self._stream._then(windows, output, name, uid, parallelism if keys else 1, side_outputs=late)
+        rows = self._stream
+        if keys:
+            rows = rows._partitioned(Partitioning(PartitioningKind.HASH, keys))
+        result = rows._then(windows, output, name, uid, parallelism if keys else 1, side_outputs=late)
         if isinstance(spec, Count):
             return self._made(self._stream.program, result._inputs, keys)
         node = result._inputs[0][0]
@@ -132,3 +137,35 @@ class WindowedStream(Generic[S]):
         updates = early or lateness_ms > 0
         updating = Updating(replaced, f"{node.name!r} (uid {node.uid!r})") if updates else None
         return self._made(self._stream.program, result._inputs, replaced, WindowEnd(WINDOW_END), updating)
+
+    def top_n(
+        self,
+        n: int,
+        by: str | Sequence[str],
+        *,
+        descending: bool | Sequence[bool] = True,
+        rank: str | None = None,
+        ties: bool = False,
+        name: str = "top_n",
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> S:
+        """The first `n` rows of each key and window, when it ends: `window(tg.Tumbling("10s")).top_n(1, by="price")`.
+
+        The columns are those of the rows, `window_start`, `window_end` and, if it has a name, `rank`, from 1. Of rows
+        that are equal in all of `by` the first to arrive is before the others; with `ties` they share a rank, and there
+        may be more than `n`. Rows come out once, and stand for themselves; their event time is the last millisecond of
+        the window. Rows that come too late are dropped, counted, and in `late_rows()` of the result, once for each
+        window that they miss. See `docs/top-n.md`. Raises ConfigurationError.
+        """
+        spec = self._spec
+        if isinstance(spec, Session | Count):
+            raise ConfigurationError(f"{name}: {spec!r}: top_n takes tg.Tumbling, tg.Sliding or tg.Cumulating")
+        if self._lateness_ms:
+            raise ConfigurationError(
+                f"{name}: the first rows of a window come out once, when it ends; leave allowed_lateness out, and give "
+                "the event time a larger max_out_of_orderness"
+            )
+        ranking = ranking_of(window_keys(self._keys), n, by, descending, rank, "final", ties)
+        made = ranked_windows(self._stream, ranking, spec, name, uid, parallelism)
+        return self._made(self._stream.program, made._inputs, ranking.keys, made.timestamp)

@@ -1,20 +1,19 @@
 """Operators around polars expressions: vectorised, picklable, and with no copy on the way in.
 
 Rules: an expression works row by row. One that looks at other rows (`sum`, `shift`, `over`) is refused, because batches
-are cut differently on every run (`row_wise_check.py`). Columns that no expression computes pass as they are.
+are cut differently on every run (`row_wise_check.py`). Columns that no expression computes pass as they are, and polars
+sees only those that an expression reads (`projection.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import polars as pl
 import pyarrow as pa
 
+from tidegate.actors.operators.batches.projection import Projection, columns_read, computed, frame_of
 from tidegate.actors.operators.batches.row_wise_check import check_row_wise
 from tidegate.actors.operators.operator import Columns, Emit, Operator, together
 from tidegate.actors.operators.operator_errors import blame
-from tidegate.actors.operators.output_schema import FromPolars, polars_frame
 from tidegate.actors.sources.pushed_filters import Rows, rows_renamed
 from tidegate.actors.sources.understood_filters import rows_kept
 from tidegate.storage.errors import ConfigurationError
@@ -28,6 +27,7 @@ class FilterExpr(Operator):
             raise ConfigurationError(f"filter needs a polars expression or a function, not {type(expression).__name__}")
         check_row_wise(expression, "filter")
         self._expression = expression
+        self._reads = columns_read((expression,))
 
     def needed_columns(self, after: Columns) -> Columns:
         """Those that the expression reads as well."""
@@ -40,10 +40,10 @@ class FilterExpr(Operator):
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
         """Emit the rows that stay. OperatorError if the expression cannot be evaluated or is not boolean."""
         with blame(self.context, batch):
-            mask = _one_column(_computed(batch, (self._expression,)))
+            mask = _one_column(computed(frame_of(batch, self._reads), (self._expression,)))
             if mask.dtype != pl.Boolean:
                 raise TypeError(f"filter needs a boolean expression; {self._expression} is {mask.dtype}")
-            kept = batch.filter(mask.rechunk().to_arrow())
+            kept = batch if mask.all(ignore_nulls=False) else batch.filter(mask.rechunk().to_arrow())
         if kept.num_rows:
             emit(kept)
 
@@ -53,7 +53,7 @@ class WithColumns(Operator):
 
     def __init__(self, *expressions: pl.Expr) -> None:
         self._expressions = _checked(expressions, "with_columns")
-        self._from_polars = FromPolars()
+        self._projection = Projection(self._expressions)
 
     def needed_columns(self, after: Columns) -> Columns:
         """Without those that it computes, and with those from which."""
@@ -65,7 +65,7 @@ class WithColumns(Operator):
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
         """Emit the batch with the columns. OperatorError if an expression cannot be evaluated."""
         with blame(self.context, batch):
-            added = self._from_polars.convert(_computed(batch, self._expressions), batch.schema)
+            added = self._projection.of(batch)
             columns = dict(zip(batch.schema.names, batch.columns, strict=True))
             columns.update(zip(added.schema.names, added.columns, strict=True))
             result = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
@@ -78,7 +78,7 @@ class Select(Operator):
     def __init__(self, *expressions: pl.Expr | str) -> None:
         columns = tuple(pl.col(item) if isinstance(item, str) else item for item in expressions)
         self._expressions = _checked(columns, "select")
-        self._from_polars = FromPolars()
+        self._projection = Projection(self._expressions)
 
     def needed_columns(self, after: Columns) -> Columns:
         """What its expressions read, whatever counts of what they compute: it computes all."""
@@ -98,15 +98,8 @@ class Select(Operator):
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
         """Emit the selected columns. OperatorError if an expression cannot be evaluated."""
         with blame(self.context, batch):
-            result = self._from_polars.convert(_computed(batch, self._expressions), batch.schema)
+            result = self._projection.of(batch)
         emit(result)
-
-
-def columns_read(expressions: Sequence[pl.Expr]) -> Columns:
-    """The columns that expressions read; None (all of them) if one chooses columns by a pattern or a type."""
-    if any('"Selector"' in expression.meta.serialize(format="json") for expression in expressions):
-        return None
-    return frozenset(name for expression in expressions for name in expression.meta.root_names())
 
 
 def _checked(expressions: tuple[pl.Expr, ...], method: str) -> tuple[pl.Expr, ...]:
@@ -119,13 +112,6 @@ def _checked(expressions: tuple[pl.Expr, ...], method: str) -> tuple[pl.Expr, ..
             )
         check_row_wise(expression, method)
     return expressions
-
-
-def _computed(batch: pa.RecordBatch, expressions: tuple[pl.Expr, ...]) -> pl.DataFrame:
-    """The columns that the expressions compute, with as many rows as the batch (literals are repeated)."""
-    frame = polars_frame(batch)
-    names = frame.clear().select(expressions).columns
-    return frame.with_columns(expressions).select(names)
 
 
 def _one_column(frame: pl.DataFrame) -> pl.Series:

@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 
 from tidegate.actors.operators.batch_rows import OUTPUT_ROWS_MAX
 from tidegate.actors.operators.joins.join_columns import LEFT, RIGHT, JoinHow, JoinSides
-from tidegate.actors.operators.joins.join_operator import MOMENT, JoinOperator, Times
+from tidegate.actors.operators.joins.join_operator import MOMENT, JoinOperator
 from tidegate.actors.operators.joins.pairing import paired
 from tidegate.actors.operators.operator import Emit
-from tidegate.actors.operators.windows.window_rows import WINDOW_END, WINDOW_START, bound_type
+from tidegate.actors.operators.windows.assigned_windows import ends_of, starts_of
+from tidegate.actors.operators.windows.window_rows import WINDOW_END, WINDOW_START, bound_type, bounds_of
 from tidegate.actors.operators.windows.window_specs import Sliding, Tumbling
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.dictionaries import decoded_type
@@ -59,7 +60,7 @@ class WindowJoin(JoinOperator):
         """Keep the rows of a batch, each in its windows. OperatorError as of `rows_of`."""
         keys, times, values = self.rows_of(index, batch)
         self.late.inc(int(np.count_nonzero(self._window.last_end_ms(times) - 1 <= self.watermark)))
-        for rows, ends in self._windows_of(times):
+        for rows, ends in ends_of(self._window, times):
             open_rows = ends - 1 > self.watermark
             if not open_rows.all():
                 rows, ends = rows[open_rows], ends[open_rows]
@@ -82,17 +83,6 @@ class WindowJoin(JoinOperator):
                 return
             self._fire(limit, emit)
             yield
-
-    def _windows_of(self, times: Times) -> Iterator[tuple[NDArray[np.int64], Times]]:
-        """Rows and the ends of their windows; a row may come several times."""
-        ends = self._window.last_end_ms(times)
-        rows = np.arange(len(times), dtype=np.int64)
-        yield rows, ends
-        if isinstance(self._window, Sliding):
-            back = ends - self._window.slide_ms
-            while (inside := back > times).any():
-                yield rows[inside], back[inside]
-                back = back - self._window.slide_ms
 
     def _due(self, watermark_ms: int) -> tuple[int | None, int]:
         """The last end to join in this step, None without any, and the first end that stays."""
@@ -159,17 +149,5 @@ class WindowJoin(JoinOperator):
             (some, *_) = [side for side in sides if side is not None]
             ends = some.column(MOMENT).to_numpy()
             result = self.result(sides[LEFT], sides[RIGHT], len(ends))
-            bounds = [self._bounds(self._starts(ends)), self._bounds(ends)]
+            bounds = [bounds_of(starts_of(self._window, ends), self._bound), bounds_of(ends, self._bound)]
             emit(pa.RecordBatch.from_arrays([*result.columns, *bounds], schema=self.output))
-
-    def _bounds(self, bounds: Times) -> pa.Array:
-        """Bounds of windows in the type of event time."""
-        if not pa.types.is_timestamp(self._bound):
-            return pa.array(bounds)
-        return pa.array(bounds).view(pa.timestamp("ms", self._bound.tz)).cast(self._bound)
-
-    def _starts(self, ends: Times) -> Times:
-        """The starts of windows with these ends."""
-        if isinstance(self._window, Tumbling):
-            return self._window.bounds_ms(ends - 1)[0]
-        return ends - self._window.size_ms

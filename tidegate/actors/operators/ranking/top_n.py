@@ -26,6 +26,7 @@ from tidegate.actors.operators.changes import CHANGE, DELETE, INSERT, UPDATE_AFT
 from tidegate.actors.operators.operator import Emit
 from tidegate.actors.operators.operator_errors import blame
 from tidegate.actors.operators.ranking.order_words import check_order_column, order_words
+from tidegate.actors.operators.ranking.ranks import Positions, Words, ranks_of
 from tidegate.actors.operators.state.keys import key_columns, key_schema
 from tidegate.actors.operators.state.rows_operator import RowsOperator
 from tidegate.actors.operators.watermarks.watermark_generator import check_timestamp_column, event_times_ms
@@ -40,9 +41,6 @@ MOMENT = "top.time_ms"
 N_MAX = 100_000
 _SWEEPS = 4
 
-Positions = NDArray[np.int64]
-Words = list[NDArray[np.int64]]
-
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
@@ -56,6 +54,10 @@ class Ranking:
     """The column with the rank, from 1; None: there is none."""
     changes: bool = True
     """Whether rows are taken back; otherwise a row replaces the one with its key and rank."""
+    final: bool = False
+    """Whether the rows of a key come out once, when its window ends; then there are no changes."""
+    ties: bool = False
+    """Whether rows that are equal in the order share a rank, so that more than `n` may be among the first."""
 
     def __post_init__(self) -> None:
         if not self.keys:
@@ -67,7 +69,12 @@ class Ranking:
                 f"top_n(by={list(self.by)}, descending={list(self.descending)}): name at least one column, and say for "
                 "each whether it descends, or for all"
             )
-        if not self.changes and self.rank is None:
+        if self.ties and not self.final:
+            raise ConfigurationError(
+                "top_n(ties=True): which rows share a rank is known when a window ends; take the first rows of one "
+                'with emit="final"'
+            )
+        if not self.changes and self.rank is None and not self.final:
             raise ConfigurationError(
                 'top_n(emit="update"): a row replaces the one with its key and rank, so it needs rank="rank"; or use '
                 'emit="changes"'
@@ -89,6 +96,18 @@ class Ranking:
             raise ConfigurationError(f"top_n: {twice} would be in the result twice; rename it with select")
         return found
 
+    def columns_of(self, batch: pa.RecordBatch, declared: pa.Schema) -> pa.RecordBatch:
+        """The columns of a batch as they are kept. TypeError for one of another type than was declared."""
+        keys = key_columns(batch, self.keys)
+        columns = []
+        for field in declared:
+            column = keys.column(field.name) if field.name in keys.schema.names else batch.column(field.name)
+            column = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+            if column.type != field.type:
+                raise TypeError(f"column {field.name!r} is {column.type}; the stream was declared with {field.type}")
+            columns.append(column)
+        return pa.RecordBatch.from_arrays(columns, schema=declared)
+
     def words(self, rows: pa.RecordBatch) -> Words:
         """Rows as numbers, which ascend in the order of the ranking; the first column counts most."""
         found = [order_words(rows, column) for column in self.by]
@@ -106,20 +125,7 @@ class Ranked:
 
 def ranked(groups: NDArray[np.int64], words: Words, there: int) -> Ranked:
     """Ranks within each group of rows that have come one after the other, of which the first `there` were there."""
-    return Ranked(_ranks(groups[:there], [w[:there] for w in words]), _ranks(groups, words))
-
-
-def _ranks(groups: NDArray[np.int64], words: Words) -> Positions:
-    order = np.lexsort((*reversed(words), groups))  # stable: of equal rows the first to come is first
-    of_group = groups[order]
-    is_first = np.ones(len(order), dtype=np.bool_)
-    is_first[1:] = of_group[1:] != of_group[:-1]
-    begins = np.flatnonzero(is_first)
-    numbers = np.arange(len(order), dtype=np.int64)
-    starts = np.repeat(begins, np.diff(np.concatenate((begins, [len(order)]))))
-    ranks = np.empty(len(order), dtype=np.int64)
-    ranks[order] = numbers - starts
-    return ranks
+    return Ranked(ranks_of(groups[:there], [w[:there] for w in words]), ranks_of(groups, words))
 
 
 class TopN(RowsOperator):
@@ -183,14 +189,6 @@ class TopN(RowsOperator):
 
     def _taken(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
         """A batch in the columns that are kept, and when its rows came. ValueError for a row without a time."""
-        keys = key_columns(batch, self.ranking.keys)
-        columns = []
-        for field in self._columns:
-            column = keys.column(field.name) if field.name in keys.schema.names else batch.column(field.name)
-            column = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
-            if column.type != field.type:
-                raise TypeError(f"column {field.name!r} is {column.type}; the stream was declared with {field.type}")
-            columns.append(column)
         moments = np.zeros(batch.num_rows, dtype=np.int64)
         if self._ttl_ms is not None:
             assert self._time is not None
@@ -198,7 +196,7 @@ class TopN(RowsOperator):
             if found.null_count:
                 raise ValueError(f"column {self._time!r} is null in a row, which has no event time then")
             moments = found.to_numpy(zero_copy_only=False)
-        return pa.RecordBatch.from_arrays(columns, schema=self._columns), moments
+        return self.ranking.columns_of(batch, self._columns), moments
 
     def _hopeful(
         self, of_stored: Positions, there: Words, groups: Positions, words: Words, size: int

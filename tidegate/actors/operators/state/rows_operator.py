@@ -19,6 +19,7 @@ from tidegate.actors.operators.state.keys import check_owner
 from tidegate.actors.operators.state.operator_backend import frozen_backend, make_backend
 from tidegate.actors.state_backends.common.backend import KeyedBackend
 from tidegate.actors.state_backends.common.row_table import RowTable
+from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import CorruptionError
 from tidegate.storage.state.handover import keys_at_most, taken
 from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
@@ -55,6 +56,8 @@ class RowsOperator(Operator):
         backend.expect(keys_at_most(tables))
         try:
             for table in taken(tables):
+                if table.kind is not StateKind.KEYED:  # an operator with other state has read it
+                    continue
                 if table.rows.schema.names[: len(self.keys)] == self.keys.names:
                     check_owner(self.context, table.rows.select(self.keys.names), self._owners)
                 backend.load(table)

@@ -100,7 +100,7 @@ class WindowRows:
         """Rows of a window each."""
         bound = bound_type(time_type, spec)
         names = [*self.keys, WINDOW_START, WINDOW_END, *self.aggregates]
-        bounds = [_bounds(starts, bound), _bounds(ends, bound)]
+        bounds = [bounds_of(starts, bound), bounds_of(ends, bound)]
         return pa.RecordBatch.from_arrays([*keys.columns, *bounds, *results], names=names)
 
     def output_without_bounds(self, keys: pa.RecordBatch, results: Sequence[pa.Array]) -> pa.RecordBatch:
@@ -129,7 +129,8 @@ def bound_type(time_type: pa.DataType, spec: WindowSpec) -> pa.DataType:
     return time_type
 
 
-def _bounds(bounds: Times, data_type: pa.DataType) -> pa.Array:
+def bounds_of(bounds: Times, data_type: pa.DataType) -> pa.Array:
+    """Bounds of windows, in ms, as a column of the type of `bound_type`."""
     if pa.types.is_timestamp(data_type):
         bounds = bounds // 1_000 if data_type.unit == "s" else bounds * _PER_MS[data_type.unit]
     return pa.array(bounds).view(data_type)

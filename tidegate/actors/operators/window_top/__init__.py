@@ -1,0 +1,1 @@
+"""Operators that give the first rows of each window, when it ends."""

@@ -1,0 +1,107 @@
+"""The steps of a ranking: `KeyedStream.top_n` and `WindowedStream.top_n` are made of them.
+
+Rows that come out as they change are one operator behind the exchange by key. The first rows of windows are two: each
+subtask takes those of a batch, and behind the exchange by key and window the first of these are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Literal, TypeVar
+
+import pyarrow as pa
+
+from tidegate.actors.operators.ranking.top_n import Ranking, TopN
+from tidegate.actors.operators.watermarks.late_rows import LATE
+from tidegate.actors.operators.watermarks.window_end import WindowEnd
+from tidegate.actors.operators.window_top.local_top import LocalTop
+from tidegate.actors.operators.window_top.window_top import WindowTop
+from tidegate.actors.operators.windows.window_rows import WINDOW_END, WINDOW_START
+from tidegate.actors.operators.windows.window_specs import Cumulating, Sliding, Tumbling
+from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
+from tidegate.actors.protocol.side_outputs import OutputTag
+from tidegate.api.streams.stream_steps import StreamSteps
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.units import parse_duration_ms
+
+S = TypeVar("S", bound=StreamSteps)
+RankEmit = Literal["changes", "update", "final"]
+
+
+def ranking_of(
+    keys: tuple[str, ...],
+    n: int,
+    by: str | Sequence[str],
+    descending: bool | Sequence[bool],
+    rank: str | None,
+    emit: RankEmit,
+    ties: bool,
+) -> Ranking:
+    """What a caller has asked for. Raises ConfigurationError."""
+    if emit not in ("changes", "update", "final"):
+        raise ConfigurationError(f'top_n: emit must be "changes", "update" or "final", not {emit!r}')
+    columns = (by,) if isinstance(by, str) else tuple(by)
+    down = (descending,) * len(columns) if isinstance(descending, bool) else tuple(descending)
+    return Ranking(keys, n, columns, down, rank, emit == "changes", emit == "final", ties)
+
+
+def ranked_stream(
+    stream: S,
+    ranking: Ranking,
+    ttl: str | timedelta | int | None,
+    name: str,
+    uid: str | None,
+    parallelism: int | None,
+) -> S:
+    """The first rows of each key, as they change. Raises ConfigurationError."""
+    ttl_ms = None if ttl is None else parse_duration_ms(ttl, setting="top_n(ttl=...)")
+    factory = partial(TopN, ranking, _known(stream.schema, name), stream.timestamp, ttl_ms)
+    return _by_keys(stream, ranking)._then(factory, factory().output, name, uid, parallelism)
+
+
+def ranked_windows(
+    stream: S,
+    ranking: Ranking,
+    window: Tumbling | Sliding | Cumulating | None,
+    name: str,
+    uid: str | None,
+    parallelism: int | None,
+) -> S:
+    """The first rows of each key and window. Without `window` the rows are results of one. Raises ConfigurationError.
+
+    The event time of the result is the last millisecond of its window.
+    """
+    schema = _known(stream.schema, name)
+    if window is None and not (isinstance(stream.timestamp, WindowEnd) and stream.timestamp == WINDOW_END):
+        raise ConfigurationError(
+            f'{name}: emit="final" is for results of a window, whose event time is the end of the window, '
+            f"{WINDOW_END!r}; for plain rows use window(...).top_n(...)"
+        )
+    local = partial(LocalTop, ranking, schema, window, stream.timestamp)
+    between = local().output
+    uid_before = None if uid is None else f"{uid}-batches"
+    rows = stream._then(local, between, f"{name} batches", uid_before, stream.input_parallelism)
+    factory = partial(WindowTop, ranking, between)
+    late = (OutputTag(LATE, between),)
+    made = _by_keys(rows, ranking)._then(factory, factory().output, name, uid, parallelism, side_outputs=late)
+    made.timestamp, made._keyed_by = WindowEnd(WINDOW_END), ranking.keys
+    return made
+
+
+def window_keys(keys: tuple[str, ...]) -> tuple[str, ...]:
+    """Keys of the windows of keys."""
+    return (*keys, WINDOW_START, WINDOW_END)
+
+
+def _by_keys(stream: S, ranking: Ranking) -> S:
+    return stream._partitioned(Partitioning(PartitioningKind.HASH, ranking.keys))
+
+
+def _known(schema: pa.Schema | None, name: str) -> pa.Schema:
+    if schema is None:
+        raise ConfigurationError(
+            f"{name}: the columns of the stream are not known yet; give schema= to the step before"
+        )
+    return schema
