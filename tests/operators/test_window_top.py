@@ -156,11 +156,14 @@ def test_a_row_without_a_window_or_a_value_is_refused(window_end: int | None) ->
 
 def test_what_does_not_fit_is_refused() -> None:
     """With what to do instead."""
-    final = {"changes": False, "final": True}
+
+    def first(*keys: str) -> Ranking:
+        return Ranking(keys, 1, ("x",), (True,), changes=False, final=True)
+
     with pytest.raises(ConfigurationError, match="'window_end' must be among the keys"):
-        WindowTop(Ranking(("k",), 1, ("x",), (True,), **final), SCHEMA)
+        WindowTop(first("k"), SCHEMA)
     bounds = SCHEMA.append(pa.field("window_end", pa.int64()))
     with pytest.raises(ConfigurationError, match="rename yours"):
-        LocalTop(Ranking(("window_end",), 1, ("x",), (True,), **final), bounds, Tumbling(10), "t")
+        LocalTop(first("window_end"), bounds, Tumbling(10), "t")
     with pytest.raises(ConfigurationError, match="which rows share a rank"):
         Ranking(("k",), 1, ("x",), (True,), ties=True)

@@ -18,10 +18,10 @@ from tidegate.actors.operators.joins.regular_join import RegularJoin
 from tidegate.actors.operators.joins.window_join import WindowJoin
 from tidegate.actors.operators.windows.window_specs import Sliding, Tumbling
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
-from tidegate.api.streams.lookup_tables import LookedUp, reader_of
 from tidegate.api.streams.stream_changes import StreamChanges
 from tidegate.api.streams.stream_steps import StreamSteps
 from tidegate.api.streams.updating import Updating
+from tidegate.api.tables.lookup_tables import LookedUp, reader_of
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.units import parse_duration_ms
 
