@@ -31,6 +31,7 @@ from broken_takeovers import TAKEOVER_FIXED, TAKEOVER_PATCHES
 from broken_tasks import TASK_BREAKS
 from broken_time import TIME_FIXED, TIME_PATCHES
 from broken_undo import UNDO_FIXED, UNDO_PATCHES
+from broken_windows import WINDOW_FIXED, WINDOW_PATCHES
 
 from tidegate.simulation.pipelines.draw import draw
 from tidegate.simulation.scenarios import simulate_scenario
@@ -77,6 +78,7 @@ _FIXED: Mapping[str, Mapping[str, Hashable]] = {
     **SOURCE_FIXED,
     **SIDE_FIXED,
     **TIME_FIXED,
+    **WINDOW_FIXED,
     **SPLIT_FIXED,
     **NODE_FIXED,
     **COPY_FIXED,
@@ -109,6 +111,7 @@ BROKEN: dict[str, Break] = {
             | SOURCE_PATCHES
             | SIDE_PATCHES
             | TIME_PATCHES
+            | WINDOW_PATCHES
             | SPLIT_PATCHES
             | NODE_PATCHES
             | COPY_PATCHES

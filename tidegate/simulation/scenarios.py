@@ -197,7 +197,7 @@ def _changed_sources(scenario: Scenario) -> Callable[[Source], Source] | None:
     if topology == "induced":
         return None
     # Rows are in order within the splits that the pipeline sees.
-    parts = PARTS if scenario.values.get("splits") == "many" and topology not in ("ordered", "late") else 1
+    parts = PARTS if scenario.values.get("splits") == "many" and topology not in ("ordered", "late", "windows") else 1
     return partial(CutSource, parts=parts, static_splits=scenario.values.get("splits") == "dealt out")
 
 

@@ -68,10 +68,13 @@ _AS_DRAWN = 0.5
 """Part of the latter in which everything else stays as it was drawn."""
 _OF_TIME = ("aside", "late")
 _OF_TIME_SHARE = 0.1
+"""Seeds that stand for pipelines of side outputs and of event time, which were added later too."""
 _CHANGING = ("changes", "ranks", "matches")
 """Pipelines with streams of changes, which run exactly once; drawn apart as well."""
 _CHANGING_SHARE = 0.12
-"""Seeds that stand for pipelines of side outputs and of event time, which were added later too."""
+_WINDOWS = "windows"
+_WINDOWS_SHARE = 0.08
+"""Seeds that stand for the pipeline of windows, which was added later too."""
 _RARE: tuple[Mapping[str, Hashable], ...] = (
     {"ask": "a burst"},
     {"ask": "many savepoints"},
@@ -124,6 +127,8 @@ CONTRADICTIONS: tuple[tuple[tuple[str, Hashable], tuple[str, Hashable]], ...] = 
     (("topology", "changes"), ("mode", "at-least-once")),
     (("topology", "ranks"), ("mode", "at-least-once")),
     (("topology", "matches"), ("mode", "at-least-once")),
+    (("topology", "windows"), ("mode", "at-least-once")),
+    (("topology", "windows"), ("sources", "finding")),
 )
 """Values that are never drawn together, the later dimension gives way: what a submission refuses, rows that would
 depend on the parallelism, and changes of rows that were processed twice."""
@@ -152,7 +157,7 @@ def draw(seed: int) -> Scenario:
     chance = random.Random(f"scenario {seed}")
     values: dict[str, Hashable] = {}
     for name, choices in DIMENSIONS.items():
-        added = (*_ADDED.get(name, ()), _ORDERED, *_APART, *_OF_TIME, *_CHANGING)
+        added = (*_ADDED.get(name, ()), _ORDERED, *_APART, *_OF_TIME, *_CHANGING, _WINDOWS)
         choices = tuple(choice for choice in choices if choice not in added)
         allowed = [c for c in choices if not any((before, (name, c)) in CONTRADICTIONS for before in values.items())]
         weights = [dict(zip(choices, _WEIGHTS.get(name, (1,) * len(choices)), strict=True))[c] for c in allowed]
@@ -204,6 +209,9 @@ def draw(seed: int) -> Scenario:
     later = random.Random(f"restores {seed}")
     if later.random() < _RESTORES_SHARE:
         return replace(scenario, values={**scenario.values, "faults": "restores"})
+    later = random.Random(f"windows {seed}")
+    if later.random() < _WINDOWS_SHARE:
+        return _windowed(later, scenario)
     return scenario
 
 
@@ -250,6 +258,16 @@ def _apart(chance: random.Random, scenario: Scenario) -> Scenario:
         return replace(scenario, values=values)
     values |= {"faults": "tasks", "hooks": "none", "interval_ms": chance.choice((60, 250)), "ending": "finish"}
     return replace(scenario, values=values, rows=chance.randrange(30, 80))
+
+
+def _windowed(chance: random.Random, scenario: Scenario) -> Scenario:
+    """The same with the pipeline of windows. Half of these have more rows, and fire more windows while they run."""
+    values = {**scenario.values, "topology": _WINDOWS, "mode": "exactly-once"}
+    if values["sources"] == "finding":
+        values["sources"] = "trickling"
+    if chance.random() < _AS_DRAWN:
+        return replace(scenario, values=values)
+    return replace(scenario, values={**values, "interval_ms": 60}, rows=chance.randrange(60, 110))
 
 
 def _widths(chance: random.Random, width: Hashable) -> tuple[int, ...]:

@@ -50,6 +50,7 @@ from tidegate.simulation.pipelines.pipeline_functions import (
     timed_rows,
 )
 from tidegate.simulation.pipelines.side_topologies import aside, expect_aside
+from tidegate.simulation.pipelines.window_topologies import expect_windowed, windowed
 from tidegate.simulation.runtime.run import Rows, counted
 
 SIDES = pa.schema([("k", pa.int64()), ("l", pa.int64()), ("r", pa.int64())])
@@ -293,4 +294,5 @@ TOPOLOGIES: Mapping[str, Topology] = {
     "changes": Topology(changes, expect_changes),
     "ranks": Topology(ranks, expect_ranks),
     "matches": Topology(matches, expect_matches),
+    "windows": Topology(windowed, expect_windowed),
 }

@@ -1,0 +1,81 @@
+"""Rules of windows, broken on purpose. Each is a patch that holds while a seed runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.actors.operators.operator import OperatorContext
+from tidegate.actors.operators.windows.count_windows import ROWS
+from tidegate.actors.operators.windows.fired_groups import FiredGroups
+from tidegate.actors.operators.windows.session_windows import END, START
+from tidegate.actors.operators.windows.slices import CumulatingSlices, Merge
+from tidegate.actors.operators.windows.window_operator import WindowOperator
+from tidegate.storage.state.snapshot import StateTable
+
+Patch = Callable[[], AbstractContextManager[Any]]
+
+_merges, _open = CumulatingSlices.merges, WindowOperator.open
+
+
+def _left_behind(self: CumulatingSlices, nodes: Any, fired_ms: int, until_ms: int) -> list[Merge]:
+    """Breaks: a slice counts once. Here it stays beside what it was merged into."""
+    return [merge._replace(taken=False) for merge in _merges(self, nodes, fired_ms, until_ms)]
+
+
+def _restored_with(column: str, of: str, more: int) -> Callable[..., None]:
+    """An `open` for which each stored row has in one column what another one says."""
+
+    def opened(self: WindowOperator, context: OperatorContext, restored: Sequence[StateTable]) -> None:
+        tables = []
+        for table in restored:
+            names = table.rows.schema.names
+            if column in names:
+                values = np.full(table.rows.num_rows, more) + (0 if of == "" else table.rows.column(of).to_numpy())
+                rows = table.rows.set_column(names.index(column), table.rows.schema.field(column), pa.array(values))
+                table = replace(table, rows=rows)
+            tables.append(table)
+        _open(self, context, tables)
+
+    return opened
+
+
+WINDOW_PATCHES: dict[str, tuple[int, Patch]] = {
+    "windows: a slice counts twice": (6, lambda: patch.object(CumulatingSlices, "merges", _left_behind)),
+    "windows: what has fired fires again after a restore": (
+        6,
+        lambda: patch.object(FiredGroups, "load", lambda self, table: None),
+    ),
+    "windows: a session does not grow together after a restore": (
+        6,
+        lambda: patch.object(WindowOperator, "open", _restored_with(END, START, 1)),
+    ),
+    "windows: a window of so many rows has one row after a restore": (
+        6,
+        lambda: patch.object(WindowOperator, "open", _restored_with(ROWS, "", 1)),
+    ),
+}
+"""Every such break: its invariant, and the patch."""
+
+_WINDOWS: Mapping[str, Hashable] = {
+    "topology": "windows",
+    "mode": "exactly-once",
+    "sources": "at once",
+    "survivors": "read",
+    "savepoints": "canonical",
+    "state": "whole",
+}
+"""State is read back from rows, which the breaks of restores change."""
+WINDOW_FIXED: Mapping[str, Mapping[str, Hashable]] = {
+    "windows: a slice counts twice": {**_WINDOWS, "rows": 68},
+    "windows: what has fired fires again after a restore": {**_WINDOWS, "rows": 64, "faults": "tasks"},
+    "windows: a session does not grow together after a restore": {**_WINDOWS, "rows": 66, "faults": "tasks"},
+    "windows: a window of so many rows has one row after a restore": {**_WINDOWS, "rows": 60, "faults": "tasks"},
+}
+"""What is not drawn for them. The number of rows chooses the windows, as `window_topologies.py` says."""

@@ -1,0 +1,174 @@
+"""A pipeline of windows for random simulations. Rules: as of `topologies.py`.
+
+The data chooses the windows, their lateness and what they emit. Each subtask of the source has one split, and takes out
+the rows that are late for a window of theirs by the rows before them there. The watermark of the windows is that of the
+slowest split, so no row that is left is late for any. A split that is found later would be behind that watermark, and
+with at-least-once rows come again that are late by then: neither is drawn. Of windows of so many rows only their number
+follows from the data: which rows are together does not.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tidegate.actors.operators.aggregates.aggregate import count, sum
+from tidegate.actors.operators.windows.window_specs import Count, Cumulating, Session, Sliding, Tumbling, floored
+from tidegate.api.environment import StreamEnvironment
+from tidegate.api.streams.late_rows import in_time
+from tidegate.simulation.pipelines.pieces import SPLITS, Data, table_of
+from tidegate.simulation.runtime.run import Rows, counted
+
+_BOUND_MS = 5
+_NEVER_MS = 1 << 40
+_BOUNDS = ("window_start", "window_end")
+
+Row = tuple[int, int, int]
+"""Key, value, event time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Windows, and how they are asked for."""
+
+    spec: Tumbling | Sliding | Cumulating | Session | Count
+    lateness_ms: int = 0
+    emit: Literal["final", "update"] = "final"
+
+    @property
+    def updates(self) -> bool:
+        """Whether results replace each other."""
+        return self.emit == "update" or self.lateness_ms > 0
+
+    def over_ms(self, times: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The end of the first window of rows of these times: later ones change what has come out.
+
+        A row that is behind a session's end may still prolong it, so there it is that of the row itself. So many rows
+        have none.
+        """
+        match self.spec:
+            case Tumbling():
+                return floored(times, self.spec.size_ms, self.spec.offset_ms) + self.spec.size_ms
+            case Sliding():
+                return floored(times, self.spec.slide_ms, self.spec.offset_ms) + self.spec.slide_ms
+            case Cumulating():
+                return floored(times, self.spec.step_ms, 0) + self.spec.step_ms
+            case Session():
+                return times + 1
+            case Count():
+                return times + _NEVER_MS
+
+
+_PROGRAMS = (
+    Program(Tumbling(20)),
+    Program(Sliding(40, 10)),
+    Program(Cumulating(10, 40), emit="update"),
+    Program(Session(12)),
+    Program(Sliding(30, 10), lateness_ms=20),
+    Program(Cumulating(10, 30)),
+    Program(Count(3)),
+    Program(Session(25)),
+    Program(Tumbling(15, 5), lateness_ms=15, emit="update"),
+)
+
+
+def windowed(env: StreamEnvironment, inputs: Sequence[Data], width: Sequence[int]) -> None:
+    """The results of windows, and the rows that were late for them, each to a table."""
+    program, rows = _program(inputs[0]), _rows(inputs[0])
+    table = pa.table(
+        {name: pa.array(column, pa.int64()) for name, column in zip("kvt", zip(*rows, strict=True), strict=True)}
+    )
+    stream = env.from_batches(
+        table, splits=SPLITS, timestamp="t", max_out_of_orderness=_BOUND_MS, uid="source0", parallelism=SPLITS
+    )
+    timely = in_time(stream, program.over_ms, program.lateness_ms, uid="windows")
+    table_of(timely.side_output("late").rebalance(), "late", width[2])
+    windows = timely.key_by("k").window(program.spec)
+    if isinstance(program.spec, Count):
+        counts = windows.aggregate(n=count(), uid="windowed", parallelism=width[1])
+        table_of(counts.rebalance(), "results", width[3])
+        return
+    if program.lateness_ms:
+        windows = windows.allowed_lateness(program.lateness_ms)
+    results = windows.aggregate(n=count(), total=sum("v"), emit=program.emit, uid="windowed", parallelism=width[1])
+    if program.updates:
+        table_of(results, "running", width[1], keys=("k", *_BOUNDS))
+    else:
+        table_of(results.rebalance(), "results", width[3])
+
+
+def expect_windowed(inputs: Sequence[Data], _: Sequence[int]) -> Rows:
+    """Row by row: late for its first window by the rows before it in its split, else in each of its windows."""
+    program, rows = _program(inputs[0]), _rows(inputs[0])
+    timely: list[Row] = []
+    late: list[Row] = []
+    for split in range(SPLITS):
+        newest_ms: int | None = None
+        for row in rows[len(rows) * split // SPLITS : len(rows) * (split + 1) // SPLITS]:
+            over_ms = int(program.over_ms(np.array([row[2]]))[0]) - 1 + program.lateness_ms
+            is_late = newest_ms is not None and over_ms <= newest_ms - _BOUND_MS - 1
+            (late if is_late else timely).append(row)
+            newest_ms = row[2] if newest_ms is None else max(newest_ms, row[2])
+    table = "sim://running" if program.updates else "sim://results"
+    return {table: _results(program.spec, timely), "sim://late": counted(late)}
+
+
+def _results(spec: Tumbling | Sliding | Cumulating | Session | Count, rows: Sequence[Row]) -> Counter[str]:
+    """What windows of some rows give in the end."""
+    if isinstance(spec, Count):
+        of_keys = Counter(key for key, _, _ in rows)
+        return counted([(key, spec.rows) for key, n in of_keys.items() for _ in range(n // spec.rows)])
+    groups: dict[tuple[int, int, int], list[int]] = defaultdict(list)
+    if isinstance(spec, Session):
+        held: dict[int, list[list[Row]]] = defaultdict(list)
+        for row in sorted(rows, key=lambda row: row[2]):
+            sessions = held[row[0]]
+            if not sessions or row[2] - sessions[-1][-1][2] > spec.gap_ms:
+                sessions.append([])
+            sessions[-1].append(row)
+        for key, sessions in held.items():
+            for session in sessions:
+                groups[key, session[0][2], session[-1][2] + spec.gap_ms] = [value for _, value, _ in session]
+    else:
+        for key, value, time_ms in rows:
+            for start, end in _windows_of(spec, time_ms):
+                groups[key, start, end].append(value)
+    return counted([(*window, len(values), builtins.sum(values)) for window, values in groups.items()])
+
+
+def _windows_of(spec: Tumbling | Sliding | Cumulating, time_ms: int) -> Iterator[tuple[int, int]]:
+    """The windows that hold a time, found by trying."""
+    match spec:
+        case Tumbling():
+            start = time_ms - (time_ms - spec.offset_ms) % spec.size_ms
+            yield start, start + spec.size_ms
+        case Sliding():
+            for start in range(time_ms - spec.size_ms + 1, time_ms + 1):
+                if (start - spec.offset_ms) % spec.slide_ms == 0:
+                    yield start, start + spec.size_ms
+        case Cumulating():
+            first = time_ms - time_ms % spec.max_ms
+            for end in range(first + spec.step_ms, first + spec.max_ms + 1, spec.step_ms):
+                if time_ms < end:
+                    yield first, end
+
+
+def _program(data: Data) -> Program:
+    return _PROGRAMS[len(data) % len(_PROGRAMS)]
+
+
+def _rows(data: Data) -> list[Row]:
+    """Times go on by a window in a few rows of a split, and every third row is behind, as its value says."""
+    starts = [len(data) * split // SPLITS for split in range(SPLITS)]
+    found = []
+    for number, (key, value) in enumerate(data):
+        place = number - max(start for start in starts if start <= number)
+        found.append((key, value, 5 * place - (7 * value if number % 3 == 2 else 0)))
+    return found
