@@ -24,7 +24,7 @@ from tidegate.testing import Faults, SimulationReport, simulate, simulate_random
 
 SEEDS = (*range(20), 23, 33, 57, 120, 545, 1_222)
 """As few as show every effect."""
-SEEDS_FOR_ALL_PAIRS = 1_100
+SEEDS_FOR_ALL_PAIRS = 2_000
 _INDUCED_STOP = Scenario(
     seed=5648,
     values={

@@ -124,10 +124,7 @@ CONTRADICTIONS: tuple[tuple[tuple[str, Hashable], tuple[str, Hashable]], ...] = 
     (("max_concurrent", 2), ("min_pause_ms", 100)),
     (("max_concurrent", 3), ("min_pause_ms", 100)),
     (("topology", "broadcast"), ("then", "rescaled")),
-    (("topology", "changes"), ("mode", "at-least-once")),
-    (("topology", "ranks"), ("mode", "at-least-once")),
-    (("topology", "matches"), ("mode", "at-least-once")),
-    (("topology", "windows"), ("mode", "at-least-once")),
+    *((("topology", name), ("mode", "at-least-once")) for name in (*_CHANGING, _WINDOWS)),
     (("topology", "windows"), ("sources", "finding")),
 )
 """Values that are never drawn together, the later dimension gives way: what a submission refuses, rows that would
