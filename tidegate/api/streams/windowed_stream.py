@@ -67,7 +67,7 @@ class WindowedStream(Generic[S]):
     def aggregate(
         self,
         *,
-        emit: Literal["final", "update"] = "final",
+        emit: Literal["final", "update", "changes"] = "final",
         emit_every: str | timedelta | int | None = None,
         name: str = "window",
         uid: str | None = None,
@@ -83,9 +83,11 @@ class WindowedStream(Generic[S]):
         With `emit_every="10s"` results so far come out every ten seconds of processing time, for the keys and windows
         that have changed meanwhile, and what has not come out yet when a window ends. They replace others too.
 
-        Windows of so many rows come out when they are full.
+        A session that grows has other bounds, so its new result would not replace the one before. With an allowed
+        lateness, or with emit="changes" (the result so far after each batch), sessions are changes: the column
+        `row_kind` says whether a row comes or is taken back.
 
-        Sessions are final, and take no allowed lateness. Rows that come too late for all their windows are dropped,
+        Windows of so many rows come out when they are full. Rows that come too late for all their windows are dropped,
         counted as `numLateRecordsDropped`, and in `late_rows()` of the result. The event time of a result is the last
         millisecond of its window. ConfigurationError for columns that do not fit.
         """
@@ -95,11 +97,18 @@ class WindowedStream(Generic[S]):
             raise ConfigurationError(
                 f'{name}: emit_every must be longer than nothing; emit="update" is after each batch'
             )
+        if emit not in ("final", "update", "changes"):
+            raise ConfigurationError(f'{name}: emit must be "final", "update" or "changes", not {emit!r}')
         early = emit != "final" or every_ms is not None
-        if isinstance(spec, Session) and (early or lateness_ms):
+        if isinstance(spec, Session) and (emit == "update" or every_ms is not None):
             raise ConfigurationError(
                 f"{name}: a session that grows has other bounds, so its new result would not replace the one before; "
-                'leave emit="update", emit_every and allowed_lateness out'
+                'use emit="changes", which takes that back, and leave emit_every out'
+            )
+        if emit == "changes" and not isinstance(spec, Session):
+            raise ConfigurationError(
+                f'{name}: emit="changes" is for sessions; results of {type(spec).__name__} keep their bounds, and '
+                'replace each other: use emit="update"'
             )
         if every_ms is not None and emit != "final":
             raise ConfigurationError(
@@ -118,7 +127,9 @@ class WindowedStream(Generic[S]):
                 return CountWindows(keys, spec, aggregates)
             assert time is not None, "windows without event time"
             if isinstance(spec, Session):
-                return SessionWindows(keys, spec, aggregates, time)
+                assert emit != "update", "updates of sessions"
+                return SessionWindows(keys, spec, aggregates, time, emit, lateness_ms)
+            assert emit != "changes", "changes of windows that keep their bounds"
             return SlicedWindows(keys, spec, aggregates, time, emit, lateness_ms, every_ms)
 
         schema = self._stream.schema
@@ -135,7 +146,8 @@ class WindowedStream(Generic[S]):
         node = result._inputs[0][0]
         replaced = (*keys, WINDOW_START, WINDOW_END)
         updates = early or lateness_ms > 0
-        updating = Updating(replaced, f"{node.name!r} (uid {node.uid!r})") if updates else None
+        made_by, changes = f"{node.name!r} (uid {node.uid!r})", isinstance(spec, Session)
+        updating = Updating(replaced, made_by, changes) if updates else None
         return self._made(self._stream.program, result._inputs, replaced, WindowEnd(WINDOW_END), updating)
 
     def top_n(

@@ -40,18 +40,17 @@ class Program:
 
     spec: Tumbling | Sliding | Cumulating | Session | Count
     lateness_ms: int = 0
-    emit: Literal["final", "update"] = "final"
+    emit: Literal["final", "update", "changes"] = "final"
 
     @property
     def updates(self) -> bool:
-        """Whether results replace each other."""
-        return self.emit == "update" or self.lateness_ms > 0
+        """Whether results replace each other, or are taken back."""
+        return self.emit != "final" or self.lateness_ms > 0
 
     def over_ms(self, times: NDArray[np.int64]) -> NDArray[np.int64]:
         """The end of the first window of rows of these times: later ones change what has come out.
 
-        A row that is behind a session's end may still prolong it, so there it is that of the row itself. So many rows
-        have none.
+        A row at a session's end still prolongs it, so there it is the moment before the row. So many rows have none.
         """
         match self.spec:
             case Tumbling():
@@ -61,7 +60,7 @@ class Program:
             case Cumulating():
                 return floored(times, self.spec.step_ms, 0) + self.spec.step_ms
             case Session():
-                return times + 1
+                return times
             case Count():
                 return times + _NEVER_MS
 
@@ -76,6 +75,8 @@ _PROGRAMS = (
     Program(Count(3)),
     Program(Session(25)),
     Program(Tumbling(15, 5), lateness_ms=15, emit="update"),
+    Program(Session(9), lateness_ms=25),
+    Program(Session(14), emit="changes"),
 )
 
 

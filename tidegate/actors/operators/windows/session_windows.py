@@ -8,13 +8,19 @@ Rules:
   The sessions of these keys are written anew, all in the same call, so a restore finds them merged.
 - When the watermark passes, the first session of each key is looked at, if any session is due at all. Those that have
   ended come out, and the rest moves up, both in one step.
-- A row is late if a session of it alone has ended. It is dropped and counted, and opens no session again.
+- A row is late if a session of it alone has ended, `allowed_lateness` ago. It is dropped and counted, and opens no
+  session again.
+- A session that comes out more than once, after each batch or because it is kept for late rows, has other bounds each
+  time it grows, and replaces two when it joins them. So results are changes (`changes.py`): whatever of a session has
+  come out is taken back before it comes out anew. What has come out is what the state holds, so it is not kept twice;
+  `OUT` says whether it has. A session that grows beyond the watermark is taken back, and comes out when it ends.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +32,7 @@ from tidegate.actors.kernels.paged import scatter
 from tidegate.actors.kernels.partition import gather
 from tidegate.actors.operators.aggregates.aggregate import Aggregate
 from tidegate.actors.operators.batch_rows import OUTPUT_ROWS_MAX
+from tidegate.actors.operators.changes import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE, changes, with_kind
 from tidegate.actors.operators.operator import Emit, OperatorContext
 from tidegate.actors.operators.state.keys import key_columns
 from tidegate.actors.operators.windows.merged_groups import MergedGroups, codes_of
@@ -34,13 +41,19 @@ from tidegate.actors.operators.windows.window_specs import Session, Times
 from tidegate.actors.operators.windows.window_state import Parts
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.actors.state_backends.common.backend import ValueSpec
+from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.state.key_groups import key_groups_of
 from tidegate.storage.state.snapshot import StateTable
 
 NUMBER = "session"
 """The column of the namespace: which one it is of the key's sessions."""
 START, END, COUNT = "session_start_ms", "session_end_ms", "sessions"
-_EXTRA = tuple(ValueSpec(name, pa.int64(), 0) for name in (START, END, COUNT))
+OUT = "session_out"
+"""Whether what the state holds of the session has come out: 0 or 1. Only where sessions come out more than once."""
+_TIME_MS_END = 1 << 60
+"""After every session, and far from the end of 64 bits."""
+
+Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,31 +66,52 @@ class Pulled:
     parts: list[Parts]
     """Those of the first sessions of keys, then of the second ones, and so on: together in the order of `codes`."""
     sizes: list[int]
+    outs: NDArray[np.bool_]
+    """Whether they have come out."""
 
 
 class SessionWindows(WindowOperator):
-    """Aggregates of sessions of event time."""
+    """Aggregates of sessions of event time. With emit="changes" after each batch, else when a session ends.
 
-    def __init__(self, keys: tuple[str, ...], spec: Session, aggregates: Mapping[str, Aggregate], time: str) -> None:
-        super().__init__(keys, spec, aggregates, time, "final", NUMBER, _EXTRA)
+    With a lateness, or emit="changes", the results are changes.
+    """
+
+    def __init__(
+        self,
+        keys: tuple[str, ...],
+        spec: Session,
+        aggregates: Mapping[str, Aggregate],
+        time: str,
+        emit: Literal["final", "changes"] = "final",
+        allowed_lateness_ms: int = 0,
+    ) -> None:
+        self._every_batch, self._lateness_ms = emit == "changes", allowed_lateness_ms
+        self._changes = self._every_batch or allowed_lateness_ms > 0
+        names = (START, END, COUNT, OUT) if self._changes else (START, END, COUNT)
+        extra = tuple(ValueSpec(name, pa.int64(), 0) for name in names)
+        super().__init__(keys, spec, aggregates, time, "changes" if self._changes else "final", NUMBER, extra)
         self._spec = spec
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
         """CorruptionError as of all windows."""
-        super().open(context, restored)
-        # Not known after a restore: the first watermark looks at all.
-        self._next_end_ms = MIN_WATERMARK_MS if self._state.exists else MAX_WATERMARK_MS
+        super().open(context, self._with_outs(restored))
+        self._look_at_all(self._state.exists)
 
     def load(self, tables: Sequence[StateTable]) -> None:
         """CorruptionError as of all windows."""
-        super().load(tables)
-        self._next_end_ms = MIN_WATERMARK_MS
+        super().load(self._with_outs(tables))
+        self._look_at_all(True)
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
         """Emit the sessions that have ended, in steps of a batch of keys."""
         # First of all: a row that comes between two steps is late for what fires in them.
         for groups, moment_ms in [*self._fired.runs()]:
             self._fired.advance(groups, max(moment_ms, watermark_ms))
+        # A row that comes between two steps may move sessions that wait to where these steps have been already.
+        while self._changes and self._state.exists and self._next_out_ms - 1 <= watermark_ms:
+            self._next_out_ms = MAX_WATERMARK_MS
+            yield from self._tell_ended(watermark_ms, emit)
+        watermark_ms = max(MIN_WATERMARK_MS, min(watermark_ms, _TIME_MS_END) - self._lateness_ms)
         if not self._state.exists or self._next_end_ms - 1 > watermark_ms:
             return
         self._next_end_ms = MAX_WATERMARK_MS
@@ -97,7 +131,7 @@ class SessionWindows(WindowOperator):
         """Merge the rows with the sessions of their keys."""
         times = self._times(batch)
         keys = key_columns(batch, self._keys)
-        last = self._spec.last_end_ms(times) - 1
+        last = self._spec.last_end_ms(times) - 1 + self._lateness_ms
         late = last <= self._moments(keys, len(times))
         if late.any():
             rows = self._drop_late(batch, late)
@@ -117,9 +151,114 @@ class SessionWindows(WindowOperator):
         merged.update(batch, numbers[stored:])
         merged.done()
         held = merged.parts(np.arange(len(firsts)))
-        self._put(distinct, of[firsts], bounds[0], bounds[1], held)
+        outs, updates = np.zeros(len(firsts), dtype=np.bool_), list[pa.RecordBatch]()
+        if self._changes:
+            grown = np.zeros(len(firsts), dtype=np.bool_)
+            grown[numbers[stored:]] = True
+            outs[numbers[:stored]] = pulled.outs
+            moments = self._moments(distinct, count)
+            ended = bounds[1] - 1 <= (moments if isinstance(moments, int) else moments[of[firsts]])
+            outs[grown] = self._every_batch | ended[grown]
+            updates = self._updates(distinct, of[firsts], pulled, numbers[:stored], grown, outs, bounds, merged)
+            if not outs.all():
+                self._next_out_ms = min(self._next_out_ms, int(bounds[1][~outs].min()))
+        self._put(distinct, of[firsts], bounds[0], bounds[1], outs, held)
         self._next_end_ms = min(self._next_end_ms, int(bounds[1].min()))
-        return []
+        return updates
+
+    def _updates(
+        self,
+        keys: pa.RecordBatch,
+        codes: Numbers,
+        pulled: Pulled,
+        numbers: Numbers,
+        grown: NDArray[np.bool_],
+        outs: NDArray[np.bool_],
+        bounds: tuple[Times, Times],
+        merged: MergedGroups,
+    ) -> list[pa.RecordBatch]:
+        """What has come out of sessions that have grown is taken back, and what comes out of them now.
+
+        `codes`, `grown`, `outs` and `bounds` are of the merged sessions, `numbers` says in which one a pulled one is.
+        """
+        told = np.flatnonzero(pulled.outs & grown[numbers])
+        before = MergedGroups(self._state, len(pulled.codes)) if len(told) else merged
+        for start, size, parts in zip(np.cumsum([0, *pulled.sizes])[:-1], pulled.sizes, pulled.parts, strict=True):
+            if len(told):
+                before.merge(np.arange(start, start + size), parts)
+        before.done()
+        into = numbers[told]
+        same = outs[into] & (pulled.starts[told] == bounds[0][into]) & (pulled.ends[told] == bounds[1][into])
+        after = np.flatnonzero(grown & outs)
+        replaces = np.isin(after, into[same])
+        parts_of = (
+            (UPDATE_BEFORE, told[same], (pulled.codes, pulled.starts, pulled.ends), before),
+            (DELETE, told[~same], (pulled.codes, pulled.starts, pulled.ends), before),
+            (UPDATE_AFTER, after[replaces], (codes, *bounds), merged),
+            (INSERT, after[~replaces], (codes, *bounds), merged),
+        )
+        found = [
+            (kind, self._result(keys, of[rows], starts[rows], ends[rows], groups.results(rows)))
+            for kind, rows, (of, starts, ends), groups in parts_of
+            if len(rows)
+        ]
+        return self._told(found)
+
+    def _tell_ended(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
+        """Emit the sessions that have ended and wait to come out, in steps of a batch of keys. They stay."""
+        number, some = 0, True
+        while some:
+            some = False
+            for stored, slots in self._state.table.scan_namespace(number, OUTPUT_ROWS_MAX):
+                some = True
+                ends, waiting = self._state.extra(END).raw(slots), self._state.extra(OUT).raw(slots) == 0
+                due = waiting & (ends - 1 <= watermark_ms)
+                later = ends[waiting & ~due]
+                if len(later):
+                    self._next_out_ms = min(self._next_out_ms, int(later.min()))
+                if due.any():
+                    starts, results = self._state.extra(START).raw(slots), self._state.results(slots[due])
+                    rows = np.flatnonzero(due)
+                    found = self._result(self._state.user_keys(stored), rows, starts[due], ends[due], results)
+                    upserted = self._state.table.upsert(gather(stored, rows.astype(np.int32)))
+                    scatter(self._state.extra(OUT).pages, upserted.slots, np.ones(len(rows), dtype=np.int64))
+                    self._state.table.done()
+                    self._changed_rows += len(rows)
+                    for batch in self._told([(INSERT, found)]):
+                        emit(batch)
+                yield
+            number += 1
+
+    def _result(
+        self, keys: pa.RecordBatch, rows: Numbers, starts: Times, ends: Times, results: list[pa.Array]
+    ) -> pa.RecordBatch:
+        """Sessions with their bounds, of the keys in some rows."""
+        assert self._fired.time_type is not None, "results before the first row"
+        of = gather(keys, rows.astype(np.int32)) if self._keys else keys
+        return self._rows.output_of(of, starts, ends, results, self._fired.time_type, self._spec)
+
+    def _told(self, parts: Sequence[tuple[str, pa.RecordBatch]]) -> list[pa.RecordBatch]:
+        """Rows of some kinds as changes, in batches of bounded size."""
+        if not parts:
+            return []
+        rows = changes([(kind, batch.columns) for kind, batch in parts], with_kind(parts[0][1].schema))
+        assert rows is not None, "parts without rows"
+        return [rows.slice(start, OUTPUT_ROWS_MAX) for start in range(0, rows.num_rows, OUTPUT_ROWS_MAX)]
+
+    def _look_at_all(self, restored: bool) -> None:
+        """Ends are not known after a restore: the first watermark looks at all sessions."""
+        self._next_end_ms = self._next_out_ms = MIN_WATERMARK_MS if restored else MAX_WATERMARK_MS
+
+    def _with_outs(self, tables: Sequence[StateTable]) -> Sequence[StateTable]:
+        """Stored tables; if they are of sessions that came out once, those have not come out."""
+        found = list[StateTable]()
+        for table in tables:
+            names = table.rows.schema.names
+            if self._changes and table.kind is StateKind.KEYED and COUNT in names and OUT not in names:
+                outs = pa.array(np.zeros(table.rows.num_rows, dtype=np.int64))
+                table = replace(table, rows=table.rows.add_column(names.index(COUNT) + 1, OUT, outs))
+            found.append(table)
+        return found
 
     def _moments(self, keys: pa.RecordBatch, rows: int) -> Times | int:
         """Up to when sessions have fired, for each row."""
@@ -139,6 +278,7 @@ class SessionWindows(WindowOperator):
         starts: list[Times] = []
         ends: list[Times] = []
         parts: list[Parts] = []
+        outs: list[Numbers] = []
         left = np.arange(count, dtype=np.int32)
         sessions = np.zeros(count, dtype=np.int64)
         number = 0
@@ -157,6 +297,8 @@ class SessionWindows(WindowOperator):
                 starts.append(self._state.extra(START).raw(slots))
                 ends.append(self._state.extra(END).raw(slots))
                 parts.append(self._state.parts(slots))
+                if self._changes:
+                    outs.append(self._state.extra(OUT).raw(slots))
             table.remove(upserted.slots)
             table.done()
             number += 1
@@ -164,10 +306,13 @@ class SessionWindows(WindowOperator):
             left, sessions = left[going_on], sessions[going_on]
         self._changed_rows += sum(map(len, codes))
         none = [np.zeros(0, dtype=np.int64)]
-        of_keys, begins, stops = (np.concatenate([*none, *column]) for column in (codes, starts, ends))
-        return Pulled(of_keys, begins, stops, parts, [len(each) for each in codes])
+        of_keys, begins, stops, told = (np.concatenate([*none, *column]) for column in (codes, starts, ends, outs))
+        flags = told == 1 if self._changes else np.zeros(len(of_keys), dtype=np.bool_)
+        return Pulled(of_keys, begins, stops, parts, [len(each) for each in codes], flags)
 
-    def _put(self, keys: pa.RecordBatch, codes: NDArray[np.int64], starts: Times, ends: Times, parts: Parts) -> None:
+    def _put(
+        self, keys: pa.RecordBatch, codes: Numbers, starts: Times, ends: Times, outs: NDArray[np.bool_], parts: Parts
+    ) -> None:
         """Put sessions of keys that have none, in the order of keys and starts."""
         if not len(codes):
             return
@@ -178,35 +323,36 @@ class SessionWindows(WindowOperator):
         of = gather(keys, rows) if self._keys else keys
         upserted = self._state.table.upsert(self._state.stored_keys(numbers, of))
         assert len(upserted.new_rows) == len(codes), "a session in the place of another one"
-        for name, values in ((START, starts), (END, ends), (COUNT, np.repeat(counts, counts))):
+        columns = {START: starts, END: ends, COUNT: np.repeat(counts, counts)} | ({OUT: outs} if self._changes else {})
+        for name, values in columns.items():
             scatter(self._state.extra(name).pages, upserted.slots, values.astype(np.int64))
         self._state.merge(upserted.slots, parts)
         self._state.table.done()
         self._changed_rows += len(codes)
 
     def _fire(self, keys: pa.RecordBatch, count: int, watermark_ms: int) -> list[pa.RecordBatch]:
-        """Take the sessions of keys that have ended out of the state. Returns their results."""
+        """Take the sessions of keys that have ended out of the state. Returns their results, if they are not out."""
         pulled = self._pull(keys, count)
         order = np.lexsort((pulled.starts, pulled.codes))
         parts = [
             [pa.concat_arrays([part[group][column] for part in pulled.parts]) for column in range(len(columns))]
             for group, columns in enumerate(pulled.parts[0])
         ]
-        codes, starts, ends = pulled.codes[order], pulled.starts[order], pulled.ends[order]
+        codes, starts, ends, outs = (each[order] for each in (pulled.codes, pulled.starts, pulled.ends, pulled.outs))
         due = ends - 1 <= watermark_ms
+        left = ~due
+        if left.any():
+            held = [[column.take(pa.array(order[left])) for column in columns] for columns in parts]
+            self._put(keys, codes[left], starts[left], ends[left], outs[left], held)
+            self._next_end_ms = min(self._next_end_ms, int(ends[left].min()))
+        if self._changes:
+            assert bool(outs[due].all()), "a session goes that has not come out"
+            return []
         ended = MergedGroups(self._state, int(due.sum()))
         every = np.arange(int(due.sum()))
         ended.merge(every, [[column.take(pa.array(order[due])) for column in columns] for columns in parts])
         ended.done()
-        left = ~due
-        if left.any():
-            held = [[column.take(pa.array(order[left])) for column in columns] for columns in parts]
-            self._put(keys, codes[left], starts[left], ends[left], held)
-            self._next_end_ms = min(self._next_end_ms, int(ends[left].min()))
-        results = ended.results(every)
-        of = gather(keys, codes[due].astype(np.int32)) if self._keys else keys
-        assert self._fired.time_type is not None, "results before the first row"
-        rows = self._rows.output_of(of, starts[due], ends[due], results, self._fired.time_type, self._spec)
+        rows = self._result(keys, codes[due], starts[due], ends[due], ended.results(every))
         return [rows.slice(start, OUTPUT_ROWS_MAX) for start in range(0, rows.num_rows, OUTPUT_ROWS_MAX)]
 
 

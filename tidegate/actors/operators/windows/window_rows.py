@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.actors.operators.aggregates.aggregate import Aggregate
+from tidegate.actors.operators.changes import CHANGE, with_kind
 from tidegate.actors.operators.operator import Columns
 from tidegate.actors.operators.state.keys import key_schema
 from tidegate.actors.operators.watermarks.watermark_generator import check_timestamp_column, event_times_ms
@@ -48,9 +49,10 @@ class WindowRows:
         self.keys, self.aggregates, self._time = keys, dict(aggregates), time
         if not aggregates:
             raise ConfigurationError("window: aggregate needs at least one aggregate: aggregate(n=count())")
-        if emit not in ("update", "final"):
-            raise ConfigurationError(f'emit must be "update" or "final", not {emit!r}')
-        names = [*keys, *aggregates, WINDOW_START, WINDOW_END]
+        if emit not in ("update", "changes", "final"):
+            raise ConfigurationError(f'emit must be "update", "changes" or "final", not {emit!r}')
+        self._changes = emit == "changes"
+        names = [*keys, *aggregates, WINDOW_START, WINDOW_END, *([CHANGE] if self._changes else [])]
         doubles = sorted({name for name in names if names.count(name) > 1} | {*keys} & {*reserved})
         if doubles:
             raise ConfigurationError(
@@ -73,7 +75,8 @@ class WindowRows:
             bound = bound_type(input_schema.field(self._time).type, spec)
             bounds = [pa.field(WINDOW_START, bound), pa.field(WINDOW_END, bound)]
         results = [pa.field(name, aggregate.output_type(input_schema)) for name, aggregate in self.aggregates.items()]
-        return pa.schema([*key_schema(input_schema, self.keys), *bounds, *results])
+        rows = pa.schema([*key_schema(input_schema, self.keys), *bounds, *results])
+        return with_kind(rows) if self._changes else rows
 
     def output(
         self,

@@ -200,7 +200,7 @@ class WindowState:
         if state != WINDOWS_STATE or schema.names[: len(head)] != head or fields is None:
             raise CorruptionError(
                 f"operator {self._context.uid!r} expects windows by {list(self._keys)} with {list(self._aggregates)}, "
-                f"but state {state!r} has {schema.names}; restore with the keys and aggregates that wrote it, or "
-                "change the uid"
+                f"but state {state!r} has {schema.names}; restore with the keys, aggregates and allowed lateness "
+                "that wrote it, or change the uid"
             )
         return pa.schema([schema.field(name).remove_metadata() for name in self._keys]), fields
