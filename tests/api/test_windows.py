@@ -131,6 +131,21 @@ def test_sessions_that_grow_late_are_corrected(tmp_path: Path, emit: Literal["fi
     assert [tuple(row.values()) for row in sorted_rows(numbers)] == [(1, 2, 27), (2, 1, 36)]
 
 
+@pytest.mark.parametrize("fires", [True, False])
+def test_windows_of_processing_time_need_no_event_time(tmp_path: Path, fires: bool) -> None:
+    """What is open when the input ends comes out if that is asked for. The bounds are no event time."""
+    with local() as env:
+        stream = env.from_batches(ROWS, splits=2)
+        windows = stream.key_by("k").window(tg.Tumbling("1000d"), time="processing", fire_at_end=fires)
+        sums = windows.aggregate(n=tg.sum("x"))
+        assert sums.timestamp is None
+        assert sums.schema is not None
+        assert sums.schema.field("window_start").type == pa.timestamp("ms", "UTC")
+        found = sums.select("k", "n").collect()
+        finish(env, tmp_path)
+    assert sorted_rows(found) == ([{"k": "a", "n": 8}, {"k": "b", "n": 7}] if fires else [])
+
+
 REFUSED: dict[str, tuple[Callable[[tg.StreamEnvironment], object], str]] = {
     "no event time": (lambda env: env.from_batches(ROWS).window(tg.Tumbling(1)), "no event time"),
     "no window": (lambda env: timed(env).key_by("k").window("1h"), "window takes"),  # type: ignore[arg-type]
@@ -190,6 +205,22 @@ REFUSED: dict[str, tuple[Callable[[tg.StreamEnvironment], object], str]] = {
     "so many rows that are late": (
         lambda env: timed(env).key_by("k").window(tg.Count(2)).allowed_lateness("1s"),
         "no row is late",
+    ),
+    "so many rows by the clock": (
+        lambda env: env.from_batches(ROWS).key_by("k").window(tg.Count(2), time="processing"),
+        "no time",
+    ),
+    "an end of event time": (
+        lambda env: timed(env).key_by("k").window(tg.Tumbling(2), fire_at_end=True),
+        "all end with the input",
+    ),
+    "late by the clock": (
+        lambda env: timed(env).window(tg.Tumbling(2), time="processing").allowed_lateness(1),
+        "no row is late",
+    ),
+    "no such time": (
+        lambda env: timed(env).window(tg.Tumbling(2), time="wall"),  # type: ignore[arg-type]
+        "not 'wall'",
     ),
     "no such column": (
         lambda env: timed(env).key_by("k").window(tg.Tumbling(1)).aggregate(n=tg.sum("nothing")),

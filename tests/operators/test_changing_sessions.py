@@ -195,6 +195,6 @@ def test_sessions_that_came_out_once_go_on_with_a_lateness(backend: Backend) -> 
     assert not windows.rows
     windows.watermark(20)
     assert kinds(windows) == [("+I", 0, 15, 5)]
-    with pytest.raises(CorruptionError, match="session_out.*allowed lateness"):
+    with pytest.raises(CorruptionError, match=r"session_out.*allowed lateness"):
         Windows(lambda: SessionWindows(("k",), Session(10), AGGREGATES, "t"), restored=windows.stored())
     windows.close()

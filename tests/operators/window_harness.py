@@ -72,6 +72,17 @@ class Windows:
                 if taken == steps:
                     break
 
+    def at(self, now_ms: int) -> None:
+        """The clocks of all say this now; nothing is called."""
+        for operator in self.operators:
+            operator.context.time.now_ms = now_ms
+
+    def finish(self) -> None:
+        """The input has ended."""
+        for operator in self.operators:
+            for _ in operator.finish(self.emit):
+                pass
+
     def moved(self, parallelism: int, backend: BackendKind) -> Windows:
         """The same, restored at another parallelism, or with another backend. What was emitted stays."""
         tables = self.stored()

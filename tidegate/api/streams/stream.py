@@ -33,7 +33,7 @@ from tidegate.api.streams.stream_aggregates import aggregated, aggregated_all
 from tidegate.api.streams.stream_ranking import RankEmit, ranked_stream, ranked_windows, ranking_of
 from tidegate.api.streams.stream_tables import StreamTables
 from tidegate.api.streams.updating import Updating
-from tidegate.api.streams.windowed_stream import WindowedStream, WindowsTaken
+from tidegate.api.streams.windowed_stream import WindowedStream, WindowsTaken, WindowTime
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.columns_text import columns_text
 from tidegate.storage.schemas.dictionaries import decoded_type
@@ -136,9 +136,11 @@ class Stream(StreamTables):
         kept = kept and not isinstance(self.timestamp, WindowEnd)
         return Stream(self._program, ((aside, None),), (), self.timestamp if kept else None)
 
-    def window(self, spec: WindowsTaken) -> WindowedStream[Stream]:
-        """All rows by window of event time, in one subtask: `window(tg.Tumbling("1h")).aggregate(n=tg.count())`."""
-        return WindowedStream(self, (), spec, Stream)
+    def window(
+        self, spec: WindowsTaken, *, time: WindowTime = "event", fire_at_end: bool = False
+    ) -> WindowedStream[Stream]:
+        """All rows by window, in one subtask: `window(tg.Tumbling("1h")).aggregate(n=tg.count())`. As with keys."""
+        return WindowedStream(self, (), spec, Stream, time, fire_at_end)
 
     def late_rows(self) -> Stream:
         """The rows that came too late for the windows of the step before: call it on what `aggregate` returned."""
@@ -165,9 +167,15 @@ class KeyedStream:
         """The rows, partitioned by key on their way into the next operator."""
         return self.stream._partitioned(Partitioning(PartitioningKind.HASH, self.keys))
 
-    def window(self, spec: WindowsTaken) -> WindowedStream[Stream]:
-        """The rows of each key by window of event time: `tg.Tumbling("1h")`, `tg.Session("5min")`, and others."""
-        return WindowedStream(self.stream, self.keys, spec, Stream)
+    def window(
+        self, spec: WindowsTaken, *, time: WindowTime = "event", fire_at_end: bool = False
+    ) -> WindowedStream[Stream]:
+        """The rows of each key by window of event time: `tg.Tumbling("1h")`, `tg.Session("5min")`, and others.
+
+        With time="processing" a row belongs to the moment at which it is processed. Windows that are open when the
+        input ends come out with `fire_at_end=True` alone.
+        """
+        return WindowedStream(self.stream, self.keys, spec, Stream, time, fire_at_end)
 
     def connect(self, other: KeyedStream | Stream) -> ConnectedStreams:
         """This stream and another keyed one, for one operator to process: rows of one key meet, and share its state.

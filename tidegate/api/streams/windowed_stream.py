@@ -1,7 +1,8 @@
 """`WindowedStream`: rows in windows. Made by `KeyedStream.window`, and by `Stream.window` for all rows.
 
 What comes out has the keys, `window_start`, `window_end`, and the aggregates. Its event time is the last millisecond of
-the window, so it can be windowed again. Windows of so many rows have neither bounds nor event time.
+the window, so it can be windowed again. Windows of so many rows have neither bounds nor event time, those of
+processing time have bounds by the clock.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tidegate.actors.operators.windows.session_windows import SessionWindows
 from tidegate.actors.operators.windows.sliced_windows import SlicedWindows
 from tidegate.actors.operators.windows.window_operator import WindowOperator
 from tidegate.actors.operators.windows.window_rows import WINDOW_END, WINDOW_START
-from tidegate.actors.operators.windows.window_specs import Count, Cumulating, Session, Sliding, Tumbling
+from tidegate.actors.operators.windows.window_specs import Clock, Count, Cumulating, Session, Sliding, Tumbling
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.actors.protocol.side_outputs import OutputTag
 from tidegate.api.streams.stream_ranking import ranked_windows, ranking_of, window_keys
@@ -28,6 +29,7 @@ from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.units import parse_duration_ms
 
 WindowsTaken = Tumbling | Sliding | Cumulating | Session | Count
+WindowTime = Literal["event", "processing"]
 S = TypeVar("S", bound=StreamTables)
 
 
@@ -43,26 +45,39 @@ class WindowedStream(Generic[S]):
         keys: tuple[str, ...],
         spec: WindowsTaken,
         made: Callable[..., S],
+        time: WindowTime = "event",
+        fire_at_end: bool = False,
         lateness_ms: int = 0,
     ) -> None:
         if not isinstance(spec, WindowsTaken):
             kinds = "tg.Tumbling, tg.Sliding, tg.Cumulating, tg.Session or tg.Count"
             raise ConfigurationError(f"window takes {kinds}, not {spec!r}")
-        if stream.timestamp is None and not isinstance(spec, Count):
+        if time not in ("event", "processing"):
+            raise ConfigurationError(f'window: time must be "event" or "processing", not {time!r}')
+        if isinstance(spec, Count) and (time != "event" or fire_at_end):
+            raise ConfigurationError(f"{spec!r}: so many rows have no time; leave time= and fire_at_end= out")
+        if time == "event" and fire_at_end:
+            raise ConfigurationError(
+                'window: fire_at_end= is for time="processing"; windows of event time all end with the input'
+            )
+        if stream.timestamp is None and time == "event" and not isinstance(spec, Count):
             raise ConfigurationError(
                 "window: the stream has no event time; name its column in the source (timestamp=...), or call "
-                "assign_timestamps before"
+                'assign_timestamps before; or take processing time: window(..., time="processing")'
             )
         self._stream, self._keys, self._spec, self._time = stream, keys, spec, stream.timestamp
         self._made = made
+        self._clock = Clock(fire_at_end) if time == "processing" else None
         self._lateness_ms = lateness_ms
 
     def allowed_lateness(self, lateness: str | timedelta | int) -> WindowedStream[S]:
         """Keep windows for so long after their end. A row that comes meanwhile gives a new result at once."""
         if isinstance(self._spec, Count):
             raise ConfigurationError(f"{self._spec!r}: no row is late for so many rows; leave allowed_lateness out")
+        if self._clock is not None:
+            raise ConfigurationError("window: no row is late for processing time; leave allowed_lateness out")
         parsed = parse_duration_ms(lateness, setting="allowed_lateness")
-        return WindowedStream(self._stream, self._keys, self._spec, self._made, parsed)
+        return WindowedStream(self._stream, self._keys, self._spec, self._made, lateness_ms=parsed)
 
     def aggregate(
         self,
@@ -89,9 +104,11 @@ class WindowedStream(Generic[S]):
 
         Windows of so many rows come out when they are full. Rows that come too late for all their windows are dropped,
         counted as `numLateRecordsDropped`, and in `late_rows()` of the result. The event time of a result is the last
-        millisecond of its window. ConfigurationError for columns that do not fit.
+        millisecond of its window; of windows of processing time there is none. ConfigurationError for columns that do
+        not fit.
         """
-        keys, spec, time, lateness_ms = self._keys, self._spec, self._time, self._lateness_ms
+        keys, spec, clock, lateness_ms = self._keys, self._spec, self._clock, self._lateness_ms
+        time = self._time if clock is None else clock
         every_ms = None if emit_every is None else parse_duration_ms(emit_every, setting="emit_every")
         if every_ms == 0:
             raise ConfigurationError(
@@ -125,7 +142,7 @@ class WindowedStream(Generic[S]):
         def windows() -> WindowOperator:
             if isinstance(spec, Count):
                 return CountWindows(keys, spec, aggregates)
-            assert time is not None, "windows without event time"
+            assert time is not None, "windows without a time"
             if isinstance(spec, Session):
                 assert emit != "update", "updates of sessions"
                 return SessionWindows(keys, spec, aggregates, time, emit, lateness_ms)
@@ -136,7 +153,8 @@ class WindowedStream(Generic[S]):
         output = None if schema is None else windows().output_schema(schema)
         windows()  # so that wrong arguments are refused here
         # Without a schema nobody can read late rows: a side output says which columns it has.
-        late = () if schema is None or isinstance(spec, Count) else (OutputTag(LATE, schema),)
+        none_is_late = isinstance(spec, Count) or clock is not None
+        late = () if schema is None or none_is_late else (OutputTag(LATE, schema),)
         rows = self._stream
         if keys:
             rows = rows._partitioned(Partitioning(PartitioningKind.HASH, keys))
@@ -148,7 +166,9 @@ class WindowedStream(Generic[S]):
         updates = early or lateness_ms > 0
         made_by, changes = f"{node.name!r} (uid {node.uid!r})", isinstance(spec, Session)
         updating = Updating(replaced, made_by, changes) if updates else None
-        return self._made(self._stream.program, result._inputs, replaced, WindowEnd(WINDOW_END), updating)
+        # The bounds are not event time then, and watermarks are of something else.
+        timestamp = WindowEnd(WINDOW_END) if clock is None else None
+        return self._made(self._stream.program, result._inputs, replaced, timestamp, updating)
 
     def top_n(
         self,
@@ -173,6 +193,8 @@ class WindowedStream(Generic[S]):
         spec = self._spec
         if isinstance(spec, Session | Count):
             raise ConfigurationError(f"{name}: {spec!r}: top_n takes tg.Tumbling, tg.Sliding or tg.Cumulating")
+        if self._clock is not None:
+            raise ConfigurationError(f'{name}: top_n is for windows of event time; leave time="processing" out')
         if self._lateness_ms:
             raise ConfigurationError(
                 f"{name}: the first rows of a window come out once, when it ends; leave allowed_lateness out, and give "

@@ -4,7 +4,7 @@ The data chooses the windows, their lateness and what they emit. Each subtask of
 the rows that are late for a window of theirs by the rows before them there. The watermark of the windows is that of the
 slowest split, so no row that is left is late for any. A split that is found later would be behind that watermark, and
 with at-least-once rows come again that are late by then: neither is drawn. Of windows of so many rows only their number
-follows from the data: which rows are together does not.
+follows from the data: which rows are together does not. Of windows by the clock it is how often each row counts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tidegate.actors.operators.aggregates.aggregate import count, sum
 from tidegate.actors.operators.windows.window_specs import Count, Cumulating, Session, Sliding, Tumbling, floored
 from tidegate.api.environment import StreamEnvironment
 from tidegate.api.streams.late_rows import in_time
-from tidegate.simulation.pipelines.pieces import SPLITS, Data, table_of
+from tidegate.simulation.pipelines.pieces import SPLITS, Data, grouped, table_of
 from tidegate.simulation.runtime.run import Rows, counted
 
 _BOUND_MS = 5
@@ -41,6 +41,7 @@ class Program:
     spec: Tumbling | Sliding | Cumulating | Session | Count
     lateness_ms: int = 0
     emit: Literal["final", "update", "changes"] = "final"
+    by_clock: bool = False
 
     @property
     def updates(self) -> bool:
@@ -77,6 +78,8 @@ _PROGRAMS = (
     Program(Tumbling(15, 5), lateness_ms=15, emit="update"),
     Program(Session(9), lateness_ms=25),
     Program(Session(14), emit="changes"),
+    Program(Sliding(60, 20), by_clock=True),
+    Program(Session(30), by_clock=True),
 )
 
 
@@ -89,6 +92,14 @@ def windowed(env: StreamEnvironment, inputs: Sequence[Data], width: Sequence[int
     stream = env.from_batches(
         table, splits=SPLITS, timestamp="t", max_out_of_orderness=_BOUND_MS, uid="source0", parallelism=SPLITS
     )
+    if program.by_clock:
+        windows = stream.key_by("k").window(program.spec, time="processing", fire_at_end=True)
+        sums = windows.aggregate(n=count(), total=sum("v"), uid="windowed", parallelism=width[1])
+        totals = sums.key_by("k").aggregate(
+            n=sum("n"), total=sum("total"), emit="final", uid="totals", parallelism=width[2]
+        )
+        table_of(totals, "results", width[3])
+        return
     timely = in_time(stream, program.over_ms, program.lateness_ms, uid="windows")
     table_of(timely.side_output("late").rebalance(), "late", width[2])
     windows = timely.key_by("k").window(program.spec)
@@ -108,6 +119,10 @@ def windowed(env: StreamEnvironment, inputs: Sequence[Data], width: Sequence[int
 def expect_windowed(inputs: Sequence[Data], _: Sequence[int]) -> Rows:
     """Row by row: late for its first window by the rows before it in its split, else in each of its windows."""
     program, rows = _program(inputs[0]), _rows(inputs[0])
+    if program.by_clock:
+        times = program.spec.size_ms // program.spec.slide_ms if isinstance(program.spec, Sliding) else 1
+        values = [(key, value) for key, value, _ in rows for _ in range(times)]
+        return {"sim://results": grouped(values)}
     timely: list[Row] = []
     late: list[Row] = []
     for split in range(SPLITS):

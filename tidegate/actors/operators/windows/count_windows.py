@@ -10,7 +10,7 @@ Rules (Flink's `countWindow`):
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +21,7 @@ from tidegate.actors.kernels.paged import scatter
 from tidegate.actors.kernels.partition import gather
 from tidegate.actors.operators.aggregates.aggregate import Aggregate
 from tidegate.actors.operators.batch_rows import OUTPUT_ROWS_MAX
+from tidegate.actors.operators.operator import Emit
 from tidegate.actors.operators.state.keys import key_columns
 from tidegate.actors.operators.windows.merged_groups import MergedGroups, codes_of
 from tidegate.actors.operators.windows.window_operator import WindowOperator
@@ -78,6 +79,10 @@ class CountWindows(WindowOperator):
         keys = gather(distinct, of_keys[complete].astype(np.int32)) if self._keys else distinct
         rows = self._rows.output_without_bounds(keys, merged.results(complete))
         return [rows.slice(start, OUTPUT_ROWS_MAX) for start in range(0, rows.num_rows, OUTPUT_ROWS_MAX)]
+
+    def _advance_to(self, moment_ms: int, emit: Emit) -> Iterator[None]:
+        """Time has no part in these windows."""
+        return iter(())
 
     def _put(
         self, distinct: pa.RecordBatch, codes: _Numbers, rows: _Numbers, merged: MergedGroups, lasts: _Numbers

@@ -27,7 +27,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.actors.kernels.hashing import hash_columns
-from tidegate.actors.kernels.jit import kernel
 from tidegate.actors.kernels.paged import scatter
 from tidegate.actors.kernels.partition import gather
 from tidegate.actors.operators.aggregates.aggregate import Aggregate
@@ -36,8 +35,9 @@ from tidegate.actors.operators.changes import DELETE, INSERT, UPDATE_AFTER, UPDA
 from tidegate.actors.operators.operator import Emit, OperatorContext
 from tidegate.actors.operators.state.keys import key_columns
 from tidegate.actors.operators.windows.merged_groups import MergedGroups, codes_of
+from tidegate.actors.operators.windows.merged_sessions import merged_sessions
 from tidegate.actors.operators.windows.window_operator import WindowOperator
-from tidegate.actors.operators.windows.window_specs import Session, Times
+from tidegate.actors.operators.windows.window_specs import Clock, Session, Times
 from tidegate.actors.operators.windows.window_state import Parts
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.actors.state_backends.common.backend import ValueSpec
@@ -71,7 +71,7 @@ class Pulled:
 
 
 class SessionWindows(WindowOperator):
-    """Aggregates of sessions of event time. With emit="changes" after each batch, else when a session ends.
+    """Aggregates of sessions. With emit="changes" after each batch, else when a session ends.
 
     With a lateness, or emit="changes", the results are changes.
     """
@@ -81,7 +81,7 @@ class SessionWindows(WindowOperator):
         keys: tuple[str, ...],
         spec: Session,
         aggregates: Mapping[str, Aggregate],
-        time: str,
+        time: str | Clock,
         emit: Literal["final", "changes"] = "final",
         allowed_lateness_ms: int = 0,
     ) -> None:
@@ -91,6 +91,7 @@ class SessionWindows(WindowOperator):
         extra = tuple(ValueSpec(name, pa.int64(), 0) for name in names)
         super().__init__(keys, spec, aggregates, time, "changes" if self._changes else "final", NUMBER, extra)
         self._spec = spec
+        self._next_end_ms = self._next_out_ms = MAX_WATERMARK_MS
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
         """CorruptionError as of all windows."""
@@ -102,16 +103,22 @@ class SessionWindows(WindowOperator):
         super().load(self._with_outs(tables))
         self._look_at_all(True)
 
-    def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
+    def next_processing_time_ms(self) -> int | None:
+        """When the first session ends, if that is a matter of processing time."""
+        due_ms = min(self._next_end_ms, self._next_out_ms)
+        return None if self._clock is None or due_ms == MAX_WATERMARK_MS else due_ms
+
+    def _advance_to(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
         """Emit the sessions that have ended, in steps of a batch of keys."""
         # First of all: a row that comes between two steps is late for what fires in them.
         for groups, moment_ms in [*self._fired.runs()]:
             self._fired.advance(groups, max(moment_ms, watermark_ms))
+        watermark_ms = min(watermark_ms, _TIME_MS_END)
         # A row that comes between two steps may move sessions that wait to where these steps have been already.
-        while self._changes and self._state.exists and self._next_out_ms - 1 <= watermark_ms:
+        while self._state.exists and self._next_out_ms - 1 <= watermark_ms:
             self._next_out_ms = MAX_WATERMARK_MS
             yield from self._tell_ended(watermark_ms, emit)
-        watermark_ms = max(MIN_WATERMARK_MS, min(watermark_ms, _TIME_MS_END) - self._lateness_ms)
+        watermark_ms = max(MIN_WATERMARK_MS, watermark_ms - self._lateness_ms)
         if not self._state.exists or self._next_end_ms - 1 > watermark_ms:
             return
         self._next_end_ms = MAX_WATERMARK_MS
@@ -247,7 +254,8 @@ class SessionWindows(WindowOperator):
 
     def _look_at_all(self, restored: bool) -> None:
         """Ends are not known after a restore: the first watermark looks at all sessions."""
-        self._next_end_ms = self._next_out_ms = MIN_WATERMARK_MS if restored else MAX_WATERMARK_MS
+        self._next_end_ms = MIN_WATERMARK_MS if restored else MAX_WATERMARK_MS
+        self._next_out_ms = self._next_end_ms if self._changes else MAX_WATERMARK_MS
 
     def _with_outs(self, tables: Sequence[StateTable]) -> Sequence[StateTable]:
         """Stored tables; if they are of sessions that came out once, those have not come out."""
@@ -338,7 +346,8 @@ class SessionWindows(WindowOperator):
             [pa.concat_arrays([part[group][column] for part in pulled.parts]) for column in range(len(columns))]
             for group, columns in enumerate(pulled.parts[0])
         ]
-        codes, starts, ends, outs = (each[order] for each in (pulled.codes, pulled.starts, pulled.ends, pulled.outs))
+        codes, starts, ends = (each[order] for each in (pulled.codes, pulled.starts, pulled.ends))
+        outs = pulled.outs[order]
         due = ends - 1 <= watermark_ms
         left = ~due
         if left.any():
@@ -354,43 +363,3 @@ class SessionWindows(WindowOperator):
         ended.done()
         rows = self._result(keys, codes[due], starts[due], ends[due], ended.results(every))
         return [rows.slice(start, OUTPUT_ROWS_MAX) for start in range(0, rows.num_rows, OUTPUT_ROWS_MAX)]
-
-
-def merged_sessions(
-    codes: NDArray[np.int64], starts: Times, ends: Times
-) -> tuple[NDArray[np.int64], NDArray[np.int64], tuple[Times, Times]]:
-    """Merge stretches of time of the same key that overlap or touch.
-
-    Returns the number of the session that each belongs to, in the order of keys and starts; for each session a member,
-    and its bounds.
-    """
-    order = np.lexsort((starts, codes))
-    numbers = np.empty(len(codes), dtype=np.int64)
-    firsts, begins, stops = (np.empty(len(codes), dtype=np.int64) for _ in range(3))
-    count = _merge(order, codes, starts, ends, numbers, firsts, begins, stops)
-    return numbers, firsts[:count], (begins[:count], stops[:count])
-
-
-@kernel
-def _merge(
-    order: NDArray[np.int64],
-    codes: NDArray[np.int64],
-    starts: NDArray[np.int64],
-    ends: NDArray[np.int64],
-    numbers: NDArray[np.int64],
-    firsts: NDArray[np.int64],
-    begins: NDArray[np.int64],
-    stops: NDArray[np.int64],
-) -> int:
-    count = 0
-    for i in range(order.shape[0]):
-        row = order[i]
-        if count == 0 or codes[row] != codes[firsts[count - 1]] or starts[row] > stops[count - 1]:
-            firsts[count] = row
-            begins[count] = starts[row]
-            stops[count] = ends[row]
-            count += 1
-        elif ends[row] > stops[count - 1]:
-            stops[count - 1] = ends[row]
-        numbers[row] = count - 1
-    return count

@@ -32,7 +32,7 @@ from tidegate.actors.operators.windows.early_results import ChangedKeys, EarlyRe
 from tidegate.actors.operators.windows.merged_groups import codes_of
 from tidegate.actors.operators.windows.slices import Window, slices_of
 from tidegate.actors.operators.windows.window_operator import WindowOperator
-from tidegate.actors.operators.windows.window_specs import Cumulating, Sliding, Times, Tumbling
+from tidegate.actors.operators.windows.window_specs import Clock, Cumulating, Sliding, Times, Tumbling
 from tidegate.actors.protocol.stream_elements import MIN_WATERMARK_MS
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.state.key_groups import key_groups_of
@@ -48,7 +48,7 @@ _TIME_MS_END = 1 << 60
 
 
 class SlicedWindows(WindowOperator):
-    """Aggregates of tumbling, sliding and cumulating windows of event time. Without `keys`: of all rows.
+    """Aggregates of tumbling, sliding and cumulating windows. Without `keys`: of all rows.
 
     Raises ConfigurationError for no aggregates, names that clash, or settings that contradict each other.
     """
@@ -58,7 +58,7 @@ class SlicedWindows(WindowOperator):
         keys: tuple[str, ...],
         spec: Tumbling | Sliding | Cumulating,
         aggregates: Mapping[str, Aggregate],
-        time: str,
+        time: str | Clock,
         emit: Literal["final", "update"] = "final",
         allowed_lateness_ms: int = 0,
         emit_every_ms: int | None = None,
@@ -92,10 +92,20 @@ class SlicedWindows(WindowOperator):
             self._early = EarlyResults(self._every_ms, restored=True)
 
     def next_processing_time_ms(self) -> int | None:
-        """When early results come out."""
-        return None if self._early is None else self._early.due_ms(self.context.time.now_ms)
+        """When early results come out, or the first window ends, if that is a matter of processing time."""
+        early_ms = None if self._early is None else self._early.due_ms(self.context.time.now_ms)
+        if self._clock is None or not self._state.exists:
+            return early_ms
+        window = self._slices.next_window(self._state.namespaces, self._fired.least_ms)
+        moments = [moment for moment in (early_ms, None if window is None else window.end_ms) if moment is not None]
+        return min(moments, default=None)
 
     def on_processing_time(self, now_ms: int, emit: Emit) -> Iterator[None]:
+        """Fire the windows that have ended by the clock, and emit what has changed in others."""
+        yield from super().on_processing_time(now_ms, emit)
+        yield from self._emit_early(now_ms, emit)
+
+    def _emit_early(self, now_ms: int, emit: Emit) -> Iterator[None]:
         """Emit what has changed in windows that have not ended: in a step one window of some key groups."""
         if self._early is None or (due_ms := self._early.due_ms(now_ms)) is None or now_ms < due_ms:
             return
@@ -123,7 +133,7 @@ class SlicedWindows(WindowOperator):
                     moment_ms = window.end_ms - 1
                     yield
 
-    def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
+    def _advance_to(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
         """Fire the windows that have ended: in a step one window of some key groups."""
         until_ms = min(watermark_ms, _TIME_MS_END)
         for groups, fired_ms in [*self._fired.runs()]:

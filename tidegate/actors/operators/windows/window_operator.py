@@ -1,12 +1,17 @@
-"""`WindowOperator`: what all operators of windows share: their life, their snapshots, and which rows they take.
+"""`WindowOperator`: what all operators of windows share: their life, snapshots, time, and which rows they take.
 
-A subclass says what it does with rows (`_take_in`) and with time (`advance_watermark`).
+A subclass says what it does with rows (`_take_in`) and with time (`_advance_to`). Rules of windows of processing time:
+
+- A row belongs to the moment at which its batch is taken in. No row is late, and watermarks have no part.
+- A window fires when the moment of its end has come. Its task asks to be called then.
+- Time never goes back, whatever the clock does: not before what has fired, also before a restore.
+- Windows that are open when the input ends come out if that was asked for; else they stay in the state, as in Flink.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -20,8 +25,9 @@ from tidegate.actors.operators.state.operator_backend import frozen_backend
 from tidegate.actors.operators.watermarks.late_rows import LATE, LATE_RECORDS
 from tidegate.actors.operators.windows.fired_groups import FiredGroups
 from tidegate.actors.operators.windows.window_rows import WindowRows, row_times
-from tidegate.actors.operators.windows.window_specs import Times, WindowSpec
+from tidegate.actors.operators.windows.window_specs import Clock, TimeOf, Times, WindowSpec
 from tidegate.actors.operators.windows.window_state import WindowState
+from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.actors.state_backends.common.backend import KeyedBackend, ValueSpec
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.state.key_groups import key_group_range
@@ -31,7 +37,7 @@ from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
 class WindowOperator(Operator):
     """Aggregates of each key and window. Without `keys`: of all rows.
 
-    `time` is the column of event time; None for windows that have nothing to do with it. `namespace` names the first
+    `time` is the column of event time, or the clock; None for windows of no time. `namespace` names the first
     column of the state, and `extra` are value columns before those of the aggregates.
     Raises ConfigurationError for no aggregates, or names that clash.
     """
@@ -43,7 +49,7 @@ class WindowOperator(Operator):
         keys: tuple[str, ...],
         spec: WindowSpec,
         aggregates: Mapping[str, Aggregate],
-        time: str | None,
+        time: TimeOf,
         emit: str,
         namespace: str,
         extra: Sequence[ValueSpec] = (),
@@ -51,6 +57,8 @@ class WindowOperator(Operator):
         reserved = (namespace, *(column.name for column in extra))
         self._rows = WindowRows(tuple(keys), dict(aggregates), time, emit, reserved)
         self._keys, self._time, self._any_spec = tuple(keys), time, spec
+        self._clock = time if isinstance(time, Clock) else None
+        self._now_ms = MIN_WATERMARK_MS
         self._namespace, self._extra = namespace, tuple(extra)
         self._changed_rows = 0
         self._opened: WindowState | None = None
@@ -79,11 +87,24 @@ class WindowOperator(Operator):
         """Add a batch. OperatorError if its columns do not fit, or a row has no time."""
         with blame(self.context, batch):
             self._state.admit(batch.schema)
-            if self._time is not None:
-                self._fired.time_type = batch.schema.field(self._time).type
+            if (time_type := self._rows.time_type(batch.schema)) is not None:
+                self._fired.time_type = time_type
             updates = self._take_in(batch)
         for update in updates:
             emit(update)
+
+    def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
+        """Fire what has ended by the watermark, in steps."""
+        return iter(()) if self._clock is not None else self._advance_to(watermark_ms, emit)
+
+    def on_processing_time(self, now_ms: int, emit: Emit) -> Iterator[None]:
+        """Fire what has ended by the clock, in steps."""
+        return iter(()) if self._clock is None else self._advance_to(self._tell_time(now_ms) - 1, emit)
+
+    def finish(self, emit: Emit) -> Iterator[None]:
+        """Fire what the end of the input leaves open, if that was asked for."""
+        fires = self._clock is not None and self._clock.fires_at_end
+        return self._advance_to(MAX_WATERMARK_MS, emit) if fires else iter(())
 
     def snapshot(self, cut: Cut) -> OperatorSnapshot:
         """Freeze the windows, and what has fired."""
@@ -123,15 +144,27 @@ class WindowOperator(Operator):
     def _take_in(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
         """Add rows. Returns results that are to be emitted at once."""
 
+    @abstractmethod
+    def _advance_to(self, moment_ms: int, emit: Emit) -> Iterator[None]:
+        """Time has passed this moment: fire what has ended, in steps."""
+
     @property
     def _state(self) -> WindowState:
         assert self._opened is not None, "windows that are not open"
         return self._opened
 
     def _times(self, batch: pa.RecordBatch) -> Times:
-        """Event times of rows, as of `row_times`."""
-        assert self._time is not None, "windows without event time"
+        """Times of rows, as of `row_times`."""
+        if self._clock is not None:
+            return np.full(batch.num_rows, self._tell_time(self.context.time.now_ms), dtype=np.int64)
+        assert isinstance(self._time, str), "windows without a time"
         return row_times(batch, self._time)
+
+    def _tell_time(self, now_ms: int) -> int:
+        """The processing time, which never goes back."""
+        fired_ms = max(moment_ms for _, moment_ms in self._fired.runs())
+        self._now_ms = max(self._now_ms, now_ms, fired_ms + 1)
+        return self._now_ms
 
     def _drop_late(self, batch: pa.RecordBatch, late: NDArray[np.bool_]) -> NDArray[np.int32]:
         """Count rows that are late, and emit them aside. Returns the others."""

@@ -21,6 +21,7 @@ from tidegate.actors.operators.windows.window_specs import (
     Cumulating,
     Session,
     Sliding,
+    TimeOf,
     Times,
     Tumbling,
     WindowSpec,
@@ -28,6 +29,9 @@ from tidegate.actors.operators.windows.window_specs import (
 from tidegate.storage.errors import ConfigurationError
 
 WINDOW_START, WINDOW_END = "window_start", "window_end"
+
+CLOCK_TYPE = pa.timestamp("ms", "UTC")
+"""The type of the bounds of windows of processing time."""
 
 _PER_MS = {"ms": 1, "us": 1_000, "ns": 1_000_000}
 
@@ -42,7 +46,7 @@ class WindowRows:
         self,
         keys: tuple[str, ...],
         aggregates: Mapping[str, Aggregate],
-        time: str | None,
+        time: TimeOf,
         emit: str,
         reserved: Sequence[str],
     ) -> None:
@@ -64,19 +68,25 @@ class WindowRows:
     def needed_columns(self) -> Columns:
         """The columns that are read."""
         columns = (column for aggregate in self.aggregates.values() for column in aggregate.columns)
-        times = () if self._time is None else (self._time,)
+        times = (self._time,) if isinstance(self._time, str) else ()
         return frozenset((*self.keys, *times, *(column for column in columns if isinstance(column, str))))
 
     def output_schema(self, input_schema: pa.Schema, spec: WindowSpec) -> pa.Schema:
         """Keys, bounds, aggregates. ConfigurationError for a column that is missing or does not fit."""
         bounds = []
-        if self._time is not None:
-            check_timestamp_column(input_schema, self._time)
-            bound = bound_type(input_schema.field(self._time).type, spec)
+        if (time_type := self.time_type(input_schema)) is not None:
+            bound = bound_type(time_type, spec)
             bounds = [pa.field(WINDOW_START, bound), pa.field(WINDOW_END, bound)]
         results = [pa.field(name, aggregate.output_type(input_schema)) for name, aggregate in self.aggregates.items()]
         rows = pa.schema([*key_schema(input_schema, self.keys), *bounds, *results])
         return with_kind(rows) if self._changes else rows
+
+    def time_type(self, input_schema: pa.Schema) -> pa.DataType | None:
+        """The type of the time of rows; None if windows have none. ConfigurationError for a column that is no time."""
+        if not isinstance(self._time, str):
+            return None if self._time is None else CLOCK_TYPE
+        check_timestamp_column(input_schema, self._time)
+        return input_schema.field(self._time).type
 
     def output(
         self,

@@ -170,8 +170,18 @@ class Count:
             raise ConfigurationError(f"Count: {self.rows!r} is no number of rows; give 1 or more, as in Count(100)")
 
 
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Windows are of processing time. `fires_at_end`: whether those that are open when the input ends come out."""
+
+    fires_at_end: bool = False
+
+
 WindowSpec: TypeAlias = Tumbling | Sliding | Cumulating | Session | Count
 """What `window` takes."""
+
+TimeOf: TypeAlias = str | Clock | None
+"""Which time windows are of: a column of event time, processing time, or none."""
 
 
 def check_times(times: Times) -> None:
