@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-EXTRAS = "delta,examples,kafka,ray,rocksdb,s3,spark,test,web"
+EXTRAS = "delta,examples,kafka,ray,rocksdb,s3,sketches,spark,test,web"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from aggregate_model import same_rows
 from local_jobs import NO_RESTART, local
+from user_functions import Product
 
 import tidegate as tg
 
@@ -69,6 +70,26 @@ def test_a_key_takes_the_place_of_its_column() -> None:
             stream.aggregate(n=aggregate)
     expected = _FRAME.group_by(pl.col("k") % 2).agg(n=pl.len().cast(pl.Int64))
     assert same_rows(_result(stream.aggregate(n=tg.count(), emit="final"), env), expected.to_dicts(), "k")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [40, 0])
+def test_values_of_any_width_over_everything(rows: int) -> None:
+    """Of expressions, in two stages: each subtask makes a row of its batch. Where no row has come, a list is empty."""
+    env = local()
+    stream = env.from_batches(_batches()).filter(pl.col("k") < (3 if rows else 0))
+    totals = stream.aggregate(
+        least=tg.min(pl.col("s") + "!"),
+        texts=tg.collect_list("s", limit=100).where(pl.col("x") > 1),
+        product=tg.udaf(Product(), pl.col("k") + 1),
+        emit="final",
+    )
+    (found,) = _result(totals, env)
+    kept = _FRAME.head(rows)
+    expected = kept.filter((pl.col("x") > 1) & pl.col("s").is_not_null())["s"].sort().to_list()
+    assert sorted(found["texts"]) == expected
+    assert found["product"] == Product().of_rows([{"i": k + 1} for k in kept["k"]])
+    assert found["least"] == ("a!" if rows else None)
 
 
 def test_columns_are_named_by_keywords() -> None:

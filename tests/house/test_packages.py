@@ -133,6 +133,7 @@ for use in (
     lambda: job(storage="checkpoints", backend="rocksdb"),
     lambda: job(table="delta"),
     lambda: tg.StreamEnvironment.local().from_kafka("localhost:1", topics=["x"]),
+    lambda: tg.approx_quantile("x", 0.5),
 ):
     try:
         use()
@@ -141,7 +142,9 @@ for use in (
 """
     run = run_there(clean_python, program, tmp_path)
     named = re.findall(r"pip install 'tidegate\[(.*?)\]'", run.stdout)
-    assert named == ["ray", "raydp", "ray,spark", "s3", "rocksdb", "delta", "kafka"], run.stdout + run.stderr
+    assert named == ["ray", "raydp", "ray,spark", "s3", "rocksdb", "delta", "kafka", "sketches"], (
+        run.stdout + run.stderr
+    )
     assert not (tmp_path / "out" / "_tidegate").exists()
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.actors.kernels import choose
-from tidegate.actors.kernels.columns import NO_MASK
+from tidegate.actors.kernels.columns import NO_MASK, Strings, key_form
 from tidegate.actors.kernels.paged import PAGE_ROWS
 from tidegate.actors.state_backends.common.backend import ValueSpec
 from tidegate.actors.state_backends.common.pages import PagedColumn
@@ -53,3 +53,20 @@ def test_rows_are_chosen_as_in_plain_python(found: list[tuple[int, Any]], cut: i
             results = zip(seen.raw(places).tolist(), chosen_rows.raw(places).tolist(), strict=True)
             expected = [model(kind, [row for row in rows if row["slot"] == slot], "row", by) for slot in range(4)]
             assert [row if flag else None for flag, row in results] == expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2), st.none() | st.text(max_size=3)), max_size=10), st.booleans())
+def test_strings_are_chosen_by_their_bytes(found: list[tuple[int, str | None]], greatest: bool) -> None:
+    """The first of the least, or of the greatest, in each group; also of an array that is a slice."""
+    texts = pa.array(["", *(text for _, text in found)], pa.string()).slice(1)
+    form = key_form(texts, "x")
+    assert isinstance(form, Strings)
+    rows = np.array([row for row, (_, text) in enumerate(found) if text is not None], dtype=np.int64)
+    groups = np.array([found[row][0] for row in rows], dtype=np.int32)
+    best = np.full(3, -1, dtype=np.int64)
+    choose.choose_strings(form.offsets, form.data, rows, groups, best, greatest)
+    for group in range(3):
+        known = [(str(text).encode(), row) for row, (of, text) in enumerate(found) if of == group and text is not None]
+        most = (max if greatest else min)((text for text, _ in known), default=None)
+        assert best[group] == next((row for text, row in known if text == most), -1)

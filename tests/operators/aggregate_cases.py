@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 from aggregate_model import Row, model
 from hypothesis import strategies as st
+from user_functions import Longest, Product
 
 from tidegate.actors.operators.aggregates import aggregate as tg
 from tidegate.actors.operators.aggregates.aggregate import Aggregate
@@ -27,6 +28,9 @@ SCHEMA = pa.schema(
         "u": pa.uint64(),
         "s": pa.dictionary(pa.int8(), pa.int64()),
         "w": pa.bool_(),
+        "text": pa.string(),
+        "name": pa.dictionary(pa.int8(), pa.large_string()),
+        "tags": pa.list_(pa.string()),
     }
 )
 _FLOATS = st.integers(-9, 9).map(float) | st.sampled_from([math.nan, math.inf, -math.inf, 0.5])
@@ -40,6 +44,9 @@ _VALUES: dict[str, st.SearchStrategy[Any]] = {
     "u": st.sampled_from([0, 1, 2**63, 2**64 - 1]),
     "s": st.integers(0, 5),
     "w": st.booleans(),
+    "text": st.sampled_from(["", "a", "ab", "b", "ä", "z", "\U0001f300", "a" * 30]),
+    "name": st.sampled_from(["x", "y"]),
+    "tags": st.lists(st.none() | st.sampled_from(["p", "q"]), max_size=2),
 }
 
 
@@ -85,6 +92,18 @@ AGGREGATES: dict[str, Aggregate] = {
     "least": tg.arg_min("d", by="u"),
     "greatest": tg.arg_max("i", by="f").where("w"),
     "greatest_b": tg.arg_max("s", by="b"),
+    "min_text": tg.min("text"),
+    "max_text": tg.max("text").where("w"),
+    "max_name": tg.max("name"),
+    "first_text": tg.first("text"),
+    "last_text": tg.last("text", by="i", ignore_nulls=True),
+    "last_tags": tg.last("tags").where("w"),
+    "tags_of_least": tg.arg_min("tags", by="f"),
+    "some_i": tg.collect_list("i", limit=3),
+    "some_texts": tg.collect_list("text", limit=2).where("w"),
+    "some_tags": tg.collect_list("tags", limit=4),
+    "product": tg.udaf(Product(), "i").where("w"),
+    "longest": tg.udaf(Longest(), "text", "name"),
 }
 
 
@@ -102,4 +121,8 @@ def expected(found: Sequence[Row], what: Mapping[str, Aggregate] = AGGREGATES) -
 def _one(aggregate: Aggregate, found: list[Row]) -> Any:
     counted = [row for row in found if aggregate.condition is None or row[str(aggregate.condition)]]
     column, by = (None if c is None else str(c) for c in (aggregate.column, aggregate.by))
+    if aggregate.function is not None:
+        return aggregate.function.of_rows(counted)  # type: ignore[attr-defined]
+    if aggregate.limit is not None:
+        return [row[column] for row in counted if row[column] is not None][: aggregate.limit]
     return model(aggregate.kind.value, counted, column, by, aggregate.ignore_nulls)

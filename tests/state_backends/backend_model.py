@@ -15,6 +15,7 @@ from rocksdb_backends import LoggedBackend, rocks_backend
 from tidegate.actors.kernels import accumulate
 from tidegate.actors.kernels.columns import NO_MASK
 from tidegate.actors.kernels.hashing import hash_columns
+from tidegate.actors.kernels.key_index.entries import Upserted
 from tidegate.actors.state_backends.columnar.columnar_backend import ColumnarBackend
 from tidegate.actors.state_backends.common.backend import CellSpec, KeyedBackend, ValueSpec, VectorTable
 from tidegate.actors.state_backends.rocksdb.rocksdb_backend import RocksBackend
@@ -227,12 +228,14 @@ class Cells:
 class Table:
     """A backend with a vectorised table (rows counted, greatest value), beside what it should hold."""
 
+    columns: Sequence[ValueSpec] = COLUMNS
+
     def __init__(
         self, make: MakeBackend, incremental: bool, stored: Sequence[StateTable] = (), files: Rows | None = None
     ) -> None:
         """As of `Cells`."""
         self.backend = make(incremental)
-        self.table: VectorTable = self.backend.table("t", COLUMNS)
+        self.table: VectorTable = self.backend.table("t", self.columns)
         self.backend.fix_keys(KEYS)
         for table in stored:
             self.backend.load(table)
@@ -261,13 +264,17 @@ class Table:
             row = self._model.setdefault(key_of(number), {"n": 0, "most": None})
             row["n"] += 1
             row["most"] = value if row["most"] is None else row["most"] if value is None else max(value, row["most"])
-        shown = zip(counts.take(upserted.slots).to_pylist(), most.take(upserted.slots).to_pylist(), strict=True)
-        assert list(shown) == [tuple(self._model[key_of(number)].values()) for number, _ in changes]
+        self._put_more(changes, upserted)
+        taken = [self.table.column(spec.name).take(upserted.slots).to_pylist() for spec in self.columns]
+        assert list(zip(*taken, strict=True)) == [tuple(self._model[key_of(n)].values()) for n, _ in changes]
         if gone:
             self.table.remove(upserted.slots[[number in gone for number, _ in changes]])
         self.table.done()
         for number in gone:
             del self._model[key_of(number)]
+
+    def _put_more(self, changes: Sequence[tuple[int, float | None]], upserted: Upserted) -> None:
+        """For more columns."""
 
     def expected(self) -> Rows:
         """What a checkpoint must hold now."""
@@ -277,10 +284,11 @@ class Table:
         """Everything is as the model has it, read from the backend."""
         found: dict[Key, dict[str, Any]] = {}
         for keys, slots in self.table.scan(3 + len(self._model) // 10):
-            columns = [self.table.column(name).take(slots).to_pylist() for name in ("n", "most")]
-            for key, n, most in zip(keys.to_pylist(), *columns, strict=True):
+            names = [spec.name for spec in self.columns]
+            columns = [self.table.column(name).take(slots).to_pylist() for name in names]
+            for key, *values in zip(keys.to_pylist(), *columns, strict=True):
                 assert (key["k"], key["s"]) not in found
-                found[key["k"], key["s"]] = {"n": n, "most": most}
+                found[key["k"], key["s"]] = dict(zip(names, values, strict=True))
         assert found == self._model
 
 

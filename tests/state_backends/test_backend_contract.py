@@ -29,7 +29,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from row_model import ROW_BATCHES, RowsOfKeys
 from value_model import VALUE_BATCHES, ValuesByBatch
+from varying_model import VaryingTable
 
+from tidegate.actors.state_backends.common import value_heap
 from tidegate.actors.state_backends.common.backend import CellSpec
 from tidegate.actors.state_backends.rocksdb.rocksdb_backend import RocksBackend
 from tidegate.storage.checkpoints.metadata import StateKind
@@ -102,6 +104,21 @@ def test_tables_are_those_of_dictionaries(name: str) -> None:
         _run(BACKENDS[name], Table, steps)
 
     program()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(BACKENDS))
+def test_tables_with_values_of_any_width_are_those_of_dictionaries(name: str) -> None:
+    """The same for a table that has texts and lists as well, where what nobody needs is let go of at once."""
+
+    @settings(max_examples=EXAMPLES[name], deadline=None)
+    @given(steps=_steps(_TABLE_BATCHES))
+    def program(steps: list[tuple[str, Any]]) -> None:
+        _run(BACKENDS[name], VaryingTable, steps)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(value_heap, "GARBAGE_BYTES_MIN", 0)
+        program()
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from backend_model import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from row_model import RowsOfKeys
+from varying_model import VaryingTable
 
 from tidegate.actors.kernels.hashing import hash_columns
 from tidegate.actors.state_backends.common.backend import CellSpec, KeyedBackend
@@ -92,11 +93,12 @@ def test_rows_are_sorted_by_key_group_and_key() -> None:
         assert keys.num_rows == 400
 
 
-def test_vectorised_state_has_the_same_bytes_too() -> None:
-    """Rows of aggregates, in plain numbers."""
+@pytest.mark.parametrize("kind", [Table, VaryingTable])
+def test_vectorised_state_has_the_same_bytes_too(kind: type[Table]) -> None:
+    """Rows of aggregates: plain numbers, and texts and lists."""
     files = set()
     for make in BACKENDS.values():
-        table = Table(make, True)
+        table = kind(make, True)
         table.batch([((key * 7) % 500, float(key)) for key in range(500)])
         table.batch([(key, None) for key in range(300, 600, 3)])
         files.add(_file(table.backend.freeze(SAVEPOINT)))

@@ -20,6 +20,7 @@ from row_model import ROW_BATCHES, RowsOfKeys
 from small_tables import rewrite_in_small_tables
 from timer_model import TimersSubject
 from value_model import VALUE_BATCHES, ValuesByBatch
+from varying_model import VaryingTable
 
 from tidegate.actors.kernels.hashing import hash_columns
 from tidegate.actors.state_backends.common.backend import CellSpec
@@ -60,6 +61,7 @@ _TIMERS = st.lists(st.tuples(_KEYS, st.integers(0, 1), st.integers(-3, 9), st.bo
 _BATCHES: dict[Any, st.SearchStrategy[Any]] = {
     Cells: _CELLS,
     Table: _ROWS,
+    VaryingTable: _ROWS,
     RowsOfKeys: ROW_BATCHES,
     TimersSubject: _TIMERS,
     ValuesByBatch: VALUE_BATCHES,

@@ -27,12 +27,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from row_model import ROW_BATCHES, RowsOfKeys
 from value_model import VALUE_BATCHES, ValuesByBatch
+from varying_model import VaryingTable
 
 from tidegate.actors.kernels import accumulate
 from tidegate.actors.kernels.columns import NO_MASK
 from tidegate.actors.kernels.paged import PAGE_ROWS
 from tidegate.actors.state_backends.columnar import frozen_slots, key_space
 from tidegate.actors.state_backends.columnar.columnar_backend import ColumnarBackend
+from tidegate.actors.state_backends.common import value_heap
 from tidegate.actors.state_backends.common.backend import CellSpec, KeyedBackend, ValueSpec
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError
@@ -115,7 +117,7 @@ def _run(kind: type[Subject], undo_bytes_max: int, steps: list[tuple[str, Any]])
     assert snapshots.completed is not None
     number, stored = snapshots.completed
     last: dict[type[Subject], Any] = {Table: (None,), Cells: ("put", 9), RowsOfKeys: ("append", 4)}
-    last[ValuesByBatch] = ("put", 2)
+    last |= {ValuesByBatch: ("put", 2), VaryingTable: (None,)}
     subject.batch([(key, *last[kind]) for key in range(9)])
     if subject.backend.kept(number) is not None:
         gone, read = _again(subject, number, stored), kind(make, True, stored)
@@ -133,6 +135,16 @@ def test_tables_go_back(steps: list[tuple[str, Any]], undo_bytes_max: int) -> No
     """A vectorised table, through snapshots that are given up, complete in any order, are gone back to several times,
     and nulls from any moment on, with as much memory as there is."""
     _run(Table, undo_bytes_max, steps)
+
+
+@pytest.mark.slow
+@settings(max_examples=200, deadline=None)
+@given(steps=_steps(_TABLE_BATCHES), undo_bytes_max=st.sampled_from([0, 700, 3_000, _ENOUGH]))
+def test_tables_with_values_of_any_width_go_back(steps: list[tuple[str, Any]], undo_bytes_max: int) -> None:
+    """A table with texts and lists likewise, where what nobody needs is let go of at once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(value_heap, "GARBAGE_BYTES_MIN", 0)
+        _run(VaryingTable, undo_bytes_max, steps)
 
 
 @pytest.mark.slow

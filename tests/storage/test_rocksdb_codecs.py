@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -13,12 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidegate.actors.state_backends.rocksdb.keys import packed_rows
 from tidegate.storage.checkpoints.metadata import NativeState
 from tidegate.storage.errors import CodecError, CorruptionError
 from tidegate.storage.ids import OperatorUid
 from tidegate.storage.rocksdb.keys import decode_rows, row_end
 from tidegate.storage.rocksdb.tables import table_layout
-from tidegate.storage.rocksdb.value_layout import RocksDescription, RocksForm, RocksState, describe
+from tidegate.storage.rocksdb.value_layout import RocksDescription, RocksForm, RocksState, describe, version_for
 from tidegate.storage.rocksdb.values import list_codec, map_key_codec, value_codec
 
 PLAIN: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
@@ -179,6 +181,26 @@ def test_packed_rows_come_back() -> None:
         layout.columns([*packed, packed[0][:-1]])
 
 
+def test_rows_of_any_width() -> None:
+    """Values of any types and nulls come back as they were, also out of slices, in the encoding of row tables; and
+    files that have them say so, so that an older tidegate refuses them."""
+    schema = pa.schema({"n": pa.uint64(), "s": pa.string(), "l": pa.list_(pa.timestamp("us")), "b": pa.bool_()})
+    moment = dt.datetime(2020, 1, 2, 3, 4, 5, 6)
+    columns = [
+        pa.array([1, None, 2**64 - 1, 3], pa.uint64()).slice(1),
+        pa.array(["x", "", None, "täglich"]).slice(1),
+        pa.array([[], None, [moment, None], []], pa.list_(pa.timestamp("us"))).slice(1),
+        pa.array([None, True, False, None]).slice(1),
+    ]
+    layout = table_layout(schema)
+    packed = packed_rows(columns, schema)
+    assert [c.to_pylist() for c in layout.columns(packed)] == [c.to_pylist() for c in columns]
+    with pytest.raises(CorruptionError):
+        layout.columns([*packed, packed[0][:-1]])
+    plain = RocksState("t", 1, RocksForm.TABLE, pa.schema({"n": pa.int64()}))
+    assert [version_for(states) for states in ((plain,), (plain, replace(plain, values=schema)))] == [2, 4]
+
+
 def test_descriptions() -> None:
     """A description comes back; that of a newer tidegate, of another backend, or of none, is refused."""
     schema = pa.schema({"k": pa.string()})
@@ -186,8 +208,8 @@ def test_descriptions() -> None:
     description = RocksDescription(1, "ab", 128, schema, (state,), 17)
     native = NativeState(OperatorUid("op"), "rocksdb", (0, 8), description.to_bytes(), ())
     assert describe(native) == description
-    newer = RocksDescription(4, "ab", 128, schema, (state,), 17)
-    with pytest.raises(CodecError, match="operator 'op' has format version 4; this tidegate reads up to 3"):
+    newer = RocksDescription(5, "ab", 128, schema, (state,), 17)
+    with pytest.raises(CodecError, match="operator 'op' has format version 5; this tidegate reads up to 4"):
         describe(NativeState(OperatorUid("op"), "rocksdb", (0, 8), newer.to_bytes(), ()))
     with pytest.raises(CodecError, match="backend 'other'"):
         describe(NativeState(OperatorUid("op"), "other", (0, 8), description.to_bytes(), ()))

@@ -25,6 +25,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "raydp": ("ray", "pyspark", "raydp"),
     "rocksdb": ("rocksdict",),
     "s3": ("s3fs",),
+    "sketches": ("datasketches",),
     "spark": ("pyspark",),
     "web": ("starlette", "uvicorn", "jinja2"),
 }

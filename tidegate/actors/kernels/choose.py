@@ -86,3 +86,32 @@ def _store(pages: Pages, slots: Slots, values: NDArray[Any], chosen: Chosen) -> 
     for i in range(slots.shape[0]):
         if chosen[i]:
             store_value(pages, slots[i], values[i])
+
+
+@kernel
+def choose_strings(
+    offsets: NDArray[np.int64],
+    data: NDArray[np.uint8],
+    rows: NDArray[np.int64],
+    groups: NDArray[np.int32],
+    best: NDArray[np.int64],
+    greatest: bool,
+) -> None:
+    """Set `best[g]` to the row with the least or the greatest bytes among `rows` that are in group g.
+
+    The first of several. `best` is -1 for a group without a row; `groups[i]` is that of `rows[i]`.
+    """
+    for i in range(rows.shape[0]):
+        row, known = rows[i], best[groups[i]]
+        if known < 0:
+            best[groups[i]] = row
+            continue
+        at, of_known = offsets[row], offsets[known]
+        length, known_length = offsets[row + 1] - at, offsets[known + 1] - of_known
+        order = length - known_length
+        for j in range(min(length, known_length)):
+            if data[at + j] != data[of_known + j]:
+                order = np.int64(data[at + j]) - np.int64(data[of_known + j])
+                break
+        if (order > 0) if greatest else (order < 0):
+            best[groups[i]] = row

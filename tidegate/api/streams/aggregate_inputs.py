@@ -9,7 +9,6 @@ it is understood. No such name can clash, because nothing but the named columns 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Protocol, Self, TypeVar
 
 import polars as pl
@@ -79,13 +78,10 @@ def plain_inputs(
         parallelism=stream.input_parallelism,
     )
 
-    def plain(column: ColumnLike | None) -> ColumnLike | None:
+    def plain(column: ColumnLike) -> ColumnLike:
         return computed[column] if isinstance(column, ColumnExpression) else column
 
-    return selected, {
-        label: replace(a, column=plain(a.column), by=plain(a.by), condition=plain(a.condition))
-        for label, a in aggregates.items()
-    }
+    return selected, {label: aggregate.over(plain) for label, aggregate in aggregates.items()}
 
 
 def counted_column(aggregate: Aggregate) -> ColumnLike:

@@ -1,4 +1,7 @@
-"""`TableLayout`: packs and unpacks rows of vectorised states in RocksDB, a whole batch at once."""
+"""`TableLayout`: packs and unpacks rows of vectorised states in RocksDB, a whole batch at once.
+
+Rows with a column of varying width lie as those of row tables do (`row_values.py`): `VaryingLayout` reads them.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.storage.errors import CorruptionError
+from tidegate.storage.rocksdb.row_values import unpacked
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +55,31 @@ class TableLayout:
         return pa.Array.from_buffers(self.schema.field(position).type, len(rows), [bitmap, pa.py_buffer(values)])
 
 
-def table_layout(schema: pa.Schema) -> TableLayout:
-    """The layout of value columns, all of fixed-width types of 1 to 8 bytes. Values are bits: their kind is Arrow's."""
+@dataclass(frozen=True, slots=True)
+class VaryingLayout:
+    """The values of a TABLE row that has a column of varying width: all columns in the encoding of keys."""
+
+    schema: pa.Schema
+
+    def columns(self, packed: Sequence[bytes]) -> list[pa.Array]:
+        """The columns of some rows. CorruptionError for bytes that are no such rows."""
+        return unpacked(packed, self.schema)
+
+
+def is_varying(schema: pa.Schema) -> bool:
+    """Whether any value column is of no fixed width of 1 to 8 bytes."""
+    return not all(_is_fixed(field.type) for field in schema)
+
+
+def _is_fixed(data_type: pa.DataType) -> bool:
+    kinds = pa.types
+    temporal = kinds.is_temporal(data_type) and not kinds.is_interval(data_type)
+    return bool(temporal or kinds.is_integer(data_type) or kinds.is_floating(data_type))
+
+
+def table_layout(schema: pa.Schema) -> TableLayout | VaryingLayout:
+    """The layout of value columns. Where all are of fixed width, values are bits: their kind is Arrow's."""
+    if is_varying(schema):
+        return VaryingLayout(schema)
     columns = [(f"c{i}", f"<i{field.type.bit_width // 8}") for i, field in enumerate(schema)]
     return TableLayout(schema, np.dtype([("valid", "u1", ((len(schema) + 7) // 8,)), *columns]))

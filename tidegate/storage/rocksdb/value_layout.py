@@ -3,7 +3,7 @@
 Every key begins with a head of four bytes: key group and number of the state, both big-endian. Then come the key
 columns (`keys.py`), and for an entry of a map its map key, for a piece of a list its position (`values.py`).
 
-    TABLE   validity bits, then the values of the columns, each of its fixed width
+    TABLE   validity bits, then the values of the columns, each of its fixed width; if one has none, as ROWS
     VALUE   msgpack of the value
     LIST    msgpack of some values of the list; the list is all pieces in the order of their positions
     MAP     msgpack of the value of one entry
@@ -23,13 +23,18 @@ import pyarrow as pa
 from tidegate.storage.checkpoints.metadata import NativeState
 from tidegate.storage.codec import decode, encode, wire
 from tidegate.storage.errors import CodecError, CorruptionError
+from tidegate.storage.rocksdb.tables import is_varying
 from tidegate.storage.state.stored_rows import row_identity
 
 ROCKSDB = "rocksdb"
 """`NativeState.backend` of these files."""
 
-FORMAT_VERSION = 3
-"""1 had no timers, 2 no row tables. Files without row tables are of version 2, so that older tidegates read them."""
+FORMAT_VERSION = 4
+"""1 had no timers, 2 no row tables, 3 no tables with columns of varying width.
+
+Files are of the oldest version that has what is in them, but no older than 2, so that older tidegates read them.
+"""
+_WITH_ROWS = 3
 _WITHOUT_ROWS = 2
 
 STATES_MAX = 1 << 16
@@ -62,7 +67,10 @@ class RocksState:
 
 def version_for(states: Iterable[RocksState]) -> int:
     """The oldest format version that has these states."""
-    return FORMAT_VERSION if any(state.form is RocksForm.ROWS for state in states) else _WITHOUT_ROWS
+    found = list(states)
+    if any(state.form is RocksForm.TABLE and is_varying(state.values) for state in found):
+        return FORMAT_VERSION
+    return _WITH_ROWS if any(state.form is RocksForm.ROWS for state in found) else _WITHOUT_ROWS
 
 
 @wire

@@ -21,9 +21,11 @@ from numpy.typing import NDArray
 from tidegate.actors.kernels import accumulate
 from tidegate.actors.kernels.columns import NO_MASK, fixed_values
 from tidegate.actors.kernels.fixed_width import storage_dtype
+from tidegate.actors.operators.aggregates.accumulators_of_any_width import Collected, TextExtreme
 from tidegate.actors.operators.aggregates.accumulators_of_numbers import CountedSum, Mean, Spread, Sum
 from tidegate.actors.operators.aggregates.accumulators_of_values import Choice, Extreme
 from tidegate.actors.operators.aggregates.aggregate import Aggregate
+from tidegate.actors.operators.aggregates.aggregate_function import UserAggregate
 from tidegate.actors.operators.aggregates.aggregate_kinds import CHOICES, EXTREMES, SPREADS, AggregateKind
 from tidegate.actors.operators.aggregates.aggregated_rows import input_column, row_mask
 from tidegate.actors.operators.aggregates.stored_values import decimal_of
@@ -63,7 +65,7 @@ class ColumnsByName(Protocol):
 
 def value_specs(aggregate: Aggregate, fields: Sequence[pa.Field]) -> list[ValueSpec]:
     """Columns that an aggregate keeps: `fields` (of `Aggregate.state_fields`) with what a new slot holds."""
-    if aggregate.kind not in EXTREMES:
+    if aggregate.kind not in EXTREMES or storage_dtype(fields[0].type) is None:
         return [ValueSpec(field.name, field.type, 0) for field in fields]
     greatest = aggregate.kind in (AggregateKind.MIN, AggregateKind.BOOL_AND)
     return [ValueSpec(field.name, field.type, _bound(field.type, greatest)) for field in fields]
@@ -74,7 +76,13 @@ def make_accumulator(aggregate: Aggregate, fields: Sequence[pa.Field], table: Co
     columns = [table.column(field.name) for field in fields]
     decimal = decimal_of(fields[0].name)
     kind = aggregate.kind
+    if aggregate.function is not None:
+        return UserAggregate(aggregate.function, aggregate.inputs, aggregate.condition, columns)
+    if kind is AggregateKind.COLLECT_LIST:
+        return Collected(aggregate, columns[0], fields[0].type)
     if kind in EXTREMES:
+        if storage_dtype(fields[0].type) is None:
+            return TextExtreme(aggregate, columns[0])
         return Extreme(aggregate, fields, columns)
     if kind in CHOICES:
         return Choice(aggregate, fields, columns)

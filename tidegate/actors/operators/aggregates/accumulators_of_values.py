@@ -12,10 +12,19 @@ from numpy.typing import NDArray
 from tidegate.actors.kernels import accumulate, choose
 from tidegate.actors.kernels.columns import fixed_values, valid_mask
 from tidegate.actors.kernels.decimals import greatest_decimals, least_decimals
+from tidegate.actors.kernels.fixed_width import storage_dtype
 from tidegate.actors.operators.aggregates.aggregate import Aggregate
 from tidegate.actors.operators.aggregates.aggregate_kinds import AggregateKind
 from tidegate.actors.operators.aggregates.aggregate_state import result_type
-from tidegate.actors.operators.aggregates.aggregated_rows import Mask, Slots, input_column, mark, row_mask, valid_of
+from tidegate.actors.operators.aggregates.aggregated_rows import (
+    Mask,
+    Slots,
+    grouped,
+    input_column,
+    mark,
+    row_mask,
+    valid_of,
+)
 from tidegate.actors.operators.aggregates.stored_values import value_array, value_words
 from tidegate.actors.state_backends.common.backend import ValueColumn
 
@@ -63,6 +72,7 @@ class Choice:
         self._by = None if aggregate.by is None else columns[-2]
         self._by_type = None if aggregate.by is None else fields[-2].type
         self._values = columns[: -1 if self._by is None else -2]
+        self._is_fixed = storage_dtype(fields[0].type) is not None
 
     def update(self, batch: pa.RecordBatch, slots: Slots) -> None:
         """Look at the rows of a batch."""
@@ -71,17 +81,25 @@ class Choice:
         by = None if aggregate.by is None else self._comparable(input_column(batch, aggregate.by))
         never_null = ([values] if aggregate.ignore_nulls else []) + ([] if by is None else [by])
         chosen = self._chosen(slots, by, row_mask(batch, aggregate.condition, *never_null))
-        self._store(slots, value_words(values), valid_mask(values), chosen)
+        if self._is_fixed:
+            self._store(slots, value_words(values), valid_mask(values), chosen)
+        else:
+            self._put(slots, values, chosen)
 
     def merge(self, slots: Slots, parts: Sequence[pa.Array]) -> None:
         """Look at rows that others have chosen: as if they had come after those of the slots."""
         by = None if self._by is None else parts[-2]
         chosen = self._chosen(slots, by, fixed_values(parts[-1]))
-        words = [fixed_values(part) for part in parts[: len(self._values)]]
-        self._store(slots, words, valid_mask(parts[0]), chosen)
+        if self._is_fixed:
+            words = [fixed_values(part) for part in parts[: len(self._values)]]
+            self._store(slots, words, valid_mask(parts[0]), chosen)
+        else:
+            self._put(slots, parts[0], chosen)
 
     def results(self, slots: NDArray[Any]) -> pa.Array:
         """The values; null where no row was chosen."""
+        if not self._is_fixed:
+            return self._values[0].take(slots)
         valid, known = self._seen.raw(slots), valid_of(self._values[0], slots)
         valid = valid if known is None else valid & known
         words = [column.raw(slots) for column in self._values]
@@ -101,6 +119,15 @@ class Choice:
     def _comparable(self, column: pa.Array) -> pa.Array:
         """A column in the type in which it is compared."""
         return column if column.type == self._by_type else column.cast(self._by_type)
+
+    def _put(self, slots: Slots, values: pa.Array, chosen: NDArray[np.uint8]) -> None:
+        """Store values of any width: of several chosen rows of a slot the last one."""
+        rows = np.flatnonzero(chosen)
+        if len(rows):
+            codes, distinct = grouped(slots[rows])
+            last = np.empty(len(distinct), dtype=np.int64)
+            last[codes] = rows
+            self._values[0].put(distinct, values.take(pa.array(last)))
 
     def _store(self, slots: Slots, words: Sequence[NDArray[Any]], valid: Mask, chosen: NDArray[np.uint8]) -> None:
         first = self._values[0]

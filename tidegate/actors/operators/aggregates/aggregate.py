@@ -8,22 +8,27 @@ Spark and Polars differ it is as in Spark (`docs/aggregates.md`). Rules:
 - A mean is float64. That of integers is an exact sum, divided once. That of decimals is a decimal.
 - Min and max keep the column's type. NaN is greater than any number.
 - First and last take a row as it is, with a null in it, unless they are told to skip nulls.
+- A function of a program's own gets all rows for which `where` is true, with their nulls.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from tidegate.actors.operators.aggregates import aggregate_state
+from tidegate.actors.operators.aggregates.aggregate_function import BatchAggregateFunction, check_function
 from tidegate.actors.operators.aggregates.aggregate_kinds import CHOICES, AggregateKind
 from tidegate.actors.operators.aggregates.column_expressions import ColumnLike, column_like
 from tidegate.storage.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import polars as pl
+
+_LIST_MAX = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +45,16 @@ class Aggregate:
     """For one that chooses a row: whether it skips rows without a value."""
     taken_back: bool = False
     """For a sum: whether values may be taken back, so that it must know when there is none any more."""
+    limit: int | None = None
+    """For a list: how many values it has at most."""
+    function: BatchAggregateFunction | None = None
+    """For one of the program's own: what computes it."""
+    more: tuple[ColumnLike, ...] = ()
+    """For one of the program's own: the columns that it reads after the first."""
 
     def __post_init__(self) -> None:
         word = self.kind.value
-        if self.column is None and self.kind is not AggregateKind.COUNT:
+        if self.column is None and self.kind not in (AggregateKind.COUNT, AggregateKind.USER):
             raise ConfigurationError(f'{word} needs a column: {word}("x")')
         for name in ("column", "by", "condition"):
             if getattr(self, name) is not None:
@@ -54,8 +65,10 @@ class Aggregate:
             raise ConfigurationError(f"{word} chooses no row, so it takes neither by= nor ignore_nulls=")
 
     def __str__(self) -> str:
-        said = [repr(self.column)] if self.column is not None else []
+        said = [] if self.function is None else [str(self.function)]
+        said += [repr(column) for column in self.inputs]
         said += [f"by={self.by!r}"] if self.by is not None else []
+        said += [f"limit={self.limit}"] if self.limit is not None else []
         condition = "" if self.condition is None else f".where({self.condition!r})"
         return f"{self.kind.value}({', '.join(said)}){condition}"
 
@@ -69,9 +82,21 @@ class Aggregate:
         return replace(self, condition=column_like(condition, f"{self}.where"))
 
     @property
+    def inputs(self) -> tuple[ColumnLike, ...]:
+        """The columns of which it is."""
+        return () if self.column is None else (self.column, *self.more)
+
+    @property
     def columns(self) -> tuple[ColumnLike, ...]:
         """The columns that it reads."""
-        return tuple(column for column in (self.column, self.by, self.condition) if column is not None)
+        return tuple(column for column in (*self.inputs, self.by, self.condition) if column is not None)
+
+    def over(self, plain: Callable[[ColumnLike], ColumnLike]) -> Aggregate:
+        """The same over other columns: what `plain` makes of each."""
+        column, by, condition = (
+            None if each is None else plain(each) for each in (self.column, self.by, self.condition)
+        )
+        return replace(self, column=column, by=by, condition=condition, more=tuple(map(plain, self.more)))
 
     def state_fields(self, name: str, input_schema: pa.Schema) -> tuple[pa.Field, ...]:
         """Columns that hold the accumulators in a checkpoint, for an aggregate that is called `name`.
@@ -182,6 +207,26 @@ def count_distinct(column: str | pl.Expr) -> Aggregate:
     In `key_by(...).aggregate(...)` and `stream.aggregate(...)`. It keeps each value of each key: its state grows.
     """
     return _of(AggregateKind.COUNT_DISTINCT, column)
+
+
+def collect_list(column: str | pl.Expr, *, limit: int) -> Aggregate:
+    """The values of a column, without nulls, in the order of arrival: a list of at most `limit`, the first ones.
+
+    A list, empty where there is no value. Each batch that adds to a list writes all of it: keep the limit small.
+    """
+    if isinstance(limit, bool) or not isinstance(limit, int) or not 0 < limit <= _LIST_MAX:
+        raise ConfigurationError(f"collect_list takes a limit of 1 to {_LIST_MAX} values, not {limit!r}")
+    return replace(_of(AggregateKind.COLLECT_LIST, column), limit=limit)
+
+
+def udaf(function: BatchAggregateFunction, *columns: str | pl.Expr) -> Aggregate:
+    """An aggregate of the program's own, and the columns that it reads: `tg.udaf(GeometricMean(), "x")`.
+
+    `function` is an object of a class that derives from `tg.BatchAggregateFunction`.
+    """
+    check_function(function)
+    inputs = [column_like(column, f"udaf({function})") for column in columns]
+    return Aggregate(AggregateKind.USER, inputs[0] if inputs else None, function=function, more=tuple(inputs[1:]))
 
 
 def _of(

@@ -5,8 +5,8 @@ Rules:
 - `PartialAggregate` keeps nothing: a batch becomes one row with the columns of the accumulators' state. So what crosses
   the exchange, and what the one subtask has to do, does not grow with the rows.
 - `MergedAggregate` keeps the accumulators of all rows in a table like that of keyed aggregates, under one key.
-- The result is one row. In mode `final` there is one also where no row has come, as in SQL: counts are 0 then, and
-  anything else is null.
+- The result is one row. In mode `final` there is one also where no row has come, as in SQL: counts are 0 then, lists
+  are empty, a function of the program's own says what it is, and anything else is null.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from tidegate.actors.kernels.key_index.entries import Upserted
 from tidegate.actors.operators.aggregates.accumulators import Accumulator, make_accumulator, value_specs
 from tidegate.actors.operators.aggregates.aggregate import Aggregate
+from tidegate.actors.operators.aggregates.aggregate_function import of_nothing
 from tidegate.actors.operators.aggregates.aggregate_kinds import AggregateKind
 from tidegate.actors.operators.aggregates.aggregate_state import Fields, result_type, state_names, stored_groups
 from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
@@ -101,8 +102,8 @@ class MergedAggregate(KeyedAggregate):
         """In mode `final`, emit the result."""
         yield from super().finish(emit)
         if self._emit_mode == "final" and self._table is None and self._empty is not None:
-            nothing = [0 if a.kind is AggregateKind.COUNT else None for a in self._aggregates.values()]
-            columns = [pa.array([value], field.type) for value, field in zip(nothing, self._empty, strict=True)]
+            aggregates = zip(self._aggregates.values(), self._empty, strict=True)
+            columns = [_of_nothing(aggregate, field.type) for aggregate, field in aggregates]
             emit(pa.RecordBatch.from_arrays(columns, schema=self._empty))
             yield
 
@@ -117,6 +118,14 @@ class MergedAggregate(KeyedAggregate):
 
     def _output(self, keys: pa.RecordBatch, results: Sequence[pa.Array]) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays(list(results), names=list(self._aggregates))
+
+
+def _of_nothing(aggregate: Aggregate, data_type: pa.DataType) -> pa.Array:
+    """The result where no row has come."""
+    if aggregate.function is not None:
+        return of_nothing(aggregate.function)
+    nothing = {AggregateKind.COUNT: 0, AggregateKind.COLLECT_LIST: []}
+    return pa.array([nothing.get(aggregate.kind)], data_type)
 
 
 def key_name(aggregates: Mapping[str, Aggregate]) -> str:
@@ -144,6 +153,7 @@ class _OneRow:
     def clear(self) -> None:
         """Begin another row."""
         for column in self.columns.values():
+            column.paged.begin_batch()
             column.paged.reset(_SLOT)
 
     def values(self) -> list[pa.Array]:

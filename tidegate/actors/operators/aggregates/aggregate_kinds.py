@@ -24,6 +24,8 @@ class AggregateKind(enum.Enum):
     ARG_MIN = "arg_min"
     ARG_MAX = "arg_max"
     COUNT_DISTINCT = "count_distinct"
+    COLLECT_LIST = "collect_list"
+    USER = "udaf"
 
 
 EXTREMES = frozenset({AggregateKind.MIN, AggregateKind.MAX, AggregateKind.BOOL_AND, AggregateKind.BOOL_OR})

@@ -11,13 +11,17 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from tidegate.actors.operators.aggregates.aggregate_function import SEEN, BatchAggregateFunction
 from tidegate.actors.operators.aggregates.aggregate_kinds import CHOICES, EXTREMES, SPREADS, AggregateKind
 from tidegate.actors.operators.aggregates.column_expressions import ColumnLike
 from tidegate.actors.operators.aggregates.stored_values import (
     DIGITS_MAX,
     decimal_of,
     decimal_suffixes,
+    is_fixed,
     is_small_decimal,
+    is_text,
+    kept_type,
     value_fields,
     value_suffixes,
     value_type,
@@ -57,6 +61,16 @@ class Described(Protocol):
         """Whether values of a sum may be taken back."""
         ...
 
+    @property
+    def function(self) -> BatchAggregateFunction | None:
+        """What computes it, if a program brings that along."""
+        ...
+
+    @property
+    def inputs(self) -> tuple[ColumnLike, ...]:
+        """All columns of which it is."""
+        ...
+
 
 _CONVERT = "(convert it with with_columns first)"
 
@@ -64,6 +78,9 @@ _CONVERT = "(convert it with with_columns first)"
 def state_fields(aggregate: Described, name: str, input_schema: pa.Schema) -> tuple[pa.Field, ...]:
     """The state columns of a valid aggregate that is called `name`."""
     kind = aggregate.kind
+    if aggregate.function is not None:
+        kept = (pa.field(f"{name}.{field.name}", field.type) for field in aggregate.function.state)
+        return (*kept, pa.field(f"{name}.{SEEN}", pa.uint8()))
     data_type = None if aggregate.column is None else _type_of(aggregate.column, input_schema)
     if kind is AggregateKind.COUNT or data_type is None:
         return (pa.field(name, pa.int64()),)
@@ -74,6 +91,8 @@ def state_fields(aggregate: Described, name: str, input_schema: pa.Schema) -> tu
     if kind in SPREADS:
         types = {"count": pa.int64(), "mean": pa.float64(), "m2": pa.float64()}
         return tuple(pa.field(f"{name}.{part}", part_type) for part, part_type in types.items())
+    if kind is AggregateKind.COLLECT_LIST:
+        return (pa.field(name, pa.list_(kept_type(data_type))),)
     values = value_fields(name, data_type)
     if kind in EXTREMES:
         return values
@@ -84,8 +103,12 @@ def state_fields(aggregate: Described, name: str, input_schema: pa.Schema) -> tu
 def result_type(aggregate: Described, fields: Sequence[pa.Field]) -> pa.DataType:
     """The type of the results of an aggregate that keeps these columns."""
     kind = aggregate.kind
+    if aggregate.function is not None:
+        return aggregate.function.output
     if kind in EXTREMES or kind in CHOICES:
         return value_type(fields)
+    if kind is AggregateKind.COLLECT_LIST:
+        return fields[0].type
     decimal = decimal_of(fields[0].name)
     if kind is AggregateKind.MEAN and decimal is not None:
         return pa.decimal128(min(DIGITS_MAX, decimal.precision + 4), min(DIGITS_MAX, decimal.scale + 4))
@@ -102,6 +125,8 @@ def sum_digits(decimal: pa.DataType) -> int:
 def state_names(aggregate: Described, name: str, suffixes: Sequence[str] = ("",)) -> list[str]:
     """Names of the state columns, where values (or their sum) have columns with these suffixes."""
     kind = aggregate.kind
+    if aggregate.function is not None:
+        return [f"{name}.{column}" for column in (*aggregate.function.state.names, SEEN)]
     if kind is AggregateKind.MEAN or aggregate.taken_back:
         return [*(f"{name}.sum{suffix}" for suffix in suffixes), f"{name}.count"]
     if kind in SPREADS:
@@ -138,6 +163,9 @@ def validate(aggregate: Described, input_schema: pa.Schema) -> None:
         found = _column_type(aggregate, aggregate.condition, input_schema)
         if not pa.types.is_boolean(found):
             raise ConfigurationError(f"{aggregate}: the condition is {found}; where(...) takes one that is boolean")
+    if aggregate.function is not None:
+        _validate_function(aggregate, aggregate.function, input_schema)
+        return
     if aggregate.column is None:
         return
     data_type = _column_type(aggregate, aggregate.column, input_schema)
@@ -155,7 +183,7 @@ def validate(aggregate: Described, input_schema: pa.Schema) -> None:
 
 
 def _takes(kind: AggregateKind, data_type: pa.DataType) -> str | None:
-    """What an aggregate takes, if it does not take this type."""
+    """What an aggregate takes, if it does not take this type. First, last and their like take any."""
     types = pa.types
     number = types.is_integer(data_type) or types.is_floating(data_type) or is_small_decimal(data_type)
     if kind in (AggregateKind.BOOL_AND, AggregateKind.BOOL_OR):
@@ -167,18 +195,26 @@ def _takes(kind: AggregateKind, data_type: pa.DataType) -> str | None:
         return f"takes integers, floats, decimals of at most {DIGITS_MAX} digits{durations} {_CONVERT}"
     if kind in SPREADS:
         return None if number else f"takes integers, floats and decimals of at most {DIGITS_MAX} digits {_CONVERT}"
-    fits = value_suffixes(data_type) is not None
-    if kind in EXTREMES:
-        fits = fits and not types.is_float16(data_type)
-    kinds = f"numbers, decimals of at most {DIGITS_MAX} digits, booleans, dates, times, timestamps and durations"
-    return None if fits else f"takes {kinds} {_CONVERT}"
+    if kind not in EXTREMES or is_text(data_type) or (is_fixed(data_type) and not types.is_float16(data_type)):
+        return None
+    kinds = f"numbers, decimals of at most {DIGITS_MAX} digits, booleans, strings, dates, times, timestamps, durations"
+    return f"takes {kinds} {_CONVERT}"
+
+
+def _validate_function(aggregate: Described, function: BatchAggregateFunction, input_schema: pa.Schema) -> None:
+    types = [_column_type(aggregate, column, input_schema) for column in aggregate.inputs]
+    try:
+        function.validate(*types)
+    except ValueError as error:
+        raise ConfigurationError(f"{aggregate}: {error}") from error
 
 
 def _validate_by(aggregate: Described, input_schema: pa.Schema) -> None:
     assert aggregate.by is not None
     found = _column_type(aggregate, aggregate.by, input_schema)
     _check_not_null(aggregate, aggregate.by, found)
-    if pa.types.is_boolean(found) or (value_suffixes(found) == ("",) and not pa.types.is_float16(found)):
+    comparable = is_fixed(found) and value_suffixes(found) == ("",)
+    if pa.types.is_boolean(found) or (comparable and not pa.types.is_float16(found)):
         return
     raise ConfigurationError(
         f"{aggregate}: column {str(aggregate.by)!r} is {found}; by= takes integers, float32, float64, booleans, dates, "

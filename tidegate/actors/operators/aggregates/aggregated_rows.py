@@ -48,3 +48,14 @@ def mark(column: ValueColumn, slots: Slots, mask: Mask) -> None:
 def valid_of(column: ValueColumn, slots: NDArray[Any]) -> Mask | None:
     """Which of some slots have a value. None: all."""
     return gathered(column.valid_pages, slots, np.dtype(np.uint8)) if len(column.valid_pages) else None
+
+
+def grouped(slots: Slots) -> tuple[NDArray[np.int32], Slots]:
+    """The distinct slots among some, in the order in which they first come, and for each slot its place among them."""
+    encoded = pa.array(slots).dictionary_encode()
+    return encoded.indices.to_numpy(), encoded.dictionary.to_numpy()
+
+
+def rows_in(mask: Mask, rows: int) -> NDArray[np.int64]:
+    """The rows of a mask that count; `NO_MASK`: all."""
+    return np.flatnonzero(mask) if len(mask) else np.arange(rows)

@@ -6,8 +6,9 @@ Rules:
   had no row, `-D` for one that has none any more. All that is taken back comes first.
 - Behind changes (`takes_back`) the state counts the rows of each key. When the last one is taken back, the key is
   forgotten. Whatever a batch does to one key, the others in it are looked at alike.
-- Only what can be calculated backwards can be taken back: counts, sums, means, variances. A minimum cannot: the next
-  greater value is gone. Sums of floats that are taken back leave rounding errors behind, and a NaN stays.
+- Only what can be calculated backwards can be taken back: counts, sums, means, variances, and functions of the
+  program's own that have `retract`. A minimum cannot: the next greater value is gone. Sums of floats that are taken
+  back leave rounding errors behind, and a NaN stays.
 - A row that is taken back and has never come is an error: the stream before contradicts itself.
 """
 
@@ -25,6 +26,7 @@ from numpy.typing import NDArray
 from tidegate.actors.kernels.key_index.entries import Upserted
 from tidegate.actors.operators.aggregates.accumulators import Accumulator
 from tidegate.actors.operators.aggregates.aggregate import Aggregate, count
+from tidegate.actors.operators.aggregates.aggregate_function import can_retract
 from tidegate.actors.operators.aggregates.aggregate_kinds import SPREADS, AggregateKind
 from tidegate.actors.operators.aggregates.aggregate_state import Fields
 from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
@@ -178,12 +180,13 @@ class ChangingAggregate(KeyedAggregate):
 
 def _check_calculated(aggregates: Mapping[str, Aggregate]) -> None:
     for name, aggregate in aggregates.items():
-        if aggregate.kind in CALCULATED:
+        if aggregate.kind in CALCULATED or (aggregate.function is not None and can_retract(aggregate.function)):
             continue
         advice = {
             AggregateKind.BOOL_OR: "count the rows for which it is true: tg.count().where(...)",
             AggregateKind.BOOL_AND: "count the rows for which it is false: tg.count().where(...)",
             AggregateKind.COUNT_DISTINCT: "group by the column first: key_by(..., column).aggregate(n=tg.count())",
+            AggregateKind.USER: "give the function a method retract",
         }.get(aggregate.kind, "rank the rows before they change: key_by(...).top_n(1, by=...)")
         raise ConfigurationError(
             f"{name}={aggregate} cannot follow changes: it does not keep what it would need when a row is taken back. "

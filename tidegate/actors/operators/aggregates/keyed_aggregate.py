@@ -125,9 +125,10 @@ class KeyedAggregate(Operator):
 
     @property
     def changed_bytes(self) -> int:
-        """An estimate: 8 bytes for each column of a changed row. A row counts once for each batch that changed it."""
-        columns = len(self._keys) + sum(len(fields) for fields in self._fields.values())
-        return self._changed_rows * columns * 8
+        """An estimate of what changed rows take. A row counts once for each batch that changed it."""
+        names = [field.name for fields in self._fields.values() for field in fields]
+        values = 0 if self._table is None else sum(self._table.column(name).value_bytes for name in names)
+        return self._changed_rows * (8 * len(self._keys) + values)
 
     @property
     def keyed_backend(self) -> KeyedBackend | None:

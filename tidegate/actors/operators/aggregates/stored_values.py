@@ -1,7 +1,8 @@
-"""How single values of a column are kept in the columns of a table of fixed-width values, and what such columns say.
+"""How single values of a column are kept in the columns of a table, and what such columns say.
 
-Most types are kept as they are, in a column with the name of the aggregate. Two are not, and their columns say so by a
-suffix, so that stored columns alone tell the type of the values:
+Most types are kept as they are, in a column with the name of the aggregate: numbers and times where kernels change them
+in place, strings and nested values as Arrow values. Two are not, and their columns say so by a suffix, so that stored
+columns alone tell the type of the values:
 
 - A boolean is a byte, in `x.as_bool`.
 - A decimal is the two words of its 128 bits, in `x.decimal(10,2).high` and `x.decimal(10,2).low`.
@@ -17,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tidegate.actors.kernels.columns import fixed_values
+from tidegate.actors.kernels.columns import fixed_values, plain
 from tidegate.actors.kernels.decimals import decimal_words, decimals_of
 from tidegate.actors.kernels.fixed_width import array_of, storage_dtype
 
@@ -32,25 +33,40 @@ def is_small_decimal(data_type: pa.DataType) -> bool:
     return bool(pa.types.is_decimal(data_type) and data_type.bit_width <= 128)
 
 
-def value_suffixes(data_type: pa.DataType) -> tuple[str, ...] | None:
-    """Suffixes of the columns that keep a value of a type without dictionaries. None if it cannot be kept so."""
-    if storage_dtype(data_type) is not None:
-        return ("",)
+def is_fixed(data_type: pa.DataType) -> bool:
+    """Whether values of a type without dictionaries are kept in columns of fixed width."""
+    return storage_dtype(data_type) is not None or pa.types.is_boolean(data_type) or is_small_decimal(data_type)
+
+
+def is_text(data_type: pa.DataType) -> bool:
+    """Whether values of a type, as they are kept, are strings or bytes."""
+    kinds, kept = pa.types, kept_type(data_type)
+    return bool(
+        kinds.is_string(kept) or kinds.is_large_string(kept) or kinds.is_binary(kept) or kinds.is_large_binary(kept)
+    )
+
+
+def kept_type(data_type: pa.DataType) -> pa.DataType:
+    """The type in which values that are of no fixed width are kept: without encodings."""
+    return plain(pa.array([], data_type)).type
+
+
+def value_suffixes(data_type: pa.DataType) -> tuple[str, ...]:
+    """Suffixes of the columns that keep a value of a type without dictionaries."""
     if pa.types.is_boolean(data_type):
         return (_BOOL,)
     if is_small_decimal(data_type):
         return decimal_suffixes(data_type.precision, data_type.scale)
-    return None
+    return ("",)
 
 
 def value_fields(name: str, data_type: pa.DataType) -> tuple[pa.Field, ...]:
-    """Columns that keep a value of a type with `value_suffixes`."""
+    """Columns that keep a value of a type."""
     suffixes = value_suffixes(data_type)
-    assert suffixes is not None, f"{data_type} has no columns of fixed width"
     if pa.types.is_boolean(data_type):
         return (pa.field(name + _BOOL, pa.uint8()),)
     if len(suffixes) == 1:
-        return (pa.field(name, data_type),)
+        return (pa.field(name, data_type if is_fixed(data_type) else kept_type(data_type)),)
     return (pa.field(name + suffixes[0], pa.int64()), pa.field(name + suffixes[1], pa.uint64()))
 
 
@@ -80,9 +96,9 @@ def says_a_type(name: str) -> bool:
 
 
 def value_words(column: pa.Array) -> list[NDArray[Any]]:
-    """The values of a column without dictionaries as they are kept: an array for each of `value_fields`.
+    """The values of a column as they are kept where their width is fixed: an array for each of `value_fields`.
 
-    Undefined under a null.
+    Without dictionaries. Undefined under a null.
     """
     if pa.types.is_boolean(column.type):
         return [fixed_values(column.cast(pa.uint8()))]

@@ -119,8 +119,8 @@ class WindowOperator(Operator):
 
     @property
     def changed_bytes(self) -> int:
-        """An estimate: 8 bytes for each column of a changed row."""
-        return self._changed_rows * 8 * (2 + len(self._keys) + len(self._rows.aggregates))
+        """An estimate of what changed rows take."""
+        return 0 if self._opened is None else self._changed_rows * self._opened.row_bytes
 
     @property
     def keyed_backend(self) -> KeyedBackend | None:

@@ -139,6 +139,12 @@ class WindowState:
         """A value column of the operator's own."""
         return self.table.column(name)
 
+    @property
+    def row_bytes(self) -> int:
+        """About how many bytes a row takes."""
+        values = 0 if self._table is None else sum(self._table.column(f.name).value_bytes for f in self._values())
+        return 8 * (1 + len(self._keys)) + values
+
     def appeared(self, namespaces: Iterable[int] | NDArray[np.int64]) -> None:
         """Rows have come into these namespaces."""
         self.namespaces = np.union1d(self.namespaces, np.asarray(namespaces, dtype=np.int64))

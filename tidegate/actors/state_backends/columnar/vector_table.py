@@ -1,4 +1,4 @@
-"""`ColumnarTable`: a vectorised state in memory, in fixed-width columns that kernels change in place.
+"""`ColumnarTable`: a vectorised state in memory, in columns that kernels change in place, or of values of any width.
 
 Rules: when a batch begins, three things happen to its slots before kernels may change them. Pages that a snapshot
 still reads are copied, what the slots hold goes into the undo log, by page or by slot, and the slots are marked as
@@ -9,6 +9,7 @@ snapshots leaves no trace in either, so a snapshot costs only what has changed b
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.actors.kernels.key_index.entries import Upserted
-from tidegate.actors.kernels.paged import revive, scatter, touched_pages
+from tidegate.actors.kernels.paged import PAGE_ROWS, revive, scatter, touched_pages
 from tidegate.actors.state_backends.columnar.changes.notes import KeptPage, NotedRows, TableNotes
 from tidegate.actors.state_backends.columnar.changes.undo_log import Notes
 from tidegate.actors.state_backends.columnar.frozen_slots import FrozenSlots
@@ -27,6 +28,7 @@ from tidegate.actors.state_backends.common.backend import ValueSpec
 from tidegate.actors.state_backends.common.batch_column import BatchColumn
 from tidegate.actors.state_backends.common.pages import FrozenColumn, PagedColumn, pages_for
 from tidegate.actors.state_backends.common.refusals import held_twice
+from tidegate.actors.state_backends.common.varying_column import VaryingColumn
 from tidegate.storage.state.snapshot import Cut
 
 _LIVE = ValueSpec("live", pa.uint8(), 0)
@@ -68,6 +70,7 @@ class ColumnarTable(PagedState[TableNotes]):
     def done(self) -> None:
         """End the batch."""
         self.new_slots = _NO_SLOTS
+        self._collect()
         self._space.settle()
 
     def scan(self, rows_max: int) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
@@ -173,6 +176,15 @@ class ColumnarTable(PagedState[TableNotes]):
         self._clear(slots)
         self._rows -= len(slots)
 
+    def _collect(self) -> None:
+        """Let go of values of varying width that nobody needs: neither a row nor a way back."""
+        for position, column in enumerate(self._columns.values()):
+            if isinstance(column.paged, VaryingColumn) and column.paged.wants_collection:
+                slots = np.arange(self._space.slots, dtype=np.int32)
+                notes = [each for each in self._space.undo.notes_of(self.name) if isinstance(each, TableNotes)]
+                noted = (each.numbers_in(position) for each in notes)
+                column.paged.collect([column.paged.raw(slots[self.live(slots)]), *chain.from_iterable(noted)])
+
     def _unmark_untold(self, slots: NDArray[np.int32]) -> None:
         """These slots have no row any more. A snapshot need not say so of those that no earlier one knows."""
         if self.dirty is not None:
@@ -213,7 +225,7 @@ class ColumnarTable(PagedState[TableNotes]):
         if len(slots):
             columns = [column.paged for column in self._columns.values()]
             values, valid = tuple(c.raw(slots) for c in columns), tuple(c.raw_valid(slots) for c in columns)
-            notes.add(NotedRows(slots, self._live.raw(slots), values, valid))
+            notes.add(NotedRows(slots, self._live.raw(slots), values, valid, len(slots) * self._beyond_bytes()))
 
     def _own(self, slots: NDArray[np.int32]) -> None:
         """Copy the pages of these slots that a snapshot still reads."""
@@ -223,7 +235,11 @@ class ColumnarTable(PagedState[TableNotes]):
             columns = tuple(column.paged.copy_page(page) for column in self._columns.values())
             live, version = self._live.copy_page(page), self._pins.replaced(page)
             if self._notes is not None:
-                self._notes.keep(page, KeptPage(version, live, columns))
+                self._notes.keep(page, KeptPage(version, live, columns, PAGE_ROWS * self._beyond_bytes()))
+
+    def _beyond_bytes(self) -> int:
+        """About how many bytes of a row are not in its pages."""
+        return sum(column.value_bytes - column.paged.dtype.itemsize for column in self._columns.values())
 
     def _put_back(self, kept: Mapping[int, KeptPage]) -> None:
         """Put former pages back."""

@@ -35,7 +35,6 @@ KeyRef: TypeAlias = Any
 KeyRefs: TypeAlias = NDArray[Any]
 """The refs of many keys, in an array."""
 
-
 Migrate: TypeAlias = Callable[[pa.RecordBatch], pa.RecordBatch]
 """Turns stored rows of one schema into rows of another."""
 
@@ -139,14 +138,14 @@ class MapCells(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ValueSpec:
-    """A value column of a vectorised table: its name, its Arrow type, and what a new row holds, also under a null.
+    """A value column of a vectorised table. A new row holds `identity`, also under a null.
 
-    The type must have a `storage_dtype`.
+    What has no `storage_dtype` (strings, lists, …) begins as null.
     """
 
     name: str
     data_type: pa.DataType
-    identity: int | float
+    identity: int | float = 0
 
     @property
     def field(self) -> pa.Field:
@@ -157,7 +156,7 @@ class ValueSpec:
 class ValueColumn(Protocol):
     """A column of a vectorised table. Kernels change its memory in place between `upsert` and `done`.
 
-    `pages` are addresses of pages of `PAGE_ROWS` values; `kernels/paged.py` reads and writes them.
+    `pages` are addresses of pages of `PAGE_ROWS` values, for `kernels/paged.py`. Without a `storage_dtype`: not used.
     """
 
     @property
@@ -178,7 +177,7 @@ class ValueColumn(Protocol):
     def track_nulls(self) -> NDArray[np.uintp]:
         """Start to track validity, if that is not done yet. Returns `valid_pages`.
 
-        Existing rows count as valid. Rows that are new in this batch are null until a kernel marks them as valid.
+        Existing rows count as valid, rows that are new in this batch as null, until a kernel marks them as valid.
         """
         ...
 
@@ -190,9 +189,18 @@ class ValueColumn(Protocol):
         """Values of these slots in `dtype` (a copy). Undefined under a null."""
         ...
 
+    def put(self, slots: NDArray[Any], values: pa.Array) -> None:
+        """Set these slots of the batch, each once, from an Arrow array of the column's type."""
+        ...
+
+    @property
+    def value_bytes(self) -> int:
+        """About how many bytes a value takes."""
+        ...
+
 
 class VectorTable(Protocol):
-    """A table of fixed-width values, changed a batch at a time."""
+    """A table with a row of values for each key, changed a batch at a time."""
 
     @property
     def rows(self) -> int:

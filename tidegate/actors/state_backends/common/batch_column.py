@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from tidegate.actors.kernels.paged import Pages
 from tidegate.actors.state_backends.common.backend import ValueSpec
 from tidegate.actors.state_backends.common.pages import PagedColumn
+from tidegate.actors.state_backends.common.varying_column import VaryingColumn, paged_column
 
 
 class BatchTable(Protocol):
@@ -27,7 +28,7 @@ class BatchColumn:
 
     def __init__(self, table: BatchTable, spec: ValueSpec) -> None:
         self._table = table
-        self.paged = PagedColumn(spec)
+        self.paged: PagedColumn = paged_column(spec)
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -54,6 +55,22 @@ class BatchColumn:
     def take(self, slots: NDArray[Any]) -> pa.Array:
         """Values of these slots (a copy)."""
         return self.paged.take(slots)
+
+    def put(self, slots: NDArray[Any], values: pa.Array) -> None:
+        """Set these slots, each given once, from an Arrow array of the column's type."""
+        if values.null_count > 0 and self.is_fixed:
+            self.track_nulls()
+        self.paged.put(slots, values)
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether its values have a fixed width, so that kernels may change them."""
+        return not isinstance(self.paged, VaryingColumn)
+
+    @property
+    def value_bytes(self) -> int:
+        """About how many bytes a value takes."""
+        return self.paged.value_bytes
 
     def raw(self, slots: NDArray[Any]) -> NDArray[Any]:
         """The same as plain values. Undefined under a null."""

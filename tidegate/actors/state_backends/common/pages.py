@@ -265,7 +265,7 @@ class PagedColumn:
 
     def rebuilt(self, kept: NDArray[np.int32]) -> PagedColumn:
         """A new column whose slot i has the value of slot `kept[i]`."""
-        column = PagedColumn(self.spec)
+        column = self._another()
         column.grow(pages_for(len(kept)))
         if self._valid is not None:
             column.start_nulls()
@@ -276,6 +276,18 @@ class PagedColumn:
                 column._valid[page][:] = 0
                 column._valid[page][: len(slots)] = gathered(self._valid_addresses, slots, _VALID)
         return column
+
+    def _another(self) -> PagedColumn:
+        """An empty column for the same values."""
+        return PagedColumn(self.spec)
+
+    def begin_batch(self) -> None:
+        """All slots are about to be set: nothing of the batch before is needed."""
+
+    @property
+    def value_bytes(self) -> int:
+        """About how many bytes a value takes."""
+        return self.dtype.itemsize
 
     def freeze(self) -> FrozenColumn:
         """References to the current pages. The caller pins them."""
@@ -303,6 +315,12 @@ class FrozenColumn:
         self._addresses = addresses
         self._valid = valid
         self._valid_addresses = valid_addresses
+
+    def parts(
+        self,
+    ) -> tuple[np.dtype[Any], list[NDArray[Any] | None], list[NDArray[Any] | None], Pages, Pages]:
+        """What another column over the same pages is made of."""
+        return self._dtype, self._arrays, self._valid, self._addresses, self._valid_addresses
 
     def take(self, slots: NDArray[Any]) -> pa.Array:
         """Values of these slots. Their pages must still be held."""

@@ -1,7 +1,11 @@
-"""Turns the keys of a batch into database keys. `storage/rocksdb/value_layout.py` and `keys.py` have their layout."""
+"""Turns the keys of a batch into database keys, and rows of any columns into values.
+
+`storage/rocksdb/value_layout.py`, `keys.py` and `row_values.py` have their layouts.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -10,6 +14,7 @@ import pyarrow as pa
 from tidegate.actors.kernels.columns import key_forms
 from tidegate.actors.kernels.hashing import hash_forms
 from tidegate.actors.kernels.row_encoding import encode_rows
+from tidegate.storage.rocksdb.row_values import physical
 from tidegate.storage.rocksdb.value_layout import HEAD
 from tidegate.storage.state.key_groups import key_groups_of
 
@@ -33,6 +38,14 @@ def database_keys(
     heads[:, :_GROUP_BYTES] = groups.view(np.uint8).reshape(rows, _GROUP_BYTES)
     heads[:, _GROUP_BYTES:] = np.frombuffer(number_bytes(number), dtype=np.uint8)
     encoded = encode_rows(forms, rows, heads)
+    data = encoded.data.tobytes()
+    return [data[start:stop] for start, stop in pairwise(encoded.offsets.tolist())]
+
+
+def packed_rows(columns: Sequence[pa.Array], schema: pa.Schema) -> list[bytes]:
+    """Rows of value columns of any types, in the encoding of keys."""
+    rows = physical(pa.RecordBatch.from_arrays(list(columns), schema=schema))
+    encoded = encode_rows(key_forms(rows, rows.schema.names), rows.num_rows)
     data = encoded.data.tobytes()
     return [data[start:stop] for start, stop in pairwise(encoded.offsets.tolist())]
 

@@ -7,24 +7,21 @@ as bytes; a ref is its position there.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
 import rocksdict
 from numpy.typing import NDArray
 
-from tidegate.actors.kernels.columns import key_forms
 from tidegate.actors.kernels.key_index.key_index import KeyIndex
 from tidegate.actors.kernels.partition import gather
-from tidegate.actors.kernels.row_encoding import encode_rows
 from tidegate.actors.state_backends.common.row_table import FoundRows
 from tidegate.actors.state_backends.rocksdb.changes import RocksChanges
 from tidegate.actors.state_backends.rocksdb.database_session import RocksSession
-from tidegate.actors.state_backends.rocksdb.keys import database_keys
+from tidegate.actors.state_backends.rocksdb.keys import database_keys, packed_rows
 from tidegate.storage.rocksdb.database import reported
 from tidegate.storage.rocksdb.keys import decode_rows
-from tidegate.storage.rocksdb.row_values import physical, unpacked
+from tidegate.storage.rocksdb.row_values import unpacked
 from tidegate.storage.rocksdb.value_layout import HEAD, RocksState
 from tidegate.storage.state.stored_rows import ROW_SEQUENCE, row_identity
 
@@ -123,12 +120,9 @@ class RocksRows:
 
     def put(self, keys: Sequence[bytes], columns: Sequence[pa.Array]) -> None:
         """Write rows: their value columns. StorageError."""
-        rows = physical(pa.RecordBatch.from_arrays(list(columns), schema=self.state.values))
-        encoded = encode_rows(key_forms(rows, rows.schema.names), rows.num_rows)
-        data = encoded.data.tobytes()
         batch = rocksdict.WriteBatch(raw_mode=True)
-        for key, (start, stop) in zip(keys, pairwise(encoded.offsets.tolist()), strict=True):
-            batch.put(key, data[start:stop])
+        for key, row in zip(keys, packed_rows(columns, self.state.values), strict=True):
+            batch.put(key, row)
         self._session.write(batch)
 
     def delete(self, keys: Sequence[bytes]) -> None:

@@ -22,7 +22,7 @@ from tidegate.actors.state_backends.common.batch_column import BatchColumn
 from tidegate.actors.state_backends.common.pages import pages_for
 from tidegate.actors.state_backends.rocksdb.changes import RocksChanges
 from tidegate.actors.state_backends.rocksdb.database_session import RocksSession
-from tidegate.actors.state_backends.rocksdb.keys import database_keys
+from tidegate.actors.state_backends.rocksdb.keys import database_keys, packed_rows
 from tidegate.storage.rocksdb.database import fetch
 from tidegate.storage.rocksdb.tables import TableLayout, table_layout
 from tidegate.storage.rocksdb.value_layout import RocksState
@@ -37,7 +37,7 @@ class RocksTable:
     def __init__(self, session: RocksSession, state: RocksState, specs: Sequence[ValueSpec]) -> None:
         self.state = state
         self.specs = tuple(specs)
-        self.layout: TableLayout = table_layout(state.values)
+        self.layout = table_layout(state.values)
         self.new_slots: NDArray[np.int32] = _NO_SLOTS
         """Slots whose key has no row yet."""
         self.changes = RocksChanges(session, state) if session.keeps_changes else None
@@ -100,7 +100,9 @@ class RocksTable:
     def put(self, keys: Sequence[bytes], columns: Sequence[pa.Array]) -> None:
         """Write rows over what is there. `columns` are the value columns. StorageError."""
         batch = rocksdict.WriteBatch(raw_mode=True)
-        for key, row in zip(keys, self.layout.packed(columns), strict=True):
+        layout = self.layout
+        rows = layout.packed(columns) if isinstance(layout, TableLayout) else packed_rows(columns, layout.schema)
+        for key, row in zip(keys, rows, strict=True):
             batch.put(key, row)
         self._session.write(batch)
 
@@ -125,6 +127,7 @@ class RocksTable:
     ) -> None:
         """Set up this many slots: `known` ones with stored values, `new` ones with the identity or null."""
         for position, column in enumerate(self._columns.values()):
+            column.paged.begin_batch()
             column.paged.grow(pages_for(slots))
             if stored is not None:
                 column.paged.put(known, stored[position])

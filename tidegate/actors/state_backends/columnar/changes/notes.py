@@ -10,6 +10,7 @@ A vectorised state notes columns, cells note Python objects. Rules of a vectoris
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,13 +36,15 @@ class NotedRows:
     """One array for each column."""
     valid: tuple[NDArray[np.uint8] | None, ...]
     """One array for each column; None if the column had never had a null."""
+    beyond_bytes: int = 0
+    """About how much memory the values take to which the arrays refer."""
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the arrays, and an estimate for their objects."""
+        """Bytes of the arrays, and an estimate for their objects and values."""
         arrays: list[NDArray[Any]] = [self.slots, self.live, *self.values]
         arrays += [valid for valid in self.valid if valid is not None]
-        return sum(array.nbytes + ENTRY_BYTES for array in arrays)
+        return self.beyond_bytes + sum(array.nbytes + ENTRY_BYTES for array in arrays)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +55,22 @@ class KeptPage:
     """Its version, by the pins."""
     live: FormerPage
     columns: tuple[FormerPage, ...]
+    beyond_bytes: int = 0
+    """As of `NotedRows`."""
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the arrays."""
+        """Bytes of the arrays, and of the values to which they refer."""
         arrays = (array for former in (self.live, *self.columns) for array in former if array is not None)
-        return sum(array.nbytes + ENTRY_BYTES for array in arrays)
+        return self.beyond_bytes + sum(array.nbytes + ENTRY_BYTES for array in arrays)
 
     def rows(self, page: int, slots: NDArray[np.int32]) -> NotedRows:
         """What some slots of it held, if it is page number `page`."""
         places = slots - (page << PAGE_BITS)
         valid = (None if valid is None else valid[places] for _, valid in self.columns)
-        return NotedRows(slots, self.live[0][places], tuple(values[places] for values, _ in self.columns), tuple(valid))
+        values = tuple(values[places] for values, _ in self.columns)
+        beyond = self.beyond_bytes * len(slots) // PAGE_ROWS
+        return NotedRows(slots, self.live[0][places], values, tuple(valid), beyond)
 
 
 class TableNotes:
@@ -102,6 +109,11 @@ class TableNotes:
             self.kept[page] = former
             self._is_kept[page] = True
             self.size_bytes += former.size_bytes
+
+    def numbers_in(self, position: int) -> Iterator[NDArray[np.int64]]:
+        """All that is noted of the column at a position, which holds int64: numbers of its values."""
+        yield from (rows.values[position] for rows in self.noted)
+        yield from (former.columns[position][0] for former in self.kept.values())
 
     def shrink(self) -> bool:
         """Exchange a kept page for notes of its slots. False if there is none."""

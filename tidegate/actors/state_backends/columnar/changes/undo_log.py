@@ -155,6 +155,10 @@ class UndoLog:
             state.end_notes()
         self._states = []
 
+    def notes_of(self, state: str) -> Iterator[Notes]:
+        """All notes of one state."""
+        return (notes[state] for part in self._parts for notes in part.notes if state in notes)
+
     def grow(self, slots: int) -> None:
         """Nothing to do: new slots are not noted."""
 
