@@ -204,7 +204,7 @@ def test_a_file_that_changes_while_it_is_read_is_an_error_that_says_what_to_do(t
             file.write(b"more")
         if restored:
             reading.restore()
-        with pytest.raises(UnreadableFileError, match=r"a\.parquet was changed while it was read.*rename"):
+        with pytest.raises(UnreadableFileError, match=r"a\.parquet was changed since the job has found it.*rename"):
             reading.more()
 
 

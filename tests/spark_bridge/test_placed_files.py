@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from source_contract import check_source
 
+import tidegate as tg
 from tidegate.actors.sources import understood_filters
 from tidegate.spark_bridge.dataframes.in_place import files_in_place
 from tidegate.spark_bridge.dataframes.in_place.files_in_place import FilesInPlace, place_files, placed_files
@@ -80,3 +81,24 @@ def test_a_file_that_is_another_one_by_now_is_for_spark(tmp_path: Path) -> None:
         with pytest.raises(NeedsSparkError, match=words):
             place_files(found, str(tmp_path / "job"))
     assert placed_files(open_store(str(tmp_path / "job"))) is None
+
+
+@pytest.mark.parametrize("change", ["rewritten", "gone"])
+def test_a_file_that_changes_ends_the_job(tmp_path: Path, change: str) -> None:
+    """At once, with its name and what to do; the table has no row of another file. So it is after a restore."""
+    source = place_files(plan(tmp_path / "in"), str(tmp_path / "job"))
+    path = tmp_path / "in" / "part=1" / "a b%.parquet"
+    before = path.read_bytes()
+    pq.write_table(pa.table({"n": range(1_000, 1_010)}), path, row_group_size=4)
+    path.write_bytes(path.read_bytes().ljust(len(before))) if change == "rewritten" else path.unlink()
+    checkpoints = tg.CheckpointConfig(interval="10ms", storage=str(tmp_path / "checkpoints"))
+    restart = tg.RestartStrategy.fixed_delay(attempts=10, delay="0ms")
+    for restore in (None, "latest"):
+        with tg.StreamEnvironment.local(1) as env:
+            out = env.from_source(source, uid="in").to_table(tmp_path / "out", uid="out")
+            job = env.execute("placed", checkpoints=checkpoints, restart=restart, restore=restore)
+            words = "was changed since" if change == "rewritten" else "is gone"
+            with pytest.raises(tg.JobFailedError, match=rf"part=1/a b%\.parquet {words}.*stage=True"):
+                job.wait()
+            assert job.progress().restarts == 0
+            assert set(out.to_arrow()["number"].to_pylist()) <= set(range(10))

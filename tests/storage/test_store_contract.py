@@ -369,3 +369,20 @@ def test_info_says_size_and_time_of_one_file(file_system_store: FileSystemStore)
     for path in ("a/c", "a"):
         with pytest.raises(NotFoundError, match=f"no file .*{path}"):
             store.info(path)
+
+
+def test_a_range_comes_with_what_the_file_is(file_system_store: FileSystemStore) -> None:
+    """Of the file that has the bytes. S3 has a name for these, and another one for others."""
+    store = file_system_store
+    store.write("a/b", [b"12345"])
+    data, found = store.read_with_info("a/b", 1, 3)
+    assert (data, found) == (b"234", store.info("a/b"))
+    assert store.read_with_info("a/b", 4, 3)[0] == b"5"
+    assert store.read_with_info("a/b", 9, 3) == (b"", found)
+    store.write("a/b", [b"54321"])
+    data, other = store.read_with_info("a/b", 1, 3)
+    assert (data, other) == (b"432", store.info("a/b"))
+    assert (found.tag != other.tag) == store.url.startswith("s3://")
+    for path in ("a/c", "a"):
+        with pytest.raises(NotFoundError, match=f"no file .*{path}"):
+            store.read_with_info(path, 0, 1)

@@ -26,6 +26,8 @@ class FileInfo:
     path: str
     size_bytes: int
     modified_at_ms: int | None = None
+    tag: str = ""
+    """What the storage calls these bytes (S3's ETag); empty where it has no such name, and in listings."""
 
 
 class Files(Protocol):
@@ -48,6 +50,10 @@ class Files(Protocol):
 
     def read(self, key: str, offset: int, length: int | None) -> bytes:
         """Bytes `[offset, offset + length)`, fewer where the file ends before."""
+        ...
+
+    def read_with_info(self, key: str, offset: int, length: int) -> tuple[bytes, FileInfo]:
+        """A range of at least one byte as of `read`, and `info` of the very file that it is of."""
         ...
 
     def exists(self, key: str) -> bool:
@@ -116,6 +122,10 @@ class MemoryFiles:
             data = self._fs.cat_file(key, start=offset, end=end)
         assert isinstance(data, bytes)
         return data
+
+    def read_with_info(self, key: str, offset: int, length: int) -> tuple[bytes, FileInfo]:
+        with self._lock:
+            return self.read(key, offset, length), self.info(key)
 
     def exists(self, key: str) -> bool:
         with self._lock:

@@ -10,6 +10,7 @@ import errno
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from tidegate.storage.errors import (
     AlreadyExistsError,
@@ -89,6 +90,16 @@ class FileSystemStore:
                     raise OSError(error.errno, f"the bucket does not exist: {error}") from error
                 raise NotFoundError(f"there is no file {join_url(self._url, path)}") from error
 
+    def read_with_info(self, path: str, offset: int, length: int) -> tuple[bytes, FileInfo]:
+        """Some bytes, and what the file was that they are of, as `info` says it. NotFoundError if there is none."""
+        key = self._key(path)
+        with self._reported("read", path):
+            try:
+                data, found = self._files.read_with_info(key, offset, length)
+            except FileNotFoundError as error:
+                raise NotFoundError(f"there is no file {join_url(self._url, path)}") from error
+        return data, replace(found, path=path)
+
     def exists(self, path: str) -> bool:
         key = self._key(path)
         with self._reported("look for", path):
@@ -135,7 +146,7 @@ class FileSystemStore:
                 found = self._files.info(key)
             except FileNotFoundError as error:
                 raise NotFoundError(f"there is no file {join_url(self._url, path)}") from error
-        return FileInfo(path, found.size_bytes, found.modified_at_ms)
+        return replace(found, path=path)
 
     def _key(self, path: str) -> str:
         parts = path.split("/")

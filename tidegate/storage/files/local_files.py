@@ -70,6 +70,16 @@ class LocalFiles:
         except (IsADirectoryError, NotADirectoryError) as error:
             raise FileNotFoundError(error.errno, "no such file", key) from error
 
+    def read_with_info(self, key: str, offset: int, length: int) -> tuple[bytes, FileInfo]:
+        try:
+            with open(key, "rb", buffering=0, opener=self._opener) as file:
+                file.seek(offset)
+                data = _read_all(file.fileno(), length)
+                # Whoever writes into the file changes its time first: what was read before that is whole.
+                return data, _info(key, os.fstat(file.fileno()))
+        except (IsADirectoryError, NotADirectoryError) as error:
+            raise FileNotFoundError(error.errno, "no such file", key) from error
+
     def view(self, key: str, offset: int, length: int) -> memoryview:
         """A range of a file, mapped into memory: no byte is copied, and it is let go of with the last view of it.
 
@@ -125,13 +135,16 @@ class LocalFiles:
                     status = os.stat(path)
                 except FileNotFoundError:
                     continue
-                yield FileInfo(os.path.relpath(path, key), status.st_size, status.st_mtime_ns // 1_000_000)
+                yield _info(os.path.relpath(path, key), status)
 
     def info(self, key: str) -> FileInfo:
         if not os.path.isfile(key):
             raise FileNotFoundError(errno.ENOENT, "no such file", key)
-        status = os.stat(key)
-        return FileInfo(key, status.st_size, status.st_mtime_ns // 1_000_000)
+        return _info(key, os.stat(key))
+
+
+def _info(path: str, status: os.stat_result) -> FileInfo:
+    return FileInfo(path, status.st_size, status.st_mtime_ns // 1_000_000)
 
 
 def _temporary_name(key: str) -> str:

@@ -91,11 +91,20 @@ class S3Files:
         if offset or length is not None:
             where["Range"] = f"bytes={offset}-{'' if length is None else offset + length - 1}"
         try:
-            return self._requests.get(**where)
+            return self._requests.get(**where)[0]
         except OSError as error:
             if status_of(error) == 416:
                 return b""
             raise
+
+    def read_with_info(self, key: str, offset: int, length: int) -> tuple[bytes, FileInfo]:
+        try:
+            data, answer = self._requests.get(Range=f"bytes={offset}-{offset + length - 1}", **_address(key))
+        except OSError as error:
+            if status_of(error) == 416:
+                return b"", self.info(key)
+            raise
+        return data, _info(key, int(answer["ContentRange"].rpartition("/")[2]), answer)
 
     def exists(self, key: str) -> bool:
         try:
@@ -156,11 +165,11 @@ class S3Files:
             for item in page.get("Contents", ()):
                 # Some tools leave an object named like the folder itself.
                 if name := item["Key"][len(prefix) :]:
-                    yield FileInfo(name, item["Size"], int(item["LastModified"].timestamp() * 1000))
+                    yield FileInfo(name, item["Size"], _whole_seconds_ms(item))
 
     def info(self, key: str) -> FileInfo:
         answer = self._requests.call("head_object", **_address(key))
-        return FileInfo(key, answer["ContentLength"], int(answer["LastModified"].timestamp() * 1000))
+        return _info(key, answer["ContentLength"], answer)
 
     def _upload(self, where: dict[str, Any], parts: Iterator[bytearray], deadline_s: float) -> int:
         mark = uuid.uuid4().hex
@@ -236,6 +245,16 @@ class S3Files:
 def _address(key: str) -> dict[str, Any]:
     bucket, _, name = key.partition("/")
     return {"Bucket": bucket, "Key": name}
+
+
+def _info(key: str, size_bytes: int, answer: dict[str, Any]) -> FileInfo:
+    tag = answer.get("ETag", "").removeprefix("W/").strip('"')
+    return FileInfo(key, size_bytes, _whole_seconds_ms(answer), tag)
+
+
+def _whole_seconds_ms(answer: dict[str, Any]) -> int:
+    """When an object was written: some servers have milliseconds in listings, and none has in answers by name."""
+    return int(answer["LastModified"].timestamp()) * 1000
 
 
 def _folder_prefix(key: str) -> str:

@@ -121,13 +121,13 @@ class S3Requests:
         """Begin a request; it goes on beside the caller, until it is done or cancelled."""
         return self._start(lambda: self._fs._call_s3(operation, **arguments), TRIES_MAX, _can_pass)
 
-    def get(self, **arguments: object) -> bytes:
-        """The body of an object, or of a range of it; one that breaks off is asked for again."""
+    def get(self, **arguments: object) -> tuple[bytes, dict[str, Any]]:
+        """The body of an object, or of a range of it, and the answer; one that breaks off is asked for again."""
 
-        async def body() -> bytes:
+        async def body() -> tuple[bytes, dict[str, Any]]:
             answer = await self._fs._call_s3("get_object", **arguments)
             async with answer["Body"] as stream:
-                return bytes(await stream.read())
+                return bytes(await stream.read()), answer
 
         return self.wait_for(self._start(body, TRIES_MAX, _can_pass))
 

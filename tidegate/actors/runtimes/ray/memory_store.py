@@ -102,6 +102,10 @@ class RayMemoryFiles:
             raise FileNotFoundError(errno.ENOENT, "no such file", key)
         return data
 
+    def read_with_info(self, key: str, offset: int, length: int) -> tuple[bytes, FileInfo]:
+        # Its files are ours, and made once.
+        return self.read(key, offset, length), self.info(key)
+
     def exists(self, key: str) -> bool:
         return bool(self._ask("exists", key))
 

@@ -21,7 +21,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from tidegate.actors.sources.files.lanes import FileAt
-from tidegate.actors.sources.files.open_file import OpenFile
+from tidegate.actors.sources.files.open_file import Advice, OpenFile
 from tidegate.actors.sources.pushed_filters import Rows
 from tidegate.actors.sources.source import ReadResult, SourceReader, SourceSplit
 from tidegate.storage.codec import decode, encode, wire
@@ -38,6 +38,11 @@ _READ_ALIKE = frozenset(
     {"appendOnly", "deletionVectors", "columnMapping", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"}
 )
 """Features of a table for readers that change nothing here, or are looked at one by one."""
+_ADVICE = Advice(
+    "Delta never changes a file, so something else did; put it back as it was, or start without restore",
+    "A vacuum may have deleted it: let vacuums keep files for longer than jobs run (RETAIN n HOURS), and start without "
+    "restore; or put it back as it was",
+)
 
 
 @wire
@@ -85,10 +90,10 @@ class DeltaSource:
                     f"from_delta({url!r}): version {table.version()} has the file {path}, which is not there. A vacuum "
                     "may have deleted it: give a newer version. Or it lies elsewhere, as in a clone: copy the table"
                 )
-            at = FileAt(path, there[path].size_bytes, there[path].modified_at_ms or 0)
             constants = {name: pa.array([add[f"partition.{name}"]], schema.field(name).type) for name in by}
             values = pa.record_batch(constants)
-            files.append((DeltaFile(at, _stream_of(values)), -1 if add["num_records"] is None else add["num_records"]))
+            file = DeltaFile(FileAt.of(there[path]), _stream_of(values))
+            files.append((file, -1 if add["num_records"] is None else add["num_records"]))
         return DeltaSource(store.url, table.version(), schema, tuple(files))
 
     def splits(self) -> Sequence[SourceSplit]:
@@ -129,7 +134,7 @@ class _DeltaReader:
             if split.rows >= 0 and not _may_count(constants, source.rows):
                 return ReadResult(None, split.rows, at_end=True, skipped=split.rows - offset)
             self._open = OpenFile(
-                self._store, file.file, "parquet", source.schema, source.rows, constants, may_lack=True
+                self._store, file.file, _ADVICE, "parquet", source.schema, source.rows, constants, may_lack=True
             )
         if (counts := self._open.next_row(offset)) > offset:
             return ReadResult(None, counts, at_end=False, skipped=counts - offset)

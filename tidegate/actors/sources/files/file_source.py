@@ -23,7 +23,7 @@ import pyarrow as pa
 from tidegate.actors.sources.files.formats import FORMATS, format_of, schema_of
 from tidegate.actors.sources.files.hive_folders import folder_values
 from tidegate.actors.sources.files.lanes import FileAt, Lane, LaneState, digest_of, lane_of
-from tidegate.actors.sources.files.open_file import OpenFile, UnreadableFileError, reading
+from tidegate.actors.sources.files.open_file import OF_FILES, OpenFile, UnreadableFileError, reading
 from tidegate.actors.sources.files.patterns import FilePattern
 from tidegate.actors.sources.files.store_file import StoreFile
 from tidegate.actors.sources.pushed_filters import Rows
@@ -57,10 +57,7 @@ class FilesSource:
         files = self.pattern.files()
         for file in files:
             _constants(file.path, self.schema, self.partitions)
-        return tuple(
-            SourceSplit(file.path, encode(FileAt(file.path, file.size_bytes, file.modified_at_ms or 0)))
-            for file in files
-        )
+        return tuple(SourceSplit(file.path, encode(FileAt.of(file))) for file in files)
 
     def check_restored(self, splits: Sequence[SourceSplit]) -> None:
         """A restored job reads the files that the first one had found."""
@@ -95,9 +92,8 @@ class _FilesReader:
         try:
             if self._open is None or self._open.path != split.split_id:
                 constants = _constants(split.split_id, source.schema, source.partitions)
-                self._open = OpenFile(
-                    self._store, decode(split.payload), source.kind, source.schema, source.rows, constants
-                )
+                file = decode(split.payload)
+                self._open = OpenFile(self._store, file, OF_FILES, source.kind, source.schema, source.rows, constants)
             if (counts := self._open.next_row(offset)) > offset:
                 return ReadResult(None, counts, at_end=False, skipped=counts - offset)
             batch = self._open.read(offset, rows_max)
@@ -198,7 +194,7 @@ class _FolderReader:
             opened = self._open.get(split_id)
             if opened is None or opened.path != file.path:
                 constants = _constants(file.path, source.schema, source.partitions)
-                opened = OpenFile(self._store, file, source.kind, source.schema, None, constants)
+                opened = OpenFile(self._store, file, OF_FILES, source.kind, source.schema, None, constants)
                 self._open[split_id] = opened
             return opened.read(file.row, rows_max)
         except UnreadableFileError as error:
@@ -290,6 +286,6 @@ def _constants(path: str, schema: pa.Schema, partitions: pa.Schema | None) -> pa
 
 
 def _schema_of(pattern: FilePattern, file: FileInfo, kind: str) -> pa.Schema:
-    opened = StoreFile(pattern.store(), file.path, file.size_bytes)
-    with reading(opened):
+    opened = StoreFile.of(pattern.store(), file.path, file.size_bytes)
+    with reading(opened, OF_FILES):
         return schema_of(opened, file.path, kind)

@@ -41,6 +41,13 @@ class FileAt:
     size_bytes: int
     modified_at_ms: int
     row: int = 0
+    tag: str = ""
+    """What the storage calls its bytes; empty where it was found by a listing, or its storage has no such name."""
+
+    @staticmethod
+    def of(file: FileInfo) -> FileAt:
+        """The first row of a file as it is now."""
+        return FileAt(file.path, file.size_bytes, file.modified_at_ms or 0, tag=file.tag)
 
 
 @wire
@@ -101,7 +108,7 @@ class Lane:
 
     def take(self, file: FileInfo) -> None:
         """Begin to read a file, at its first row."""
-        self._become(replace(self.state, file=FileAt(file.path, file.size_bytes, file.modified_at_ms or 0)))
+        self._become(replace(self.state, file=FileAt.of(file)))
 
     def advance(self, rows: int) -> None:
         """So many rows of the file were read."""

@@ -2,16 +2,19 @@
 
 Rules:
 
-- Size and time of change are compared before the first row is read and after the last one. A file that is written while
-  it is read would be cut anywhere.
-- What can not be read is an UnreadableFileError, which names the file; a restart does not help. Storage that does not
-  answer is a StorageError, as everywhere.
+- Each range of its bytes must be of the file that was taken, by size, time of change, and the storage's own name for
+  its bytes (the ETag of S3) where it was asked for. So no row of another file ever comes, and none of a mixture.
+- It is looked at once more behind the last row: a file that grew while it was read would have been cut anywhere.
+- What can not be read is an UnreadableFileError, which names the file and says what to do; a restart does not help.
+  Storage that does not answer is a StorageError, as everywhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
 
 import pyarrow as pa
 
@@ -20,6 +23,7 @@ from tidegate.actors.sources.files.lanes import FileAt
 from tidegate.actors.sources.files.store_file import StoreFile
 from tidegate.actors.sources.pushed_filters import Rows
 from tidegate.storage.errors import ConfigurationError, NotFoundError, StorageError
+from tidegate.storage.files.file_system import FileInfo
 from tidegate.storage.files.file_system_store import FileSystemStore, join_url
 
 
@@ -27,13 +31,72 @@ class UnreadableFileError(ConfigurationError):
     """A file of the input is damaged, has other columns, was changed, or is gone."""
 
 
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What to do about a file, as a sentence that ends an error. It differs from source to source."""
+
+    changed: str
+    unreadable: str
+    """It is damaged, or gone."""
+
+
+OF_FILES = Advice(
+    'Files must be complete when they get their name: write them under a name that begins with "_" or ".", or '
+    "elsewhere in the same storage, and rename them",
+    'Put it back as it was, or leave such files out (from_files(on_error="skip"))',
+)
+
+
+class TakenFile:
+    """A file that was taken: its bytes, as long as it is the same."""
+
+    def __init__(self, store: FileSystemStore, file: FileAt, advice: Advice) -> None:
+        """Nothing is read yet."""
+        self._store = store
+        self._file = file
+        self._url = join_url(store.url, file.path)
+        self.advice = advice
+
+    def compare(self) -> None:
+        """Look at it. Raises UnreadableFileError if it is another one or gone, and StorageError."""
+        with self._there():
+            now = self._store.info(self._file.path)
+        self._check(now)
+
+    def open(self) -> StoreFile:
+        """Its bytes. Reads of them raise as `compare`."""
+        return StoreFile(self._url, self._file.size_bytes, self._range)
+
+    def _range(self, at: int, size: int) -> bytes:
+        with self._there():
+            data, now = self._store.read_with_info(self._file.path, at, size)
+        self._check(now)
+        return data
+
+    def _check(self, now: FileInfo) -> None:
+        if (difference := difference_of(self._file, now)) is not None:
+            raise UnreadableFileError(
+                f"{self._url} was changed since the job has found it: {difference}. {self.advice.changed}"
+            )
+
+    @contextmanager
+    def _there(self) -> Iterator[None]:
+        try:
+            yield
+        except NotFoundError as error:
+            raise UnreadableFileError(
+                f"{self._url} is gone, and not all of it was read. {self.advice.unreadable}"
+            ) from error
+
+
 class OpenFile:
-    """One file of a folder. The rows come in file order."""
+    """The rows of one file, in file order."""
 
     def __init__(
         self,
         store: FileSystemStore,
         file: FileAt,
+        advice: Advice,
         kind: str,
         schema: pa.Schema,
         rows: Rows = None,
@@ -43,17 +106,14 @@ class OpenFile:
     ) -> None:
         """Only `rows` count; `constants` and `may_lack` as of `open_rows`. Raises UnreadableFileError, StorageError."""
         self.path = file.path
-        self._store = store
-        self._file = file
-        self._url = join_url(store.url, file.path)
-        self.compare()
-        self._bytes = StoreFile(store, file.path, file.size_bytes)
-        with reading(self._bytes):
+        self._taken = TakenFile(store, file, advice)
+        self._bytes = self._taken.open()
+        with reading(self._bytes, advice):
             self._rows = open_rows(self._bytes, file.path, kind, schema, rows, constants, may_lack=may_lack)
 
     def read(self, row: int, rows_max: int) -> pa.RecordBatch | None:
         """Rows from `row` on; None behind the last one. Raises UnreadableFileError, StorageError."""
-        with reading(self._bytes):
+        with reading(self._bytes, self._taken.advice):
             batch = self._rows.read(row, rows_max)
         if batch is None:
             self.compare()
@@ -64,32 +124,33 @@ class OpenFile:
         return self._rows.next_row(row)
 
     def compare(self) -> None:
-        try:
-            now = self._store.info(self._file.path)
-        except NotFoundError as error:
-            raise UnreadableFileError(
-                f"{self._url} is gone, and not all of it was read; put it back as it was, or leave such files out "
-                '(from_files(on_error="skip"))'
-            ) from error
-        if (now.size_bytes, now.modified_at_ms or 0) != (self._file.size_bytes, self._file.modified_at_ms):
-            raise UnreadableFileError(
-                f"{self._url} was changed while it was read: it had {self._file.size_bytes:,} bytes and has "
-                f"{now.size_bytes:,}. Files must be complete when they get their name: write them under a name that "
-                'begins with "_" or ".", or elsewhere in the same storage, and rename them'
-            )
+        """Raises UnreadableFileError if the file is another one by now or gone, and StorageError."""
+        self._taken.compare()
+
+
+def difference_of(file: FileAt, now: FileInfo) -> str | None:
+    """What has changed of a file that was taken; None if it is the same."""
+    before = file.size_bytes, file.modified_at_ms
+    if before == (after := (now.size_bytes, now.modified_at_ms or 0)):
+        if not file.tag or not now.tag or file.tag == now.tag:
+            return None
+        return f"it had the ETag {file.tag} and has {now.tag}"
+    return f"it had {_words(*before)} and has {_words(*after)}"
+
+
+def _words(size_bytes: int, modified_at_ms: int) -> str:
+    time = datetime.fromtimestamp(modified_at_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    return f"{size_bytes:,} bytes of {time}"
 
 
 @contextmanager
-def reading(file: StoreFile) -> Iterator[None]:
+def reading(file: StoreFile, advice: Advice) -> Iterator[None]:
     """Errors of what reads a file name it; those of its storage come as they were."""
     try:
         yield
-    except StorageError:
+    except (StorageError, UnreadableFileError):
         raise
     except (ConfigurationError, pa.ArrowException, ValueError, KeyError, OSError) as error:
         if file.failure is not None:
             raise file.failure from error
-        raise UnreadableFileError(
-            f"{file.url} cannot be read: {error}; mend or remove it, or leave such files out "
-            '(from_files(on_error="skip"))'
-        ) from error
+        raise UnreadableFileError(f"{file.url} cannot be read: {error}. {advice.unreadable}") from error

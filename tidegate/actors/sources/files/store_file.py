@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 
 import pyarrow as pa
 
-from tidegate.storage.errors import StorageError
+from tidegate.storage.errors import ConfigurationError, StorageError
 from tidegate.storage.files.file_system_store import join_url
 from tidegate.storage.files.store import Store
 
@@ -16,20 +17,21 @@ _COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
 
 
 class StoreFile(io.RawIOBase):
-    """The first `size_bytes` bytes of a file. `failure` is the error of the storage that Arrow may have wrapped."""
+    """The first `size_bytes` bytes of a file. `failure` is the error of a read that Arrow may have wrapped."""
 
-    def __init__(self, store: Store, path: str, size_bytes: int) -> None:
+    def __init__(self, url: str, size_bytes: int, read: Callable[[int, int], bytes]) -> None:
+        """`read` gives so many bytes from a position on. Raises StorageError, ConfigurationError."""
         super().__init__()
-        self._store = store
-        self._path = path
+        self.url = url
         self._size_bytes = size_bytes
+        self._read = read
         self._at = 0
-        self.failure: StorageError | None = None
+        self.failure: StorageError | ConfigurationError | None = None
 
-    @property
-    def url(self) -> str:
-        """Where it is."""
-        return join_url(self._store.url, self._path)
+    @staticmethod
+    def of(store: Store, path: str, size_bytes: int) -> StoreFile:
+        """A file as it is."""
+        return StoreFile(join_url(store.url, path), size_bytes, lambda at, size: store.read(path, at, size))
 
     def readable(self) -> bool:
         return True
@@ -64,8 +66,8 @@ class StoreFile(io.RawIOBase):
         if not wanted:
             return b""
         try:
-            data = self._store.read(self._path, self._at, wanted)
-        except StorageError as error:
+            data = self._read(self._at, wanted)
+        except (StorageError, ConfigurationError) as error:
             self.failure = error
             raise
         self._at += len(data)

@@ -20,8 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tidegate.actors.sources.files.lanes import FileAt
-from tidegate.actors.sources.files.open_file import OpenFile, UnreadableFileError
-from tidegate.actors.sources.files.store_file import StoreFile
+from tidegate.actors.sources.files.open_file import Advice, OpenFile, TakenFile, UnreadableFileError
 from tidegate.actors.sources.pushed_filters import ColumnTest, Rows, rows_renamed
 from tidegate.actors.sources.source import ReadResult, SourceReader, SourceSplit
 from tidegate.spark_bridge.dataframes.in_place.footers import why_only_spark
@@ -39,6 +38,12 @@ SPLIT_ROWS = 1_000_000
 """A split ends with the row group with which it has so many rows."""
 _MAGIC = b"TGFILES"
 _LOOKS_AT_ONCE = 16
+_STAGE = (
+    "The files of a DataFrame that only reads files must stay as they are while the job runs, and for whoever restores "
+    "it. Put it back as it was, its time of change included, and restore. Or start without restore, with "
+    "from_dataframe(stage=True), which writes the rows down when the job is submitted"
+)
+_ADVICE = Advice(_STAGE, _STAGE)
 
 
 @wire
@@ -119,13 +124,7 @@ class _Reader:
         placed = decode(split.payload)
         if not isinstance(placed, PlacedRows) or not 0 <= offset <= placed.rows:
             raise ConfigurationError(f"{split.split_id!r} is no part of a file here; was it another source?")
-        try:
-            return self._rows_from(placed, offset, rows_max)
-        except UnreadableFileError as error:
-            raise UnreadableFileError(
-                f"{error}. The files of a DataFrame that only reads files must stay as they are while the job runs; "
-                "from_dataframe(stage=True) writes its rows down when the job is submitted"
-            ) from error
+        return self._rows_from(placed, offset, rows_max)
 
     def close(self) -> None:
         """Let go of the file."""
@@ -134,13 +133,13 @@ class _Reader:
     def _rows_from(self, placed: PlacedRows, offset: int, rows_max: int) -> ReadResult:
         if self._open is None or self._open.path != placed.file.path:
             self._open = OpenFile(
-                self._store, placed.file, "parquet", self._read, self._rows, placed.constants, may_lack=True
+                self._store, placed.file, _ADVICE, "parquet", self._read, self._rows, placed.constants, may_lack=True
             )
         at, end = placed.first + offset, placed.first + placed.rows
         counts = min(self._open.next_row(at), end)
         batch = self._open.read(at, min(rows_max, end - at)) if counts == at < end else None
         if batch is None and counts == at < end:
-            raise UnreadableFileError(f"{placed.file.path} has no row {at:,}")
+            raise UnreadableFileError(f"{placed.file.path} has no row {at:,}. {_ADVICE.unreadable}")
         taken = counts - at if batch is None else batch.num_rows
         kept = None if batch is None else self._kept(batch)
         if at + taken == end:
@@ -194,15 +193,14 @@ def _placed(
 ) -> Iterator[PlacedRows]:
     """The parts of a file. Raises NeedsSparkError."""
     try:
-        info = store.info(path)
-        if info.size_bytes != file.size_bytes:
+        at = FileAt.of(store.info(path))
+        if at.size_bytes != file.size_bytes:
             raise NeedsSparkError(f"{file.path} has changed since Spark has listed it")
-        parquet = pq.ParquetFile(pa.PythonFile(StoreFile(store, path, info.size_bytes), mode="r"))
-    except (StorageError, pa.ArrowException, OSError, ValueError) as error:
+        parquet = pq.ParquetFile(pa.PythonFile(TakenFile(store, at, _ADVICE).open(), mode="r"))
+    except (StorageError, ConfigurationError, pa.ArrowException, OSError, ValueError) as error:
         raise NeedsSparkError(f"{file.path} cannot be read without Spark: {error}") from error
     if (reason := why_only_spark(parquet, stored)) is not None:
         raise NeedsSparkError(f"{file.path} {reason}")
-    at = FileAt(path, info.size_bytes, info.modified_at_ms or 0)
     first = rows = 0
     for group in range(parquet.metadata.num_row_groups):
         rows += parquet.metadata.row_group(group).num_rows
