@@ -81,7 +81,7 @@ def test_a_file_that_grows_behind_the_last_row_that_was_read_is_another_one(loca
     rest = file.read(2, 10)
     assert rest is not None
     assert rest["x"].to_pylist() == [2]
-    with pytest.raises(UnreadableFileError, match="it had 8 bytes of .* and has 10 bytes"):
+    with pytest.raises(UnreadableFileError, match=r"it had 8 bytes of .* and has 10 bytes"):
         file.read(3, 10)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
-from table_logs import SCHEMA, A, B
+from table_logs import SCHEMA, A, B, C
 
 from tidegate.storage.errors import TableError
 from tidegate.storage.files.file_system_store import open_store
@@ -16,6 +16,7 @@ from tidegate.storage.ids import AttemptNumber, CheckpointId
 from tidegate.storage.tables.compaction.compaction_plan import CompactionSettings
 from tidegate.storage.tables.compaction.running_compaction import RunningCompaction
 from tidegate.storage.tables.log.log_vacuum import Retention
+from tidegate.storage.tables.partitions import folder_name
 from tidegate.storage.tables.table_files import data_dir, read_table, write_data_file
 from tidegate.storage.tables.table_info import TableInfo
 from tidegate.storage.tables.table_log import TableLog
@@ -24,18 +25,21 @@ from tidegate.storage.tables.table_log import TableLog
 class Job:
     """A job that commits a row with each checkpoint."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, partition: str | None = None) -> None:
+        """`partition`: all rows are in that of this value."""
         self.url = str(folder)
         self.store = open_store(self.url)
         self.log = TableLog(self.store)
-        self.log.create(TableInfo.of(SCHEMA, "append", delta_id="tidegate-test"))
+        self._key, self._folder = ("k", "") if partition is None else (partition, f"/{folder_name('k', partition)}")
+        by = () if partition is None else ("k",)
+        self.log.create(TableInfo.of(SCHEMA, "append", partition_by=by, delta_id="tidegate-test"))
         self.log.claim(A)
         self.compaction = RunningCompaction(self.store, self.log, A, CompactionSettings(10**6, 3))
 
     def commit(self, number: int) -> None:
         """Of checkpoint n, with row n."""
-        path = f"{data_dir(A, AttemptNumber(0))}/{number}.parquet"
-        row = pa.record_batch([pa.array(["k"]), pa.array([number])], schema=SCHEMA)
+        path = f"{data_dir(A, AttemptNumber(0))}{self._folder}/{number}.parquet"
+        row = pa.record_batch([pa.array([self._key]), pa.array([number])], schema=SCHEMA)
         self.log.commit(A, CheckpointId(number), (write_data_file(self.store, path, [row]),))
 
     @property
@@ -95,6 +99,26 @@ def test_a_vacuum_leaves_what_delta_shows(tmp_path: Path) -> None:
     job.store.delete_all(deletable)
     assert len(deletable) == 3
     assert job.values() == [1, 2, 3]
+
+
+def test_partitions_whose_folders_are_escaped_are_known_again(tmp_path: Path) -> None:
+    """Delta escapes their names once more. What was put together goes, and so does what a restored job takes back."""
+    job = Job(tmp_path, "a b/ü%")
+    for number in (1, 2, 3):
+        job.commit(number)
+    assert job.compaction.step()
+    assert len(job.delta.file_uris()) == 1
+    deletable, _ = job.log.vacuum(Retention(10**15))
+    job.store.delete_all(deletable)
+    assert len(deletable) == 3
+    job.commit(4)
+    assert job.values() == [1, 2, 3, 4]
+    late = TableLog(job.store)
+    late.claim(B, (A, CheckpointId(3)))
+    late.commit(B, CheckpointId(1), ())
+    assert job.values() == [1, 2, 3]
+    assert set(job.delta.to_pyarrow_table()["k"].to_pylist()) == {"a b/ü%"}
+    late.check_claim(late.snapshot().info, C, None, "overwrite")
 
 
 def rows_of(*values: int) -> list[pa.RecordBatch]:

@@ -25,6 +25,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from tidegate.storage.checkpoints.layout import unescape
 from tidegate.storage.checkpoints.metadata import DataFile
@@ -198,7 +199,8 @@ class DeltaMirror:
     def _active(table: DeltaTable) -> set[str]:
         import pyarrow as pa
 
-        return set(pa.table(table.get_add_actions(flatten=True)).column("path").to_pylist())
+        # Delta's log has paths as they stand in URLs: of a folder `a%20b` that of ours is `a%20b`, and theirs `a%2520b`.
+        return {unquote(path) for path in pa.table(table.get_add_actions(flatten=True)).column("path").to_pylist()}
 
     def _add(self, file: DataFile, change: DeltaChange) -> AddAction:
         from deltalake.transaction import AddAction
