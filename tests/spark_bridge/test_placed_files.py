@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import threading
+from dataclasses import dataclass
 from pathlib import Path
 
 import polars as pl
@@ -12,6 +15,7 @@ from source_contract import check_source
 
 import tidegate as tg
 from tidegate.actors.sources import understood_filters
+from tidegate.actors.sources.source import ReadResult, SourceReader, SourceSplit
 from tidegate.spark_bridge.dataframes.in_place import files_in_place
 from tidegate.spark_bridge.dataframes.in_place.files_in_place import FilesInPlace, place_files, placed_files
 from tidegate.spark_bridge.dataframes.in_place.plan import FilesOfPlan, FoundFile, NeedsSparkError
@@ -20,6 +24,7 @@ from tidegate.storage.files.file_system_store import open_store
 
 PARTITIONS = pa.schema([("part", pa.int32())])
 RELATION = pa.schema([("n", pa.int64()), ("text", pa.string()), *PARTITIONS])
+RENAMED = pa.schema([("word", pa.string()), ("number", pa.int64()), ("part", pa.int32())])
 
 
 def plan(folder: Path, condition: RowCondition | None = None) -> FilesOfPlan:
@@ -32,8 +37,7 @@ def plan(folder: Path, condition: RowCondition | None = None) -> FilesOfPlan:
         pq.write_table(rows if part == 0 else rows.drop_columns("text"), str(path), row_group_size=4)
         files.append(FoundFile(f"file:{path}", path.stat().st_size, part))
     folders = tuple(pa.record_batch([pa.array([part], pa.int32())], schema=PARTITIONS) for part in range(2))
-    schema = pa.schema([("word", pa.string()), ("number", pa.int64()), ("part", pa.int32())])
-    return FilesOfPlan(schema, ("text", "n", "part"), RELATION, PARTITIONS, condition, tuple(files), folders)
+    return FilesOfPlan(RENAMED, ("text", "n", "part"), RELATION, PARTITIONS, condition, tuple(files), folders)
 
 
 def test_rows_come_under_the_names_of_the_dataframe(tmp_path: Path) -> None:
@@ -85,20 +89,77 @@ def test_a_file_that_is_another_one_by_now_is_for_spark(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("change", ["rewritten", "gone"])
 def test_a_file_that_changes_ends_the_job(tmp_path: Path, change: str) -> None:
-    """At once, with its name and what to do; the table has no row of another file. So it is after a restore."""
+    """At once, with its name and what to do; the table has no row of another file."""
     source = place_files(plan(tmp_path / "in"), str(tmp_path / "job"))
     path = tmp_path / "in" / "part=1" / "a b%.parquet"
     before = path.read_bytes()
     pq.write_table(pa.table({"n": range(1_000, 1_010)}), path, row_group_size=4)
     path.write_bytes(path.read_bytes().ljust(len(before))) if change == "rewritten" else path.unlink()
-    checkpoints = tg.CheckpointConfig(interval="10ms", storage=str(tmp_path / "checkpoints"))
-    restart = tg.RestartStrategy.fixed_delay(attempts=10, delay="0ms")
-    for restore in (None, "latest"):
-        with tg.StreamEnvironment.local(1) as env:
-            out = env.from_source(source, uid="in").to_table(tmp_path / "out", uid="out")
-            job = env.execute("placed", checkpoints=checkpoints, restart=restart, restore=restore)
-            words = "was changed since" if change == "rewritten" else "is gone"
-            with pytest.raises(tg.JobFailedError, match=rf"part=1/a b%\.parquet {words}.*stage=True"):
-                job.wait()
-            assert job.progress().restarts == 0
-            assert set(out.to_arrow()["number"].to_pylist()) <= set(range(10))
+    with tg.StreamEnvironment.local(1) as env:
+        out = env.from_source(source, uid="in").to_table(tmp_path / "out", uid="out")
+        checkpoints = tg.CheckpointConfig(interval="10ms", storage=str(tmp_path / "checkpoints"))
+        restart = tg.RestartStrategy.fixed_delay(attempts=10, delay="0ms")
+        job = env.execute("placed", checkpoints=checkpoints, restart=restart)
+        words = "was changed since" if change == "rewritten" else "is gone"
+        with pytest.raises(tg.JobFailedError, match=rf"part=1/a b%\.parquet {words}.*stage=True"):
+            job.wait()
+        assert job.progress().restarts == 0
+        assert set(out.to_arrow()["number"].to_pylist()) <= set(range(10))
+
+
+class Held(FilesInPlace):
+    """Gives nothing of the second file until it is let go."""
+
+    asked, gate = threading.Event(), threading.Event()
+
+    def reader(self) -> SourceReader:
+        """A reader that waits."""
+        return HeldReader(FilesInPlace.reader(self))
+
+
+@dataclass
+class HeldReader:
+    """See `Held`."""
+
+    behind: SourceReader
+
+    def read(self, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
+        """Rows of the first file, and then nothing at first."""
+        if split.split_id.startswith("part=1"):
+            Held.asked.set()
+            if not Held.gate.is_set():
+                return ReadResult(None, offset, at_end=False)
+        return self.behind.read(split, offset, rows_max)
+
+    def close(self) -> None:
+        """Of the one behind."""
+        self.behind.close()
+
+
+def test_a_restored_job_is_refused_if_a_file_that_it_has_to_read_has_changed(tmp_path: Path) -> None:
+    """When it is submitted. A file that was read is not needed any more, whatever has become of it."""
+    source = Held(place_files(plan(tmp_path / "in"), str(tmp_path / "job")).manifest, RENAMED)
+    first, second = (tmp_path / "in" / f"part={part}" / "a b%.parquet" for part in range(2))
+    checkpoints = tg.CheckpointConfig(storage=str(tmp_path / "checkpoints"))
+
+    def execute(restore: str | None = None) -> tuple[tg.Job, tg.OutputTable]:
+        env = tg.StreamEnvironment.local(1)
+        out = env.from_source(source, uid="in").to_table(tmp_path / "out", uid="out")
+        return env.execute("placed", checkpoints=checkpoints, restore=restore), out
+
+    job, _ = execute()
+    assert Held.asked.wait(240)
+    saved = job.stop(savepoint=str(tmp_path / "saved"))
+    job.wait()
+    first.unlink()
+    before = second.read_bytes()
+    second.write_bytes(before + b"more")
+    with pytest.raises(tg.ConfigurationError, match=r"'in' cannot go on from .*part=1/a b%\.parquet was changed"):
+        execute(saved)
+    changed_at = source.manifest.splits[1].file.modified_at_ms * 10**6
+    second.write_bytes(before)
+    os.utime(second, ns=(changed_at, changed_at))
+    Held.gate.set()
+    job, out = execute(saved)
+    job.wait()
+    assert sorted(out.to_arrow()["number"].to_pylist()) == list(range(20))

@@ -22,8 +22,8 @@ from tidegate.actors.graph.source_checks import splits_of
 from tidegate.actors.protocol.partitioning import PartitioningKind
 from tidegate.actors.restore.restore_in_flight import can_take_in_flight, edges_with_in_flight
 from tidegate.actors.restore.restore_task import subtasks_of
-from tidegate.actors.sources.source import DynamicSource, SourceSplit
-from tidegate.actors.task.pipeline.source_cursor import positions_from_tables
+from tidegate.actors.sources.source import DynamicSource, LastingInputSource, SourceSplit
+from tidegate.actors.task.pipeline.source_cursor import SplitPosition, positions_from_tables
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.store import Store
@@ -55,6 +55,23 @@ def check_restorable(
     refuse(metadata, [*found, *_changed_sources(store, metadata, graph)])
     if allow_non_restored_state:
         _say_what_is_left_behind(metadata, graph)
+
+
+def check_unread(store: Store, metadata: CheckpointMetadata, graph: JobGraph) -> None:
+    """Raise ConfigurationError where a source of the graph could not read on behind the checkpoint.
+
+    Sources are asked as they are to be read, staged ones included, and only some know. Raises StorageError.
+    """
+    known = {info.uid for info in metadata.operators}
+    for vertex in graph.vertices:
+        spec = vertex.source
+        if spec is None or spec.uid not in known or not isinstance(spec.source, LastingInputSource):
+            continue
+        unread = [position.split for position in _positions(store, metadata, spec.uid) if not position.at_end]
+        try:
+            spec.source.check_unread([*unread, *_pooled(metadata, spec.uid)])
+        except ConfigurationError as error:
+            raise ConfigurationError(f"source {spec.uid!r} cannot go on from {_where(metadata)}: {error}") from error
 
 
 def misfits(
@@ -188,9 +205,8 @@ def _changed_sources(store: Store, metadata: CheckpointMetadata, graph: JobGraph
         if spec is None or spec.uid not in known or hasattr(spec.source, "reopen"):
             continue
         subtasks = subtasks_of(metadata, spec.uid)
-        tables = [table for subtask in subtasks for table in read_subtask_state(store, subtask, spec.uid)]
-        before = {p.split.split_id: p.split for p in positions_from_tables(tables)}
-        before |= {s.split_id: SourceSplit(s.split_id, s.payload, s.rows) for s in metadata.pool_of(spec.uid)}
+        before = {p.split.split_id: p.split for p in _positions(store, metadata, spec.uid)}
+        before |= {split.split_id: split for split in _pooled(metadata, spec.uid)}
         if isinstance(spec.source, DynamicSource):
             try:
                 spec.source.check_restored(tuple(before.values()))
@@ -207,6 +223,17 @@ def _changed_sources(store: Store, metadata: CheckpointMetadata, graph: JobGraph
                 f"{len(changed) - 1} more were added, removed or changed; give it the same input and the same number "
                 "of splits, or start without restore"
             )
+
+
+def _positions(store: Store, metadata: CheckpointMetadata, uid: OperatorUid) -> tuple[SplitPosition, ...]:
+    """Of the splits that subtasks had."""
+    subtasks = subtasks_of(metadata, uid)
+    return positions_from_tables([table for each in subtasks for table in read_subtask_state(store, each, uid)])
+
+
+def _pooled(metadata: CheckpointMetadata, uid: OperatorUid) -> list[SourceSplit]:
+    """The splits that no subtask had."""
+    return [SourceSplit(each.split_id, each.payload, each.rows) for each in metadata.pool_of(uid)]
 
 
 class _Finished(enum.Enum):

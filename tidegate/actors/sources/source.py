@@ -127,6 +127,15 @@ class DynamicSource(Protocol):
 
 
 @runtime_checkable
+class LastingInputSource(Protocol):
+    """A source that can say, before a job is restored, whether what it has still to read is as it was."""
+
+    def check_unread(self, splits: Sequence[SourceSplit]) -> None:
+        """Raise ConfigurationError if one of these cannot be read any more, and StorageError."""
+        ...
+
+
+@runtime_checkable
 class ProjectableSource(Protocol):
     """A source that need not read all of its columns. Splits, and the numbers of their rows, stay what they are."""
 

@@ -31,7 +31,7 @@ from tidegate.actors.hosts.process_settings import ProcessSettings
 from tidegate.actors.operators.sinks.partitioned_sink import table_sink
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.protocol.partitioning import PartitioningKind
-from tidegate.actors.restore.restore_checks import check_restorable, with_key_groups_of
+from tidegate.actors.restore.restore_checks import check_restorable, check_unread, with_key_groups_of
 from tidegate.actors.runtimes.running_job import FedJob, Submission
 from tidegate.actors.sources.master_hooks import MasterHook
 from tidegate.actors.state_backends.common.options import StateBackendOptions
@@ -149,6 +149,8 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
 
     restored = set() if metadata is None else {info.uid for info in metadata.operators}
     staged = with_staged_sources(request.graph, folder, fed_job, restored, line)
+    if metadata is not None and restore is not None:
+        check_unread(open_store(restore.root), metadata, staged.graph)
     graph = with_filtered_sources(with_projected_sources(staged.graph))
     commit_left_over(request.graph, covering, request.checkpoints.storage_outage)
     first_versions = claim_tables(tables, request.job_id, covering, open_store, request.root)

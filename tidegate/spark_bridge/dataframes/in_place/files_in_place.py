@@ -91,6 +91,14 @@ class FilesInPlace:
             for each in self.manifest.splits
         )
 
+    def check_unread(self, splits: Sequence[SourceSplit]) -> None:
+        """Look at the files that a restored job has still to read. Raises UnreadableFileError, StorageError."""
+        store = open_store(self.manifest.url)
+        files = {placed.file for placed in map(_placed_rows, splits)}
+        with ThreadPoolExecutor(_LOOKS_AT_ONCE, "files") as threads:
+            for _ in threads.map(lambda file: TakenFile(store, file, _ADVICE).compare(), files):
+                pass
+
     def projected(self, columns: Sequence[str]) -> FilesInPlace:
         """The same files, of which only these columns are read."""
         return replace(self, schema=pa.schema([self.schema.field(name) for name in columns]))
@@ -121,9 +129,9 @@ class _Reader:
 
     def read(self, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
         """Rows of a file for which the condition is true. Raises UnreadableFileError, StorageError."""
-        placed = decode(split.payload)
-        if not isinstance(placed, PlacedRows) or not 0 <= offset <= placed.rows:
-            raise ConfigurationError(f"{split.split_id!r} is no part of a file here; was it another source?")
+        placed = _placed_rows(split)
+        if not 0 <= offset <= placed.rows:
+            raise ConfigurationError(f"{split.split_id!r} has no row {offset:,}; was it another source?")
         return self._rows_from(placed, offset, rows_max)
 
     def close(self) -> None:
@@ -186,6 +194,13 @@ def placed_files(store: Store) -> FilesInPlace | None:
     if not isinstance(manifest, FilesManifest):
         raise CorruptionError(f"{where} holds a {type(manifest).__name__}, not what a job reads")
     return FilesInPlace.of(manifest)
+
+
+def _placed_rows(split: SourceSplit) -> PlacedRows:
+    placed = decode(split.payload)
+    if not isinstance(placed, PlacedRows):
+        raise ConfigurationError(f"{split.split_id!r} is no part of a file here; was it another source?")
+    return placed
 
 
 def _placed(

@@ -199,7 +199,7 @@ class DeltaMirror:
     def _active(table: DeltaTable) -> set[str]:
         import pyarrow as pa
 
-        # Delta's log has paths as they stand in URLs: of a folder `a%20b` that of ours is `a%20b`, and theirs `a%2520b`.
+        # Delta's log has paths as they stand in URLs: what is in the folder `a%20b` is in `a%2520b` there.
         return {unquote(path) for path in pa.table(table.get_add_actions(flatten=True)).column("path").to_pylist()}
 
     def _add(self, file: DataFile, change: DeltaChange) -> AddAction:
