@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 from waiting import until
 
 import tidegate as tg
@@ -75,3 +78,28 @@ def test_a_query_that_fails_ends_its_job_with_the_cause(raydp_session: RayDPSess
         job, _ = execute(env, rows, tmp_path)
         with pytest.raises(JobFailedError, match=r"Spark query of source 'rows' has failed: .*Unrecognized token 'no'"):
             job.wait("4min")
+
+
+def test_lines_of_a_socket_reach_the_table_once(raydp_session: RayDPSession, tmp_path: Path) -> None:
+    """Spark's socket source, which repeats nothing by itself: what was in a batch is read again from the log."""
+    with socket.create_server(("127.0.0.1", 0)) as server, tg.StreamEnvironment.local(2) as env:
+        server.settimeout(120)
+        host, port = server.getsockname()
+        lines = raydp_session.spark.readStream.format("socket").option("host", host).option("port", port).load()
+        job, out = execute(env, lines.select(F.col("value").cast("long").alias("x")), tmp_path)
+        connection, _ = server.accept()
+        with connection:
+            for number in range(3):
+                connection.sendall(f"{number}\n".encode())
+                until_there(job, out, list(range(number + 1)))
+        job.cancel()
+        assert job.wait("2min") == "cancelled"
+
+
+def test_spark_names_a_source_that_it_lacks(raydp_session: RayDPSession) -> None:
+    """Kafka is a package of its own. Before tidegate has a DataFrame, in the words that the page has."""
+    words = "Failed to find data source: kafka. Please deploy the application as per the deployment section of"
+    with pytest.raises(AnalysisException) as raised:
+        raydp_session.spark.readStream.format("kafka").option("subscribe", "a").load()
+    assert words in str(raised.value)
+    assert words in (Path(__file__).parents[2] / "docs" / "streaming-dataframes.md").read_text()
