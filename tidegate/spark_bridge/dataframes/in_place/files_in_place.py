@@ -150,8 +150,6 @@ class _Reader:
             raise UnreadableFileError(f"{placed.file.path} has no row {at:,}. {_ADVICE.unreadable}")
         taken = counts - at if batch is None else batch.num_rows
         kept = None if batch is None else self._kept(batch)
-        if at + taken == end:
-            self._open.compare()
         rows = 0 if kept is None else kept.num_rows
         return ReadResult(kept, offset + taken, at_end=at + taken == end, skipped=taken - rows)
 
