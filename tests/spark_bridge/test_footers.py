@@ -62,6 +62,8 @@ def test_plain_columns_of_any_writer_are_read_in_place(tmp_path: Path, values: p
     [
         (pa.array([1], pa.int32()), pa.int64(), "stores x in another way than as int64"),
         (pa.array([1], pa.uint32()), pa.int64(), "stores x in another way than as int64"),
+        (pa.array([1], pa.int8()), pa.int16(), "stores x in another way than as int16"),
+        (pa.array([1], pa.uint8()), pa.int8(), "stores x in another way than as int8"),
         (pa.array([b"a"]), pa.string(), "stores x in another way than as string"),
         (pa.array([NOON], pa.timestamp("ns", "UTC")), UTC, "stores x in another way"),
         (pa.array([NOON], pa.timestamp("us")), UTC, "stores x in another way"),

@@ -94,6 +94,13 @@ def columns(rows: list[tuple[Value, Value]]) -> tuple[list[Value], list[Value]]:
     return [n for n, _ in rows], [x for _, x in rows]
 
 
+@pytest.mark.parametrize(("test", "kept"), [(">", True), (">=", True), ("<", False), ("<=", False), ("=", False)])
+def test_nan_is_greater_than_any_number(test: str, kept: bool) -> None:
+    """To Spark; Arrow compares it with nothing."""
+    batch = pa.record_batch([pa.array([1], pa.int64()), pa.array([math.nan])], schema=SCHEMA)
+    assert mask_of(compared(test, "x", pa.array([math.inf])), batch).to_pylist() == [kept]
+
+
 @pytest.mark.parametrize(
     ("condition", "found"),
     [

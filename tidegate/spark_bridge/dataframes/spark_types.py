@@ -9,8 +9,10 @@ Rules:
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections import Counter
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.types as types
@@ -20,6 +22,9 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_type
 from pyspark.sql.types import ArrayType, DataType, MapType, NullType, StructType, UserDefinedType
 
 from tidegate.storage.errors import ConfigurationError
+
+# PySpark 4.3 asks for the zone of timestamps; earlier ones take UTC, and no such argument.
+_ZONE: dict[str, Any] = {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_type).parameters else {}
 
 _WIDENED = {
     pa.uint8(): pa.int16(),
@@ -45,7 +50,7 @@ def arrow_schema_of(schema: StructType) -> pa.Schema:
     fields = []
     for field in schema.fields:
         _refuse_unsupported(field.name, field.dataType)
-        fields.append(pa.field(field.name, to_arrow_type(field.dataType), nullable=field.nullable))
+        fields.append(pa.field(field.name, _arrow_type_of(field.dataType), nullable=field.nullable))
     return pa.schema(fields)
 
 
@@ -80,6 +85,10 @@ def for_spark(schema: pa.Schema) -> pa.Schema:
     return pa.schema([pa.field(field.name, _spark_form(field.name, field.type), field.nullable) for field in schema])
 
 
+def _arrow_type_of(data_type: DataType) -> pa.DataType:
+    return to_arrow_type(data_type, **_ZONE)
+
+
 def _refuse_unsupported(column: str, data_type: DataType) -> None:
     if isinstance(data_type, NullType | UserDefinedType):
         raise ConfigurationError(
@@ -96,7 +105,7 @@ def _refuse_unsupported(column: str, data_type: DataType) -> None:
             _refuse_unsupported(f"{column}.{field.name}", field.dataType)
     else:
         try:
-            to_arrow_type(data_type)
+            _arrow_type_of(data_type)
         except PySparkTypeError as error:
             raise ConfigurationError(
                 f"column {column!r} is of type {data_type.simpleString()}, which Arrow cannot hold; cast it or drop it"
