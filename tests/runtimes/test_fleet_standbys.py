@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from pathlib import Path
 from typing import cast
 
 import pyarrow as pa
 import pytest
-from ray.exceptions import ActorDiedError
+from ray.exceptions import ActorDiedError, ActorUnavailableError
 from ray.util.placement_group import PlacementGroup
 from ray_fakes import SINK, SOURCE, Method, source_to_sink
 
@@ -93,13 +93,33 @@ def test_spare_processes_start_one_after_the_other() -> None:
     assert (some.ready_standbys, some.starting_standbys) == (0, 1)
     start(some, some._standbys[0], "north")
     assert (some.ready_standbys, some.starting_standbys) == (1, 1)
-    lost: Future[None] = Future()
-    lost.set_exception(ActorDiedError())
-    some._lost(some._standbys[1], lost)
+    some._lost(some._standbys[1], ActorDiedError())
     assert (some.ready_standbys, some.starting_standbys) == (1, 1)
     for _ in range(2):
         start(some, some._standbys[-1], "south")
     assert (some.ready_standbys, some.starting_standbys) == (3, 0)
+
+
+def test_a_spare_process_whose_connection_broke_is_asked_before_it_is_replaced() -> None:
+    """It lives: its life is watched on. It does not: another one is started, and its end is told once."""
+    broke: list[tuple[Callable[[BaseException], object], Callable[[], object]]] = []
+    some = fleet(standbys=1)
+    some.broke = lambda member, error, dead, again: (
+        isinstance(error, ActorUnavailableError) and not broke.append((dead, again))
+    )
+    held = Held(JobId("job-12345678"), ProcessInfo(1, "north"), None, AttemptNumber(-1), bundle=1)
+    spare = Handle()
+    some.inherit({}, [Found("spare", spare, held)])
+    (member,) = some._standbys
+    spare.live.calls.get_nowait()[0].set_exception(ActorUnavailableError("cut", None))
+    assert (some._standbys, member.dead) == ([member], False)
+    broke[0][1]()
+    assert some.is_kept(member)
+    second = spare.live.calls.get_nowait()[0]
+    assert member.gone is second
+    second.set_exception(ActorUnavailableError("cut", None))
+    broke[1][0](ActorDiedError())
+    assert (member.dead, some.is_kept(member), len(some._standbys)) == (True, False, 1)
 
 
 def test_spare_processes_are_counted_by_what_they_do() -> None:
@@ -174,9 +194,7 @@ def test_a_standby_that_starts_later_is_told_of_the_newest_checkpoint() -> None:
     for standby in (first, second):
         start(some, standby, "north")
     assert [one.handle.told() for one in (first, second)] == [[(SINK, 1)], []]
-    lost: Future[None] = Future()
-    lost.set_exception(ActorDiedError())
-    some._lost(first, lost)
+    some._lost(first, ActorDiedError())
     some.completed(SINK, at(2))
     assert second.handle.told() == [(SINK, 2)], "who followed has died"
 

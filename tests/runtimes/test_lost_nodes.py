@@ -12,10 +12,11 @@ from ray.util.placement_group import PlacementGroup
 from ray_fakes import SINK, SOURCE, LaterMailbox, Method, Reference, source_to_sink
 
 from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.runtimes.ray.fleet import lost_nodes
+from tidegate.actors.runtimes.ray.fleet import lost_nodes, reconnections
 from tidegate.actors.runtimes.ray.fleet.fleet import Fleet
 from tidegate.actors.runtimes.ray.fleet.lost_nodes import LostNodes
 from tidegate.actors.runtimes.ray.fleet.member import Member
+from tidegate.actors.runtimes.ray.fleet.reconnections import BREAKS_MAX, FAILURES_MAX, Reconnections
 from tidegate.actors.runtimes.ray.fleet.suspect_nodes import SUSPECT_MS_MAX, SuspectNodes
 from tidegate.actors.runtimes.ray.fleet_options import FleetOptions, SlotPlacement
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
@@ -28,14 +29,14 @@ AWAY, DEAD = ActorUnavailableError("Connection reset by peer", None), ActorDiedE
 
 
 class Handle:
-    """A process that is asked who it is."""
+    """A process that is asked for a sign of life."""
 
     def __init__(self) -> None:
-        self.identify = Method()
+        self.pulse = Method()
 
     def answer(self, error: BaseException | None) -> None:
         """To the oldest question."""
-        call, _ = self.identify.calls.get_nowait()
+        call, _ = self.pulse.calls.get_nowait()
         call.set_result(None) if error is None else call.set_exception(error)
 
 
@@ -45,16 +46,34 @@ def process(name: str, node: str | None) -> Member:
 
 
 class Watched:
-    """What is known of nodes."""
+    """What is known of nodes, and what follows from calls that broke."""
 
     def __init__(self) -> None:
         self.mailbox = LaterMailbox()
         self.given_up: list[Member] = []
         self.settled = 0
-        self.nodes = LostNodes(
-            cast(Mailbox, self.mailbox), self._give_up, self._count, SuspectNodes("here", TIMEOUT_MS), self._probe
-        )
+        self.kept = True
+        self.heard: list[tuple[str, str]] = []
+        suspects, again = SuspectNodes("here", TIMEOUT_MS), Reconnections(TIMEOUT_MS)
+        told = self._give_up, self._count, suspects, again, lambda _: self.kept
+        self.nodes = LostNodes(cast(Mailbox, self.mailbox), *told, self._probe)
         self.probed: list[tuple[str, Reference]] = []
+
+    def break_call(self, member: Member, error: BaseException = AWAY) -> bool:
+        """A call to a process breaks."""
+
+        def dead(error: BaseException) -> None:
+            assert member.dead
+            self.heard.append((member.name, type(error).__name__))
+
+        return self.nodes.broke(member, error, dead, lambda: self.heard.append((member.name, "again")))
+
+    def lose(self, member: Member) -> None:
+        """A call to a process breaks, and it cannot be asked."""
+        self.break_call(member)
+        for _ in range(FAILURES_MAX):
+            member.handle.answer(AWAY)
+            self.mailbox.pass_time()
 
     def _probe(self, node: str) -> Reference:
         self.probed.append((node, Reference()))
@@ -67,52 +86,135 @@ class Watched:
         self.settled += 1
 
 
-def test_a_node_is_in_doubt_until_ray_says_that_a_process_there_is_dead() -> None:
-    """A connection that broke says nothing of why; Ray is asked until it knows."""
+def test_a_process_that_answers_goes_on() -> None:
+    """A link was cut: each call that broke is made again, and nothing else happens. Until then it gets no task."""
     watched, one = Watched(), process("a", "north")
-    watched.nodes.call_failed(one, AWAY)
-    for _ in range(3):
+    for _ in range(2):
+        assert watched.break_call(one)
+    assert one.handle.pulse.calls.qsize() == 1, "it is asked once, however many calls broke"
+    assert (one.fit, one.usable, watched.nodes.doubtful) == (False, True, {"north"})
+    one.handle.answer(AWAY)
+    watched.mailbox.pass_time()
+    one.handle.answer(None)
+    assert (watched.heard, watched.given_up, watched.settled) == ([("a", "again")] * 2, [], 1)
+    assert (one.fit, watched.nodes.doubtful) == (True, frozenset())
+
+
+def test_a_process_that_has_not_started_is_asked_too() -> None:
+    """Nobody knows where it would be: then that is all."""
+    for answer, heard in ((None, "again"), (DEAD, "ActorDiedError"), (AWAY, "ActorUnavailableError")):
+        watched, one = Watched(), process("a", None)
+        watched.break_call(one)
+        for _ in range(FAILURES_MAX if answer is AWAY else 1):
+            one.handle.answer(answer)
+            watched.mailbox.pass_time()
+        assert (watched.heard, watched.settled, watched.nodes.doubtful) == ([("a", heard)], 1, frozenset())
+        assert one.handle.pulse.calls.empty()
+
+
+def test_a_node_is_in_doubt_until_ray_says_that_a_process_there_is_dead() -> None:
+    """A connection that broke says nothing of why; Ray is asked until it knows. Who waits for the process does not."""
+    watched, one = Watched(), process("a", "north")
+    watched.break_call(one)
+    for number in range(1, FAILURES_MAX + 3):
         assert watched.nodes.doubtful == {"north"}
         one.handle.answer(AWAY)
+        assert one.dead == (number >= FAILURES_MAX)
         watched.mailbox.pass_time()
+    assert watched.heard == [("a", "ActorUnavailableError")]
+    watched.break_call(one)
+    assert watched.heard == [("a", "ActorUnavailableError")] * 2, "what breaks later has the same end"
     one.handle.answer(DEAD)
     assert (watched.nodes.doubtful, watched.settled, watched.given_up) == (frozenset(), 1, [])
 
 
+def test_what_ray_says_of_an_end_is_told() -> None:
+    """With its node, say: whoever counts lost nodes has to hear it."""
+    watched, one = Watched(), process("a", "north")
+    watched.break_call(one)
+    one.handle.answer(DEAD)
+    assert (watched.heard, watched.settled) == ([("a", "ActorDiedError")], 1)
+
+
 def test_a_process_that_has_died_on_a_node_that_lives_raises_no_doubt() -> None:
-    """Its raylet has seen it. Nor does one that has never started: nobody knows where."""
-    watched = Watched()
-    watched.nodes.call_failed(process("a", "north"), DEAD)
-    watched.nodes.call_failed(process("b", None), AWAY)
-    assert watched.nodes.doubtful == frozenset()
+    """Its raylet has seen it. Nor does a call that came back."""
+    watched, one = Watched(), process("a", "north")
+    assert not watched.break_call(one, DEAD)
+    assert not watched.nodes.broke(one, None, lambda _: None, lambda: None)
+    assert (watched.nodes.doubtful, one.fit, watched.heard) == (frozenset(), True, [])
 
 
 def test_all_doubts_have_to_be_settled() -> None:
-    """One process is asked once at a time, however many of its calls have failed."""
+    """One node may be lost, and another one not."""
     watched, one, other = Watched(), process("a", "north"), process("b", "north")
-    for member in (one, one, other):
-        watched.nodes.call_failed(member, AWAY)
-    assert one.handle.identify.calls.qsize() == 1
+    for member in (one, other):
+        watched.break_call(member)
     one.handle.answer(DEAD)
     assert (watched.nodes.doubtful, watched.settled) == ({"north"}, 0)
-    other.handle.answer(DEAD)
+    other.handle.answer(None)
     assert (watched.nodes.doubtful, watched.settled) == (frozenset(), 1)
 
 
-def test_a_process_that_answers_after_all_is_given_up() -> None:
+def test_a_process_that_answers_too_late_is_given_up() -> None:
     """Its task has been given to another one; it would keep its place for ever."""
     watched, one = Watched(), process("a", "north")
-    watched.nodes.call_failed(one, AWAY)
+    watched.lose(one)
     one.handle.answer(None)
     assert (watched.given_up, watched.settled) == ([one], 1)
 
 
+def test_a_process_whose_place_was_taken_meanwhile_is_given_up() -> None:
+    """Another task has failed, and it got none. One that was given up already is left alone."""
+    for kept, hangs, given_up in ((False, False, 1), (False, True, 0), (True, True, 0)):
+        watched, one = Watched(), process("a", "north")
+        watched.break_call(one)
+        watched.kept, one.given_up = kept, hangs
+        one.handle.answer(None)
+        assert (len(watched.given_up), watched.heard, watched.settled) == (given_up, [], 1)
+
+
+def test_nobody_waits_for_an_answer_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A question may be on its way for as long as it likes. Its answer is late then."""
+    watched, one, now_ms = Watched(), process("a", "north"), [0]
+    monkeypatch.setattr(lost_nodes, "monotonic_ms", lambda: now_ms[0])
+    watched.break_call(one)
+    now_ms[0] = TIMEOUT_MS
+    watched.mailbox.pass_time()
+    assert (watched.heard, one.dead) == ([("a", "ActorUnavailableError")], True)
+    one.handle.answer(None)
+    assert watched.given_up == [one]
+
+
+def test_the_time_of_an_earlier_break_is_not_that_of_a_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process was there again in between."""
+    watched, one, now_ms = Watched(), process("a", "north"), [0]
+    monkeypatch.setattr(lost_nodes, "monotonic_ms", lambda: now_ms[0])
+    watched.break_call(one)
+    one.handle.answer(None)
+    now_ms[0] = TIMEOUT_MS
+    watched.break_call(one)
+    watched.mailbox.pass_time()
+    assert watched.heard == [("a", "again")]
+
+
+def test_a_connection_that_breaks_again_and_again_is_given_up() -> None:
+    """It would be called again without end."""
+    watched, one = Watched(), process("a", "north")
+    for _ in range(BREAKS_MAX - 1):
+        watched.break_call(one)
+        one.handle.answer(None)
+    watched.break_call(one)
+    assert watched.heard[-2:] == [("a", "again"), ("a", "ActorUnavailableError")]
+    one.handle.answer(None)
+    assert watched.given_up == [one]
+
+
 def test_nobody_waits_for_ray_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """After many questions the node is used again."""
-    monkeypatch.setattr(lost_nodes, "ASKS_MAX", 3)
+    monkeypatch.setattr(reconnections, "ASKS_MAX", FAILURES_MAX + 2)
     watched, one = Watched(), process("a", "north")
-    watched.nodes.call_failed(one, AWAY)
-    for _ in range(3):
+    watched.lose(one)
+    for _ in range(2):
         assert watched.settled == 0
         one.handle.answer(AWAY)
         watched.mailbox.pass_time()
@@ -211,8 +313,6 @@ def test_a_spare_process_that_goes_with_its_node_is_no_failure_of_spare_processe
         some = fleet("south", [])
         some.refill()
         for _ in range(4):
-            lost: Future[None] = Future()
-            lost.set_exception(error)
             if some._standbys:
-                some._lost(some._standbys[0], lost)
+                some._lost(some._standbys[0], error)
         assert len(some.made) == made + (error is DEAD)

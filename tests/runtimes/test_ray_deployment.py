@@ -23,6 +23,7 @@ from tidegate.actors.runtimes.ray.coordinator.attempt_supervisor import AttemptS
 from tidegate.actors.runtimes.ray.fleet import lost_nodes
 from tidegate.actors.runtimes.ray.fleet.fleet import Fleet
 from tidegate.actors.runtimes.ray.fleet.member import Member
+from tidegate.actors.runtimes.ray.fleet.reconnections import FAILURES_MAX
 from tidegate.actors.runtimes.ray.fleet_options import FleetOptions, SlotPlacement
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
 from tidegate.actors.runtimes.ray.process.outcomes import Outcome
@@ -45,7 +46,7 @@ class Handle:
     run: Method = field(default_factory=Method)
     tell: Method = field(default_factory=Method)
     drop: Method = field(default_factory=Method)
-    identify: Method = field(default_factory=Method)
+    pulse: Method = field(default_factory=Method)
 
 
 class Staff:
@@ -71,6 +72,10 @@ class Staff:
     def lacks(self, tasks: Collection[TaskId], avoided: Container[str], nodes: Nodes = NOWHERE) -> bool:
         free = sum(node not in avoided for node in nodes.values())
         return sum(self._members[task].is_on(avoided) for task in tasks) > self.spare + free
+
+    def is_kept(self, member: Member) -> bool:
+        """All are."""
+        return True
 
     def kill(self, member: Member) -> None:
         """Nobody is."""
@@ -247,10 +252,102 @@ def test_a_hung_process_that_nobody_needs_fails_nothing() -> None:
     assert deployed.told == []
 
 
+AWAY = ActorUnavailableError("Connection reset by peer", None)
+
+
 def _lose_the_node_of(deployed: Deployed, task: TaskId) -> Handle:
-    """The connection to a process breaks, and Ray does not say why."""
-    deployed.run_of(task).set_exception(ActorUnavailableError("Connection reset by peer", None))
-    return deployed.staff.handles[task]
+    """The connection to a process breaks, and it cannot be asked; Ray does not say why."""
+    handle = deployed.staff.handles[task]
+    deployed.run_of(task).set_exception(AWAY)
+    for _ in range(FAILURES_MAX):
+        handle.pulse.calls.get_nowait()[0].set_exception(AWAY)
+        deployed.pass_time()
+    return handle
+
+
+def _failed(deployed: Deployed) -> list[TaskId]:
+    return [event.task for event in deployed.told if isinstance(event, co.TaskFailed)]
+
+
+def test_a_task_whose_process_answers_after_its_connection_broke_goes_on() -> None:
+    """A link was cut: nothing has failed. Its end is heard by a new call, whatever it is."""
+    deployed = Deployed()
+    _started(deployed)
+    deployed.run_of(SINK).set_exception(AWAY)
+    assert deployed.staff.handles[SINK].run.calls.empty()
+    deployed.staff.handles[SINK].pulse.calls.get_nowait()[0].set_result(None)
+    again = deployed.run_of(SINK)
+    assert _failed(deployed) == []
+    again.set_result(Outcome("failed", "boom"))
+    assert [(e.attempt, e.reason) for e in deployed.told if isinstance(e, co.TaskFailed)] == [(FIRST, "boom")]
+
+
+def test_a_task_whose_process_does_not_answer_after_its_connection_broke_has_failed() -> None:
+    """Once, and with what Ray says in the end: its node was lost, say."""
+    deployed = Deployed()
+    _started(deployed)
+    deployed.run_of(SINK).set_exception(AWAY)
+    assert _failed(deployed) == []
+    deployed.staff.handles[SINK].pulse.calls.get_nowait()[0].set_exception(ActorDiedError())
+    assert _failed(deployed) == [SINK]
+    assert deployed.staff.staff()[SINK].dead
+
+
+def test_what_a_broken_connection_has_lost_is_said_again() -> None:
+    """Until the process answers nobody knows whether it has arrived. In another attempt it is not said any more."""
+    for attempt, times in ((FIRST, 1), (SECOND, 0)):
+        deployed = Deployed()
+        _started(deployed)
+        event = ev.CheckpointCompleted(0, FIRST, CheckpointId(1))
+        deployed.deployment.tell(SINK, event)
+        sink = deployed.staff.handles[SINK]
+        sink.tell.calls.get_nowait()[0].set_exception(AWAY)
+        deployed.pass_time()
+        assert sink.tell.calls.empty()
+        if attempt == SECOND:
+            deployed.staff.spare = 2
+            deployed.deployment.deploy(do.DeployAttempt(SECOND, None))
+        sink.pulse.calls.get_nowait()[0].set_result(None)
+        assert [sink.tell.calls.get_nowait()[1] for _ in range(sink.tell.calls.qsize())] == [(FIRST, event)] * times
+        deployed.pass_time()
+        assert _failed(deployed) == []
+
+
+def test_a_message_to_a_process_that_does_not_answer_fails_its_task() -> None:
+    """As any that does not arrive."""
+    deployed = Deployed()
+    _started(deployed)
+    deployed.deployment.tell(SINK, ev.CheckpointCompleted(0, FIRST, CheckpointId(1)))
+    sink = deployed.staff.handles[SINK]
+    sink.tell.calls.get_nowait()[0].set_exception(AWAY)
+    sink.pulse.calls.get_nowait()[0].set_exception(ActorDiedError())
+    assert _failed(deployed) == []
+    deployed.pass_time()
+    assert _failed(deployed) == [SINK]
+
+
+def test_an_order_that_a_broken_connection_has_lost_is_given_again() -> None:
+    """To begin, and to let go: the next attempt is not given to a process that may not have heard it."""
+    deployed = Deployed()
+    _started(deployed)
+    sink = deployed.staff.handles[SINK]
+    order = sink.deploy.calls.get_nowait()[1]
+    sink.deploy.answers = False
+    deployed.deployment.deploy(do.DeployAttempt(SECOND, None))
+    lost, (order,) = sink.deploy.calls.get_nowait()
+    lost.set_exception(AWAY)
+    sink.pulse.calls.get_nowait()[0].set_result(None)
+    assert sink.deploy.calls.get_nowait()[1] == (order,)
+
+    deployed.deployment.cancel(do.CancelAttempt(SECOND))
+    deployed.staff.handles[SOURCE].drop.calls.get_nowait()[0].set_result(None)
+    sink.drop.calls.get_nowait()[0].set_exception(AWAY)
+    deployed.deployment.deploy(do.DeployAttempt(AttemptNumber(2), None))
+    assert sink.deploy.calls.empty()
+    sink.pulse.calls.get_nowait()[0].set_result(None)
+    assert sink.deploy.calls.empty(), "it is told again to let go"
+    sink.drop.calls.get_nowait()[0].set_result(None)
+    assert sink.deploy.calls.qsize() == 1
 
 
 def test_an_attempt_waits_until_ray_knows_whether_a_node_is_lost() -> None:
@@ -258,10 +355,10 @@ def test_an_attempt_waits_until_ray_knows_whether_a_node_is_lost() -> None:
     deployed = Deployed()
     _started(deployed)
     lost = _lose_the_node_of(deployed, SINK)
-    assert [event.task for event in deployed.told if isinstance(event, co.TaskFailed)] == [SINK]
+    assert _failed(deployed) == [SINK]
     deployed.deployment.deploy(do.DeployAttempt(SECOND, None))
     assert _orders(deployed) == 1
-    lost.identify.calls.get_nowait()[0].set_exception(ActorDiedError())
+    lost.pulse.calls.get_nowait()[0].set_exception(ActorDiedError())
     assert (_orders(deployed), deployed.staff.avoided) == (2, frozenset())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -17,9 +18,11 @@ from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.protocol.stream_elements import EndOfData, EndOfPartition
 from tidegate.actors.runtimes.ray.coordinator import attempt_supervisor
 from tidegate.actors.runtimes.ray.coordinator.attempt_supervisor import AttemptSupervisor
+from tidegate.actors.runtimes.ray.fleet import inheritance
 from tidegate.actors.runtimes.ray.fleet.fleet import Fleet
 from tidegate.actors.runtimes.ray.fleet.inheritance import Found, by_task
 from tidegate.actors.runtimes.ray.fleet.member import Member
+from tidegate.actors.runtimes.ray.fleet.reconnections import FAILURES_MAX
 from tidegate.actors.runtimes.ray.fleet_options import FleetOptions
 from tidegate.actors.runtimes.ray.process import lifeline
 from tidegate.actors.runtimes.ray.process.lifeline import Lifeline
@@ -150,6 +153,50 @@ def test_who_was_given_up_is_not_adopted() -> None:
     assert by_task([gone, spare, older], {"first", "second"}) == ({SINK: older}, [], [gone, spare])
 
 
+def test_a_process_to_which_only_a_connection_broke_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked again, a few times, while others are waited for. One that has died is not, and is no use to kill."""
+    held = {task: found("", task, 0).held for task in (SINK, SOURCE)}
+    script: dict[str, list[Held | Exception | None]] = {
+        "job/back#0": [AWAY, held[SINK]],
+        "job/away#0": [AWAY] * FAILURES_MAX,
+        "job/dead#0": [ActorDiedError()],
+        "job/silent#0": [None],
+    }
+    asked: list[str] = []
+
+    def wait(references: list[str], num_returns: int, timeout: float) -> tuple[list[str], list[str]]:
+        return [one for one in references if script[one.partition("?")[0]][0] is not None][:1], []
+
+    def get(reference: str) -> Held:
+        answer = script[reference.partition("?")[0]].pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        assert answer is not None
+        return answer
+
+    def handle(name: str, namespace: str) -> object:
+        def remote() -> str:
+            asked.append(name)
+            return f"{name}?{len(asked)}"
+
+        return SimpleNamespace(held=SimpleNamespace(remote=remote))
+
+    listed = [{"name": name, "namespace": "n"} for name in script]
+    fake = SimpleNamespace(wait=wait, get=get, util=SimpleNamespace(list_named_actors=lambda all_namespaces: listed))
+    monkeypatch.setattr(inheritance, "ray", fake)
+    monkeypatch.setattr(inheritance, "find_actor", handle)
+    monkeypatch.setattr(inheritance, "ASK_AGAIN_MS", 1)
+    there, silent = inheritance.find_processes("job", "n", JobId("job-12345678"), {SINK, SOURCE}, timeout_s=0.05)
+    assert [(one.name, one.held.task) for one in there] == [("job/back#0", SINK)]
+    assert list(silent) == ["job/silent#0"]
+    assert {name: asked.count(name) for name in script} == {
+        "job/back#0": 2,
+        "job/away#0": FAILURES_MAX,
+        "job/dead#0": 1,
+        "job/silent#0": 1,
+    }
+
+
 class LeftBehind:
     """A fleet whose coordinator was lost: one process is still there, and one more that is spare."""
 
@@ -163,6 +210,10 @@ class LeftBehind:
     def inherit(self, tasks: Mapping[TaskId, Found], standbys: Sequence[Found]) -> dict[TaskId, Member]:
         self.inherited = (dict(tasks), list(standbys))
         return {task: Member(one.name, self.handle, None, Future(), one.held.info) for task, one in tasks.items()}
+
+    def is_kept(self, member: Member) -> bool:
+        """All are."""
+        return True
 
     def refill(self) -> None:
         """Nothing is missing."""
@@ -258,6 +309,17 @@ def test_orders_of_a_coordinator_that_was_replaced_are_refused(process: Callable
     )
     sink.actor.drop(FIRST, Generation(3))
     assert sink.outcome().kind == "replaced"
+
+
+def test_an_order_that_comes_twice_is_carried_out_once(process: Callable[[TaskId], Process]) -> None:
+    """Where a connection broke nobody knows whether it has arrived: the task would begin anew, and its peers not."""
+    sink = process(SINK).start()
+    sink.actor.deploy(sink.order)
+    sink.settle()
+    assert not sink.actor._outcomes.of(FIRST).done()
+    assert not any(isinstance(event, co.TaskReady) for event in _reports(sink))
+    sink.actor.deploy(replace(sink.order, generation=Generation(2)))
+    sink.await_report(co.TaskReady)
 
 
 def test_a_process_leaves_when_its_own_coordinator_cannot_go_on(

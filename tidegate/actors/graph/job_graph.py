@@ -191,3 +191,13 @@ class JobGraph:
     def sender(self, channel: ChannelId) -> TaskId:
         """The task at the upstream end of a channel."""
         return TaskId(self.edges[channel.edge].upstream, channel.upstream)
+
+    def neighbours(self) -> dict[TaskId, set[TaskId]]:
+        """For each task those that it sends to or receives from."""
+        found: dict[TaskId, set[TaskId]] = {task: set() for task in self.tasks()}
+        for edge in self.edges:
+            for channel in self.channels(edge):
+                sender, receiver = self.sender(channel), self.receiver(channel)
+                found[sender].add(receiver)
+                found[receiver].add(sender)
+        return found

@@ -4,6 +4,8 @@ Rules:
 
 - An attempt is told to the processes of its tasks and watched through its pending `run` call: its result, or its loss
   with the process, becomes a fact for the coordinator at once.
+- Where only the connection broke, and the process answers, it is watched on, and told again what may not have arrived
+  (`lost_nodes.py`). What is told bears being told twice.
 - A process that does not let go of a cancelled attempt (it is stuck in a function of the user) is given up after a
   while, and ended once the log says so (`given_up.py`).
 - An attempt is deployed when all processes that live have let go of the one before it. Who has not by the time that
@@ -33,7 +35,6 @@ from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.messages.events import CoordinatorEvent
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
-from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.hosts.heartbeat_settings import TIMEOUT_MS
 from tidegate.actors.protocol.failure_reasons import bounded_text
 from tidegate.actors.protocol.identity import TaskId
@@ -43,9 +44,10 @@ from tidegate.actors.runtimes.ray.fleet.given_up import GivenUp
 from tidegate.actors.runtimes.ray.fleet.inheritance import Found, by_task, find_processes
 from tidegate.actors.runtimes.ray.fleet.lost_nodes import LostNodes
 from tidegate.actors.runtimes.ray.fleet.member import Member, reason_of
+from tidegate.actors.runtimes.ray.fleet.reconnections import Reconnections, limit_ms
 from tidegate.actors.runtimes.ray.fleet.suspect_nodes import SuspectNodes
 from tidegate.actors.runtimes.ray.process.belonging import Known
-from tidegate.actors.runtimes.ray.process.calls import watch_call
+from tidegate.actors.runtimes.ray.process.calls import LOST_CALL_GRACE_MS
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
 from tidegate.actors.runtimes.ray.process.orders import Handle, Order
 from tidegate.actors.runtimes.ray.process.outcomes import Outcome
@@ -83,7 +85,7 @@ class AttemptSupervisor:
         self._members: dict[TaskId, Member] = {}
         self._finished: set[TaskId] = set()
         """Tasks that need no process any more in their attempt."""
-        self._neighbours = _neighbours(fleet.graph)
+        self._neighbours = fleet.graph.neighbours()
         self._letting_go: list[tuple[Member, Future[None]]] = []
         """Processes that were told to let go of an attempt, and the answers."""
         self._due: do.DeployAttempt | None = None
@@ -95,7 +97,9 @@ class AttemptSupervisor:
         self._given_up = GivenUp(fleet, tell_coordinator)
         self.give_up, self.kill = self._given_up.give_up, self._given_up.kill
         suspects = SuspectNodes(fleet.node_id, heartbeat_timeout_ms)
-        self._lost_nodes = LostNodes(mailbox, self.give_up, self._deploy_if_free, suspects)
+        again = Reconnections(limit_ms(heartbeat_timeout_ms))
+        self._lost_nodes = LostNodes(mailbox, self.give_up, self._deploy_if_free, suspects, again, fleet.is_kept)
+        self._broke = fleet.broke = self._lost_nodes.broke
         self.silent = self._lost_nodes.silent
         self._room: Room | None = None
         """None where nothing is reserved."""
@@ -181,7 +185,7 @@ class AttemptSupervisor:
             member = self._members[task]
             peers = {peer: self._members[peer].handle for peer in self._neighbours[task]}
             order = Order(task, instruction.attempt, instruction.restore, peers, self.generation)
-            self._watch(task, member.handle.deploy.remote(order))
+            self._tell(task, member, partial(member.handle.deploy.remote, order))
             self._watch_end(task, instruction.attempt, member)
         log.info(
             "attempt %d of %s is deployed from %s%s; new to it: %s",
@@ -207,16 +211,23 @@ class AttemptSupervisor:
         for task in tasks:
             member = self._members.get(task)
             if member is not None and member.usable:
-                dropped = member.handle.drop.remote(attempt, self.generation).future()
-                self._letting_go.append((member, dropped))
-                dropped.add_done_callback(lambda _: self._mailbox.post(self._deploy_if_free))
-                self._mailbox.call_later(DROP_TIMEOUT_MS, partial(self._kill_if_stuck, member, attempt, dropped))
+                self._drop(member, attempt)
+
+    def _drop(self, member: Member, attempt: AttemptNumber) -> None:
+        def done(future: Future[None]) -> None:
+            self._broke(member, future.exception(), lambda _: None, partial(self._drop, member, attempt))
+            self._mailbox.post(self._deploy_if_free)
+
+        dropped = member.handle.drop.remote(attempt, self.generation).future()
+        self._letting_go.append((member, dropped))
+        dropped.add_done_callback(done)
+        self._mailbox.call_later(DROP_TIMEOUT_MS, partial(self._kill_if_stuck, member, attempt, dropped))
 
     def tell(self, task: TaskId, event: ev.TaskEvent) -> None:
         """Say something to a task in its current attempt, if its process lives."""
         member = self._members.get(task)
         if member is not None and member.usable:
-            self._watch(task, member.handle.tell.remote(self._attempts[task], event))
+            self._tell(task, member, partial(member.handle.tell.remote, self._attempts[task], event))
         elif isinstance(event, ev.CoordinatorTookOver):
             reason = "its process was gone when a new coordinator took over"
             self._tell_coordinator(co.TaskFailed(now_ms(), event.attempt, task, reason))
@@ -314,28 +325,31 @@ class AttemptSupervisor:
     def _ended(self, attempt: AttemptNumber, task: TaskId, member: Member, future: Future[Outcome]) -> None:
         # Known before the coordinator decides: the next attempt must not go to a process that has died, or is unfit.
         error = future.exception()
-        if isinstance(error, RayError):
-            member.dead = True
-            self._mailbox.post(lambda: self._lost_nodes.call_failed(member, error))
-        elif error is None and future.result().unfit:
-            member.given_up = True
-        self._mailbox.post(lambda: self._has_ended(attempt, task, member, future))
-
-    def _has_ended(self, attempt: AttemptNumber, task: TaskId, member: Member, future: Future[Outcome]) -> None:
-        error = future.exception()
-        if error is None:
-            outcome = future.result()
-            if outcome.kind == "finished" and attempt == self._attempts.get(task):
-                self._finished.add(task)
-            if outcome.kind != "failed":
-                return
-            reason, permanent = outcome.reason or "no reason given", outcome.permanent
-            if outcome.unfit:
-                self.give_up(member, f"{member.name} can start no thread any more")
+        dead = partial(self._has_died, attempt, task, member)
+        if self._broke(member, error, dead, partial(self._watch_end, task, attempt, member)):
+            return
+        if error is not None:
+            member.dead |= isinstance(error, RayError)
+            self._mailbox.post(lambda: dead(error))
         else:
-            reason, permanent = reason_of(member, error), False
-            self._noticed(attempt, task, member)
-        self._tell_coordinator(co.TaskFailed(now_ms(), attempt, task, reason, permanent))
+            outcome = future.result()
+            member.given_up |= outcome.unfit
+            self._mailbox.post(lambda: self._has_ended(attempt, task, member, outcome))
+
+    def _has_ended(self, attempt: AttemptNumber, task: TaskId, member: Member, outcome: Outcome) -> None:
+        if outcome.kind == "finished" and attempt == self._attempts.get(task):
+            self._finished.add(task)
+        if outcome.kind != "failed":
+            return
+        if outcome.unfit:
+            self.give_up(member, f"{member.name} can start no thread any more")
+        reason = outcome.reason or "no reason given"
+        self._tell_coordinator(co.TaskFailed(now_ms(), attempt, task, reason, outcome.permanent))
+
+    def _has_died(self, attempt: AttemptNumber, task: TaskId, member: Member, error: BaseException) -> None:
+        reason = reason_of(member, error)
+        self._noticed(attempt, task, member)
+        self._tell_coordinator(co.TaskFailed(now_ms(), attempt, task, reason))
 
     def _starting(self) -> list[str]:
         return [member.name for member in self._members.values() if member.usable and member.info is None]
@@ -345,17 +359,32 @@ class AttemptSupervisor:
         if task is not None:
             self._tell_coordinator(co.TaskFailed(now_ms(), self._attempts[task], task, bounded_text(why)))
 
-    def _watch(self, task: TaskId, reference: ray.ObjectRef[Any]) -> None:
-        """A message to a task that does not arrive fails the attempt that it was for."""
+    def _tell(self, task: TaskId, member: Member, call: Callable[[], ray.ObjectRef[Any]]) -> None:
+        """Say something to a task. What does not arrive fails the attempt that it was for."""
         attempt = self._attempts[task]
 
-        def lost(error: BaseException) -> None:
-            if attempt == self._attempts[task] and task in self._finished:
-                return
-            reason = f"a message to it did not arrive: {error}"
-            self._tell_coordinator(co.TaskFailed(now_ms(), attempt, task, reason))
+        def over() -> bool:
+            return attempt == self._attempts[task] and task in self._finished
 
-        watch_call(reference, self._mailbox, lost)
+        def lost(error: BaseException) -> None:
+            # After a while (`calls.py`): if the process has died, that is the failure.
+            self._mailbox.call_later(LOST_CALL_GRACE_MS, lambda: fail(error))
+
+        def fail(error: BaseException) -> None:
+            if not over():
+                reason = f"a message to it did not arrive: {error}"
+                self._tell_coordinator(co.TaskFailed(now_ms(), attempt, task, reason))
+
+        def again() -> None:
+            if attempt == self._attempts[task] and not over():
+                self._tell(task, member, call)
+
+        def done(future: Future[Any]) -> None:
+            error = future.exception()
+            if error is not None and not self._broke(member, error, lost, again):
+                self._mailbox.post(lambda: lost(error))
+
+        call().future().add_done_callback(done)
 
     def _kill_if_stuck(self, member: Member, attempt: AttemptNumber, dropped: Future[None]) -> None:
         if dropped.done() or not member.usable:
@@ -366,14 +395,3 @@ class AttemptSupervisor:
         else:
             self.give_up(member, f"{member.name} has not let go of attempt {attempt} within {DROP_TIMEOUT_MS} ms")
             self._deploy_if_free()
-
-
-def _neighbours(graph: JobGraph) -> dict[TaskId, set[TaskId]]:
-    """For each task those that it sends to or receives from."""
-    found: dict[TaskId, set[TaskId]] = {task: set() for task in graph.tasks()}
-    for edge in graph.edges:
-        for channel in graph.channels(edge):
-            sender, receiver = graph.sender(channel), graph.receiver(channel)
-            found[sender].add(receiver)
-            found[receiver].add(sender)
-    return found

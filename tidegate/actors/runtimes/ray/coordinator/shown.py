@@ -7,6 +7,7 @@ their way. A web server gets one bounded snapshot; while the log is replayed the
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from tidegate.actors.runtimes.running_job import JobCard, JobProgress
 
 END_WAIT_S = 5.0
-"""How long a job that is over is waited for to answer: the answer follows the end at once, or never comes."""
+"""How long a job that is over is waited for to answer, in all: answers follow the end at once, or never come."""
 
 
 class Shown:
@@ -90,10 +91,12 @@ class Shown:
             vertices=self._reports.vertices(host),
             recovery_ends=self._deployment.recoveries.ends,
         )
-        wait_s = END_WAIT_S if shown.status.terminal else 0.0
-        asked = requests[:REQUESTS_MAX]
-        return replace(shown, answers={name: answer for name in asked if (answer := self._answer_now(name, wait_s))})
+        asked, wait_s = requests[:REQUESTS_MAX], END_WAIT_S if shown.status.terminal else 0.0
+        deadline = time.monotonic() + wait_s
+        answers = {name: self._answer_until(name, deadline) for name in asked}
+        return replace(shown, answers={name: answer for name, answer in answers.items() if answer is not None})
 
-    def _answer_now(self, request: str, wait_s: float) -> Answer | None:
-        answer = self._answers.wait(request, 0.0 if self._ended.is_set() else wait_s)
+    def _answer_until(self, request: str, deadline: float) -> Answer | None:
+        wait_s = 0.0 if self._ended.is_set() else max(0.0, deadline - time.monotonic())
+        answer = self._answers.wait(request, wait_s)
         return Answer(None, "the job has ended") if answer is None and self._ended.is_set() else answer

@@ -14,7 +14,8 @@ Rules:
 - Nodes that may be lost are avoided (`lost_nodes.py`): where nothing is reserved, processes start on others, else in
   free slots of the reservation on others (`slots_elsewhere.py`). That a standby went with its node says nothing about
   standbys.
-- A process that was given up counts as dead from that moment on. One in doubt gets no task (`heartbeats.py`).
+- A process that was given up counts as dead from that moment on. One in doubt gets no task (`heartbeats.py`), nor does
+  one to which a call broke until it has answered (`lost_nodes.py`).
 - All actors are detached: they outlive the coordinator's process, and its successor finds them (`inheritance.py`). A
   process ends by itself when the coordinator is gone for good (`process/lifeline.py`).
 """
@@ -26,6 +27,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import ray
@@ -54,6 +56,9 @@ log = logging.getLogger(__name__)
 PROCESSES_A_SUBTASK_MAX = 10_000
 STANDBY_FAILURES_MAX = 3
 
+Dead = Callable[[BaseException], object]
+Again = Callable[[], object]
+
 # Ray's types do not know of concurrency groups.
 _remote: Any = ray.remote
 _TaskActor: Any = _remote(
@@ -74,6 +79,8 @@ class Fleet:
     post: Callable[[Callable[[], object]], None]
     node_id: str = ""
     """The node of this process, the coordinator's."""
+    broke: Callable[[Member, BaseException | None, Dead, Again], bool] = lambda *_: False
+    """Whether only the connection to a process broke; then it is found out whether it lives (`LostNodes.broke`)."""
     members: dict[TaskId, Member] = field(default_factory=dict)
     _standbys: list[Member] = field(default_factory=list)
     _counts: dict[str, int] = field(default_factory=dict)
@@ -106,6 +113,10 @@ class Fleet:
         spare = list(self._standbys)  # One that is put to work is in neither for a moment, and asks twice.
         members = [m for m in (*spare, *list(self.members.values())) if m.usable]
         return any(m.name == name if m.info is None else m.info.actor_id == actor_id for m in members)
+
+    def is_kept(self, member: Member) -> bool:
+        """Whether this process has its place: it holds a task, or is spare."""
+        return member in self._standbys or member in self.members.values()
 
     def neighbour_of(self, member: Member) -> Member | None:
         """Another process on the same node; one that answers, if there is one."""
@@ -234,9 +245,17 @@ class Fleet:
         return member
 
     def _member(self, name: str, handle: Handle, bundle: int | None) -> Member:
-        member = Member(name, handle, bundle, handle.live.remote().future())
-        member.gone.add_done_callback(lambda future: self.post(lambda: self._lost(member, future)))
+        member = Member(name, handle, bundle, Future())
+        self._watch_life(member)
         return member
+
+    def _watch_life(self, member: Member) -> None:
+        member.gone = member.handle.live.remote().future()
+        member.gone.add_done_callback(lambda future: self._gone(member, future.exception()))
+
+    def _gone(self, member: Member, error: BaseException | None) -> None:
+        if not self.broke(member, error, partial(self._lost, member), partial(self._watch_life, member)):
+            self.post(lambda: self._lost(member, error))
 
     def _create_named(self, name: str, options: dict[str, Any], arguments: tuple[Any, ...]) -> tuple[str, Handle]:
         first = self._counts.get(name, 0)
@@ -276,13 +295,12 @@ class Fleet:
         if info.node_id == self.node_id and not member.dead:
             member.witness = Witness(info.pid)
 
-    def _lost(self, member: Member, future: Future[None]) -> None:
+    def _lost(self, member: Member, error: BaseException | None) -> None:
         member.dead = True
         # Whoever wants to know how it has ended asks at once: its calls have failed with it.
         self.post(member.forget)
         if member in self._standbys:
             self._standbys.remove(member)
-            error = future.exception()
             self._standby_failures += not went_with_its_node(error)
             log.warning("a standby died: %s", "" if error is None else reason_of(member, error))
             if self._standby_failures >= STANDBY_FAILURES_MAX:

@@ -4,6 +4,8 @@ Rules:
 
 - They are found by their names, and asked what they hold: a spare process keeps its name when it is put to work.
 - A name alone proves nothing: another job of that name may just be ending.
+- Where only a connection broke, a process is asked again, as often as one of a coordinator that goes on
+  (`reconnections.py`): it may live.
 - Who has not answered when all tasks that run are found is starting, or of no use: it is given up (`given_up.py`), and
   replaced in time.
 - Of two that hold the same task the one of the newer attempt counts. Who was given up before counts for nothing.
@@ -13,15 +15,19 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 import time
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import ActorUnavailableError, RayError
 
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.runtimes.ray.fleet.named_actors import find_actor
+from tidegate.actors.runtimes.ray.fleet.reconnections import ASK_AGAIN_MS, FAILURES_MAX
 from tidegate.actors.runtimes.ray.process.orders import Handle, Held
 from tidegate.storage.ids import JobId
 
@@ -55,22 +61,40 @@ def find_processes(
         ours = actor["namespace"] == namespace and name.startswith(f"{prefix}/") and _NUMBERED.search(name)
         if ours and (handle := find_actor(name, namespace)) is not None:  # None: it has gone meanwhile
             handles[name] = handle
-    asked = {handle.held.remote(): name for name, handle in handles.items()}
     missing, found = set(running), []
+    asked = {handle.held.remote(): name for name, handle in handles.items()}
+    broken: Counter[str] = Counter()
+    again: list[str] = []
     deadline = time.monotonic() + timeout_s
-    while asked and (missing or not running) and (left_s := deadline - time.monotonic()) > 0:
-        answered, _ = ray.wait(list(asked), num_returns=1, timeout=left_s)
+    while (asked or again) and (missing or not running) and (left_s := deadline - time.monotonic()) > 0:
+        answered = _first_of(list(asked), min(left_s, ASK_AGAIN_MS / 1000) if again else left_s)
+        if not answered:
+            asked |= {handles[name].held.remote(): name for name in again}
+            again.clear()
         for reference in answered:
             name = asked.pop(reference)
             try:
                 held: Held = ray.get(reference)
             except RayError as error:
-                log.info("%s is not there any more: %s", name, error)
+                broken[name] += 1
+                if isinstance(error, ActorUnavailableError) and broken[name] < FAILURES_MAX:
+                    again.append(name)
+                else:
+                    log.info("%s is not there any more: %s", name, error)
                 continue
             if held.job_id == job_id:
                 found.append(Found(name, handles[name], held))
                 missing -= {held.task}
-    return sorted(found, key=lambda one: one.name), {name: handles[name] for name in asked.values()}
+    silent = (*asked.values(), *again)
+    return sorted(found, key=lambda one: one.name), {name: handles[name] for name in silent}
+
+
+def _first_of(references: list[Any], wait_s: float) -> list[Any]:
+    """The first answer that comes, in a list; empty if none comes in time, or nothing was asked."""
+    if references:
+        return list(ray.wait(references, num_returns=1, timeout=wait_s)[0])
+    threading.Event().wait(wait_s)
+    return []
 
 
 def by_task(

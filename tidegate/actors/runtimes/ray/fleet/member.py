@@ -41,6 +41,8 @@ class Member:
     """No task is given to it any more, and it is ended once the log says so (`given_up.py`)."""
     doubted: bool = False
     """It has not answered for long, and is being asked a last question: no task is given to it meanwhile."""
+    cut_off: bool = False
+    """A call to it broke, and it is asked whether it lives (`lost_nodes.py`): no task is given to it meanwhile."""
     follows: TaskId | None = None
     """The task whose state it holds, of a standby."""
 
@@ -52,7 +54,7 @@ class Member:
     @property
     def fit(self) -> bool:
         """Whether it may be given a task."""
-        return self.usable and not self.doubted
+        return self.usable and not self.doubted and not self.cut_off
 
     @property
     def process_id(self) -> str:

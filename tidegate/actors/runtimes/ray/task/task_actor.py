@@ -12,7 +12,7 @@ Rules:
 - Whatever ends a task, its end is told first: without a new thread, from memory that was set aside. What follows,
   closing and logging, may fail or never come back. A process that cannot even tell ends itself, which is noticed.
 - `run` returns when the task's last elements and report have arrived; from then on a dead process is no failure.
-- What was meant for another attempt is dropped.
+- What was meant for another attempt is dropped, and so is an order of one coordinator that comes twice.
 """
 
 from __future__ import annotations
@@ -92,12 +92,12 @@ class TaskProcess(SignsOfLife):
         keep_what_is_loaded()
         self._context = context
         self._coordinator = coordinator
-        self._open_store = open_store
-        self._bundle = bundle
+        self._open_store, self._bundle = open_store, bundle
         self._outcomes = Outcomes()
         self._running: _RunningTask | None = None
         self._given: tuple[TaskId | None, AttemptNumber] = (None, AttemptNumber(-1))
         """The task of an attempt that this process was given last, whatever has become of it."""
+        self._told: tuple[AttemptNumber, Generation] | None = None
         self._left: TaskAnswered | None = None
         """What the task that has finished here last answers to a coordinator that takes over."""
         self._newest = ev.UNFENCED
@@ -213,9 +213,9 @@ class TaskProcess(SignsOfLife):
         return progressed
 
     def _deploy(self, order: Order) -> None:
-        if self._is_replaced(order.generation):
+        if self._is_replaced(order.generation) or (order.attempt, order.generation) == self._told:
             return
-        self._left, self._given = None, (order.task, order.attempt)
+        self._left, self._given, self._told = None, (order.task, order.attempt), (order.attempt, order.generation)
         self._log.is_about(order.task, order.attempt)
         if self._running is not None:
             self._end(self._running, Outcome("replaced"))
