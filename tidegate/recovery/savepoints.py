@@ -55,7 +55,7 @@ def write_savepoint(
             try:
                 there = _is_there(target, own)
             except FencedError:
-                _clear(target)
+                clear_folder(target)
                 raise
             if not there:
                 raise
@@ -97,18 +97,19 @@ def void_savepoint(
             # Whoever has created it writes nothing more. Replaced and not deleted: it is never missing.
             tombstone = replace(tombstone, operators=(), subtasks=(), hooks=(), void=True)
             target.write(METADATA_NAME, [encode_metadata(tombstone)])
-    _clear(target)
+    clear_folder(target)
     return tombstone.origin_root is not None
 
 
-def _clear(target: Store) -> None:
-    """Delete all of a savepoint but its tombstone."""
-    others = [name for name in target.list("") if name != METADATA_NAME]
-    target.delete_all(others)
+def clear_folder(store: Store, folder: str = "") -> None:
+    """Delete all of a folder but its `_metadata`. StorageError."""
+    prefix = f"{folder}/" if folder else ""
+    others = [name for name in store.list(folder) if name != METADATA_NAME]
+    store.delete_all(f"{prefix}{name}" for name in others)
     if others:
-        for folder in target.list(""):
-            if folder != METADATA_NAME:
-                target.delete_tree(folder)
+        for name in store.list(folder):
+            if name != METADATA_NAME:
+                store.delete_tree(f"{prefix}{name}")
 
 
 def copy_subtask(source: Store, target: Store, subtask: SubtaskState, path: Callable[[str], str]) -> SubtaskState:

@@ -4,7 +4,8 @@ Rules:
 
 - Nothing of a job that lives is deleted: `decisions.py` says why, and gives the permit. What the coordinator of a
   living job may delete is decided in `actors/coordinator/invariants.py`.
-- `_metadata` goes first, so that nobody finds a checkpoint half deleted.
+- `_metadata` says first that the checkpoint is deleted, so that nobody finds it half deleted, and goes last. So a
+  deletion that was interrupted is finished by the next one, which reads there what may be left.
 - A shared file stays as long as another checkpoint of the job refers to it. If one of these cannot be read, all shared
   files stay.
 - Rows that the job has written to tables do not belong to the checkpoint, and stay.
@@ -14,8 +15,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 
 from tidegate.recovery.cleanup.decisions import permit_deletion
+from tidegate.recovery.savepoints import clear_folder
 from tidegate.storage.checkpoints.layout import (
     METADATA_NAME,
     CheckpointLayout,
@@ -24,7 +27,7 @@ from tidegate.storage.checkpoints.layout import (
     parse_pointer,
 )
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata
-from tidegate.storage.checkpoints.metadata_file import read_metadata, read_pointed
+from tidegate.storage.checkpoints.metadata_file import encode_metadata, read_metadata
 from tidegate.storage.checkpoints.permits import DeletePermit
 from tidegate.storage.errors import CodecError, CorruptionError, NotFoundError
 from tidegate.storage.files.file_system_store import open_store
@@ -46,7 +49,7 @@ def delete(path: str, *, force: bool = False, open_store: OpenStore = open_store
     store = open_store(at.root)
     permit = permit_deletion(store, at, force=force)
     try:
-        metadata = read_pointed(store, at)
+        metadata = read_metadata(store, at.job_id, at.checkpoint_id, savepoint=at.savepoint, deleted=True)
     except NotFoundError as error:
         raise NotFoundError(_without_metadata(store, at)) from error
     return _delete_savepoint(store, at, metadata, permit) if at.savepoint else _delete(store, at, metadata, permit)
@@ -57,7 +60,7 @@ def _without_metadata(store: Store, at: CheckpointPointer) -> str:
     folder = "" if at.savepoint else CheckpointLayout(at.job_id).checkpoint_dir(at.checkpoint_id)
     if not store.list(folder):
         return f"there is no {'savepoint' if at.savepoint else 'checkpoint'} {at}"
-    text = f"{at} has files and no {METADATA_NAME}: it was never completed, or its deletion was interrupted. "
+    text = f"{at} has files and no {METADATA_NAME}: it was never completed, or an older version began to delete it. "
     if at.savepoint:
         return f"{text}If no job is writing it, delete the folder"
     return f"{text}`tidegate checkpoints sweep {at.root} --job {at.job_id} --delete` deletes what nothing refers to"
@@ -65,6 +68,8 @@ def _without_metadata(store: Store, at: CheckpointPointer) -> str:
 
 def _delete_savepoint(store: Store, at: CheckpointPointer, metadata: CheckpointMetadata, permit: DeletePermit) -> int:
     permit.check(metadata.checkpoint_id)
+    _mark(store, at, metadata)
+    clear_folder(store)
     store.delete(at.metadata)
     store.delete_tree("")
     return 1 + len(set(_paths(metadata))) + len(metadata.carried or ())
@@ -73,12 +78,21 @@ def _delete_savepoint(store: Store, at: CheckpointPointer, metadata: CheckpointM
 def _delete(store: Store, at: CheckpointPointer, metadata: CheckpointMetadata, permit: DeletePermit) -> int:
     permit.check(metadata.checkpoint_id)
     unneeded = _unneeded(store, at, metadata)
-    store.delete(at.metadata)
-    store.delete_tree(CheckpointLayout(at.job_id).checkpoint_dir(at.checkpoint_id))
+    folder = CheckpointLayout(at.job_id).checkpoint_dir(at.checkpoint_id)
+    _mark(store, at, metadata)
+    clear_folder(store, folder)
     for shared in sorted(unneeded):
         store.delete(shared)
+    store.delete(at.metadata)
+    store.delete_tree(folder)
     own = set(_paths(metadata)) - set(_shared_paths(metadata))
     return 1 + len(own) + len(unneeded)
+
+
+def _mark(store: Store, at: CheckpointPointer, metadata: CheckpointMetadata) -> None:
+    """From now on nobody finds it."""
+    if not metadata.deleted:
+        store.write(at.metadata, [encode_metadata(replace(metadata, deleted=True))])
 
 
 def _unneeded(store: Store, at: CheckpointPointer, metadata: CheckpointMetadata) -> set[str]:

@@ -330,6 +330,8 @@ class CheckpointMetadata:
     pools: tuple[SplitPool, ...] = ()
     """Of the sources whose splits the coordinator assigns. None in checkpoints of older versions: there, and of all
     other sources, the subtasks have every split."""
+    deleted: bool = False
+    """Somebody has begun to delete it: it is not there any more, and this says what of it may be left."""
 
     def pool_of(self, uid: OperatorUid) -> tuple[StoredSplit, ...]:
         """The splits of a source that no subtask has."""

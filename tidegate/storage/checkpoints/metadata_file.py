@@ -9,7 +9,7 @@ from __future__ import annotations
 from tidegate.storage.checkpoints.layout import METADATA_NAME, CheckpointLayout, CheckpointPointer
 from tidegate.storage.checkpoints.metadata import METADATA_VERSION, CheckpointMetadata
 from tidegate.storage.codec import decode, encode
-from tidegate.storage.errors import CodecError, CorruptionError
+from tidegate.storage.errors import CodecError, CorruptionError, NotFoundError
 from tidegate.storage.files.envelope import seal, unseal
 from tidegate.storage.files.file_system_store import join_url
 from tidegate.storage.files.store import Buffer, Store
@@ -38,11 +38,12 @@ def create_metadata(store: Store, metadata: CheckpointMetadata) -> None:
 
 
 def read_metadata(
-    store: Store, job_id: JobId, checkpoint_id: CheckpointId, *, savepoint: bool = False
+    store: Store, job_id: JobId, checkpoint_id: CheckpointId, *, savepoint: bool = False, deleted: bool = False
 ) -> CheckpointMetadata:
     """Read and check `_metadata`, of a `savepoint` from the root of its store.
 
-    NotFoundError if there is none, CorruptionError for damage.
+    NotFoundError if there is none, or only what a deletion has left, unless that is wanted: `deleted`. CorruptionError
+    for damage.
     """
     path = METADATA_NAME if savepoint else CheckpointLayout(job_id).metadata(checkpoint_id)
     where = join_url(store.url, path)
@@ -51,6 +52,8 @@ def read_metadata(
         raise CorruptionError(
             f"{where} is the metadata of checkpoint {metadata.checkpoint_id} of {metadata.job_id}: it was copied here"
         )
+    if metadata.deleted and not deleted:
+        raise NotFoundError(f"{where} says that this was deleted, and not to the end: delete it again")
     return metadata
 
 
