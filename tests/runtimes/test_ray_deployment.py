@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Container, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import cast
 
 import pytest
-from ray.exceptions import ActorDiedError, ActorUnavailableError
+from deployments import AWAY, FIRST, SECOND, Deployed, Handle, failed_tasks, started
+from ray.exceptions import ActorDiedError
 from ray.util.placement_group import PlacementGroup
-from ray_fakes import SINK, SOURCE, TIMEOUT_S, LaterMailbox, Method, Reference, source_to_sink
+from ray_fakes import SINK, SOURCE, TIMEOUT_S, Reference
 from waiting import until
 
 from tidegate.actors.coordinator.messages import events as co
@@ -19,97 +18,12 @@ from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.protocol.errors import OperatorError
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.runtimes.ray.coordinator import attempt_supervisor
-from tidegate.actors.runtimes.ray.coordinator.attempt_supervisor import AttemptSupervisor
 from tidegate.actors.runtimes.ray.fleet import lost_nodes
-from tidegate.actors.runtimes.ray.fleet.fleet import Fleet
 from tidegate.actors.runtimes.ray.fleet.member import Member
 from tidegate.actors.runtimes.ray.fleet.reconnections import FAILURES_MAX
-from tidegate.actors.runtimes.ray.fleet_options import FleetOptions, SlotPlacement
-from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
+from tidegate.actors.runtimes.ray.fleet_options import SlotPlacement
 from tidegate.actors.runtimes.ray.process.outcomes import Outcome
-from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
-from tidegate.actors.runtimes.ray.slots.job_slots import JobSlots
-from tidegate.actors.runtimes.ray.slots.slots_elsewhere import NOWHERE, Nodes
-from tidegate.actors.task.messages import events as ev
 from tidegate.storage.errors import ConfigurationError
-from tidegate.storage.files.file_system_store import open_store
-from tidegate.storage.ids import AttemptNumber, CheckpointId
-
-FIRST, SECOND = AttemptNumber(0), AttemptNumber(1)
-
-
-@dataclass
-class Handle:
-    """A task's process."""
-
-    deploy: Method = field(default_factory=lambda: Method(answers=True))
-    run: Method = field(default_factory=Method)
-    tell: Method = field(default_factory=Method)
-    drop: Method = field(default_factory=Method)
-    pulse: Method = field(default_factory=Method)
-
-
-class Staff:
-    """A fleet whose processes are all there, and of which some are spare."""
-
-    def __init__(self, placement: SlotPlacement | None = None) -> None:
-        self.options = FleetOptions("job", "namespace", placement, 0, 1, open_store)
-        self.spare = 0
-        self.avoided: Container[str] = ()
-        self.nodes = NOWHERE
-        self.node_id = "the coordinator's"
-        _, self.graph = source_to_sink()
-        self.slots = JobSlots(self.graph, self.options)
-        self.handles = {task: Handle() for task in (SOURCE, SINK)}
-        self._members = {task: Member(str(task), h, None, Future()) for task, h in self.handles.items()}
-
-    def staff(
-        self, tasks: Iterable[TaskId] = (), avoided: Container[str] = (), nodes: Nodes = NOWHERE
-    ) -> dict[TaskId, Member]:
-        self.avoided, self.nodes = avoided, nodes
-        return self._members
-
-    def lacks(self, tasks: Collection[TaskId], avoided: Container[str], nodes: Nodes = NOWHERE) -> bool:
-        free = sum(node not in avoided for node in nodes.values())
-        return sum(self._members[task].is_on(avoided) for task in tasks) > self.spare + free
-
-    def is_kept(self, member: Member) -> bool:
-        """All are."""
-        return True
-
-    def kill(self, member: Member) -> None:
-        """Nobody is."""
-
-    def close(self) -> list[Future[None]]:
-        """None is there."""
-        return []
-
-    def refill(self) -> None:
-        """Nobody is missing."""
-
-
-class Deployed:
-    """The first attempt of a job."""
-
-    def __init__(self, placement: SlotPlacement | None = None) -> None:
-        self.staff, self.mailbox = Staff(placement), LaterMailbox()
-        self.told: list[co.CoordinatorEvent] = []
-        self.deployment = AttemptSupervisor(cast(Fleet, self.staff), self.told.append, cast(Mailbox, self.mailbox))
-        self.deployment.deploy(do.DeployAttempt(FIRST, None))
-
-    def run_of(self, task: TaskId) -> Future[Any]:
-        """The pending call that stands for the newest attempt of a task."""
-        return self.staff.handles[task].run.calls.get_nowait()[0]
-
-    def lose_a_message(self, task: TaskId, attempt: AttemptNumber) -> None:
-        """Say something that does not arrive."""
-        self.deployment.tell(task, ev.CheckpointCompleted(0, attempt, CheckpointId(1)))
-        self.staff.handles[task].tell.calls.get_nowait()[0].set_exception(ConnectionError("gone"))
-        self.pass_time()
-
-    def pass_time(self) -> None:
-        """Do what was due later."""
-        self.mailbox.pass_time()
 
 
 def test_a_lost_message_fails_its_task() -> None:
@@ -156,7 +70,7 @@ def test_a_region_is_deployed_and_cancelled_on_its_own() -> None:
 def test_a_region_that_waits_is_deployed_though_another_one_is_cancelled() -> None:
     """It waits for its own processes, and for those that are told to let go meanwhile."""
     deployed = Deployed()
-    _started(deployed)
+    started(deployed)
     deployed.deployment.cancel(do.CancelAttempt(FIRST, (SINK,)))
     deployed.deployment.deploy(do.DeployAttempt(SECOND, None, (SINK,)))
     deployed.deployment.cancel(do.CancelAttempt(FIRST, (SOURCE,)))
@@ -181,13 +95,6 @@ def test_what_cannot_get_better_is_told_as_such() -> None:
         assert str(error) in told.reason
 
 
-def _started(deployed: Deployed) -> list[Member]:
-    members = [deployed.staff.staff()[task] for task in (SOURCE, SINK)]
-    for member in members:
-        member.info = ProcessInfo(1, "node")
-    return members
-
-
 def _orders(deployed: Deployed) -> int:
     return deployed.staff.handles[SINK].deploy.calls.qsize()
 
@@ -195,7 +102,7 @@ def _orders(deployed: Deployed) -> int:
 def test_an_attempt_waits_until_all_have_let_go_of_the_one_before() -> None:
     """A task is not given to a process that may be stuck."""
     deployed = Deployed()
-    _started(deployed)
+    started(deployed)
     deployed.deployment.cancel(do.CancelAttempt(FIRST))
     deployed.deployment.deploy(do.DeployAttempt(SECOND, None))
     drops = [deployed.staff.handles[task].drop.calls.get_nowait()[0] for task in (SOURCE, SINK)]
@@ -208,7 +115,7 @@ def test_an_attempt_waits_until_all_have_let_go_of_the_one_before() -> None:
 def test_an_attempt_does_not_wait_for_who_counts_as_hung_or_is_still_starting() -> None:
     """The first is about to be killed; what the second is told waits for its start anyway."""
     deployed = Deployed()
-    source, sink = _started(deployed)
+    source, sink = started(deployed)
     sink.info = None
     deployed.deployment.cancel(do.CancelAttempt(FIRST))
     deployed.deployment.deploy(do.DeployAttempt(SECOND, None))
@@ -221,7 +128,7 @@ def test_an_attempt_does_not_wait_for_who_counts_as_hung_or_is_still_starting() 
 def test_what_is_cancelled_while_it_waits_is_not_deployed() -> None:
     """The job may have ended meanwhile."""
     deployed = Deployed()
-    _started(deployed)
+    started(deployed)
     deployed.deployment.cancel(do.CancelAttempt(FIRST))
     deployed.deployment.deploy(do.DeployAttempt(SECOND, None))
     deployed.deployment.cancel(do.CancelAttempt(SECOND))
@@ -234,7 +141,7 @@ def test_what_is_cancelled_while_it_waits_is_not_deployed() -> None:
 def test_a_hung_process_fails_the_task_of_the_attempt_in_which_it_was_found() -> None:
     """The failure is told when it is known what it was doing: by then there may be another attempt."""
     deployed = Deployed()
-    _, sink = _started(deployed)
+    _, sink = started(deployed)
     tell = deployed.deployment.found_hung(sink)
     deployed.deployment.deploy(do.DeployAttempt(SECOND, None))
     tell("it hangs")
@@ -245,14 +152,11 @@ def test_a_hung_process_fails_the_task_of_the_attempt_in_which_it_was_found() ->
 def test_a_hung_process_that_nobody_needs_fails_nothing() -> None:
     """A spare one, or that of a task that has finished."""
     deployed = Deployed()
-    _, sink = _started(deployed)
+    _, sink = started(deployed)
     deployed.run_of(SINK).set_result(Outcome("finished"))
     deployed.deployment.found_hung(sink)("it hangs")
     deployed.deployment.found_hung(Member("standby", None, None, Future()))("it hangs")
     assert deployed.told == []
-
-
-AWAY = ActorUnavailableError("Connection reset by peer", None)
 
 
 def _lose_the_node_of(deployed: Deployed, task: TaskId) -> Handle:
@@ -265,97 +169,12 @@ def _lose_the_node_of(deployed: Deployed, task: TaskId) -> Handle:
     return handle
 
 
-def _failed(deployed: Deployed) -> list[TaskId]:
-    return [event.task for event in deployed.told if isinstance(event, co.TaskFailed)]
-
-
-def test_a_task_whose_process_answers_after_its_connection_broke_goes_on() -> None:
-    """A link was cut: nothing has failed. Its end is heard by a new call, whatever it is."""
-    deployed = Deployed()
-    _started(deployed)
-    deployed.run_of(SINK).set_exception(AWAY)
-    assert deployed.staff.handles[SINK].run.calls.empty()
-    deployed.staff.handles[SINK].pulse.calls.get_nowait()[0].set_result(None)
-    again = deployed.run_of(SINK)
-    assert _failed(deployed) == []
-    again.set_result(Outcome("failed", "boom"))
-    assert [(e.attempt, e.reason) for e in deployed.told if isinstance(e, co.TaskFailed)] == [(FIRST, "boom")]
-
-
-def test_a_task_whose_process_does_not_answer_after_its_connection_broke_has_failed() -> None:
-    """Once, and with what Ray says in the end: its node was lost, say."""
-    deployed = Deployed()
-    _started(deployed)
-    deployed.run_of(SINK).set_exception(AWAY)
-    assert _failed(deployed) == []
-    deployed.staff.handles[SINK].pulse.calls.get_nowait()[0].set_exception(ActorDiedError())
-    assert _failed(deployed) == [SINK]
-    assert deployed.staff.staff()[SINK].dead
-
-
-def test_what_a_broken_connection_has_lost_is_said_again() -> None:
-    """Until the process answers nobody knows whether it has arrived. In another attempt it is not said any more."""
-    for attempt, times in ((FIRST, 1), (SECOND, 0)):
-        deployed = Deployed()
-        _started(deployed)
-        event = ev.CheckpointCompleted(0, FIRST, CheckpointId(1))
-        deployed.deployment.tell(SINK, event)
-        sink = deployed.staff.handles[SINK]
-        sink.tell.calls.get_nowait()[0].set_exception(AWAY)
-        deployed.pass_time()
-        assert sink.tell.calls.empty()
-        if attempt == SECOND:
-            deployed.staff.spare = 2
-            deployed.deployment.deploy(do.DeployAttempt(SECOND, None))
-        sink.pulse.calls.get_nowait()[0].set_result(None)
-        assert [sink.tell.calls.get_nowait()[1] for _ in range(sink.tell.calls.qsize())] == [(FIRST, event)] * times
-        deployed.pass_time()
-        assert _failed(deployed) == []
-
-
-def test_a_message_to_a_process_that_does_not_answer_fails_its_task() -> None:
-    """As any that does not arrive."""
-    deployed = Deployed()
-    _started(deployed)
-    deployed.deployment.tell(SINK, ev.CheckpointCompleted(0, FIRST, CheckpointId(1)))
-    sink = deployed.staff.handles[SINK]
-    sink.tell.calls.get_nowait()[0].set_exception(AWAY)
-    sink.pulse.calls.get_nowait()[0].set_exception(ActorDiedError())
-    assert _failed(deployed) == []
-    deployed.pass_time()
-    assert _failed(deployed) == [SINK]
-
-
-def test_an_order_that_a_broken_connection_has_lost_is_given_again() -> None:
-    """To begin, and to let go: the next attempt is not given to a process that may not have heard it."""
-    deployed = Deployed()
-    _started(deployed)
-    sink = deployed.staff.handles[SINK]
-    order = sink.deploy.calls.get_nowait()[1]
-    sink.deploy.answers = False
-    deployed.deployment.deploy(do.DeployAttempt(SECOND, None))
-    lost, (order,) = sink.deploy.calls.get_nowait()
-    lost.set_exception(AWAY)
-    sink.pulse.calls.get_nowait()[0].set_result(None)
-    assert sink.deploy.calls.get_nowait()[1] == (order,)
-
-    deployed.deployment.cancel(do.CancelAttempt(SECOND))
-    deployed.staff.handles[SOURCE].drop.calls.get_nowait()[0].set_result(None)
-    sink.drop.calls.get_nowait()[0].set_exception(AWAY)
-    deployed.deployment.deploy(do.DeployAttempt(AttemptNumber(2), None))
-    assert sink.deploy.calls.empty()
-    sink.pulse.calls.get_nowait()[0].set_result(None)
-    assert sink.deploy.calls.empty(), "it is told again to let go"
-    sink.drop.calls.get_nowait()[0].set_result(None)
-    assert sink.deploy.calls.qsize() == 1
-
-
 def test_an_attempt_waits_until_ray_knows_whether_a_node_is_lost() -> None:
     """Ray would start processes there, and they would be lost with the node: two restarts for one loss."""
     deployed = Deployed()
-    _started(deployed)
+    started(deployed)
     lost = _lose_the_node_of(deployed, SINK)
-    assert _failed(deployed) == [SINK]
+    assert failed_tasks(deployed) == [SINK]
     deployed.deployment.deploy(do.DeployAttempt(SECOND, None))
     assert _orders(deployed) == 1
     lost.pulse.calls.get_nowait()[0].set_exception(ActorDiedError())
@@ -367,7 +186,7 @@ def test_an_attempt_begins_when_it_is_known_where_slots_are_free(monkeypatch: py
     said, where = threading.Event(), {0: "node", 1: "far"}
     monkeypatch.setattr(attempt_supervisor, "nodes_of", lambda placement: said.wait(TIMEOUT_S) and where)
     deployed = Deployed(SlotPlacement(cast(PlacementGroup, None), (0, 1)))
-    _started(deployed)
+    started(deployed)
     _lose_the_node_of(deployed, SINK)
     deployed.staff.spare = 1
     deployed.deployment.deploy(do.DeployAttempt(SECOND, None))
@@ -383,7 +202,7 @@ def test_an_attempt_starts_nothing_on_a_node_from_which_nobody_answers(monkeypat
     probe = Reference()
     monkeypatch.setattr(lost_nodes, "start_there", lambda node: probe)
     deployed = Deployed()
-    for member in _started(deployed):
+    for member in started(deployed):
         member.given_up = True
         deployed.deployment.silent("node", [])
         deployed.deployment.found_hung(member)("it hangs")
@@ -399,7 +218,7 @@ def test_an_attempt_starts_nothing_on_a_node_from_which_nobody_answers(monkeypat
 def test_an_attempt_does_not_wait_where_spare_processes_take_over() -> None:
     """They are elsewhere: that is what they are for."""
     deployed = Deployed()
-    _started(deployed)
+    started(deployed)
     _lose_the_node_of(deployed, SINK)
     deployed.staff.spare = 2
     deployed.deployment.deploy(do.DeployAttempt(SECOND, None))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import threading
 from concurrent.futures import Future
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
 from ray_fakes import FIRST, ROWS, SINK, SOURCE, TIMEOUT_S, Process, task_processes
 from rude import RAISED
 
+from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.hosts.task.task_effects import TaskEffects
 from tidegate.actors.hosts.task.task_host import TaskHost
 from tidegate.actors.hosts.threads import EXIT_FORKED
@@ -18,6 +20,7 @@ from tidegate.actors.runtimes.ray.process import mailbox as ray_mailbox
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
 from tidegate.actors.runtimes.ray.process.outcomes import Outcome
 from tidegate.actors.runtimes.ray.task import task_actor as ray_task
+from tidegate.storage.ids import AttemptNumber
 
 
 def failed(process: Process) -> Outcome:
@@ -46,8 +49,8 @@ def test_whatever_a_function_raises_is_the_outcome(monkeypatch: pytest.MonkeyPat
         outcome = failed(process)
         assert raised in str(outcome.reason)
         assert not outcome.unfit
-        process.actor.deploy(process.order)
-        process.start()
+        process.actor.deploy(replace(process.order, attempt=AttemptNumber(FIRST + 1)))
+        process.await_report(co.TaskReady)
 
 
 @pytest.mark.parametrize("raised", RAISED)
