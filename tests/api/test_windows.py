@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from local_jobs import NO_RESTART, GatedSource, config, finish, local, opening
 from waiting import until
@@ -131,6 +132,56 @@ def test_sessions_that_grow_late_are_corrected(tmp_path: Path, emit: Literal["fi
     assert [tuple(row.values()) for row in sorted_rows(numbers)] == [(1, 2, 27), (2, 1, 36)]
 
 
+def doubled(rows: pa.Table) -> pa.Table:
+    """Twice the values."""
+    return pa.table({"twice": pc.multiply(rows.column("x"), 2)})
+
+
+def listed(rows: pa.Table) -> dict[str, list[int]]:
+    """All values in a list."""
+    return {"x": rows.column("x").to_pylist()}
+
+
+def test_functions_get_the_rows_of_windows(tmp_path: Path) -> None:
+    """Of each key, and of all rows. What they return for no rows tells the columns before the job runs."""
+    with local() as env:
+        stream = timed(env, 20)
+        by_key = stream.key_by("k").window(tg.Tumbling(10)).apply(doubled, name="by key")
+        assert by_key.schema == pa.schema(
+            [("k", pa.string()), ("window_start", pa.int64()), ("window_end", pa.int64()), ("twice", pa.int64())]
+        )
+        again = by_key.window(tg.Tumbling(100)).aggregate(n=tg.sum("twice"), name="again").collect()
+        table = by_key.to_table(tmp_path / "rows")
+        found = stream.window(tg.Session(2)).apply(lambda rows: {"n": rows.num_rows}, name="all").collect()
+        lists = pa.schema([("x", pa.list_(pa.int64()))])
+        windows = stream.key_by("k").window(tg.Count(2))
+        assert windows.apply(listed, name="lists").schema is None
+        pairs = windows.apply(listed, schema=lists, name="pairs").collect()
+        finish(env, tmp_path)
+    assert sorted(tuple(row.values()) for row in table.to_arrow().to_pylist()) == [
+        ("a", 0, 10, 2),
+        ("a", 0, 10, 8),
+        ("a", 10, 20, 6),
+        ("b", 0, 10, 4),
+        ("b", 20, 30, 10),
+    ]
+    assert [row["n"] for row in again.to_arrow().to_pylist()] == [30]
+    assert [row["n"] for row in sorted_rows(found)] == [3, 1, 1]
+    assert [tuple(row.values()) for row in sorted_rows(pairs)] == [("a", [1, 3]), ("b", [2, 5])]
+
+
+def test_rows_too_late_for_a_function_are_a_stream(tmp_path: Path) -> None:
+    """With all their columns."""
+    rows = pa.table({"k": [1, 1, 1], "t": [5, 50, 6], "note": ["first", "second", "late"]})
+    with local(1, rows_max=1) as env:
+        stream = env.from_batches(rows, splits=1, timestamp="t")
+        notes = stream.key_by("k").window(tg.Tumbling(10)).apply(lambda rows: rows.select(["note"]))
+        late, kept = notes.late_rows().collect(), notes.collect()
+        finish(env, tmp_path)
+    assert late.to_arrow().to_pylist() == [{"k": 1, "t": 6, "note": "late"}]
+    assert [row["note"] for row in sorted_rows(kept)] == ["first", "second"]
+
+
 @pytest.mark.parametrize("fires", [True, False])
 def test_windows_of_processing_time_need_no_event_time(tmp_path: Path, fires: bool) -> None:
     """What is open when the input ends comes out if that is asked for. The bounds are no event time."""
@@ -205,6 +256,22 @@ REFUSED: dict[str, tuple[Callable[[tg.StreamEnvironment], object], str]] = {
     "so many rows that are late": (
         lambda env: timed(env).key_by("k").window(tg.Count(2)).allowed_lateness("1s"),
         "no row is late",
+    ),
+    "no function": (
+        lambda env: timed(env).window(tg.Tumbling(2)).apply("sum"),  # type: ignore[arg-type]
+        "is no function",
+    ),
+    "late rows for a function": (
+        lambda env: timed(env).window(tg.Tumbling(2)).allowed_lateness(1).apply(doubled),
+        "leave allowed_lateness out",
+    ),
+    "a function that returns the key": (
+        lambda env: timed(env).key_by("k").window(tg.Tumbling(2)).apply(lambda rows: rows),
+        r"\['k'\], which the result has already",
+    ),
+    "functions of all rows, in parallel": (
+        lambda env: timed(env).window(tg.Tumbling(2)).apply(doubled, parallelism=2),
+        "in one subtask",
     ),
     "so many rows by the clock": (
         lambda env: env.from_batches(ROWS).key_by("k").window(tg.Count(2), time="processing"),

@@ -9,19 +9,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Generic, Literal, TypeVar
+from typing import Generic, Literal, TypeVar, Unpack
+
+import pyarrow as pa
 
 from tidegate.actors.operators.aggregates.aggregate import Aggregate
+from tidegate.actors.operators.state.keys import key_schema
 from tidegate.actors.operators.watermarks.late_rows import LATE
 from tidegate.actors.operators.watermarks.window_end import WindowEnd
+from tidegate.actors.operators.window_functions.applied_counts import AppliedCounts
+from tidegate.actors.operators.window_functions.applied_windows import AppliedWindows
+from tidegate.actors.operators.window_functions.window_buffer import WindowBuffer, plain_rows
+from tidegate.actors.operators.window_functions.window_calls import (
+    WindowCall,
+    WindowCalls,
+    check_no_doubles,
+    derived_schema,
+)
 from tidegate.actors.operators.windows.count_windows import CountWindows
 from tidegate.actors.operators.windows.session_windows import SessionWindows
 from tidegate.actors.operators.windows.sliced_windows import SlicedWindows
 from tidegate.actors.operators.windows.window_operator import WindowOperator
-from tidegate.actors.operators.windows.window_rows import WINDOW_END, WINDOW_START
+from tidegate.actors.operators.windows.window_rows import WINDOW_END, WINDOW_START, bounds_type
 from tidegate.actors.operators.windows.window_specs import Clock, Count, Cumulating, Session, Sliding, Tumbling
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.actors.protocol.side_outputs import OutputTag
+from tidegate.api.streams.slot_options import SlotOptions
 from tidegate.api.streams.stream_ranking import ranked_windows, ranking_of, window_keys
 from tidegate.api.streams.stream_tables import StreamTables
 from tidegate.api.streams.updating import Updating
@@ -169,6 +182,60 @@ class WindowedStream(Generic[S]):
         # The bounds are not event time then, and watermarks are of something else.
         timestamp = WindowEnd(WINDOW_END) if clock is None else None
         return self._made(self._stream.program, result._inputs, replaced, timestamp, updating)
+
+    def apply(
+        self,
+        fn: WindowCall,
+        *,
+        schema: pa.Schema | None = None,
+        name: str = "apply",
+        uid: str | None = None,
+        parallelism: int | None = None,
+        **slot: Unpack[SlotOptions],
+    ) -> S:
+        """Call `fn` with all rows of each key and window, as an Arrow table, when the window has ended.
+
+        It returns new rows: a table, a batch, a polars DataFrame, a dict, an iterable of dicts, or None for no rows.
+        The result has the keys, `window_start` and `window_end` before these columns. `schema` is that of what `fn`
+        returns; without it `fn` is called once with an empty table, and the columns are those of what it returns then,
+        if that has some.
+
+        Rows come once. Those that come too late are dropped, counted, and in `late_rows()`. ConfigurationError.
+        """
+        keys, spec, stream = self._keys, self._spec, self._stream
+        if stream.schema is None:
+            raise ConfigurationError(
+                f"{name}: the columns of the stream are not known yet; give schema= to the step before"
+            )
+        if not callable(fn):
+            raise ConfigurationError(f"{name}: {fn!r} is no function; it takes one of an Arrow table")
+        if self._lateness_ms:
+            raise ConfigurationError(
+                f"{name}: a function gets the rows of a window once, when it ends; leave allowed_lateness out, and "
+                "give the event time a larger max_out_of_orderness"
+            )
+        if not keys and parallelism not in (None, 1):
+            raise ConfigurationError(f"{name}: windows of all rows are in one subtask; leave parallelism= out")
+        rows_schema, time = stream.schema, self._time if self._clock is None else self._clock
+        returned = schema if schema is not None else derived_schema(fn, plain_rows(rows_schema))
+        bounds = None if isinstance(spec, Count) else bounds_type(rows_schema, time, spec)
+
+        def windows() -> WindowBuffer:
+            calls = WindowCalls(fn, keys, returned, bounds)
+            if isinstance(spec, Count):
+                return AppliedCounts(keys, spec, rows_schema, calls)
+            assert time is not None, "windows without a time"
+            return AppliedWindows(keys, spec, time, rows_schema, calls)
+
+        windows()  # so that wrong arguments are refused here
+        check_no_doubles(() if returned is None else returned.names, (*keys, WINDOW_START, WINDOW_END))
+        of_rows = [] if bounds is None else [pa.field(WINDOW_START, bounds), pa.field(WINDOW_END, bounds)]
+        output = None if returned is None else pa.schema([*key_schema(rows_schema, keys), *of_rows, *returned])
+        late = () if isinstance(spec, Count) or self._clock is not None else (OutputTag(LATE, rows_schema),)
+        rows = stream._partitioned(Partitioning(PartitioningKind.HASH, keys)) if keys else stream
+        result = rows._then(windows, output, name, uid, parallelism if keys else 1, slot=slot, side_outputs=late)
+        timestamp = None if isinstance(spec, Count) or self._clock is not None else WindowEnd(WINDOW_END)
+        return self._made(stream.program, result._inputs, keys, timestamp)
 
     def top_n(
         self,

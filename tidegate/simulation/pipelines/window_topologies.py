@@ -30,6 +30,8 @@ _BOUND_MS = 5
 _NEVER_MS = 1 << 40
 _BOUNDS = ("window_start", "window_end")
 
+_SUMS = pa.schema([("n", pa.int64()), ("total", pa.int64())])
+
 Row = tuple[int, int, int]
 """Key, value, event time."""
 
@@ -42,6 +44,8 @@ class Program:
     lateness_ms: int = 0
     emit: Literal["final", "update", "changes"] = "final"
     by_clock: bool = False
+    applied: bool = False
+    """Whether a function gets the rows of each window."""
 
     @property
     def updates(self) -> bool:
@@ -80,6 +84,9 @@ _PROGRAMS = (
     Program(Session(14), emit="changes"),
     Program(Sliding(60, 20), by_clock=True),
     Program(Session(30), by_clock=True),
+    Program(Sliding(35, 15), applied=True),
+    Program(Session(11), applied=True),
+    Program(Count(4), applied=True),
 )
 
 
@@ -103,6 +110,12 @@ def windowed(env: StreamEnvironment, inputs: Sequence[Data], width: Sequence[int
     timely = in_time(stream, program.over_ms, program.lateness_ms, uid="windows")
     table_of(timely.side_output("late").rebalance(), "late", width[2])
     windows = timely.key_by("k").window(program.spec)
+    if program.applied:
+        sums = windows.apply(_summed, schema=_SUMS, uid="windowed", parallelism=width[1])
+        if isinstance(program.spec, Count):
+            sums = sums.select("k", "n", uid="numbers", parallelism=width[1])
+        table_of(sums.rebalance(), "results", width[3])
+        return
     if isinstance(program.spec, Count):
         counts = windows.aggregate(n=count(), uid="windowed", parallelism=width[1])
         table_of(counts.rebalance(), "results", width[3])
@@ -174,6 +187,11 @@ def _windows_of(spec: Tumbling | Sliding | Cumulating, time_ms: int) -> Iterator
             for end in range(first + spec.step_ms, first + spec.max_ms + 1, spec.step_ms):
                 if time_ms < end:
                     yield first, end
+
+
+def _summed(rows: pa.Table) -> dict[str, int]:
+    """What the aggregates of the others are."""
+    return {"n": rows.num_rows, "total": builtins.sum(rows.column("v").to_pylist())}
 
 
 def _program(data: Data) -> Program:

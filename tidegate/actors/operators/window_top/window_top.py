@@ -21,7 +21,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tidegate.actors.kernels.hashing import hash_columns
 from tidegate.actors.kernels.key_index.key_index import KeyIndex
 from tidegate.actors.operators.batch_rows import OUTPUT_ROWS_MAX
 from tidegate.actors.operators.operator import Emit, OperatorContext
@@ -35,10 +34,9 @@ from tidegate.actors.operators.watermarks.watermark_generator import event_times
 from tidegate.actors.operators.watermarks.window_end import WindowEnd
 from tidegate.actors.operators.windows.fired_groups import FiredGroups
 from tidegate.actors.operators.windows.window_rows import WINDOW_END
-from tidegate.actors.protocol.stream_elements import MIN_WATERMARK_MS
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError
-from tidegate.storage.state.key_groups import key_group_range, key_groups_of
+from tidegate.storage.state.key_groups import key_group_range
 from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
 
 FIRED_ROWS = 262_144
@@ -90,7 +88,7 @@ class WindowTop(RowsOperator):
         self._fired.time_type = batch.schema.field(WINDOW_END).type
         moments = found.to_numpy(zero_copy_only=False)
         keys = rows.select(self.keys.names)
-        late = moments <= self._fired_ms(keys)
+        late = moments <= self._fired.of_keys(keys, self.context.max_parallelism)
         if late.any():
             self._late.inc(int(np.count_nonzero(late)))
             self.context.emit_aside(LATE, batch.filter(pa.array(late)))
@@ -121,17 +119,6 @@ class WindowTop(RowsOperator):
     def changes(self, cut: Cut) -> OperatorSnapshot:
         """Freeze the rows."""
         return super().snapshot(cut)
-
-    def _fired_ms(self, keys: pa.RecordBatch) -> NDArray[np.int64] | int:
-        """Up to when windows have fired, for each row."""
-        runs = [*self._fired.runs()]
-        if len(runs) == 1:
-            return runs[0][1]
-        groups = key_groups_of(hash_columns(keys, self.keys.names), self.context.max_parallelism)
-        moments = np.full(keys.num_rows, MIN_WATERMARK_MS, dtype=np.int64)
-        for of, moment_ms in runs:
-            moments[(groups >= of.start) & (groups < of.stop)] = moment_ms
-        return moments
 
     def _advance(self, moment_ms: int) -> None:
         for groups, fired_ms in [*self._fired.runs()]:

@@ -68,7 +68,7 @@ class CountWindows(WindowOperator):
         parts = self._state.parts(upserted.slots[begun])
         table.remove(upserted.slots)
         table.done()
-        windows, firsts, lasts, of_keys, full = _dealt_out(codes, held, self._size)
+        windows, firsts, lasts, of_keys, full = dealt_out(codes, held, self._size)
         merged = MergedGroups(self._state, len(of_keys))
         merged.merge(firsts[begun], parts)
         merged.update(batch, windows)
@@ -98,7 +98,7 @@ class CountWindows(WindowOperator):
         self._state.table.done()
 
 
-def _dealt_out(
+def dealt_out(
     codes: _Numbers, held: _Numbers, size: int
 ) -> tuple[_Numbers, _Numbers, _Numbers, _Numbers, NDArray[np.bool_]]:
     """Deal rows out to windows, in their order. `held`: how many rows the open window of each key has.

@@ -14,10 +14,13 @@ from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
+from tidegate.actors.kernels.hashing import hash_columns
 from tidegate.actors.protocol.stream_elements import MIN_WATERMARK_MS
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import CorruptionError
+from tidegate.storage.state.key_groups import key_groups_of
 from tidegate.storage.state.snapshot import FrozenTable, StateTable
 
 FIRED_STATE = "fired"
@@ -30,6 +33,7 @@ class FiredGroups:
     def __init__(self, groups: range) -> None:
         self._groups = groups
         self._fired_ms = np.full(len(groups), MIN_WATERMARK_MS, dtype=np.int64)
+        self._now_ms = MIN_WATERMARK_MS
         self.time_type: pa.DataType | None = None
         """The type of the column of event time; None before the first row."""
 
@@ -43,6 +47,19 @@ class FiredGroups:
         bounds = [0, *(np.flatnonzero(np.diff(self._fired_ms)) + 1).tolist(), len(self._groups)]
         for start, stop in pairwise(bounds):
             yield self._groups[start:stop], int(self._fired_ms[start])
+
+    def of_keys(self, keys: pa.RecordBatch, max_parallelism: int) -> NDArray[np.int64] | int:
+        """Up to when windows have fired, for each row of some key columns; one moment if it is the same for all."""
+        runs = [*self.runs()]
+        if len(runs) == 1:
+            return runs[0][1]
+        groups = key_groups_of(hash_columns(keys, keys.schema.names), max_parallelism)
+        return self._fired_ms[groups.astype(np.int64) - self._groups.start]
+
+    def steady(self, now_ms: int) -> int:
+        """The processing time, for windows of which: it never goes back, also not before what has fired."""
+        self._now_ms = max(self._now_ms, now_ms, int(self._fired_ms.max()) + 1)
+        return self._now_ms
 
     def advance(self, groups: range, moment_ms: int) -> None:
         """Windows of these groups have fired up to this moment."""

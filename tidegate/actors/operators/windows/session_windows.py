@@ -26,7 +26,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tidegate.actors.kernels.hashing import hash_columns
 from tidegate.actors.kernels.paged import scatter
 from tidegate.actors.kernels.partition import gather
 from tidegate.actors.operators.aggregates.aggregate import Aggregate
@@ -42,7 +41,6 @@ from tidegate.actors.operators.windows.window_state import Parts
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.actors.state_backends.common.backend import ValueSpec
 from tidegate.storage.checkpoints.metadata import StateKind
-from tidegate.storage.state.key_groups import key_groups_of
 from tidegate.storage.state.snapshot import StateTable
 
 NUMBER = "session"
@@ -139,7 +137,7 @@ class SessionWindows(WindowOperator):
         times = self._times(batch)
         keys = key_columns(batch, self._keys)
         last = self._spec.last_end_ms(times) - 1 + self._lateness_ms
-        late = last <= self._moments(keys, len(times))
+        late = last <= self._fired.of_keys(keys, self.context.max_parallelism)
         if late.any():
             rows = self._drop_late(batch, late)
             if not len(rows):
@@ -163,7 +161,7 @@ class SessionWindows(WindowOperator):
             grown = np.zeros(len(firsts), dtype=np.bool_)
             grown[numbers[stored:]] = True
             outs[numbers[:stored]] = pulled.outs
-            moments = self._moments(distinct, count)
+            moments = self._fired.of_keys(distinct, self.context.max_parallelism)
             ended = bounds[1] - 1 <= (moments if isinstance(moments, int) else moments[of[firsts]])
             outs[grown] = self._every_batch | ended[grown]
             updates = self._updates(distinct, of[firsts], pulled, numbers[:stored], grown, outs, bounds, merged)
@@ -267,17 +265,6 @@ class SessionWindows(WindowOperator):
                 table = replace(table, rows=table.rows.add_column(names.index(COUNT) + 1, OUT, outs))
             found.append(table)
         return found
-
-    def _moments(self, keys: pa.RecordBatch, rows: int) -> Times | int:
-        """Up to when sessions have fired, for each row."""
-        runs = [*self._fired.runs()]
-        if len(runs) == 1:
-            return runs[0][1]
-        groups = key_groups_of(hash_columns(keys, self._keys), self.context.max_parallelism)
-        moments = np.full(rows, MIN_WATERMARK_MS, dtype=np.int64)
-        for of, moment_ms in runs:
-            moments[(groups >= of.start) & (groups < of.stop)] = moment_ms
-        return moments
 
     def _pull(self, keys: pa.RecordBatch, count: int) -> Pulled:
         """Take the sessions of some distinct keys out of the state."""

@@ -27,7 +27,7 @@ from tidegate.actors.operators.windows.fired_groups import FiredGroups
 from tidegate.actors.operators.windows.window_rows import WindowRows, row_times
 from tidegate.actors.operators.windows.window_specs import Clock, TimeOf, Times, WindowSpec
 from tidegate.actors.operators.windows.window_state import WindowState
-from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
+from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.actors.state_backends.common.backend import KeyedBackend, ValueSpec
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.state.key_groups import key_group_range
@@ -58,7 +58,6 @@ class WindowOperator(Operator):
         self._rows = WindowRows(tuple(keys), dict(aggregates), time, emit, reserved)
         self._keys, self._time, self._any_spec = tuple(keys), time, spec
         self._clock = time if isinstance(time, Clock) else None
-        self._now_ms = MIN_WATERMARK_MS
         self._namespace, self._extra = namespace, tuple(extra)
         self._changed_rows = 0
         self._opened: WindowState | None = None
@@ -99,7 +98,7 @@ class WindowOperator(Operator):
 
     def on_processing_time(self, now_ms: int, emit: Emit) -> Iterator[None]:
         """Fire what has ended by the clock, in steps."""
-        return iter(()) if self._clock is None else self._advance_to(self._tell_time(now_ms) - 1, emit)
+        return iter(()) if self._clock is None else self._advance_to(self._fired.steady(now_ms) - 1, emit)
 
     def finish(self, emit: Emit) -> Iterator[None]:
         """Fire what the end of the input leaves open, if that was asked for."""
@@ -156,15 +155,9 @@ class WindowOperator(Operator):
     def _times(self, batch: pa.RecordBatch) -> Times:
         """Times of rows, as of `row_times`."""
         if self._clock is not None:
-            return np.full(batch.num_rows, self._tell_time(self.context.time.now_ms), dtype=np.int64)
+            return np.full(batch.num_rows, self._fired.steady(self.context.time.now_ms), dtype=np.int64)
         assert isinstance(self._time, str), "windows without a time"
         return row_times(batch, self._time)
-
-    def _tell_time(self, now_ms: int) -> int:
-        """The processing time, which never goes back."""
-        fired_ms = max(moment_ms for _, moment_ms in self._fired.runs())
-        self._now_ms = max(self._now_ms, now_ms, fired_ms + 1)
-        return self._now_ms
 
     def _drop_late(self, batch: pa.RecordBatch, late: NDArray[np.bool_]) -> NDArray[np.int32]:
         """Count rows that are late, and emit them aside. Returns the others."""

@@ -83,10 +83,7 @@ class WindowRows:
 
     def time_type(self, input_schema: pa.Schema) -> pa.DataType | None:
         """The type of the time of rows; None if windows have none. ConfigurationError for a column that is no time."""
-        if not isinstance(self._time, str):
-            return None if self._time is None else CLOCK_TYPE
-        check_timestamp_column(input_schema, self._time)
-        return input_schema.field(self._time).type
+        return time_type(input_schema, self._time)
 
     def output(
         self,
@@ -131,6 +128,20 @@ def row_times(batch: pa.RecordBatch, column: str) -> Times:
         )
     found: Times = times.to_numpy()
     return found
+
+
+def time_type(schema: pa.Schema, time: TimeOf) -> pa.DataType | None:
+    """The type of the time of rows; None without one. ConfigurationError for a column that is no time."""
+    if not isinstance(time, str):
+        return None if time is None else CLOCK_TYPE
+    check_timestamp_column(schema, time)
+    return schema.field(time).type
+
+
+def bounds_type(schema: pa.Schema, time: TimeOf, spec: WindowSpec) -> pa.DataType | None:
+    """The type of the bounds of windows of rows with these columns. ConfigurationError as `time_type`."""
+    found = time_type(schema, time)
+    return None if found is None else bound_type(found, spec)
 
 
 def bound_type(time_type: pa.DataType, spec: WindowSpec) -> pa.DataType:

@@ -1,0 +1,225 @@
+"""`AppliedWindows`: a function gets all rows of each key and window of time, once, when the window has ended.
+
+Rules:
+
+- A row is kept once for each of its windows (as Flink keeps it), under the end of the window; of sessions once, under
+  its time, because its session is known when it has ended.
+- What has fired goes forward first (`FiredGroups`), and rows go in the step in which the function has got them. So what
+  lies in the state and has ended waits to fire: a row that comes between two steps is late for it, and a checkpoint
+  there neither repeats nor loses a window.
+- A step gives the function windows with about `STEP_ROWS` rows, but at least one window of one key.
+- A row is late when its last window has fired. It is dropped, counted, and goes to the side output of late rows.
+- With processing time there are the rules of `windows/window_operator.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tidegate.actors.kernels.hashing import hash_columns
+from tidegate.actors.operators.operator import Emit, OperatorContext
+from tidegate.actors.operators.operator_errors import blame
+from tidegate.actors.operators.watermarks.late_rows import LATE, LATE_RECORDS
+from tidegate.actors.operators.window_functions.window_buffer import PLACE, Numbers, WindowBuffer
+from tidegate.actors.operators.window_functions.window_calls import WindowCalls
+from tidegate.actors.operators.windows.assigned_windows import ends_of, starts_of
+from tidegate.actors.operators.windows.fired_groups import FiredGroups
+from tidegate.actors.operators.windows.merged_groups import codes_of
+from tidegate.actors.operators.windows.merged_sessions import merged_sessions
+from tidegate.actors.operators.windows.window_rows import row_times
+from tidegate.actors.operators.windows.window_specs import Clock, Cumulating, Session, Sliding, Times, Tumbling
+from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
+from tidegate.storage.checkpoints.metadata import StateKind
+from tidegate.storage.state.key_groups import key_group_range
+from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
+
+STEP_ROWS = 65_536
+_SCANNED_ROWS = 131_072
+_TIME_MS_END = 1 << 60
+"""After every window, and far from the end of 64 bits."""
+
+
+class AppliedWindows(WindowBuffer):
+    """Calls a function with the rows of each key and window. `time`: the column of event time, or the clock."""
+
+    def __init__(
+        self,
+        keys: tuple[str, ...],
+        spec: Tumbling | Sliding | Cumulating | Session,
+        time: str | Clock,
+        schema: pa.Schema,
+        calls: WindowCalls,
+    ) -> None:
+        super().__init__(keys, schema, calls)
+        self._spec, self._time = spec, time
+        self._clock = time if isinstance(time, Clock) else None
+        self._next_end_ms = MIN_WATERMARK_MS
+        """No window in the state ends before."""
+
+    def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
+        """Take rows and moments back. CorruptionError for other columns."""
+        self._fired = FiredGroups(key_group_range(context.subtask, context.max_parallelism, context.parallelism))
+        for table in restored:
+            if table.kind is not StateKind.KEYED:
+                self._fired.load(table)
+        self._late = context.metrics.counter(LATE_RECORDS)
+        super().open(context, restored)
+        self._next_end_ms = MIN_WATERMARK_MS if self.tables[0].rows else MAX_WATERMARK_MS
+
+    def load(self, tables: Sequence[StateTable]) -> None:
+        """CorruptionError as `open`."""
+        super().load(tables)
+        self._next_end_ms = MIN_WATERMARK_MS
+
+    def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
+        """Keep the rows of a batch. OperatorError for a row without a time, or for other columns."""
+        with blame(self.context, batch):
+            times = self._times(batch)
+            last = self._spec.last_end_ms(times)
+            rows, keys = self.rows_of(batch)
+        self.check_owner(keys)
+        moments = self._fired.of_keys(keys, self.context.max_parallelism)
+        late = last - 1 <= moments
+        if late.any():
+            self._late.inc(int(np.count_nonzero(late)))
+            self.context.emit_aside(LATE, batch.filter(pa.array(late)))
+            in_time = pa.array(np.flatnonzero(~late))
+            rows, keys, times, last = rows.take(in_time), keys.take(in_time), times[~late], last[~late]
+            moments = moments if isinstance(moments, int) else moments[~late]
+        if not len(times):
+            return
+        if isinstance(self._spec, Session):
+            self.keep(rows, keys, times)
+            self._next_end_ms = min(self._next_end_ms, int(last.min()))
+        else:
+            for numbers, ends in ends_of(self._spec, times):
+                waits = ends - 1 > (moments if isinstance(moments, int) else moments[numbers])
+                if waits.any():
+                    some = pa.array(numbers[waits])
+                    self.keep(rows.take(some), keys.take(some), ends[waits])
+                    self._next_end_ms = min(self._next_end_ms, int(ends[waits].min()))
+        self.tables[0].done()
+
+    def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
+        """Give the function what has ended by the watermark, in steps."""
+        return iter(()) if self._clock is not None else self._advance_to(watermark_ms, emit)
+
+    def next_processing_time_ms(self) -> int | None:
+        """When the first window ends, if that is a matter of processing time."""
+        return None if self._clock is None or self._next_end_ms == MAX_WATERMARK_MS else self._next_end_ms
+
+    def on_processing_time(self, now_ms: int, emit: Emit) -> Iterator[None]:
+        """Give the function what has ended by the clock, in steps."""
+        return iter(()) if self._clock is None else self._advance_to(self._fired.steady(now_ms) - 1, emit)
+
+    def finish(self, emit: Emit) -> Iterator[None]:
+        """Give the function what the end of the input leaves open, if that was asked for."""
+        fires = self._clock is not None and self._clock.fires_at_end
+        return self._advance_to(MAX_WATERMARK_MS, emit) if fires else iter(())
+
+    def snapshot(self, cut: Cut) -> OperatorSnapshot:
+        """Freeze the rows, and what has fired."""
+        frozen = self.changes(cut)
+        return replace(frozen, states=(*frozen.states, self._fired.freeze()))
+
+    def changes(self, cut: Cut) -> OperatorSnapshot:
+        """Freeze the rows."""
+        return super().snapshot(cut)
+
+    def _times(self, batch: pa.RecordBatch) -> Times:
+        if isinstance(self._time, str):
+            self._fired.time_type = batch.schema.field(self._time).type
+            return row_times(batch, self._time)
+        return np.full(batch.num_rows, self._fired.steady(self.context.time.now_ms), dtype=np.int64)
+
+    def _advance_to(self, moment_ms: int, emit: Emit) -> Iterator[None]:
+        until_ms = min(moment_ms, _TIME_MS_END)
+        for groups, fired_ms in [*self._fired.runs()]:
+            self._fired.advance(groups, max(fired_ms, until_ms))
+        while self._next_end_ms - 1 <= until_ms:
+            self._next_end_ms = MAX_WATERMARK_MS
+            if not (self._fire_sessions if isinstance(self._spec, Session) else self._fire)(until_ms, emit):
+                return
+            yield
+
+    def _fire(self, until_ms: int, emit: Emit) -> bool:
+        """Give the function windows that have ended, as many as a step may. Returns whether there were any."""
+        ends, refs, _ = self._scanned([])
+        due = ends - 1 <= until_ms
+        if not due.all():
+            self._next_end_ms = int(ends[~due].min())
+        if not due.any():
+            self.tables[0].done()
+            return False
+        due_ends, counts = np.unique(ends[due], return_counts=True)
+        windows = max(1, int(np.searchsorted(np.cumsum(counts), STEP_ROWS, side="right")))
+        chosen = np.flatnonzero(ends <= due_ends[windows - 1])
+        if len(chosen) > STEP_ROWS and self._key_names:
+            chosen = self._some_keys(refs, chosen)
+        if len(chosen) < int(np.count_nonzero(due)):
+            self._next_end_ms = MIN_WATERMARK_MS
+        rows = self.taken(refs[chosen])
+        codes, _, keys = codes_of(rows.select(list(self._key_names)), len(chosen))
+        order, places = np.unique(ends[chosen], return_inverse=True)
+        found, groups = np.unique(places.reshape(-1) * keys + codes, return_inverse=True)
+        group_ends = order[found // keys]
+        assert not isinstance(self._spec, Session), "sessions have no ends that are known before"
+        bounds = starts_of(self._spec, group_ends), group_ends
+        self.tables[0].remove(refs[chosen])
+        self.tables[0].done()
+        self.call(rows, groups.reshape(-1), bounds, emit, self.context)
+        return True
+
+    def _some_keys(self, refs: NDArray[np.int64], chosen: Numbers) -> Numbers:
+        """Those of some rows of a window whose keys are about as many as a step may have."""
+        keys = self.tables[0].take(refs[chosen], self.keys.names)
+        parts = hash_columns(keys, self.keys.names) % np.uint64(len(chosen) // STEP_ROWS + 1)
+        some: Numbers = chosen[parts == parts[0]]
+        return some
+
+    def _fire_sessions(self, until_ms: int, emit: Emit) -> bool:
+        """As `_fire`: of the rows of each key, those that follow each other within the gap."""
+        assert isinstance(self._spec, Session), "windows whose ends are known"
+        times, refs, keys = self._scanned(list(self._key_names))
+        if not len(times):
+            self.tables[0].done()
+            return False
+        codes, _, _ = codes_of(keys, len(times))
+        numbers, _, (starts, ends) = merged_sessions(codes, times, times + self._spec.gap_ms)
+        due = ends - 1 <= until_ms
+        if not due.all():
+            self._next_end_ms = int(ends[~due].min())
+        if not due.any():
+            self.tables[0].done()
+            return False
+        sessions = np.flatnonzero(due)
+        sizes = np.cumsum(np.bincount(numbers, minlength=len(ends))[sessions])
+        some = sessions[: max(1, int(np.searchsorted(sizes, STEP_ROWS, side="right")))]
+        if len(some) < len(sessions):
+            self._next_end_ms = MIN_WATERMARK_MS
+        place = np.full(len(ends), -1, dtype=np.int64)
+        place[some] = np.arange(len(some))
+        chosen = np.flatnonzero(place[numbers] >= 0)
+        rows = self.taken(refs[chosen])
+        self.tables[0].remove(refs[chosen])
+        self.tables[0].done()
+        self.call(rows, place[numbers[chosen]], (starts[some], ends[some]), emit, self.context)
+        return True
+
+    def _scanned(self, columns: list[str]) -> tuple[Times, NDArray[np.int64], pa.RecordBatch]:
+        """Of all rows their places, refs, and some columns."""
+        places, refs = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
+        batches = []
+        for rows, found in self.tables[0].scan([*columns, PLACE], _SCANNED_ROWS):
+            places.append(rows.column(PLACE).to_numpy())
+            refs.append(found)
+            batches.append(rows.select(columns))
+        schema = pa.schema([self.keys.field(name) for name in columns])
+        together = pa.Table.from_batches(batches, schema=schema).combine_chunks().to_batches() if columns else []
+        none = pa.RecordBatch.from_arrays([], names=[])
+        return np.concatenate(places), np.concatenate(refs), together[0] if together else none

@@ -1,0 +1,92 @@
+"""`WindowBuffer`: keeps the rows of windows until a function gets them. What both operators with functions share.
+
+Rules:
+
+- Whole rows are kept in a row table, in the columns of the input, so a call sees what came, in the order of arrival.
+- A table has a column of the operator's own before them, `PLACE`: the end of the window, or the time of a row.
+- Rows are put together by key and window, and cut, all at once. Only the calls are one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tidegate.actors.operators.joins.join_columns import plain_values
+from tidegate.actors.operators.operator import Emit, OperatorContext
+from tidegate.actors.operators.state.keys import key_columns, key_schema
+from tidegate.actors.operators.state.rows_operator import RowsOperator
+from tidegate.actors.operators.window_functions.window_calls import Grouped, WindowCalls
+from tidegate.actors.operators.windows.window_specs import Times
+from tidegate.storage.schemas.dictionaries import decoded_type
+
+ROWS_STATE = "window rows"
+PLACE = "window.place_ms"
+_ALL = "window.all"
+"""The key of windows of all rows."""
+
+Numbers = NDArray[np.int64]
+
+
+def plain_rows(schema: pa.Schema) -> pa.Schema:
+    """The columns of the rows that functions get, for rows with these columns: dictionaries are decoded."""
+    return pa.schema([pa.field(field.name, decoded_type(field.type)) for field in schema])
+
+
+class WindowBuffer(RowsOperator):
+    """Rows by key, or of all rows without `keys`. `schema`: the columns of the input."""
+
+    def __init__(self, keys: tuple[str, ...], schema: pa.Schema, calls: WindowCalls) -> None:
+        self._key_names, self._calls = keys, calls
+        of_keys = key_schema(schema, keys) if keys else pa.schema([(_ALL, pa.int8())])
+        self._columns = pa.schema([of_keys.field(f.name) if f.name in keys else f for f in plain_rows(schema)])
+        """Columns of the rows that functions get."""
+        values = [pa.field(PLACE, pa.int64()), *(field for field in self._columns if field.name not in keys)]
+        super().__init__(of_keys, {ROWS_STATE: pa.schema(values)})
+
+    def rows_of(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+        """A batch in the columns that are kept, and its stored key columns. TypeError for other types."""
+        keys = key_columns(batch, self._key_names)
+        columns = []
+        for field in self._columns:
+            of = keys if field.name in self._key_names else batch
+            (column,) = plain_values(of, [field.name])
+            if column.type != field.type:
+                raise TypeError(f"column {field.name!r} is {column.type}; the stream was declared with {field.type}")
+            columns.append(column)
+        rows = pa.RecordBatch.from_arrays(columns, schema=self._columns)
+        if not self._key_names:
+            keys = pa.RecordBatch.from_arrays([pa.array(np.zeros(batch.num_rows, dtype=np.int8))], schema=self.keys)
+        return rows, keys
+
+    def keep(self, rows: pa.RecordBatch, keys: pa.RecordBatch, places: Times) -> None:
+        """Append rows to the state."""
+        if rows.num_rows:
+            values = [rows.column(name) for name in rows.schema.names if name not in self._key_names]
+            self.append(0, keys, [pa.array(places), *values])
+
+    def taken(self, refs: NDArray[np.int64]) -> pa.RecordBatch:
+        """Stored rows, in the columns that functions get."""
+        return self.tables[0].take(refs, self._columns.names)
+
+    def call(
+        self, rows: pa.RecordBatch, groups: Numbers, bounds: tuple[Times, Times] | None, emit: Emit, of: OperatorContext
+    ) -> None:
+        """Call the function for each group of rows, and emit what it returns. Groups are numbered without gaps."""
+        order = np.argsort(groups, kind="stable")
+        if not bool(np.all(order[1:] > order[:-1])):
+            rows = rows.take(pa.array(order))
+        sizes = np.bincount(groups)
+        cuts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        keys = rows.select(list(self._key_names))
+        keys = keys.take(pa.array(cuts[:-1])) if self._key_names else keys
+        starts, ends = (None, None) if bounds is None else bounds
+        for batch in self._calls.results(of, Grouped(rows, cuts, keys, starts, ends)):
+            emit(batch)
+
+    def finish(self, emit: Emit) -> Iterator[None]:
+        """What is left when the input ends stays."""
+        return iter(())

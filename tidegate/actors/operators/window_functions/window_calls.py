@@ -1,0 +1,165 @@
+"""`WindowCalls`: calls a function with the rows of each window, and makes batches of what it returns.
+
+A call gets an Arrow table, a slice of rows that lie together, so nothing is copied for it. It returns rows as Arrow or
+polars has them, one row as a dict, several as an iterable of dicts, or None. The result has the keys, the bounds of the
+window, and these columns.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tidegate.actors.operators.batch_rows import OUTPUT_ROWS_MAX
+from tidegate.actors.operators.batches.batch_results import BatchResult, BatchResults
+from tidegate.actors.operators.operator import OperatorContext
+from tidegate.actors.operators.operator_errors import Blame
+from tidegate.actors.operators.output_schema import FromPolars, PinnedSchema
+from tidegate.actors.operators.windows.window_rows import WINDOW_END, WINDOW_START, bounds_of
+from tidegate.actors.operators.windows.window_specs import Times
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.polars_frames import is_polars_frame
+
+log = logging.getLogger(__name__)
+
+WindowResult: TypeAlias = "BatchResult | Mapping[str, Any] | Iterable[Mapping[str, Any]]"
+WindowCall: TypeAlias = Callable[[pa.Table], WindowResult]
+
+
+@dataclass(frozen=True, slots=True)
+class Grouped:
+    """Rows of several windows, those of each one together: group i has the rows from `cuts[i]` to `cuts[i + 1]`.
+
+    `keys` has a row for each group, and none without key columns; `starts` and `ends` are None without bounds.
+    """
+
+    rows: pa.RecordBatch
+    cuts: NDArray[np.int64]
+    keys: pa.RecordBatch
+    starts: Times | None
+    ends: Times | None
+
+    def where(self, group: int) -> str:
+        """The key and window of a group, for errors."""
+        key = self.keys.slice(group, 1).to_pylist()[0] if self.keys.num_columns else None
+        window = "" if self.starts is None or self.ends is None else f"[{self.starts[group]}, {self.ends[group]}) ms "
+        return f"window {window}of {'all rows' if key is None else f'key {key}'}"
+
+
+class WindowCalls:
+    """The calls of one operator. `schema`: the columns that the function returns; None: the first rows fix them."""
+
+    def __init__(
+        self, fn: WindowCall, keys: tuple[str, ...], schema: pa.Schema | None, bounds: pa.DataType | None
+    ) -> None:
+        self._fn, self._keys, self._bounds = fn, keys, bounds
+        self._own = [*keys, *([] if bounds is None else [WINDOW_START, WINDOW_END])]
+        self._pinned = PinnedSchema(schema)
+        self._results = BatchResults(self._pinned)
+        if schema is not None:
+            check_no_doubles(schema.names, self._own)
+
+    def results(self, context: OperatorContext, grouped: Grouped) -> Iterator[pa.RecordBatch]:
+        """Call the function for each group. OperatorError, with its name, the window and the key, if that raises."""
+        table, cuts = pa.Table.from_batches([grouped.rows]), grouped.cuts.tolist()
+        parts: list[pa.RecordBatch] = []
+        groups: list[int] = []
+        rows = 0
+        for group, (start, stop) in enumerate(pairwise(cuts)):
+            with Blame(context, partial(self._told, grouped, group)):
+                found = self._conformed(self._fn(table.slice(start, stop - start)), grouped.rows.schema)
+            parts += found
+            groups += [group] * len(found)
+            rows += sum(part.num_rows for part in found)
+            if rows >= OUTPUT_ROWS_MAX:
+                yield from self._joined(parts, groups, grouped)
+                parts, groups, rows = [], [], 0
+        yield from self._joined(parts, groups, grouped)
+
+    def _told(self, grouped: Grouped, group: int) -> tuple[str, None]:
+        """Where a call has failed."""
+        return f"{name_of(self._fn)} in the {grouped.where(group)}", None
+
+    def _conformed(self, result: WindowResult, source: pa.Schema) -> list[pa.RecordBatch]:
+        if isinstance(result, Mapping):
+            found = [self._pinned.from_rows([result])]
+        elif result is None or isinstance(result, pa.RecordBatch | pa.Table) or is_polars_frame(result):
+            found = self._results.conformed(result, source)
+        elif isinstance(result, Iterable) and not isinstance(result, str | bytes):
+            rows = list(result)
+            if wrong := next((row for row in rows if not isinstance(row, Mapping)), None):
+                raise TypeError(f"the function returned {type(wrong).__name__} among its rows; a row is a dict")
+            found = [self._pinned.from_rows(rows)] if rows else []
+        else:
+            found = self._results.conformed(result, source)  # which says what there is to return
+        for part in found:
+            check_no_doubles(part.schema.names, self._own)
+        return found
+
+    def _joined(
+        self, parts: Sequence[pa.RecordBatch], groups: Sequence[int], grouped: Grouped
+    ) -> Iterator[pa.RecordBatch]:
+        """The results of some groups, in batches of bounded size."""
+        if not parts:
+            return
+        schema = parts[-1].schema  # a column that was null at first has its type by now
+        alike = [part if part.schema.equals(schema) else part.cast(schema) for part in parts]
+        columns = pa.Table.from_batches(alike).combine_chunks().to_batches()[0].columns
+        of = np.repeat(np.array(groups, dtype=np.int64), [part.num_rows for part in parts])
+        heads = grouped.keys.take(pa.array(of)).columns if self._keys else []
+        if self._bounds is not None:
+            assert grouped.starts is not None and grouped.ends is not None, "windows without bounds"
+            heads = [*heads, *(bounds_of(bounds[of], self._bounds) for bounds in (grouped.starts, grouped.ends))]
+        rows = pa.RecordBatch.from_arrays([*heads, *columns], names=[*self._own, *schema.names])
+        for start in range(0, rows.num_rows, OUTPUT_ROWS_MAX):
+            yield rows.slice(start, OUTPUT_ROWS_MAX)
+
+
+def derived_schema(fn: WindowCall, rows: pa.Schema) -> pa.Schema | None:
+    """The columns that a function returns for a table without rows, or of the row; None if that does not tell.
+
+    A function that cannot do without rows may raise: then its columns are known when the job runs.
+    """
+    try:
+        result = fn(rows.empty_table())
+        if isinstance(result, pa.RecordBatch | pa.Table):
+            schema = result.schema.remove_metadata()
+        elif is_polars_frame(result):
+            schema = FromPolars().convert(result, rows).schema
+        elif isinstance(result, Mapping):
+            schema = PinnedSchema().from_rows([result]).schema
+        else:
+            return None
+    except Exception as error:  # noqa: BLE001 - any: the function may need rows, and is called with some later
+        log.debug("the columns of %s are not known before the job runs: %r", name_of(fn), error)
+        return None
+    return None if any(_is_open(field.type) for field in schema) else schema
+
+
+def _is_open(data_type: pa.DataType) -> bool:
+    """Whether a type is that of values of which none was there."""
+    fields = [data_type.field(number) for number in range(data_type.num_fields)]
+    return bool(pa.types.is_null(data_type)) or any(_is_open(field.type) for field in fields)
+
+
+def check_no_doubles(names: Sequence[str], own: Sequence[str]) -> None:
+    """ConfigurationError for a function that returns columns which the result has without it."""
+    doubles = sorted({*names} & {*own})
+    if doubles:
+        raise ConfigurationError(
+            f"the function returns {doubles}, which the result has already, of the key and the window; leave them out, "
+            "or give them other names"
+        )
+
+
+def name_of(fn: object) -> str:
+    """What a function is called."""
+    return str(getattr(fn, "__qualname__", None) or type(fn).__name__)
