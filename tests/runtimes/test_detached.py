@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
-from ray.exceptions import ActorDiedError
+from ray.exceptions import ActorDiedError, ActorUnavailableError
 
 import tidegate as tg
 from tidegate.actors.runtimes.ray.driver import detached, ray_job
@@ -43,6 +43,32 @@ def test_a_name_is_free_again_when_its_job_is_over(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(detached, "find_actor", lambda name, namespace: "over")
     monkeypatch.setattr(detached, "_is_over", lambda coordinator: True)
     check_detachable("delays", "tidegate", ["s3://bucket"])
+
+
+def test_a_coordinator_that_starts_is_asked_again_where_a_connection_broke(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray starts it again, or a link was cut. One that has died is not there, and nobody waits for ever."""
+    away, now_s = ActorUnavailableError("it is restarted", None), [0.0]
+    answers: list[Exception | None] = [away, away, None]
+
+    def get(call: str, timeout: float) -> None:
+        now_s[0] += 1.0
+        answer = answers.pop(0)
+        if answer is not None:
+            raise answer
+
+    monkeypatch.setattr(detached, "ASK_AGAIN_S", 0.0)
+    monkeypatch.setattr(detached, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    monkeypatch.setattr(detached.ray, "get", get)
+    coordinator = SimpleNamespace(identify=SimpleNamespace(remote=lambda: "call"))
+    detached._await_start(coordinator)
+    answers[:] = [ActorDiedError(), None]
+    with pytest.raises(ActorDiedError):
+        detached._await_start(coordinator)
+    answers[:] = [away] * 2
+    monkeypatch.setattr(detached, "START_TIMEOUT_S", 2.0)
+    with pytest.raises(ActorUnavailableError):
+        detached._await_start(coordinator)
+    assert answers == []
 
 
 def gone(*_: object, **__: object) -> object:

@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
 from ray import cloudpickle
-from ray.exceptions import ActorAlreadyExistsError, RayError
+from ray.exceptions import ActorAlreadyExistsError, ActorUnavailableError, RayError
 
 from tidegate.actors.coordinator.job.job_spec import JobSpec
 from tidegate.actors.hosts.job_context import JobContext
@@ -45,7 +46,7 @@ LINGER_S = 60.0
 START_TIMEOUT_S = 180.0
 CALL_TIMEOUT_S = 15.0
 KILL_STEPS_MAX = 50
-KILL_STEP_S = 0.2
+KILL_STEP_S = ASK_AGAIN_S = 0.2
 ERROR_CHARACTERS_MAX = 500
 RAY_RESTARTS_IT = ProcessId("Ray", "", 0, "")
 """Stands for the driver in the lease of a detached job: a coordinator that has died may come back."""
@@ -126,7 +127,7 @@ def start_detached(submission: Submission, options: FleetOptions, restarts_max: 
         actor = _Coordinator.options(name=f"{name}/coordinator", max_restarts=restarts_max, **named).remote(
             job_id, namespace
         )
-        ray.get(actor.identify.remote(), timeout=START_TIMEOUT_S)
+        _await_start(actor)
     except BaseException as error:
         _kill(actor, *_holders(job_id, namespace))
         release_slots(options)
@@ -135,10 +136,23 @@ def start_detached(submission: Submission, options: FleetOptions, restarts_max: 
         if isinstance(error, RayError):
             why = " ".join(str(error).split())[:ERROR_CHARACTERS_MAX]
             raise ConfigurationError(
-                f"the coordinator of {name!r} has not started within {START_TIMEOUT_S:g} s: {why}"
+                f"the coordinator of {name!r} has not started, for which it has {START_TIMEOUT_S:g} s: {why}"
             ) from error
         raise
     return actor
+
+
+def _await_start(coordinator: Handle) -> None:
+    """Wait until a coordinator answers. One to which only the connection broke may be starting again. RayError."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while True:
+        try:
+            ray.get(coordinator.identify.remote(), timeout=max(0.0, deadline - time.monotonic()))
+            return
+        except ActorUnavailableError:
+            if time.monotonic() >= deadline:
+                raise
+        threading.Event().wait(ASK_AGAIN_S)
 
 
 def leave_nothing(name: str, job_id: JobId, namespace: str = NAMESPACE) -> None:
