@@ -125,7 +125,11 @@ class Driver:
 
     def _rows(self, env: tg.StreamEnvironment) -> tg.Stream:
         if self._servers is not None:
-            records = env.from_kafka(self._servers, topics=[TOPIC], value="string", uid=UID, parallelism=2)
+            # The small broker fills an answer with one partition, as long as that has more.
+            few = {"fetch.max.bytes": 1_000_000}
+            records = env.from_kafka(
+                self._servers, topics=[TOPIC], value="string", uid=UID, parallelism=2, properties=few
+            )
             return records.select("timestamp", value=pl.col("value").cast(pl.Int64))
         rate = env.spark.readStream.format("rate").option("rowsPerSecond", self._rate).option("numPartitions", 2)
         return env.from_dataframe(rate.load(), uid=UID, trigger="200ms", parallelism=2)
@@ -327,6 +331,9 @@ def judge(run: Run, console: Console) -> int:
     doubled = len(numbers) - len(distinct)
     # A partition of Kafka may be behind another one when the job is stopped.
     parts = [distinct[distinct // BLOCK % PARTITIONS == part] for part in range(PARTITIONS)]
+    if not all(map(len, parts)):
+        console.print(f"no rows of some of {len(parts)} partitions: {[len(part) for part in parts]}", highlight=False)
+        return 1
     end = min(int(part[-1]) for part in parts) - TAIL_S * run.arguments.rate
     missing = end - int((distinct < end).sum())
     console.print(

@@ -2,6 +2,7 @@
 
     TIDEGATE_TOPOLOGY=raydp                 Ray on this machine, and Spark on it through RayDP: the default
     TIDEGATE_TOPOLOGY=local-cluster         a Spark cluster that this process starts, and Ray in its executors
+    TIDEGATE_TOPOLOGY=local-cluster[2,1,1024]   the same, with so many executors, cores and MiB, whatever is asked for
     TIDEGATE_TOPOLOGY=standalone            a master and a worker of Spark, started and stopped here, and Ray in there
     TIDEGATE_TOPOLOGY=spark://host:7077     a Spark cluster that exists, and Ray in there
 
@@ -12,6 +13,7 @@ others. `docs/topologies.md` says which to choose.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -55,24 +57,28 @@ def environment(
         ) as env:
             yield env
         return
+    nodes: int | None = executors
+    slots: int | None = slots_per_executor
     # A slot takes a core of its executor; one is left for Spark's own tasks.
-    cores = slots_per_executor + 1
+    cores, mib = slots_per_executor + 1, EXECUTOR_MIB
+    if (said := re.fullmatch(r"local-cluster\[(\d+),(\d+),(\d+)\]", chosen)) is not None:
+        # How much of these executors Ray takes is left to `on_spark`.
+        executors, cores, mib = map(int, said.groups())
+        chosen, nodes, slots = "local-cluster", None, None
     with (
-        master_of(chosen, executors, cores) as master,
-        spark_on(master, executors, cores, configs=spark_configs) as spark,
-        tg.StreamEnvironment.on_spark(
-            spark, executors, slots_per_executor, options=options, ray_options=ray_options
-        ) as env,
+        master_of(chosen, executors, cores, mib) as master,
+        spark_on(master, executors, cores, mib, spark_configs) as spark,
+        tg.StreamEnvironment.on_spark(spark, nodes, slots, options=options, ray_options=ray_options) as env,
     ):
         yield env
 
 
 @contextmanager
-def master_of(chosen: str, executors: int, cores: int) -> Iterator[str]:
+def master_of(chosen: str, executors: int, cores: int, mib: int = EXECUTOR_MIB) -> Iterator[str]:
     """The url of a Spark cluster."""
     ensure_java()
     if chosen == "local-cluster":
-        yield f"local-cluster[{executors},{cores},{EXECUTOR_MIB}]"
+        yield f"local-cluster[{executors},{cores},{mib}]"
     elif chosen == "standalone":
         with standalone(executors, cores) as url:
             yield url
