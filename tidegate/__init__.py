@@ -58,6 +58,10 @@ if TYPE_CHECKING:
     from tidegate.actors.operators.state.state_types import Pickled
     from tidegate.actors.operators.state.timers import TimeDomain, TimerService
     from tidegate.actors.operators.state.ttl import StateTtl
+    from tidegate.actors.operators.window_functions.process_windows import (
+        ProcessWindowContext,
+        ProcessWindowFunction,
+    )
     from tidegate.actors.operators.windows.window_specs import Count, Cumulating, Session, Sliding, Tumbling
     from tidegate.actors.protocol.errors import OperatorError
     from tidegate.actors.protocol.side_outputs import OutputTag
@@ -127,6 +131,8 @@ else:
         "ProcessBatchContext": "actors.operators.rows.process_functions",
         "ProcessContext": "actors.operators.rows.process_functions",
         "ProcessFunction": "actors.operators.rows.process_functions",
+        "ProcessWindowContext": "actors.operators.window_functions.process_windows",
+        "ProcessWindowFunction": "actors.operators.window_functions.process_windows",
         "ReadResult": "actors.sources.source",
         "ReducingState": "actors.operators.state.reducing_state",
         "RestartStrategy": "recovery.restart_strategy",
@@ -216,6 +222,8 @@ __all__ = [
     "ProcessBatchContext",
     "ProcessContext",
     "ProcessFunction",
+    "ProcessWindowContext",
+    "ProcessWindowFunction",
     "ReadResult",
     "ReducingState",
     "RestartStrategy",

@@ -19,6 +19,7 @@ from tidegate.actors.operators.watermarks.late_rows import LATE
 from tidegate.actors.operators.watermarks.window_end import WindowEnd
 from tidegate.actors.operators.window_functions.applied_counts import AppliedCounts
 from tidegate.actors.operators.window_functions.applied_windows import AppliedWindows
+from tidegate.actors.operators.window_functions.process_windows import FunctionCalls, ProcessWindowFunction
 from tidegate.actors.operators.window_functions.window_buffer import WindowBuffer, plain_rows
 from tidegate.actors.operators.window_functions.window_calls import (
     WindowCall,
@@ -202,13 +203,43 @@ class WindowedStream(Generic[S]):
 
         Rows come once. Those that come too late are dropped, counted, and in `late_rows()`. ConfigurationError.
         """
+        if not callable(fn):
+            raise ConfigurationError(f"{name}: {fn!r} is no function; it takes one of an Arrow table")
+        if schema is None and self._stream.schema is not None:
+            schema = derived_schema(fn, plain_rows(self._stream.schema))
+        return self._called(lambda *of: WindowCalls(fn, *of), schema, name, uid, parallelism, slot)
+
+    def process(
+        self,
+        function: ProcessWindowFunction,
+        *,
+        schema: pa.Schema | None = None,
+        name: str = "process",
+        uid: str | None = None,
+        parallelism: int | None = None,
+        **slot: Unpack[SlotOptions],
+    ) -> S:
+        """Call a `tg.ProcessWindowFunction` as `apply` calls a function. It knows the window, and has state of the key.
+
+        `schema` is that of the rows that it returns; give it if a table, an aggregate or a key follows.
+        """
+        return self._called(lambda *of: FunctionCalls(function, *of), schema, name, uid, parallelism, slot)
+
+    def _called(
+        self,
+        calls: Callable[[tuple[str, ...], pa.Schema | None, pa.DataType | None], WindowCalls],
+        returned: pa.Schema | None,
+        name: str,
+        uid: str | None,
+        parallelism: int | None,
+        slot: SlotOptions,
+    ) -> S:
+        """The results of a function. `calls` makes its calls, for keys, the columns that it returns, and bounds."""
         keys, spec, stream = self._keys, self._spec, self._stream
         if stream.schema is None:
             raise ConfigurationError(
                 f"{name}: the columns of the stream are not known yet; give schema= to the step before"
             )
-        if not callable(fn):
-            raise ConfigurationError(f"{name}: {fn!r} is no function; it takes one of an Arrow table")
         if self._lateness_ms:
             raise ConfigurationError(
                 f"{name}: a function gets the rows of a window once, when it ends; leave allowed_lateness out, and "
@@ -217,15 +248,14 @@ class WindowedStream(Generic[S]):
         if not keys and parallelism not in (None, 1):
             raise ConfigurationError(f"{name}: windows of all rows are in one subtask; leave parallelism= out")
         rows_schema, time = stream.schema, self._time if self._clock is None else self._clock
-        returned = schema if schema is not None else derived_schema(fn, plain_rows(rows_schema))
         bounds = None if isinstance(spec, Count) else bounds_type(rows_schema, time, spec)
 
         def windows() -> WindowBuffer:
-            calls = WindowCalls(fn, keys, returned, bounds)
+            called = calls(keys, returned, bounds)
             if isinstance(spec, Count):
-                return AppliedCounts(keys, spec, rows_schema, calls)
+                return AppliedCounts(keys, spec, rows_schema, called)
             assert time is not None, "windows without a time"
-            return AppliedWindows(keys, spec, time, rows_schema, calls)
+            return AppliedWindows(keys, spec, time, rows_schema, called)
 
         windows()  # so that wrong arguments are refused here
         check_no_doubles(() if returned is None else returned.names, (*keys, WINDOW_START, WINDOW_END))

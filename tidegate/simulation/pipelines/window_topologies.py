@@ -20,6 +20,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.actors.operators.aggregates.aggregate import count, sum
+from tidegate.actors.operators.state.keyed_state import ValueState
+from tidegate.actors.operators.window_functions.process_windows import ProcessWindowContext, ProcessWindowFunction
 from tidegate.actors.operators.windows.window_specs import Count, Cumulating, Session, Sliding, Tumbling, floored
 from tidegate.api.environment import StreamEnvironment
 from tidegate.api.streams.late_rows import in_time
@@ -46,6 +48,8 @@ class Program:
     by_clock: bool = False
     applied: bool = False
     """Whether a function gets the rows of each window."""
+    remembers: bool = False
+    """Whether the function adds each window of a key to those before it."""
 
     @property
     def updates(self) -> bool:
@@ -87,6 +91,7 @@ _PROGRAMS = (
     Program(Sliding(35, 15), applied=True),
     Program(Session(11), applied=True),
     Program(Count(4), applied=True),
+    Program(Tumbling(12), remembers=True),
 )
 
 
@@ -110,6 +115,10 @@ def windowed(env: StreamEnvironment, inputs: Sequence[Data], width: Sequence[int
     timely = in_time(stream, program.over_ms, program.lateness_ms, uid="windows")
     table_of(timely.side_output("late").rebalance(), "late", width[2])
     windows = timely.key_by("k").window(program.spec)
+    if program.remembers:
+        sums = windows.process(SumsSoFar(), schema=_SUMS, uid="windowed", parallelism=width[1])
+        table_of(sums.rebalance(), "results", width[3])
+        return
     if program.applied:
         sums = windows.apply(_summed, schema=_SUMS, uid="windowed", parallelism=width[1])
         if isinstance(program.spec, Count):
@@ -145,6 +154,8 @@ def expect_windowed(inputs: Sequence[Data], _: Sequence[int]) -> Rows:
             is_late = newest_ms is not None and over_ms <= newest_ms - _BOUND_MS - 1
             (late if is_late else timely).append(row)
             newest_ms = row[2] if newest_ms is None else max(newest_ms, row[2])
+    if program.remembers:
+        return {"sim://results": _sums_so_far(program.spec, timely), "sim://late": counted(late)}
     table = "sim://running" if program.updates else "sim://results"
     return {table: _results(program.spec, timely), "sim://late": counted(late)}
 
@@ -172,6 +183,21 @@ def _results(spec: Tumbling | Sliding | Cumulating | Session | Count, rows: Sequ
     return counted([(*window, len(values), builtins.sum(values)) for window, values in groups.items()])
 
 
+def _sums_so_far(spec: Tumbling | Sliding | Cumulating | Session | Count, rows: Sequence[Row]) -> Counter[str]:
+    """What the windows of each key come to, one after the other."""
+    assert isinstance(spec, Tumbling), "windows that end one after the other"
+    groups: dict[tuple[int, int, int], list[int]] = defaultdict(list)
+    for key, value, time_ms in rows:
+        ((start, end),) = _windows_of(spec, time_ms)
+        groups[key, start, end].append(value)
+    totals: Counter[int] = Counter()
+    found = []
+    for (key, start, end), values in sorted(groups.items()):
+        totals[key] += builtins.sum(values)
+        found.append((key, start, end, len(values), totals[key]))
+    return counted(found)
+
+
 def _windows_of(spec: Tumbling | Sliding | Cumulating, time_ms: int) -> Iterator[tuple[int, int]]:
     """The windows that hold a time, found by trying."""
     match spec:
@@ -187,6 +213,20 @@ def _windows_of(spec: Tumbling | Sliding | Cumulating, time_ms: int) -> Iterator
             for end in range(first + spec.step_ms, first + spec.max_ms + 1, spec.step_ms):
                 if time_ms < end:
                     yield first, end
+
+
+class SumsSoFar(ProcessWindowFunction):
+    """The sum of a window, and of those of its key before it."""
+
+    def open(self, context: ProcessWindowContext) -> None:
+        """Bind the sum."""
+        self.total = context.state(ValueState("total", pa.int64()))
+
+    def process(self, rows: pa.Table, context: ProcessWindowContext) -> dict[str, int]:
+        """Add a window."""
+        found = _summed(rows)
+        self.total.update((self.total.value() or 0) + found["total"])
+        return {**found, "total": self.total.value()}
 
 
 def _summed(rows: pa.Table) -> dict[str, int]:

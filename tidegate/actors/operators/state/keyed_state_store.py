@@ -174,7 +174,7 @@ class KeyedStates:
             self.backend.close()
 
     def _as_stored(self, frozen: FrozenState, cut: Cut) -> FrozenState:
-        if frozen.removed or frozen.state == TIMERS_STATE:
+        if frozen.removed or frozen.state not in self._states:  # timers, and what the operator itself keeps
             return frozen
         clock, field = self._clocks.get(frozen.state), self._states[frozen.state].stored_field
         if clock is not None and cut.base is None:

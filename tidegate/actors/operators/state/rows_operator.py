@@ -45,10 +45,22 @@ class RowsOperator(Operator):
         """Take the rows back from tables of any number of former subtasks. CorruptionError for other columns."""
         super().open(context, restored)
         self._owners = subtask_table(context.max_parallelism, context.parallelism)
-        backend = self._backend = make_backend(context, self.keys.names)
+        backend = self._backend = self.make_backend()
         self.tables = tuple(backend.rows(name, values) for name, values in self.stored.items())
-        backend.fix_keys(self.keys)
+        self.fix_keys(backend)
         self.load(restored)
+
+    def make_backend(self) -> KeyedBackend:
+        """The backend of the rows. An operator with other keyed state makes one for both."""
+        return make_backend(self.context, self.keys.names)
+
+    def fix_keys(self, backend: KeyedBackend) -> None:
+        """Tell the backend its key columns: all state is bound."""
+        backend.fix_keys(self.keys)
+
+    def load_table(self, table: StateTable) -> None:
+        """Load a table of keyed state."""
+        self._opened().load(table)
 
     def load(self, tables: Sequence[StateTable]) -> None:
         """Raises CorruptionError and ConfigurationError as `open` does."""
@@ -60,7 +72,7 @@ class RowsOperator(Operator):
                     continue
                 if table.rows.schema.names[: len(self.keys)] == self.keys.names:
                     check_owner(self.context, table.rows.select(self.keys.names), self._owners)
-                backend.load(table)
+                self.load_table(table)
             backend.loaded()
         except CorruptionError as error:
             raise CorruptionError(f"operator {self.context.uid!r}: {error}") from error

@@ -107,6 +107,7 @@ class AppliedWindows(WindowBuffer):
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
         """Give the function what has ended by the watermark, in steps."""
+        super().advance_watermark(watermark_ms, emit)
         return iter(()) if self._clock is not None else self._advance_to(watermark_ms, emit)
 
     def next_processing_time_ms(self) -> int | None:
@@ -126,10 +127,6 @@ class AppliedWindows(WindowBuffer):
         """Freeze the rows, and what has fired."""
         frozen = self.changes(cut)
         return replace(frozen, states=(*frozen.states, self._fired.freeze()))
-
-    def changes(self, cut: Cut) -> OperatorSnapshot:
-        """Freeze the rows."""
-        return super().snapshot(cut)
 
     def _times(self, batch: pa.RecordBatch) -> Times:
         if isinstance(self._time, str):

@@ -19,9 +19,12 @@ from tidegate.actors.operators.joins.join_columns import plain_values
 from tidegate.actors.operators.operator import Emit, OperatorContext
 from tidegate.actors.operators.state.keys import key_columns, key_schema
 from tidegate.actors.operators.state.rows_operator import RowsOperator
+from tidegate.actors.operators.window_functions.process_windows import FunctionCalls
 from tidegate.actors.operators.window_functions.window_calls import Grouped, WindowCalls
 from tidegate.actors.operators.windows.window_specs import Times
+from tidegate.actors.state_backends.common.backend import KeyedBackend
 from tidegate.storage.schemas.dictionaries import decoded_type
+from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
 
 ROWS_STATE = "window rows"
 PLACE = "window.place_ms"
@@ -86,6 +89,58 @@ class WindowBuffer(RowsOperator):
         starts, ends = (None, None) if bounds is None else bounds
         for batch in self._calls.results(of, Grouped(rows, cuts, keys, starts, ends)):
             emit(batch)
+
+    def make_backend(self) -> KeyedBackend:
+        """One for the rows, and for what the function remembers."""
+        if isinstance(self._calls, FunctionCalls):
+            return self._calls.open(self.context, self.keys, ROWS_STATE).backend
+        return super().make_backend()
+
+    def fix_keys(self, backend: KeyedBackend) -> None:
+        """All state is bound."""
+        if isinstance(self._calls, FunctionCalls):
+            self._calls.fix_keys()
+        else:
+            super().fix_keys(backend)
+
+    def load_table(self, table: StateTable) -> None:
+        """ConfigurationError for a state that the function does not bind, or binds with another type."""
+        if isinstance(self._calls, FunctionCalls) and table.state != ROWS_STATE:
+            self._calls.states.load(table)
+        else:
+            super().load_table(table)
+
+    def changes(self, cut: Cut) -> OperatorSnapshot:
+        """Freeze rows and states."""
+        if not isinstance(self._calls, FunctionCalls):
+            return super().snapshot(cut)
+        if cut.keyed:
+            self._changed_rows = 0
+        return self._calls.states.freeze(cut)
+
+    def snapshot(self, cut: Cut) -> OperatorSnapshot:
+        """Freeze rows and states."""
+        return self.changes(cut)
+
+    def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
+        """The function may ask for it."""
+        if isinstance(self._calls, FunctionCalls):
+            self._calls.tell_watermark(watermark_ms)
+        return iter(())
+
+    def hand_over(self) -> None:
+        """Let go of the backend."""
+        if isinstance(self._calls, FunctionCalls):
+            self._calls.states.hand_over()
+        super().hand_over()
+
+    def close(self) -> None:
+        """Close the function, and release what the backend holds."""
+        try:
+            if isinstance(self._calls, FunctionCalls):
+                self._calls.close()
+        finally:
+            super().close()
 
     def finish(self, emit: Emit) -> Iterator[None]:
         """What is left when the input ends stays."""

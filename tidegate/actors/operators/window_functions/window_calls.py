@@ -61,6 +61,8 @@ class WindowCalls:
         self, fn: WindowCall, keys: tuple[str, ...], schema: pa.Schema | None, bounds: pa.DataType | None
     ) -> None:
         self._fn, self._keys, self._bounds = fn, keys, bounds
+        self.name = name_of(fn)
+        """What the function is called, in errors."""
         self._own = [*keys, *([] if bounds is None else [WINDOW_START, WINDOW_END])]
         self._pinned = PinnedSchema(schema)
         self._results = BatchResults(self._pinned)
@@ -73,7 +75,9 @@ class WindowCalls:
         parts: list[pa.RecordBatch] = []
         groups: list[int] = []
         rows = 0
+        self._begin(grouped)
         for group, (start, stop) in enumerate(pairwise(cuts)):
+            self._choose(group, grouped)
             with Blame(context, partial(self._told, grouped, group)):
                 found = self._conformed(self._fn(table.slice(start, stop - start)), grouped.rows.schema)
             parts += found
@@ -82,11 +86,21 @@ class WindowCalls:
             if rows >= OUTPUT_ROWS_MAX:
                 yield from self._joined(parts, groups, grouped)
                 parts, groups, rows = [], [], 0
+        self._end(len(cuts) - 1)
         yield from self._joined(parts, groups, grouped)
+
+    def _begin(self, grouped: Grouped) -> None:
+        """Calls for these groups follow."""
+
+    def _choose(self, group: int, grouped: Grouped) -> None:
+        """The next call is for this group."""
+
+    def _end(self, groups: int) -> None:
+        """So many groups are done."""
 
     def _told(self, grouped: Grouped, group: int) -> tuple[str, None]:
         """Where a call has failed."""
-        return f"{name_of(self._fn)} in the {grouped.where(group)}", None
+        return f"{self.name} in the {grouped.where(group)}", None
 
     def _conformed(self, result: WindowResult, source: pa.Schema) -> list[pa.RecordBatch]:
         if isinstance(result, Mapping):
