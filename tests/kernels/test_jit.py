@@ -1,33 +1,52 @@
-"""The cache of machine code beside the kernels, which several processes come to at the same time."""
+"""Kernels: compiled once, kept on disk, found by other processes, and the same as numba's."""
 
 from __future__ import annotations
 
 import fcntl
 import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from numba.core.caching import IndexDataCacheFile
-from numba.core.dispatcher import _FunctionCompiler
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
+from tidegate.actors.kernels import accumulate, choose, hashing, partition
+from tidegate.actors.kernels.jit import Kernel
+from tidegate.actors.kernels.key_index import bytes_index
+from tidegate.actors.kernels.machine_code import compiling
+from tidegate.actors.kernels.page_size import PAGE_ROWS
+
+GENERAL = Kernel.general
 SOURCE = """
+import numpy as np
 from tidegate.actors.kernels.jit import kernel
 
 @kernel
 def inner(x):
-    return x + 1
+    return x + {added}
 
 @kernel
-def outer(x):
-    return inner(x) + 1
+def outer(values, flag):
+    total = 0
+    for i in range(values.shape[0]):
+        total += inner(values[i])
+    return total if flag else -total
+
+@kernel
+def allocates(n):
+    return np.ones(n).sum()
 """
+VALUES = np.arange(4, dtype=np.int64)
 
 
-def kernels(folder: Path) -> Any:
-    """A module of two kernels, one of which calls the other, as another process would have it."""
+def kernels(folder: Path, added: int = 1) -> Any:
+    """A module of kernels, as another process would have it."""
     path = folder / "kernels.py"
-    path.write_text(SOURCE)
+    path.write_text(SOURCE.format(added=added))
     spec = importlib.util.spec_from_file_location("kernels", path)
     assert spec is not None
     assert spec.loader is not None
@@ -36,46 +55,188 @@ def kernels(folder: Path) -> Any:
     return module
 
 
-@pytest.mark.parametrize(
-    ("part", "step"),
-    [
-        (IndexDataCacheFile, "_load_index"),
-        (_FunctionCompiler, "compile"),
-        (IndexDataCacheFile, "_save_index"),
-        (IndexDataCacheFile, "_save_data"),
-    ],
-)
-def test_nobody_else_is_at_a_kernel_while_one_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: type, step: str
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the kernels that are compiled from now on."""
+    names: list[str] = []
+    original = compiling.make_image
+
+    def watched(function: Callable[..., Any], *rest: Any) -> Any:
+        names.append(function.__name__)
+        return original(function, *rest)
+
+    monkeypatch.setattr(compiling, "make_image", watched)
+    return names
+
+
+@pytest.mark.slow
+def test_code_that_was_kept_is_not_compiled_again(tmp_path: Path, compiled: list[str]) -> None:
+    """The one who comes second finds it; with other types, or from another source, it is other code."""
+    assert kernels(tmp_path).outer(VALUES, True) == 10
+    assert compiled == ["outer"]
+    assert kernels(tmp_path).outer(VALUES, False) == -10
+    assert compiled == ["outer"]
+    assert kernels(tmp_path).outer(VALUES.astype(np.int32), True) == 10
+    assert kernels(tmp_path, added=2).outer(VALUES, True) == 14
+    assert compiled == ["outer"] * 3
+
+
+@pytest.mark.slow
+def test_a_torn_file_counts_as_missing(tmp_path: Path, compiled: list[str]) -> None:
+    """It is written anew."""
+    kernels(tmp_path).outer(VALUES, True)
+    (file,) = (tmp_path / "__pycache__").glob("*.kernel")
+    whole = file.read_bytes()
+    for torn in (b"", whole[:-1], whole + b"x", whole[:60] + b"\0" + whole[61:]):
+        file.write_bytes(torn)
+        assert kernels(tmp_path).outer(VALUES, True) == 10
+        assert file.read_bytes() == whole
+    assert compiled == ["outer"] * 5
+
+
+def test_code_lies_in_the_users_cache_where_modules_are_not_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: list[str]
 ) -> None:
-    """From the look for its code to the end of keeping it, for a kernel and for those that it calls."""
-    held: list[set[str]] = []
-    original = getattr(part, step)
+    """Nor is it compiled twice then."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    installed = tmp_path / "installed"
+    installed.mkdir()
+    (installed / "__pycache__").write_text("no folder: nobody can write into it")
+    for _ in range(2):
+        assert kernels(installed).outer(VALUES, True) == 10
+    assert compiled == ["outer"]
+    assert list((tmp_path / "cache" / "tidegate" / "kernels").glob("*.kernel"))
 
-    def watched(*arguments: object) -> object:
-        held.append({name for name in ("inner", "outer") if is_held(getattr(module, name))})
-        return original(*arguments)
 
+def test_one_process_at_a_time_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others wait, and take what it has kept."""
+    locked: list[bool] = []
+    original = compiling.make_image
+
+    def watched(*arguments: Any) -> Any:
+        (lock,) = (tmp_path / "__pycache__").glob(".outer.lock")
+        with lock.open("ab") as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        locked.append(True)
+        made = original(*arguments)
+        # Another process was quicker, and this one has waited for it.
+        monkeypatch.setattr(compiling, "make_image", None)
+        return made
+
+    monkeypatch.setattr(compiling, "make_image", watched)
+    assert kernels(tmp_path).outer(VALUES, True) == 10
+    assert kernels(tmp_path).outer(VALUES, True) == 10
+    assert locked == [True]
+
+
+@pytest.mark.slow
+def test_what_an_image_cannot_do_numba_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrays in steps, and kernels that make arrays: right, if not quick. Arrays at odd addresses are no such thing."""
+    used: list[str] = []
+
+    def general(self: Kernel, *arguments: Any) -> Any:
+        used.append(self.__name__)
+        return GENERAL(self, *arguments)
+
+    monkeypatch.setattr(Kernel, "general", general)
     module = kernels(tmp_path)
-    monkeypatch.setattr(part, step, watched)
-    assert module.outer(1) == 3
-    assert len(held) >= 2
-    assert all("outer" in names for names in held)
-    assert {"inner", "outer"} in held
+    assert module.outer(VALUES, True) == 10
+    assert module.outer(VALUES[3:], True) == 4
+    assert module.outer(np.frombuffer(b"\0" + VALUES.tobytes(), dtype=np.int64, offset=1), True) == 10
+    assert not used
+    assert module.outer(VALUES[::2], True) == 4
+    assert module.outer(VALUES[::-1], True) == 10
+    assert module.allocates(3) == 3.0
+    assert used == ["outer", "outer", "allocates"]
 
 
-def test_code_that_was_kept_is_not_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one who comes second finds it."""
-    assert kernels(tmp_path).outer(1) == 3
-    monkeypatch.setattr(_FunctionCompiler, "compile", None)
-    assert kernels(tmp_path).outer(1) == 3
+def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
+    """Of each type that kernels are called with."""
+    inner = kernels(tmp_path).inner
+    assert [inner(np.int64(-3)), inner(np.uint64(7)), inner(np.int32(4)), inner(1.5), inner(np.float64(0.5))] == [
+        -2,
+        8,
+        5,
+        2.5,
+        1.5,
+    ]
 
 
-def is_held(kernel: Any) -> bool:
-    """Whether somebody holds its lock."""
-    with open(f"{kernel._cache._cache_file._index_path}.lock", "ab") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        return False
+ROWS = st.integers(0, 40)
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> tuple[Any, list[Any]]:
+    """A kernel with arguments that it may get."""
+    rows = draw(ROWS)
+
+    def column(dtype: Any, values: st.SearchStrategy[Any] | None = None, length: int = rows) -> Any:
+        return draw(arrays(dtype, length, elements=values))
+
+    page = np.zeros(PAGE_ROWS, dtype=np.float64)
+    pages = np.array([page.ctypes.data], dtype=np.uintp)
+    slots, mask = column(np.int32, st.integers(0, 5)), column(np.uint8, st.integers(0, 1))
+    floats = column(np.float64)
+    offsets = np.cumsum(np.append(0, column(np.int64, st.integers(0, 40))))
+    data = column(np.uint8, st.integers(0, 2), int(offsets[-1]) + 8)
+    table = np.zeros(256, dtype=np.int64)
+    found = [np.zeros(rows, dtype=np.int32) for _ in range(3)]
+    counters = np.zeros(4, dtype=np.int64)
+    met, null = np.zeros(4, dtype=np.uint64), np.zeros(2, dtype=np.int64)
+    known: tuple[Any, ...] = (table, np.uint64(57), null, met)
+    return draw(
+        st.sampled_from(
+            [
+                (accumulate.sum_int64, [pages, slots, column(np.int64), mask]),
+                (
+                    choose.choose_least,
+                    [pages, pages, slots, floats, mask, np.zeros(rows, np.uint8), draw(st.booleans())],
+                ),
+                (hashing._hash_strings, [offsets, data, mask, column(np.uint64)]),
+                (
+                    partition._partition,
+                    [
+                        column(np.uint64),
+                        column(np.uint16, st.integers(0, 2), 12),
+                        np.zeros(rows, dtype=np.uint16),
+                        np.zeros(3, dtype=np.int64),
+                        found[0],
+                        np.zeros(4, dtype=np.int64),
+                    ],
+                ),
+                (
+                    bytes_index._upsert,
+                    [
+                        *known,
+                        np.zeros(129, dtype=np.int64),
+                        np.zeros(2000, dtype=np.uint8),
+                        column(np.uint64, st.integers(0, 3)),
+                        offsets,
+                        data,
+                        mask,
+                        *found,
+                        counters,
+                    ],
+                ),
+            ]
+        )
+    ), [page]
+
+
+@pytest.mark.slow
+@settings(max_examples=150, deadline=None)
+@given(calls())
+def test_images_do_what_numba_does(case: tuple[tuple[Any, list[Any]], list[Any]]) -> None:
+    """To the bit: in what they return, and in each array that they are given."""
+    (kernel, arguments), [page] = case
+    before = [each.copy() if isinstance(each, np.ndarray) else each for each in (page, *arguments)]
+    outcomes = []
+    for run in (kernel, kernel.for_numba("general")):
+        for array, value in zip((page, *arguments), before, strict=True):
+            if isinstance(array, np.ndarray):
+                array[:] = value
+        result = run(*arguments)
+        outcomes.append(
+            [repr(result), *(each.tobytes() for each in (page, *arguments) if isinstance(each, np.ndarray))]
+        )
+    assert outcomes[0] == outcomes[1]

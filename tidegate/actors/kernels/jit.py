@@ -1,130 +1,152 @@
 """How kernels are compiled, and the machine instructions that NumPy has no word for.
 
-Rules: every kernel is cached beside its module (`cache=True`), so that a standby actor pays for loading and
-not for compiling, and releases the GIL (`nogil=True`), so that heartbeats and the asynchronous part of
-snapshots go on. A kernel only touches arrays that its caller hands in and checks nothing: the typed functions
-around it do.
+Rules:
 
-The processes of a job, and those of a test run, come to a fresh cache together. So one at a time looks for the machine
-code of a kernel, or compiles and keeps it:
+- A kernel is compiled for each combination of types that it is called with, once: its machine code is kept beside its
+  module, or in the user's cache (`machine_code/images.py`). A process that finds it there loads neither numba nor LLVM.
+- A kernel releases the GIL, so that heartbeats and the asynchronous part of snapshots go on.
+- A kernel only touches arrays that its caller hands in and checks nothing: the typed functions around it do. It makes
+  no arrays, raises nothing and calls no one but other kernels and the instructions below.
 
-- The others need not compile it again.
-- numba writes its index before the data that it names, and numbers data anew after a change of the source. Who reads
-  or writes at the same moment could be given the code of other types, or of the old source.
+The processes of a job, and those of a test run, come to an empty cache together. One at a time compiles a kernel, and
+the others take what it has kept.
 
-What numba knows of Python and NumPy, so that it can compile, is loaded when something is compiled. To use machine code
-that is there takes none of it, and it is nearly half of what numba costs a process.
-
-numba keys its cache by the file that a kernel is in. After a change of an intrinsic here, delete the
-`__pycache__` folders of this package: kernels elsewhere have the old one compiled in.
+Where there can be no image (another processor than x86-64, memory of files that must not be run) and for arrays that
+images cannot take (in steps, or of more dimensions) kernels are numba's, which keeps them in a cache of its own.
 """
 
 from __future__ import annotations
 
 import fcntl
+import functools
+import logging
 import os
+import sys
+import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
-import numba
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.core.compiler_lock import global_compiler_lock
-from numba.core.runtime.nrt import rtsys
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from tidegate.actors.kernels.machine_code import images
+from tidegate.actors.kernels.machine_code.calling import ARRAYS_ARE_AS_EXPECTED, SCALARS, function_of
+from tidegate.actors.kernels.machine_code.linking import CannotLink
+
+log = logging.getLogger(__name__)
+
 F = TypeVar("F", bound=Callable[..., Any])
+_Kinds = tuple[type | np.dtype[Any], ...]
+
+_LOCK = threading.RLock()
+_IMAGES = sys.platform == "linux" and os.uname().machine == "x86_64" and ARRAYS_ARE_AS_EXPECTED
+_ARRAY = np.ndarray
 
 
 def kernel(function: F) -> F:
-    """Decorator: compile with the options that all kernels share, keeping the type of the Python function."""
-    dispatcher: Any = numba.njit(cache=True, nogil=True)(function)
-    _load_without_compiler(dispatcher)
-    _compile_alone(dispatcher)
-    return cast(F, dispatcher)
+    """Decorator: a function that is compiled, keeping the type of the Python function."""
+    return cast(F, Kernel(function))
 
 
-def _load_without_compiler(dispatcher: Any) -> None:
-    """Look for a function's machine code first, and prepare to compile only where there is none."""
-    cache = dispatcher._cache
-    prepare_and_load = cache.load_overload
+class Kernel:
+    """A kernel, and what has been compiled or loaded of it."""
 
-    def load(signature: object, target: object) -> object:
-        rtsys.initialize(target)  # The memory that kernels make arrays in.
-        kept = cache._load_overload(signature, target)
-        return prepare_and_load(signature, target) if kept is None else kept
+    def __init__(self, function: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, function)
+        self._function = function
+        self._loaded: dict[_Kinds, Callable[..., Any]] = {}
+        self._for_numba: dict[str, Any] = {}
 
-    cache.load_overload = load
+    def __call__(self, *arguments: Any) -> Any:
+        """Run it."""
+        kinds = tuple([each.dtype if type(each) is _ARRAY else type(each) for each in arguments])
+        loaded = self._loaded.get(kinds)
+        if loaded is None:
+            with _LOCK:
+                loaded = self._loaded[kinds] = self._load(kinds)
+        return loaded(*arguments)
 
+    def _load(self, kinds: _Kinds) -> Callable[..., Any]:
+        if _IMAGES and all(kind in SCALARS if isinstance(kind, type) else kind.isnative for kind in kinds):
+            try:
+                return function_of(self._image(kinds), kinds, self.general)
+            except (CannotLink, OSError) as reason:
+                log.debug("no image of kernel %s: %s", self._function.__qualname__, reason)
+        return self.general
 
-def _compile_alone(dispatcher: Any) -> None:
-    """Let one process at a time look for a function's machine code, or compile and keep it.
-
-    A kernel compiles those that it calls, and locks them too. Processes cannot wait for each other in a circle: calls
-    make none. Neither can threads of a process: numba's own lock comes first, and lets one of them in.
-    """
-    compile_one, files = dispatcher.compile, dispatcher._cache._cache_file
-
-    def compile_alone(signature: object) -> object:
-        with global_compiler_lock:
-            os.makedirs(files._cache_path, exist_ok=True)
-            with open(f"{files._index_path}.lock", "ab") as lock:
+    def _image(self, kinds: _Kinds) -> images.Image:
+        """Find the image, or compile and keep it; one process at a time does."""
+        source = Path(self._function.__code__.co_filename)
+        names = [kind.__name__ if isinstance(kind, type) else kind.str for kind in kinds]
+        name = images.file_name(self._function.__qualname__, source, names)
+        places = [folder / name for folder in images.folders(source)]
+        found = next((image for path in places if (image := images.kept(path)) is not None), None)
+        if found is not None:
+            return found
+        for path in places:
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                lock = path.with_name(f".{self._function.__qualname__}.lock").open("ab")
+            except OSError:
+                continue
+            with lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                return compile_one(signature)
+                found = images.kept(path)
+                if found is None:
+                    found = self._compile(kinds)
+                    images.keep(path, found)
+                return found
+        return self._compile(kinds)
 
-    dispatcher.compile = compile_alone
+    def _compile(self, kinds: _Kinds) -> images.Image:
+        from tidegate.actors.kernels.machine_code import compiling
+
+        return compiling.make_image(self._function, self._names("part_of_images"), kinds)
+
+    def _names(self, form: str) -> dict[str, Any]:
+        """The globals that the function uses, with kernels and instructions as numba wants them."""
+        known = self._function.__globals__
+        used = {name: known[name] for name in self._function.__code__.co_names if name in known}
+        return {
+            name: value.for_numba(form) if isinstance(value, (Kernel, Instruction)) else value
+            for name, value in used.items()
+        }
+
+    def for_numba(self, form: str) -> Any:
+        """What kernels that call this one are compiled with. `form` is the function of `compiling.py` that makes it."""
+        with _LOCK:
+            if form not in self._for_numba:
+                from tidegate.actors.kernels.machine_code import compiling
+
+                self._for_numba[form] = getattr(compiling, form)(self._function, self._names(form))
+            return self._for_numba[form]
+
+    def general(self, *arguments: Any) -> Any:
+        """Run it as numba would, with whatever numba takes."""
+        return self.for_numba("general")(*arguments)
 
 
-def _intrinsic(function: Callable[..., Any]) -> Any:
-    return intrinsic(function)
+class Instruction:
+    """Stands in kernels for what `machine_code/intrinsics.py` has under its name."""
 
+    def __init__(self, name: str) -> None:
+        self._name = name
 
-def _define_load(bits: int) -> Any:
-    @_intrinsic
-    def load(typingctx: Any, data: Any, position: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            array = cgutils.create_struct_proxy(signature.args[0])(context, builder, value=args[0])
-            pointer = builder.gep(array.data, [args[1]])
-            word = builder.load(builder.bitcast(pointer, ir.IntType(bits).as_pointer()))
-            word.align = 1
-            return word if bits == 64 else builder.zext(word, ir.IntType(64))
+    def for_numba(self, _form: str) -> Any:
+        """What kernels are compiled with."""
+        from tidegate.actors.kernels.machine_code import intrinsics
 
-        return types.uint64(data, types.int64), codegen
-
-    return load
+        return getattr(intrinsics, self._name)
 
 
 Load = Callable[[NDArray[np.uint8], int | np.int64], np.uint64]
 
-load64: Load = _define_load(64)
+load64 = cast(Load, Instruction("load64"))
 """`load64(data, position)`: the 8 bytes from `position` on, little-endian; they need not be aligned."""
 
-load32: Load = _define_load(32)
+load32 = cast(Load, Instruction("load32"))
 """`load32(data, position)`: the 4 bytes from `position` on, little-endian, widened to uint64."""
 
-
-def emit_prefetch(builder: Any, pointer: Any) -> None:
-    """Code that starts to load the cache line at a pointer, to be written."""
-    address = builder.bitcast(pointer, ir.IntType(8).as_pointer())
-    i32 = ir.IntType(32)
-    function_type = ir.FunctionType(ir.VoidType(), [address.type, i32, i32, i32])
-    function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0i8")
-    for_writing, keep, data_cache = i32(1), i32(3), i32(1)
-    builder.call(function, [address, for_writing, keep, data_cache])
-
-
-@_intrinsic
-def _prefetch(typingctx: Any, data: Any, position: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        array = cgutils.create_struct_proxy(signature.args[0])(context, builder, value=args[0])
-        emit_prefetch(builder, builder.gep(array.data, [args[1]]))
-        return context.get_dummy_value()
-
-    return types.void(data, types.int64), codegen
-
-
-prefetch: Callable[[NDArray[Any], int | np.int64], None] = _prefetch
+prefetch = cast(Callable[[NDArray[Any], int | np.int64], None], Instruction("prefetch"))
 """`prefetch(data, position)`: start loading the cache line of `data[position]`, soon to be written."""

@@ -5,8 +5,6 @@ pages of a column as an array of their addresses, so that replacing one page (co
 
 Rules: whoever hands addresses to a kernel keeps the pages alive meanwhile, and every slot within them. A kernel of this
 module or of `accumulate.py` is the only code that follows an address.
-
-As `jit.py` says of its intrinsics: after a change of one here, delete the `__pycache__` folder of this package.
 """
 
 from __future__ import annotations
@@ -15,16 +13,12 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from tidegate.actors.kernels.jit import emit_prefetch, kernel
+from tidegate.actors.kernels import page_size
+from tidegate.actors.kernels.jit import Instruction, kernel
 
-PAGE_BITS = 12
-PAGE_ROWS = 1 << PAGE_BITS
+PAGE_BITS, PAGE_ROWS = page_size.PAGE_BITS, page_size.PAGE_ROWS
 AHEAD = 16
 """Rows between asking for a slot's cache line and using it, so that the misses of several rows overlap."""
 
@@ -37,48 +31,13 @@ NO_PAGES: Pages = np.zeros(0, dtype=np.uintp)
 """Of a column without such pages (validity, where nothing is null)."""
 
 
-def _pointer(context: Any, builder: Any, signature: Any, args: Any, value_type: Any) -> Any:
-    """Pointer to the value of a slot: `args` begin with pages and slot."""
-    array = cgutils.create_struct_proxy(signature.args[0])(context, builder, value=args[0])
-    i64 = ir.IntType(64)
-    page = builder.load(builder.gep(array.data, [builder.lshr(args[1], i64(PAGE_BITS))]))
-    values = builder.inttoptr(page, context.get_data_type(value_type).as_pointer())
-    return builder.gep(values, [builder.and_(args[1], i64(PAGE_ROWS - 1))])
-
-
-def _load(typingctx: Any, pages: Any, slot: Any, like: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer = _pointer(context, builder, signature, args, signature.return_type)
-        return builder.load(pointer)
-
-    return (like(pages, types.int64, like), codegen) if pages.dtype == types.uintp else None
-
-
-def _store(typingctx: Any, pages: Any, slot: Any, value: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer = _pointer(context, builder, signature, args, signature.args[2])
-        builder.store(args[2], pointer)
-        return context.get_dummy_value()
-
-    return (types.void(pages, types.int64, value), codegen) if pages.dtype == types.uintp else None
-
-
-def _prefetch(typingctx: Any, pages: Any, slot: Any, like: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer = _pointer(context, builder, signature, args, signature.args[2])
-        emit_prefetch(builder, pointer)
-        return context.get_dummy_value()
-
-    return (types.void(pages, types.int64, like), codegen) if pages.dtype == types.uintp else None
-
-
-load_value = cast(Callable[[Pages, Any, Any], Any], intrinsic(_load))
+load_value = cast(Callable[[Pages, Any, Any], Any], Instruction("load_value"))
 """`load_value(pages, slot, like)`: the value of a slot, of the type that the scalar `like` has."""
 
-store_value = cast(Callable[[Pages, Any, Any], None], intrinsic(_store))
+store_value = cast(Callable[[Pages, Any, Any], None], Instruction("store_value"))
 """`store_value(pages, slot, value)`: set the value of a slot; the type of `value` must be that of the pages."""
 
-prefetch_value = cast(Callable[[Pages, Any, Any], None], intrinsic(_prefetch))
+prefetch_value = cast(Callable[[Pages, Any, Any], None], Instruction("prefetch_value"))
 """`prefetch_value(pages, slot, like)`: start loading the cache line of a slot, soon to be written."""
 
 

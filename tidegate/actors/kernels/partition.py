@@ -40,7 +40,8 @@ def partition(hashes: NDArray[np.uint64], table: NDArray[np.uint16], parallelism
     """Group rows by the subtask that owns their key group. `table` is that of `subtask_table`."""
     rows = np.empty(len(hashes), dtype=np.int32)
     bounds = np.zeros(parallelism + 1, dtype=np.int64)
-    _partition(hashes, table, np.empty(len(hashes), dtype=np.uint16), rows, bounds)
+    subtasks, positions = np.empty(len(hashes), dtype=np.uint16), np.empty(parallelism, dtype=np.int64)
+    _partition(hashes, table, subtasks, positions, rows, bounds)
     return Partition(rows, tuple(bounds.tolist()))
 
 
@@ -75,6 +76,7 @@ def _partition(
     hashes: NDArray[np.uint64],
     table: NDArray[np.uint16],
     subtasks: NDArray[np.uint16],
+    positions: NDArray[np.int64],
     rows: NDArray[np.int32],
     bounds: NDArray[np.int64],
 ) -> None:
@@ -90,13 +92,13 @@ def _partition(
             subtask = table[hashes[i] % groups]
             subtasks[i] = subtask
             bounds[subtask + 1] += 1
-    for t in range(1, bounds.shape[0]):
-        bounds[t] += bounds[t - 1]
-    position = bounds[:-1].copy()
+    for t in range(positions.shape[0]):
+        positions[t] = bounds[t]
+        bounds[t + 1] += bounds[t]
     for i in range(hashes.shape[0]):
         subtask = subtasks[i]
-        rows[position[subtask]] = i
-        position[subtask] += 1
+        rows[positions[subtask]] = i
+        positions[subtask] += 1
 
 
 @kernel

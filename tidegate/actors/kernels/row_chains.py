@@ -35,7 +35,6 @@ def link(
         tails[key] = slot
 
 
-@kernel
 def prune_and_count(
     heads: NDArray[np.int32],
     tails: NDArray[np.int32],
@@ -44,13 +43,28 @@ def prune_and_count(
     keys: NDArray[np.int32],
     first: NDArray[np.int32],
     counts: NDArray[np.int64],
-) -> np.int64:
+) -> int:
     """Unlink rows that are gone from the chains of some keys, each given by its first position in `keys`.
 
     `counts[i]` becomes the number of rows of key `keys[i]`. Returns the sum of all.
     """
-    total = np.int64(0)
-    lengths = np.zeros(heads.shape[0], dtype=np.int64)
+    lengths = np.empty(len(heads), dtype=np.int64)
+    return _prune_and_count(heads, tails, nexts, flags, keys, first, lengths, counts)
+
+
+@kernel
+def _prune_and_count(
+    heads: NDArray[np.int32],
+    tails: NDArray[np.int32],
+    nexts: NDArray[np.int32],
+    flags: Pages,
+    keys: NDArray[np.int32],
+    first: NDArray[np.int32],
+    lengths: NDArray[np.int64],
+    counts: NDArray[np.int64],
+) -> int:
+    """`lengths[key]` becomes the number of rows of a key."""
+    total = 0
     for i in range(first.shape[0]):
         key = keys[first[i]]
         last, slot, length = np.int64(END), np.int64(heads[key]), 0

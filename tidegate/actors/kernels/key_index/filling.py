@@ -37,7 +37,8 @@ def spread(words: NDArray[np.int64], hashes: NDArray[np.uint64], valid: NDArray[
     bits = min(max(table_bytes // PART_BYTES, 1).bit_length() - 1, _PARTS_BITS_MAX)
     count = len(words) if not len(valid) else int(np.count_nonzero(valid))
     ordered = Spread(np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int32))
-    _spread(words, hashes, valid, np.uint64(bits), ordered.words, ordered.rows)
+    ends = np.zeros((1 << bits) + 1, dtype=np.int64)
+    _spread(words, hashes, valid, np.uint64(bits), ends, ordered.words, ordered.rows)
     return ordered
 
 
@@ -47,6 +48,7 @@ def _spread(
     hashes: NDArray[np.uint64],
     valid: NDArray[np.uint8],
     bits: np.uint64,
+    ends: NDArray[np.int64],
     spread_words: NDArray[np.int64],
     spread_rows: NDArray[np.int32],
 ) -> None:
@@ -54,7 +56,6 @@ def _spread(
     # Two shifts: by 64 bits at once, for a single part, none would be shifted.
     rest = np.uint64(63) - bits
     one = np.uint64(1)
-    ends = np.zeros((1 << np.int64(bits)) + 1, dtype=np.int64)
     for i in range(words.shape[0]):
         if not masked or valid[i]:
             ends[np.int64((hashes[i] >> rest) >> one) + 1] += 1

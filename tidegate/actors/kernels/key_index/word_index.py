@@ -33,7 +33,7 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 class WordIndex:
     """Open-addressing table of int64 words → slots 0, 1, 2, … in order of first appearance."""
 
-    __slots__ = ("_met", "_null", "_shift", "_table", "size")
+    __slots__ = ("_homes", "_met", "_null", "_shift", "_table", "size")
 
     def __init__(self) -> None:
         self.size = 0
@@ -41,6 +41,7 @@ class WordIndex:
         self._shift = np.uint64(64 - CAPACITY_MIN.bit_length() + 1)
         self._null = np.zeros(2, dtype=np.int64)
         self._met = bitmap_of(CAPACITY_MIN // 2)
+        self._homes = np.empty(_BLOCK_ROWS, dtype=np.int64)
 
     def upsert(self, words: NDArray[np.int64], valid: NDArray[np.uint8]) -> Upserted:
         """Slots of a batch of keys; keys that are not known yet get one. `valid` may be `NO_MASK`."""
@@ -51,6 +52,7 @@ class WordIndex:
                 self._shift,
                 self._null,
                 self._met,
+                self._homes,
                 words,
                 valid,
                 progress.slots,
@@ -148,6 +150,7 @@ def _upsert(
     shift: np.uint64,
     null: NDArray[np.int64],
     met: NDArray[np.uint64],
+    homes: NDArray[np.int64],
     words: NDArray[np.int64],
     valid: NDArray[np.uint8],
     slots: NDArray[np.int32],
@@ -160,7 +163,6 @@ def _upsert(
     masked = valid.shape[0] > 0
     row, size, first, new = counters[0], counters[1], counters[2], counters[3]
     rows = words.shape[0]
-    homes = np.empty(_BLOCK_ROWS, dtype=np.int64)
     full = False
     while row < rows and not full:
         block = row

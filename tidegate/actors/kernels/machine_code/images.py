@@ -1,0 +1,135 @@
+"""Images of kernels on disk: what a file says, what it is called, and where it lies.
+
+A file is a head and the image that `linking.py` has made. Its name says all that the machine code depends
+on, so that no file is ever wrong: the kernel's name and source, those of all modules here, the kinds of its arguments,
+the processor, the versions and settings of Python, NumPy, numba and LLVM.
+
+Rules: a file appears whole or not at all, and is never changed. One whose checksum is wrong counts as missing. Of files
+that nobody asks for any more a few are left, and the others deleted when a successor is written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+import sys
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+_MAGIC = b"tidegate kernel 1"
+_HEAD = struct.Struct("<17sI")
+_BODY = struct.Struct("<II16s")
+"""Where the function begins, how long the code is, and what it returns."""
+_OLD_FILES_MAX = 8
+"""So many files of one kernel for the same arguments are kept: other processors and versions may share the folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """Code of a kernel for certain arguments: where in it the function begins, and what it returns."""
+
+    code: bytes
+    entry: int
+    result: str
+    """A type of numba's, or nothing."""
+
+
+def encode(image: Image) -> bytes:
+    """What a file holds."""
+    checked = _BODY.pack(image.entry, len(image.code), image.result.encode()) + image.code
+    return _HEAD.pack(_MAGIC, zlib.crc32(checked)) + checked
+
+
+def decode(content: bytes) -> Image | None:
+    """The image in a file, or None if it is torn."""
+    start = _HEAD.size + _BODY.size
+    if len(content) < start or _HEAD.unpack_from(content) != (_MAGIC, zlib.crc32(content[_HEAD.size :])):
+        return None
+    entry, size, result = _BODY.unpack_from(content, _HEAD.size)
+    return Image(content[start:], entry, result.rstrip(b"\0").decode()) if len(content) == start + size else None
+
+
+def kept(path: Path) -> Image | None:
+    """The image of a file, or None if it is missing or torn."""
+    try:
+        return decode(path.read_bytes())
+    except OSError:
+        return None
+
+
+def keep(path: Path, image: Image) -> None:
+    """Write the file of an image, whole or not at all. Whoever may use the modules beside it may read it."""
+    unfinished = path.with_name(f".{path.name}-{os.getpid()}")
+    unfinished.write_bytes(encode(image))
+    os.replace(unfinished, path)
+    of_kernel = path.parent.glob(path.name.rpartition("-")[0] + "-*.kernel")
+    for old in sorted(of_kernel, key=_written_s, reverse=True)[_OLD_FILES_MAX:]:
+        old.unlink(missing_ok=True)
+
+
+def _written_s(path: Path) -> float:
+    with suppress(OSError):
+        return path.stat().st_mtime
+    return 0.0
+
+
+def file_name(kernel: str, source: Path, kinds: Iterable[str]) -> str:
+    """Of the image of a kernel in a module's file, for arguments of some kinds."""
+    arguments = hashlib.blake2b(",".join(kinds).encode(), digest_size=8).hexdigest()
+    depends = hashlib.blake2b(_surroundings(), digest_size=12)
+    depends.update(source.read_bytes())
+    return f"{source.stem}.{kernel}-{arguments}-{depends.hexdigest()}.kernel"
+
+
+def folders(source: Path) -> Iterator[Path]:
+    """Where images of a module's kernels may lie, the best place first: where numba would keep them."""
+    chosen = os.environ.get("NUMBA_CACHE_DIR")
+    if chosen:
+        # Modules of one name in two installations do not meet: their sources are in the names of files.
+        yield Path(chosen)
+        return
+    yield source.parent / "__pycache__"
+    yield Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tidegate" / "kernels"
+
+
+@cache
+def _surroundings() -> bytes:
+    """What all machine code of this process depends on."""
+    found = hashlib.blake2b(digest_size=16)
+    for part in (sys.version, sys.platform, _processor(), *_settings(), *_versions()):
+        found.update(part.encode() + b"\0")
+    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
+        found.update(path.read_bytes() + b"\0")
+    return found.digest()
+
+
+def _processor() -> str:
+    """Its name and what it can do, as Linux tells; LLVM makes code for just that."""
+    with open("/proc/cpuinfo") as file:
+        first = iter(file.readline, "\n")
+        return "".join(line for line in first if line.startswith(("vendor_id", "cpu family", "model", "flags")))
+
+
+def _settings() -> list[str]:
+    """What is set for numba: some of it changes the code."""
+    return sorted(
+        f"{name}={value}"
+        for name, value in os.environ.items()
+        if name.startswith("NUMBA_") and name != "NUMBA_CACHE_DIR"
+    )
+
+
+def _versions() -> Iterator[str]:
+    """The versions of the libraries, without importing the compilers."""
+    for library in ("numpy", "numba", "llvmlite"):
+        found = find_spec(library)
+        assert found is not None, f"{library} is not installed"
+        assert found.origin is not None
+        folder = Path(found.origin).parent
+        yield "".join(path.read_text() for path in (folder / "_version.py", folder / "version.py") if path.exists())
