@@ -17,7 +17,7 @@ from hypothesis.extra.numpy import arrays
 from tidegate.actors.kernels import accumulate, choose, hashing, partition
 from tidegate.actors.kernels.jit import Kernel
 from tidegate.actors.kernels.key_index import bytes_index
-from tidegate.actors.kernels.machine_code import compiling
+from tidegate.actors.kernels.machine_code import compiling, images
 from tidegate.actors.kernels.page_size import PAGE_ROWS
 
 GENERAL = Kernel.general
@@ -87,10 +87,10 @@ def test_a_torn_file_counts_as_missing(tmp_path: Path, compiled: list[str]) -> N
     kernels(tmp_path).outer(VALUES, True)
     (file,) = (tmp_path / "__pycache__").glob("*.kernel")
     whole = file.read_bytes()
-    for torn in (b"", whole[:-1], whole + b"x", whole[:60] + b"\0" + whole[61:]):
+    for torn in (b"", whole[:-1], whole + b"x", whole[:-1] + bytes([whole[-1] ^ 1])):
         file.write_bytes(torn)
         assert kernels(tmp_path).outer(VALUES, True) == 10
-        assert file.read_bytes() == whole
+        assert images.decode(file.read_bytes()) is not None
     assert compiled == ["outer"] * 5
 
 

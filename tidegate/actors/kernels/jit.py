@@ -3,7 +3,7 @@
 Rules:
 
 - A kernel is compiled for each combination of types that it is called with, once: its machine code is kept beside its
-  module, or in the user's cache (`machine_code/images.py`). A process that finds it there loads neither numba nor LLVM.
+  module, or in the user's cache (`machine_code/images.py`). A process that finds it there does not load numba.
 - A kernel releases the GIL, so that heartbeats and the asynchronous part of snapshots go on.
 - A kernel only touches arrays that its caller hands in and checks nothing: the typed functions around it do. It makes
   no arrays, raises nothing and calls no one but other kernels and the instructions below.
@@ -11,8 +11,8 @@ Rules:
 The processes of a job, and those of a test run, come to an empty cache together. One at a time compiles a kernel, and
 the others take what it has kept.
 
-Where there can be no image (another processor than x86-64, memory of files that must not be run) and for arrays that
-images cannot take (in steps, or of more dimensions) kernels are numba's, which keeps them in a cache of its own.
+Where a kernel has no image (it needs more than that), and for arrays that images cannot take (in steps, or of more
+dimensions), it is numba's, which keeps it in a cache of its own.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from __future__ import annotations
 import fcntl
 import functools
 import logging
-import os
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +30,7 @@ from numpy.typing import NDArray
 
 from tidegate.actors.kernels.machine_code import images
 from tidegate.actors.kernels.machine_code.calling import ARRAYS_ARE_AS_EXPECTED, SCALARS, function_of
-from tidegate.actors.kernels.machine_code.linking import CannotLink
+from tidegate.actors.kernels.machine_code.loading import CannotLoadError
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +38,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 _Kinds = tuple[type | np.dtype[Any], ...]
 
 _LOCK = threading.RLock()
-_IMAGES = sys.platform == "linux" and os.uname().machine == "x86_64" and ARRAYS_ARE_AS_EXPECTED
 _ARRAY = np.ndarray
 
 
@@ -68,10 +65,12 @@ class Kernel:
         return loaded(*arguments)
 
     def _load(self, kinds: _Kinds) -> Callable[..., Any]:
-        if _IMAGES and all(kind in SCALARS if isinstance(kind, type) else kind.isnative for kind in kinds):
+        if ARRAYS_ARE_AS_EXPECTED and all(
+            kind in SCALARS if isinstance(kind, type) else kind.isnative for kind in kinds
+        ):
             try:
                 return function_of(self._image(kinds), kinds, self.general)
-            except (CannotLink, OSError) as reason:
+            except CannotLoadError as reason:
                 log.debug("no image of kernel %s: %s", self._function.__qualname__, reason)
         return self.general
 

@@ -11,14 +11,13 @@ the other. If not, it does nothing and returns `OTHER_ARRAYS`.
 from __future__ import annotations
 
 import ctypes
-import mmap
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from tidegate.actors.kernels.machine_code.images import Image
+from tidegate.actors.kernels.machine_code.loading import address_of
 
 HEAD_BYTES = object.__basicsize__
 DATA, DIMENSIONS, LENGTHS, STRIDES = (HEAD_BYTES + offset for offset in (0, 8, 16, 24))
@@ -47,18 +46,15 @@ RESULTS: dict[str, Any] = {
 """What may be returned."""
 
 Call = Callable[..., Any]
-_LIBC = ctypes.CDLL(None, use_errno=True)
-_runnable: list[mmap.mmap] = []
-"""What functions point into: for as long as the process lives."""
 
 
 def function_of(image: Image, kinds: Sequence[type | np.dtype[Any]], otherwise: Call) -> Call:
     """The function of an image for arguments of some kinds: a dtype for an array, a type for a scalar.
 
-    Arrays that it cannot take are handed to `otherwise`, with the rest. OSError where memory must not be made to run.
+    Arrays that it cannot take are handed to `otherwise`, with the rest. CannotLoadError.
     """
     types = [SCALARS[kind][1] if isinstance(kind, type) else ctypes.py_object for kind in kinds]
-    address = _make_runnable(image.code) + image.entry
+    address = address_of(image.code)
     converted = [number for number, kind in enumerate(kinds) if isinstance(kind, type) and issubclass(kind, np.generic)]
     if not image.result:
         function = ctypes.CFUNCTYPE(ctypes.c_int32, *types)(address)
@@ -74,18 +70,6 @@ def function_of(image: Image, kinds: Sequence[type | np.dtype[Any]], otherwise: 
             return otherwise(*arguments) if function(ctypes.byref(result), *arguments) else result.value
 
     return _with_python_numbers(call, converted) if converted else call
-
-
-def _make_runnable(code: bytes) -> int:
-    """Put code into memory that runs, and that nobody can write to any more. Its address."""
-    memory = mmap.mmap(-1, len(code), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.write(code)
-    address: int = np.frombuffer(memory, dtype=np.uint8).ctypes.data
-    if _LIBC.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(len(code)), mmap.PROT_READ | mmap.PROT_EXEC):
-        number = ctypes.get_errno()
-        raise OSError(number, f"memory must not be made to run: {os.strerror(number)}")
-    _runnable.append(memory)
-    return address
 
 
 def _with_python_numbers(call: Call, which: Sequence[int]) -> Call:

@@ -5,7 +5,7 @@ for arrays of one dimension whose values lie one behind the other, at any addres
 came), and around it a function that C can call, which takes array objects (`calling.py` has their layout).
 
 Rules: nothing in an image needs Python or numba. Kernels allocate nothing and raise nothing; one that does cannot be
-linked. Integers that are divided by zero give zero, floats infinity or NaN.
+loaded. Integers that are divided by zero give zero, floats infinity or NaN.
 """
 
 from __future__ import annotations
@@ -30,9 +30,8 @@ from numba.np.numpy_support import from_dtype
 
 from tidegate.actors.kernels.machine_code import calling
 from tidegate.actors.kernels.machine_code.images import Image
-from tidegate.actors.kernels.machine_code.linking import CannotLink, link
+from tidegate.actors.kernels.machine_code.loading import ENTRY, CannotLoadError, address_of
 
-_ENTRY = "tidegate_kernel"
 _POINTER = ir.IntType(8).as_pointer()
 _WORD, _HALF = ir.IntType(64), ir.IntType(32)
 
@@ -52,7 +51,7 @@ def general(function: Callable[..., Any], names: dict[str, Any]) -> Any:
 
 
 def make_image(function: Callable[..., Any], names: dict[str, Any], kinds: Sequence[type | np.dtype[Any]]) -> Image:
-    """Compile a kernel for arguments of some kinds. CannotLink if it needs more than an image has."""
+    """Compile a kernel for arguments of some kinds. CannotLoadError if it needs more than an image has."""
     arguments = [_type_of(kind) for kind in kinds]
     flags: Any = compiler.Flags()
     flags.nrt = False
@@ -65,15 +64,16 @@ def make_image(function: Callable[..., Any], names: dict[str, Any], kinds: Seque
         try:
             compiled = compiler.compile_extra(typing, target, _with_names(function, names), arguments, None, flags, {})
         except NumbaError as error:
-            raise CannotLink(f"{function.__qualname__} is more than a kernel: {error}") from error
+            raise CannotLoadError(f"{function.__qualname__} is more than a kernel: {error}") from error
         result = "" if compiled.signature.return_type == numba.types.none else str(compiled.signature.return_type)
         if result not in ("", "bool", *calling.RESULTS):
-            raise CannotLink(f"{function.__name__} returns {result}")
+            raise CannotLoadError(f"{function.__name__} returns {result}")
         result = "boolean" if result == "bool" else result
         _add_entry(compiled, arguments, bool(result))
         compiled.library.finalize()
-        code, entry = link(_object_of(compiled.library), _ENTRY)
-    return Image(code, entry, result)
+        code = _object_of(compiled.library)
+    address_of(code)
+    return Image(code, result)
 
 
 def _with_names(function: Callable[..., Any], names: dict[str, Any]) -> Any:
@@ -93,9 +93,9 @@ def _type_of(kind: type | np.dtype[Any]) -> Any:
 def _add_entry(compiled: Any, arguments: Sequence[Any], returns: bool) -> None:
     """Put a function for C beside the kernel. It returns what `calling.py` says."""
     context = compiled.target_context
-    module = compiled.library.create_ir_module(_ENTRY)
+    module = compiled.library.create_ir_module(ENTRY)
     types = [_POINTER if isinstance(kind, numba.types.Array) else context.get_data_type(kind) for kind in arguments]
-    entry = ir.Function(module, ir.FunctionType(_HALF, [_POINTER, *types] if returns else types), _ENTRY)
+    entry = ir.Function(module, ir.FunctionType(_HALF, [_POINTER, *types] if returns else types), ENTRY)
     builder = ir.IRBuilder(entry.append_basic_block())
     given = list(entry.args)
     place = given.pop(0) if returns else None
@@ -142,7 +142,7 @@ def _object_of(library: Any) -> bytes:
     """The object file of a library in which only the function for C can be seen from outside."""
     module = llvm.parse_assembly(library.get_llvm_str())
     for known in (*module.functions, *module.global_variables):
-        if known.name != _ENTRY and not known.is_declaration:
+        if known.name != ENTRY and not known.is_declaration:
             known.linkage = llvm.Linkage.internal
     codegen = library.codegen
     machine = llvm.Target.from_triple(llvm.get_process_triple()).create_target_machine(

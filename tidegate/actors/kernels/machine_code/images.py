@@ -1,6 +1,6 @@
 """Images of kernels on disk: what a file says, what it is called, and where it lies.
 
-A file is a head and the image that `linking.py` has made. Its name says all that the machine code depends
+A file is a head and the object file that LLVM has made. Its name says all that the machine code depends
 on, so that no file is ever wrong: the kernel's name and source, those of all modules here, the kinds of its arguments,
 the processor, the versions and settings of Python, NumPy, numba and LLVM.
 
@@ -22,27 +22,28 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+from tidegate.actors.kernels.machine_code.loading import processor
+
 _MAGIC = b"tidegate kernel 1"
 _HEAD = struct.Struct("<17sI")
-_BODY = struct.Struct("<II16s")
-"""Where the function begins, how long the code is, and what it returns."""
+_BODY = struct.Struct("<I16s")
+"""How long the code is, and what it returns."""
 _OLD_FILES_MAX = 8
 """So many files of one kernel for the same arguments are kept: other processors and versions may share the folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """Code of a kernel for certain arguments: where in it the function begins, and what it returns."""
+    """Machine code of a kernel for certain arguments, as an object file, and what it returns."""
 
     code: bytes
-    entry: int
     result: str
     """A type of numba's, or nothing."""
 
 
 def encode(image: Image) -> bytes:
     """What a file holds."""
-    checked = _BODY.pack(image.entry, len(image.code), image.result.encode()) + image.code
+    checked = _BODY.pack(len(image.code), image.result.encode()) + image.code
     return _HEAD.pack(_MAGIC, zlib.crc32(checked)) + checked
 
 
@@ -51,8 +52,8 @@ def decode(content: bytes) -> Image | None:
     start = _HEAD.size + _BODY.size
     if len(content) < start or _HEAD.unpack_from(content) != (_MAGIC, zlib.crc32(content[_HEAD.size :])):
         return None
-    entry, size, result = _BODY.unpack_from(content, _HEAD.size)
-    return Image(content[start:], entry, result.rstrip(b"\0").decode()) if len(content) == start + size else None
+    size, result = _BODY.unpack_from(content, _HEAD.size)
+    return Image(content[start:], result.rstrip(b"\0").decode()) if len(content) == start + size else None
 
 
 def kept(path: Path) -> Image | None:
@@ -102,18 +103,11 @@ def folders(source: Path) -> Iterator[Path]:
 def _surroundings() -> bytes:
     """What all machine code of this process depends on."""
     found = hashlib.blake2b(digest_size=16)
-    for part in (sys.version, sys.platform, _processor(), *_settings(), *_versions()):
+    for part in (sys.version, processor(), *_settings(), *_versions()):
         found.update(part.encode() + b"\0")
     for path in sorted(Path(__file__).parents[1].rglob("*.py")):
         found.update(path.read_bytes() + b"\0")
     return found.digest()
-
-
-def _processor() -> str:
-    """Its name and what it can do, as Linux tells; LLVM makes code for just that."""
-    with open("/proc/cpuinfo") as file:
-        first = iter(file.readline, "\n")
-        return "".join(line for line in first if line.startswith(("vendor_id", "cpu family", "model", "flags")))
 
 
 def _settings() -> list[str]:
