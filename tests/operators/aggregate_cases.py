@@ -113,12 +113,13 @@ def expected(found: Sequence[Row], what: Mapping[str, Aggregate] = AGGREGATES) -
     for row in found:
         groups.setdefault(row["k"], []).append(row)
     return [
-        {"k": key, **{name: _one(aggregate, of_key) for name, aggregate in what.items()}}
+        {"k": key, **{name: result_of(aggregate, of_key) for name, aggregate in what.items()}}
         for key, of_key in groups.items()
     ]
 
 
-def _one(aggregate: Aggregate, found: list[Row]) -> Any:
+def result_of(aggregate: Aggregate, found: list[Row]) -> Any:
+    """One result, in plain Python."""
     counted = [row for row in found if aggregate.condition is None or row[str(aggregate.condition)]]
     column, by = (None if c is None else str(c) for c in (aggregate.column, aggregate.by))
     if aggregate.function is not None:

@@ -66,6 +66,23 @@ def better_rows(
             wins[i] = 1
 
 
+@kernel
+def begin_lives(moments: Pages, slots: Slots, times: NDArray[np.int64], ttl: int, never: int, begins: Flags) -> None:
+    """Note in `moments` the greatest time of each slot, in the order of the rows. `never`: a slot had no row yet.
+
+    Set `begins[i]` if row i comes `ttl` or more after the moment of its slot: that forgets what came before it.
+    """
+    for i in range(slots.shape[0]):
+        known = load_value(moments, slots[i], times[i])
+        if known == never:
+            store_value(moments, slots[i], times[i])
+        elif times[i] - known >= ttl:
+            begins[i] = 1
+            store_value(moments, slots[i], times[i])
+        elif times[i] > known:
+            store_value(moments, slots[i], times[i])
+
+
 def last_of_each(slots: Slots, wins: Flags) -> NDArray[np.int32]:
     """Of the rows that win, the last one of each slot, ascending."""
     rows = np.flatnonzero(wins).astype(np.int32)

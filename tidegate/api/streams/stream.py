@@ -29,7 +29,7 @@ from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.actors.protocol.side_outputs import OutputTag
 from tidegate.api.streams.same_columns import with_same_columns
 from tidegate.api.streams.slot_options import SlotOptions
-from tidegate.api.streams.stream_aggregates import aggregated, aggregated_all
+from tidegate.api.streams.stream_aggregates import Life, aggregated, aggregated_all
 from tidegate.api.streams.stream_ranking import RankEmit, ranked_stream, ranked_windows, ranking_of
 from tidegate.api.streams.stream_tables import StreamTables
 from tidegate.api.streams.updating import Updating
@@ -201,8 +201,7 @@ class KeyedStream:
         `schema` is that of the rows that it returns; give it if a table, an aggregate or a key follows. With
         `side_outputs` it may emit rows under these tags as well (see `Stream.side_output`).
         """
-        timestamps = (self.stream.timestamp,)
-        (factory := partial(process_operator, function, (self.keys,), timestamps, schema, side_outputs))()
+        (factory := partial(process_operator, function, (self.keys,), (self.stream.timestamp,), schema, side_outputs))()
         return self.partitioned()._then(
             factory, schema, name, uid, parallelism, batch_rows, slot, side_outputs=side_outputs
         )
@@ -214,19 +213,20 @@ class KeyedStream:
         name: str = "aggregate",
         uid: str | None = None,
         parallelism: int | None = None,
+        ttl: str | timedelta | int | None = None,
+        ttl_time: Literal["event", "processing"] = "event",
         **aggregates: Aggregate,
     ) -> Stream:
         """Aggregate each key: `aggregate(n=tg.count(), worst=tg.max("delay"))`.
 
-        emit="update" emits, after each batch, one row for every key in it, with the values so far. It replaces the
-        key's row before it, so write these rows to a table with mode="upsert" and these keys. Operators that would
-        count the replaced rows, too, raise ConfigurationError.
-        emit="changes" emits what has changed: the column `row_kind` says whether a row comes (`+I`, `+U`) or is taken
-        back (`-U`, `-D`). So other aggregates and joins may follow, and an upsert. See `docs/changes.md`.
-        emit="final" emits one row for each key when a bounded input has ended. The columns are the keys, then the
-        aggregates.
+        emit="update" emits, after each batch, a row for every key in it, with the values so far: it replaces the one
+        before it, in a table with mode="upsert". emit="changes" says in the column `row_kind` what comes and what is
+        taken back (`docs/changes.md`). emit="final" emits a row for each key when a bounded input has ended.
+        `ttl` bounds the state, with emit="update": a key that has had no row for so long is forgotten, and begins anew
+        with the next one. `ttl_time`: in event time, or in processing time (Flink's `table.exec.state.ttl`).
         """
-        made = aggregated(self.stream, self.keys, aggregates, emit, name, uid, parallelism, self._replaced)
+        life = Life.of(ttl, ttl_time, self.stream.timestamp)
+        made = aggregated(self.stream, self.keys, aggregates, emit, name, uid, parallelism, self._replaced, life)
         return made._keyed(self.keys, updates=emit == "update", changes=emit == "changes")
 
     def deduplicate(

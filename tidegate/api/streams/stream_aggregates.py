@@ -8,7 +8,8 @@ aggregate over everything makes one row of each batch before the exchange.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from functools import partial
 from typing import Literal, TypeVar
 
@@ -18,14 +19,41 @@ from tidegate.actors.operators.aggregates.aggregate import Aggregate, count
 from tidegate.actors.operators.aggregates.aggregate_all import MergedAggregate, PartialAggregate
 from tidegate.actors.operators.aggregates.aggregate_kinds import AggregateKind
 from tidegate.actors.operators.aggregates.changing_aggregate import ChangingAggregate
-from tidegate.actors.operators.aggregates.distinct_rows import DistinctRows
+from tidegate.actors.operators.aggregates.expiring_aggregate import ExpiringAggregate
 from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
+from tidegate.actors.operators.ranking.distinct_rows import DistinctRows
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.api.streams.stream_steps import StreamSteps
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.units import parse_duration_ms
 
 S = TypeVar("S", bound=StreamSteps)
 EmitMode = Literal["update", "changes", "final"]
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """How long a key is kept without rows. `time` is the column of event time; None: processing time."""
+
+    ttl_ms: int
+    time: str | None
+
+    @staticmethod
+    def of(ttl: str | timedelta | int | None, domain: str, time: str | None) -> Life | None:
+        """Of what a program says. ConfigurationError."""
+        if ttl is None:
+            return None
+        ttl_ms = parse_duration_ms(ttl, setting="aggregate(ttl=...)")
+        if domain == "processing":
+            return Life(ttl_ms, None)
+        if domain != "event":
+            raise ConfigurationError(f'aggregate: ttl_time is "event" or "processing", not {domain!r}')
+        if time is None:
+            raise ConfigurationError(
+                "aggregate: ttl is event time, and the stream has none: call assign_timestamps before key_by, or say "
+                'ttl_time="processing"'
+            )
+        return Life(ttl_ms, time)
 
 
 def aggregated(
@@ -37,12 +65,17 @@ def aggregated(
     uid: str | None,
     parallelism: int | None,
     replaced: frozenset[str] = frozenset(),
+    life: Life | None = None,
 ) -> S:
     """The aggregates of each key. `replaced` are columns whose place a key has taken. Raises ConfigurationError."""
+    if life is not None:
+        _check_life(stream, aggregates, emit, name)
     stream, plain = _prepared(stream, keys, aggregates, name, uid, parallelism, replaced, emit)
     taken_back = stream._updating is not None
 
     def made() -> KeyedAggregate:
+        if life is not None:
+            return ExpiringAggregate(keys, plain, life.ttl_ms, life.time)
         if emit == "changes" or (emit == "final" and taken_back):
             return ChangingAggregate(keys, plain, emit, taken_back)
         return KeyedAggregate(keys, plain, emit)
@@ -137,6 +170,22 @@ def _with_distinct(
     return stream, {
         label: count().where(flags[str(a.column)]) if _is_distinct(a) else a for label, a in aggregates.items()
     }
+
+
+def _check_life(stream: StreamSteps, aggregates: Mapping[str, Aggregate], emit: EmitMode, name: str) -> None:
+    """Raise ConfigurationError where a key that is forgotten would be missed."""
+    if emit != "update":
+        reason = "a row that is out could not be taken back" if emit == "changes" else "what is forgotten has no result"
+        raise ConfigurationError(f'{name}: ttl= goes with emit="update", not {emit!r}: {reason}')
+    if stream._updating is not None:
+        raise ConfigurationError(
+            f"{name}: ttl= cannot follow changes: rows of a key that is forgotten could not be taken back. Bound the "
+            "state of the operators before it"
+        )
+    if any(isinstance(a, Aggregate) and _is_distinct(a) for a in aggregates.values()):
+        raise ConfigurationError(
+            f"{name}: count_distinct keeps its values apart, without a time to live; approx_count_distinct has one"
+        )
 
 
 def _by(stream: S, keys: tuple[str, ...]) -> S:

@@ -1,0 +1,188 @@
+"""`ExpiringAggregate`: running aggregates with a time to live: a key that gets no rows for so long is forgotten.
+
+Flink's `table.exec.state.ttl`. Rules:
+
+- A key lives from its first row until `ttl_ms` after its last one. A row that comes then begins anew, as if there had
+  been none before it. Within a batch, too: rows before the last beginning of their key count no more.
+- In event time (`time` names the column) the last row is the one with the greatest time. What comes out does not
+  depend on when state is cleaned up: a key whose last time is s goes when the watermark reaches s + 2 * ttl. Rows that
+  are `ttl` or more behind the watermark are dropped and counted, because what was known of their keys may be gone.
+- In processing time all rows of a batch have the moment at which it is processed.
+- That moment is a column of the state. So it survives restores and rescaling, and so do sweeps: they look at
+  all keys, in bounded steps, four times in one time to live.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tidegate.actors.kernels.key_index.entries import Upserted
+from tidegate.actors.kernels.paged import scatter
+from tidegate.actors.kernels.ranking import begin_lives
+from tidegate.actors.operators.aggregates.accumulators import Accumulator
+from tidegate.actors.operators.aggregates.aggregate import Aggregate, count
+from tidegate.actors.operators.aggregates.aggregated_rows import grouped
+from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
+from tidegate.actors.operators.batch_rows import OUTPUT_ROWS_MAX
+from tidegate.actors.operators.operator import Columns, Emit, OperatorContext
+from tidegate.actors.operators.state.keys import key_columns
+from tidegate.actors.operators.watermarks.late_rows import LATE_RECORDS
+from tidegate.actors.operators.watermarks.watermark_generator import check_timestamp_column, event_times_ms
+from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.state.snapshot import StateTable
+
+UPDATED = "ttl.updated_ms"
+"""The state column with the moment of the last row of a key."""
+
+_SWEEPS = 4
+"""Sweeps in one time to live."""
+_NEVER = -(1 << 62)
+"""The moment of a key that has had no row."""
+
+
+class ExpiringAggregate(KeyedAggregate):
+    """Aggregates of each key, with updates. `time` is the column of event time; None: processing time."""
+
+    def __init__(
+        self, keys: tuple[str, ...], aggregates: Mapping[str, Aggregate], ttl_ms: int, time: str | None = None
+    ) -> None:
+        if ttl_ms <= 0:
+            raise ConfigurationError("aggregate: ttl must be longer than nothing")
+        if UPDATED in {*keys, *aggregates}:
+            raise ConfigurationError(f"{UPDATED!r} is a column of the state; give the key or aggregate another name")
+        self._shown = tuple(aggregates)
+        self._ttl_ms, self._time = ttl_ms, time
+        # It is kept as a count is, but written here.
+        super().__init__(keys, {**aggregates, UPDATED: count()}, "update")
+        self._watermark_ms: int | None = None
+        self._swept_ms: int | None = None
+
+    def needed_columns(self, after: Columns) -> Columns:
+        """Also event time."""
+        needed = super().needed_columns(after)
+        return needed if needed is None or self._time is None else needed | {self._time}
+
+    def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
+        """Keys and aggregates."""
+        if self._time is not None:
+            check_timestamp_column(input_schema, self._time)
+        found = super().output_schema(input_schema)
+        return pa.schema([field for field in found if field.name != UPDATED])
+
+    def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
+        """Raises as of all aggregates."""
+        super().open(context, restored)
+        self._late = context.metrics.counter(LATE_RECORDS)
+
+    def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
+        """Forget, in steps, keys whose time to live is over."""
+        if self._time is None or watermark_ms == MAX_WATERMARK_MS:
+            return
+        self._watermark_ms = watermark_ms
+        if self._swept_ms is None or watermark_ms - self._swept_ms >= self._pause_ms:
+            self._swept_ms = watermark_ms
+            yield from self._sweep(watermark_ms - 2 * self._ttl_ms)
+
+    def next_processing_time_ms(self) -> int | None:
+        """When keys are to be forgotten."""
+        if self._time is not None or self._table is None:
+            return None
+        now_ms = self.context.time.now_ms
+        # A clock that was set back delays no sweep for longer than it would have waited.
+        if self._swept_ms is None or self._swept_ms > now_ms:
+            self._swept_ms = now_ms
+        return self._swept_ms + self._pause_ms
+
+    def on_processing_time(self, now_ms: int, emit: Emit) -> Iterator[None]:
+        """Forget, in steps, keys whose time to live is over."""
+        due_ms = self.next_processing_time_ms()
+        if due_ms is not None and due_ms <= now_ms:
+            self._swept_ms = now_ms
+            yield from self._sweep(now_ms - self._ttl_ms)
+
+    @property
+    def _pause_ms(self) -> int:
+        return max(1, self._ttl_ms // _SWEEPS)
+
+    def _advance(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
+        self._admit(batch.schema)
+        if self._time is not None:
+            batch = self._in_time(batch, self._time)
+        return super()._advance(batch) if batch.num_rows else None
+
+    def _accumulate(self, batch: pa.RecordBatch, keys: pa.RecordBatch, upserted: Upserted) -> pa.RecordBatch | None:
+        begins = self._begins(batch, upserted)
+        if begins.any():
+            batch, keys, upserted = self._begun_anew(batch, upserted, begins)
+            assert not self._begins(batch, upserted).any(), "a key begins anew among the rows that count"
+        return super()._accumulate(batch, keys, upserted)
+
+    def _begins(self, batch: pa.RecordBatch, upserted: Upserted) -> NDArray[np.uint8]:
+        """Note the moments of the rows. Returns 1 for each row with which its key begins anew."""
+        assert self._table is not None
+        times = np.full(batch.num_rows, self.context.time.now_ms, dtype=np.int64)
+        if self._time is not None:
+            times = event_times_ms(batch, self._time).to_numpy()
+        pages = self._table.column(UPDATED).pages
+        fresh = upserted.slots[upserted.new_rows]
+        scatter(pages, fresh, np.full(len(fresh), _NEVER, dtype=np.int64))
+        begins = np.zeros(len(times), dtype=np.uint8)
+        begin_lives(pages, upserted.slots, times, self._ttl_ms, _NEVER, begins)
+        return begins
+
+    def _begun_anew(
+        self, batch: pa.RecordBatch, upserted: Upserted, begins: NDArray[np.uint8]
+    ) -> tuple[pa.RecordBatch, pa.RecordBatch, Upserted]:
+        """Forget the keys that begin anew. Returns the rows that count, as another batch of the table."""
+        assert self._table is not None
+        codes, distinct = grouped(upserted.slots)
+        rows = np.flatnonzero(begins)
+        last = np.full(len(distinct), -1, dtype=np.int64)
+        last[codes[rows]] = rows
+        # Keys that are new in this batch are made again, because the table has taken in nothing of them.
+        gone = np.concatenate((distinct[last >= 0], upserted.slots[upserted.new_rows]))
+        self._table.remove(gone)
+        self._table.done()
+        counted = batch.filter(pa.array(np.arange(batch.num_rows) >= last[codes]))
+        keys = key_columns(counted, self._keys)
+        return counted, keys, self._table.upsert(keys)
+
+    def _take_in(self, accumulator: Accumulator, name: str, batch: pa.RecordBatch, upserted: Upserted) -> None:
+        if name != UPDATED:
+            super()._take_in(accumulator, name, batch, upserted)
+
+    def _output(self, keys: pa.RecordBatch, results: Sequence[pa.Array]) -> pa.RecordBatch:
+        shown = results[: len(self._shown)]
+        return pa.RecordBatch.from_arrays([*keys.columns, *shown], names=[*self.keys, *self._shown])
+
+    def _in_time(self, batch: pa.RecordBatch, time: str) -> pa.RecordBatch:
+        """The rows that are not too late."""
+        found = event_times_ms(batch, time)
+        if found.null_count:
+            raise ValueError(f"column {time!r} is null in a row, which has no event time then")
+        if self._watermark_ms is None:
+            return batch
+        on_time = found.to_numpy() > self._watermark_ms - self._ttl_ms
+        if on_time.all():
+            return batch
+        self._late.inc(int(len(on_time) - on_time.sum()))
+        return batch.filter(pa.array(on_time))
+
+    def _sweep(self, expired_ms: int) -> Iterator[None]:
+        """Remove the keys whose moment is `expired_ms` or before, some at a time."""
+        if self._table is None:
+            return
+        table, column = self._table, self._table.column(UPDATED)
+        for keys, slots in table.scan(OUTPUT_ROWS_MAX):
+            expired = column.raw(slots) <= expired_ms
+            if expired.any():
+                gone = table.upsert(keys.filter(pa.array(expired)))
+                table.remove(gone.slots)
+                table.done()
+                self._changed_rows += len(gone.first_rows)
+            yield
