@@ -224,7 +224,7 @@ def measure(case: Case, arguments: argparse.Namespace, logs: Path, console: Cons
     keys = int(arguments.state_gb * 1e9 / KEY_BYTES) if large else arguments.keys
     rows = env.from_source(GeneratedSource(ENDLESS_ROWS, keys, PARALLELISM), name=SOURCE, uid=SOURCE)
     if large:
-        sums = {f"s{number}": tg.sum("value") for number in range(SUMS)}
+        sums: dict[str, Any] = {f"s{number}": tg.sum("value") for number in range(SUMS)}
     else:
         sums = {"total": tg.sum("value"), "worst": tg.max("value")}
     keyed = rows.key_by("key")

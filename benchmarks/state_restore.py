@@ -56,7 +56,7 @@ def restart(local: bool, number: int, proxy: Any, arguments: argparse.Namespace)
     runtime = RayRuntime(standbys=1)
     env = tg.StreamEnvironment(runtime, PARALLELISM, options=tg.DataPlaneOptions(source_rows_max=65_536))
     rows = env.from_source(GatedSource(arguments.keys, str(gate)), name=SOURCE, uid=SOURCE)
-    sums = {f"s{position}": tg.sum(f"v{position}") for position in range(SUMS)}
+    sums: dict[str, Any] = {f"s{position}": tg.sum(f"v{position}") for position in range(SUMS)}
     keyed = rows.key_by("key")
     totals = keyed.aggregate(emit="final", name=TOTALS, uid=TOTALS, parallelism=PARALLELISM, n=tg.count(), **sums)
     totals.to_table(str(folder / f"table-{number}"), uid="table")

@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -314,7 +315,7 @@ def main() -> int:
             runtime, PARALLELISM, options=tg.DataPlaneOptions(source_rows_max=arguments.batch_rows)
         )
         rows = env.from_source(GatedSource(arguments.keys, str(gate)), name=SOURCE, uid=SOURCE)
-        sums = {f"s{number}": tg.sum(f"v{number}") for number in range(SUMS)}
+        sums: dict[str, Any] = {f"s{number}": tg.sum(f"v{number}") for number in range(SUMS)}
         keyed = rows.key_by("key")
         totals = keyed.aggregate(emit="final", name=TOTALS, uid=TOTALS, parallelism=PARALLELISM, n=tg.count(), **sums)
         totals.to_table(str(folder / "table"), uid="table")

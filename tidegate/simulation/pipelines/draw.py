@@ -75,6 +75,9 @@ _CHANGING_SHARE = 0.12
 _WINDOWS = "windows"
 _WINDOWS_SHARE = 0.08
 """Seeds that stand for the pipeline of windows, which was added later too."""
+_TEXTS = "texts"
+_TEXTS_SHARE = 0.06
+"""Seeds that stand for the pipeline of aggregates with values of any width, which was added later too."""
 _RARE: tuple[Mapping[str, Hashable], ...] = (
     {"ask": "a burst"},
     {"ask": "many savepoints"},
@@ -124,7 +127,7 @@ CONTRADICTIONS: tuple[tuple[tuple[str, Hashable], tuple[str, Hashable]], ...] = 
     (("max_concurrent", 2), ("min_pause_ms", 100)),
     (("max_concurrent", 3), ("min_pause_ms", 100)),
     (("topology", "broadcast"), ("then", "rescaled")),
-    *((("topology", name), ("mode", "at-least-once")) for name in (*_CHANGING, _WINDOWS)),
+    *((("topology", name), ("mode", "at-least-once")) for name in (*_CHANGING, _WINDOWS, _TEXTS)),
     (("topology", "windows"), ("sources", "finding")),
 )
 """Values that are never drawn together, the later dimension gives way: what a submission refuses, rows that would
@@ -154,7 +157,7 @@ def draw(seed: int) -> Scenario:
     chance = random.Random(f"scenario {seed}")
     values: dict[str, Hashable] = {}
     for name, choices in DIMENSIONS.items():
-        added = (*_ADDED.get(name, ()), _ORDERED, *_APART, *_OF_TIME, *_CHANGING, _WINDOWS)
+        added = (*_ADDED.get(name, ()), _ORDERED, *_APART, *_OF_TIME, *_CHANGING, _WINDOWS, _TEXTS)
         choices = tuple(choice for choice in choices if choice not in added)
         allowed = [c for c in choices if not any((before, (name, c)) in CONTRADICTIONS for before in values.items())]
         weights = [dict(zip(choices, _WEIGHTS.get(name, (1,) * len(choices)), strict=True))[c] for c in allowed]
@@ -209,6 +212,9 @@ def draw(seed: int) -> Scenario:
     later = random.Random(f"windows {seed}")
     if later.random() < _WINDOWS_SHARE:
         return _windowed(later, scenario)
+    later = random.Random(f"texts {seed}")
+    if later.random() < _TEXTS_SHARE:
+        return replace(scenario, values={**scenario.values, "topology": _TEXTS, "mode": "exactly-once"})
     return scenario
 
 

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from tidegate.actors.operators.aggregates.aggregate import count, sum
 from tidegate.api.environment import StreamEnvironment
+from tidegate.simulation.pipelines.aggregate_topologies import expect_texts, texts
 from tidegate.simulation.pipelines.change_topologies import (
     changes,
     expect_changes,
@@ -295,4 +296,5 @@ TOPOLOGIES: Mapping[str, Topology] = {
     "ranks": Topology(ranks, expect_ranks),
     "matches": Topology(matches, expect_matches),
     "windows": Topology(windowed, expect_windowed),
+    "texts": Topology(texts, expect_texts),
 }
