@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         var_samp,
     )
     from tidegate.actors.operators.aggregates.aggregate_function import BatchAggregateFunction
-    from tidegate.actors.operators.aggregates.sketches import approx_count_distinct, approx_quantile, quantile
+    from tidegate.actors.operators.aggregates.functions.sketches import approx_count_distinct, approx_quantile, quantile
     from tidegate.actors.operators.batches.batch_function import BatchContext, BatchFunction
     from tidegate.actors.operators.rows.broadcast_process import (
         BroadcastContext,
@@ -154,8 +154,8 @@ else:
         "Tumbling": "actors.operators.windows.window_specs",
         "ValueState": "actors.operators.state.keyed_state",
         "WindowedStream": "api.streams.windowed_stream",
-        "approx_count_distinct": "actors.operators.aggregates.sketches",
-        "approx_quantile": "actors.operators.aggregates.sketches",
+        "approx_count_distinct": "actors.operators.aggregates.functions.sketches",
+        "approx_quantile": "actors.operators.aggregates.functions.sketches",
         "arg_max": "actors.operators.aggregates.aggregate",
         "arg_min": "actors.operators.aggregates.aggregate",
         "bool_and": "actors.operators.aggregates.aggregate",
@@ -170,7 +170,7 @@ else:
         "mean": "actors.operators.aggregates.aggregate",
         "min": "actors.operators.aggregates.aggregate",
         "open_table": "api.tables.output_tables",
-        "quantile": "actors.operators.aggregates.sketches",
+        "quantile": "actors.operators.aggregates.functions.sketches",
         "stddev_pop": "actors.operators.aggregates.aggregate",
         "stddev_samp": "actors.operators.aggregates.aggregate",
         "sum": "actors.operators.aggregates.aggregate",

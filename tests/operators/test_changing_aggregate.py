@@ -17,6 +17,7 @@ from ranking_harness import Running
 
 from tidegate.actors.operators.aggregates import aggregate as tg
 from tidegate.actors.operators.aggregates.changing_aggregate import ChangingAggregate
+from tidegate.actors.operators.aggregates.functions.multisets import kept_values
 from tidegate.actors.operators.changes import CHANGE
 from tidegate.actors.protocol.errors import OperatorError
 from tidegate.storage.errors import ConfigurationError
@@ -32,6 +33,10 @@ _AGGREGATES = {
     "trues": tg.count().where("c"),
     "some": tg.sum("v").where("c"),
     "spread": tg.var_pop("v"),
+    "least": tg.min("v"),
+    "most": tg.max("d").where("c"),
+    "every": tg.bool_and("c"),
+    "distinct": tg.count_distinct("v"),
 }
 
 _STEP = st.tuples(st.sampled_from(["a", "b", None]), st.none() | st.integers(-5, 5), st.booleans(), st.booleans())
@@ -59,6 +64,10 @@ def _expected(rows: Counter[tuple[Any, ...]]) -> Counter[tuple[Any, ...]]:
                 sum(row[3] for row in of_key),
                 sum(some) if some else None,
                 spread,
+                min(values, default=None),
+                max((row[2] for row in of_key if row[2] is not None and row[3]), default=None),
+                all(row[3] for row in of_key),
+                len(set(values)),
             )
         )
     return Counter(found)
@@ -73,9 +82,9 @@ def _rounded(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def test_results_are_those_of_the_rows_that_are_there(steps: list[Any]) -> None:
     """Rows come, and some are taken back, through restores: after each batch the view is that of a plain model."""
     there: Counter[tuple[Any, ...]] = Counter()
-    view = ChangeView()
+    view, what = ChangeView(), kept_values(_AGGREGATES, _SCHEMA)
     with tempfile.TemporaryDirectory() as directory:
-        running = Running(lambda: ChangingAggregate(("k",), _AGGREGATES, takes_back=True), directory)
+        running = Running(lambda: ChangingAggregate(("k",), what, takes_back=True), directory)
         for step in steps:
             if isinstance(step, tuple):
                 running.restart(*step)
@@ -159,3 +168,42 @@ def test_what_cannot_be_taken_back_is_refused(aggregate: tg.Aggregate, advice: s
     """With what to do instead."""
     with pytest.raises(ConfigurationError, match=f"cannot follow changes.*{advice}"):
         ChangingAggregate(("k",), {"x": aggregate}, takes_back=True)
+
+
+@pytest.mark.parametrize("kind", ["min", "max", "count_distinct"])
+@pytest.mark.parametrize("data_type", [pa.float64(), pa.large_string(), pa.timestamp("s"), pa.decimal128(9, 2)])
+def test_values_are_kept_of_any_type(kind: str, data_type: pa.DataType) -> None:
+    """All NaN are one value, the greatest; what is taken back as often as it came is gone."""
+    given: dict[str, list[Any]] = {
+        "double": [0.5, float("nan"), 7.0, -0.0, 0.0],
+        "large_string": ["b", "zz", "z", "a", "a"],
+        "timestamp[s]": [5, 900, 800, 1, 1],
+        "decimal128(9, 2)": [Decimal("2.5"), Decimal("9.25"), Decimal("9.1"), Decimal("-1"), Decimal("-1")],
+    }
+    values = pa.array(given[str(data_type)], data_type)
+    schema = pa.schema({"k": pa.int64(), "v": data_type, CHANGE: pa.string()})
+    what = kept_values({"a": getattr(tg, kind)("v")}, schema)
+    operator = opened(ChangingAggregate(("k",), what, takes_back=True))
+
+    def result(rows: list[tuple[int, str]]) -> Any:
+        columns = [pa.array([1] * len(rows)), values.take(pa.array([row for row, _ in rows]))]
+        batch = pa.RecordBatch.from_arrays([*columns, pa.array([kind for _, kind in rows])], schema=schema)
+        (out,) = run(operator, [batch], finish=False)
+        return out.column("a")[out.num_rows - 1].as_py()
+
+    known = [value.as_py() for value in values]
+    first = result([(row, "+I") for row in range(5)])
+    second = result([(1, "-D"), (3, "-D"), (4, "-D")])
+    expected = {"min": (known[3], known[0]), "max": (known[1], known[2]), "count_distinct": (4, 2)}[kind]
+    assert repr((first, second)) == repr(expected)
+
+
+def test_a_value_that_never_came_is_an_error() -> None:
+    """Also where its key has other rows."""
+    what = kept_values({"a": tg.min("v")}, _SCHEMA)
+    operator = opened(ChangingAggregate(("k",), what, takes_back=True))
+    run(operator, [_batch(("a", 1, "+I"), ("a", 2, "+I"))], finish=False)
+    with pytest.raises(OperatorError, match="a value was taken back that had not come"):
+        run(operator, [_batch(("a", 3, "-D"))])
+    with pytest.raises(ConfigurationError, match="the types of columns must be known"):
+        kept_values({"a": tg.min("v")}, None)

@@ -13,8 +13,8 @@ from window_harness import Windows
 
 from tidegate.actors.operators.aggregates.aggregate import Aggregate
 from tidegate.actors.operators.aggregates.changing_aggregate import ChangingAggregate
+from tidegate.actors.operators.aggregates.functions.sketches import approx_count_distinct, approx_quantile
 from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
-from tidegate.actors.operators.aggregates.sketches import approx_count_distinct, approx_quantile
 from tidegate.actors.operators.windows.sliced_windows import SlicedWindows
 from tidegate.actors.operators.windows.window_specs import Sliding
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS

@@ -20,6 +20,7 @@ from tidegate.actors.operators.aggregates.aggregate_all import MergedAggregate, 
 from tidegate.actors.operators.aggregates.aggregate_kinds import AggregateKind
 from tidegate.actors.operators.aggregates.changing_aggregate import ChangingAggregate
 from tidegate.actors.operators.aggregates.expiring_aggregate import ExpiringAggregate
+from tidegate.actors.operators.aggregates.functions.multisets import kept_values
 from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
 from tidegate.actors.operators.ranking.distinct_rows import DistinctRows
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
@@ -122,24 +123,25 @@ def _prepared(
         if emit == "update" or not keys:
             reason = "what becomes of a row that is taken back cannot be said in updates: give it keys and"
             raise stream._updating.refuse(repr(name), f'{reason} emit="changes"')
-        if any(map(_is_distinct, aggregates.values())):
-            advice = "group by the column first: key_by(..., column).aggregate(n=tg.count())"
-            raise stream._updating.refuse(repr(name), f"count_distinct takes nothing back; {advice}")
     for label, aggregate in aggregates.items():
         if not isinstance(aggregate, Aggregate):
             raise ConfigurationError(
                 f"{name}: {label}= is {type(aggregate).__name__}; it takes what tg.count(), tg.sum(...) and others make"
             )
+    changing = stream._updating is not None
     if _is_plain(aggregates) and not replaced:  # polars is not loaded for them
-        return stream, dict(aggregates)
+        return stream, kept_values(aggregates, stream.schema) if changing else dict(aggregates)
     from tidegate.api.streams.aggregate_inputs import check_not_replaced, counted_column, plain_inputs
 
     check_not_replaced(aggregates, replaced)
+    kept = (*keys, *(() if stream.timestamp is None else (stream.timestamp,)))
+    if changing:
+        stream, plain = plain_inputs(stream, kept, aggregates, name, uid)
+        return stream, kept_values(plain, stream.schema)
     plain = {
         label: replace(a, column=counted_column(a), condition=None) if _is_distinct(a) else a
         for label, a in aggregates.items()
     }
-    kept = (*keys, *(() if stream.timestamp is None else (stream.timestamp,)))
     stream, plain = plain_inputs(stream, kept, plain, name, uid, narrow=any(map(_is_distinct, aggregates.values())))
     return _with_distinct(stream, keys, plain, name, uid, parallelism)
 
