@@ -82,9 +82,11 @@ def frame_of(batch: pa.RecordBatch, reads: Columns) -> pl.DataFrame:
 
 
 def computed(frame: pl.DataFrame, expressions: Sequence[pl.Expr]) -> pl.DataFrame:
-    """The columns that the expressions compute, with as many rows as the frame (literals are repeated)."""
-    names = frame.clear().select(expressions).columns
-    return frame.with_columns(expressions).select(names)
+    """The columns that the expressions compute, with as many rows as the frame."""
+    made = frame.select(expressions)
+    if made.height == frame.height:
+        return made
+    return frame.with_columns(expressions).select(made.columns)  # nothing but literals, which are repeated
 
 
 def _copies(expression: pl.Expr, frame: pl.DataFrame) -> Iterator[tuple[str, str]]:

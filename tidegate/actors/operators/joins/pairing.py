@@ -37,11 +37,22 @@ class Pairing:
         """
         ends = np.cumsum(self.counts)
         total = int(ends[-1]) if len(ends) else 0
+        if total <= rows_max:
+            left = np.repeat(np.arange(len(ends), dtype=np.int64), self.counts)
+            if total:
+                yield left, self.order[self.starts[left] + _within(self.counts, ends)]
+            return
         for start in range(0, total, rows_max):
             numbers = np.arange(start, min(start + rows_max, total), dtype=np.int64)
             left = np.searchsorted(ends, numbers, side="right")
             within = numbers - (ends[left] - self.counts[left])
             yield left, self.order[self.starts[left] + within]
+
+
+def _within(counts: Positions, ends: Positions) -> Positions:
+    """For each pair, which of the partners of its left row it has."""
+    within: Positions = np.arange(int(ends[-1]), dtype=np.int64) - np.repeat(ends - counts, counts)
+    return within
 
 
 def paired(left: pa.RecordBatch, right: pa.RecordBatch, keys: Sequence[str]) -> Pairing:

@@ -164,7 +164,8 @@ class RegularJoin(JoinOperator):
     def _join(self, index: int, gone: _Rows, came: _Rows, emit: Emit) -> None:
         """Emit what has changed by rows of one side, and keep those that came. `gone` is out of the state."""
         mine, theirs = self.tables[index], self.tables[1 - index]
-        changed = pa.concat_batches([gone.rows, came.rows]).select(self.keys.names)
+        parts = [side.rows.select(self.keys.names) for side in (gone, came) if len(side.times)]
+        changed = pa.concat_batches(parts) if len(parts) > 1 else parts[0]
         index_of = KeyIndex(tuple(self.keys.names))
         upserted = index_of.upsert(changed)
         slots, number = upserted.slots.astype(np.int64), index_of.size
@@ -201,8 +202,13 @@ class RegularJoin(JoinOperator):
         starts = np.concatenate(([0], np.cumsum(per_key)))[:-1]
         every = np.arange(len(found.refs), dtype=np.int64)
         pairing = Pairing(every, starts[of], per_key[of], every[:0])
+        table = self.tables[1 - index]
+        # A stored row may meet many: it is read once, unless there are too many rows to hold them all.
+        stored = table.take(found.refs) if 0 < len(every) <= OUTPUT_ROWS_MAX else None
         for mine, theirs in pairing.pairs(OUTPUT_ROWS_MAX):
-            sides = [rows.take(pa.array(mine)), self.tables[1 - index].take(found.refs[theirs])]
+            partners = table.take(found.refs[theirs]) if stored is None else stored.take(pa.array(theirs))
+            one_each = len(mine) == rows.num_rows and bool((mine == np.arange(len(mine))).all())
+            sides = [rows if one_each else rows.take(pa.array(mine)), partners]
             left, right = sides if index == LEFT else reversed(sides)
             self._emit(self.result(left, right, len(mine)), kind, emit)
 

@@ -97,10 +97,11 @@ class ColumnarRows:
 
     def take(self, refs: NDArray[np.int32], columns: Sequence[str] | None = None) -> pa.RecordBatch:
         """Rows in the order of `refs`."""
+        frozen = self._columns(columns)
+        if bool(np.all(refs[1:] > refs[:-1])):
+            return frozen.take(refs)
         distinct, back = np.unique(refs, return_inverse=True)
-        taken = self._columns(columns).take(distinct)
-        in_order = len(distinct) == len(refs) and bool(np.all(distinct == refs))
-        return taken if in_order else taken.take(pa.array(back.reshape(-1)))
+        return frozen.take(distinct).take(pa.array(back.reshape(-1)))
 
     def scan(self, columns: Sequence[str], rows_max: int) -> Iterator[tuple[pa.RecordBatch, NDArray[np.int32]]]:
         """All rows, in the order in which they came."""
