@@ -127,6 +127,11 @@ def simulate_scenario(scenario: Scenario, *, protocol: Protocol | None = None, s
     return _with_fewer_rows(scenario, found, protocol)
 
 
+def settings_of(scenario: Scenario) -> tuple[Faults, CheckpointConfig, DataPlaneOptions]:
+    """Faults, checkpoints and buffers of a scenario, for pipelines that are not drawn: `benchmarks/nexmark/faults.py`."""
+    return _FAULTS[str(scenario.values["faults"])], _checkpoints(scenario), _options(scenario)
+
+
 def _with_fewer_rows(scenario: Scenario, report: SimulationReport, protocol: Protocol | None) -> SimulationReport:
     """Halve the input as long as the violation stays."""
     best = report
