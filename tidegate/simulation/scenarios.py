@@ -128,7 +128,7 @@ def simulate_scenario(scenario: Scenario, *, protocol: Protocol | None = None, s
 
 
 def settings_of(scenario: Scenario) -> tuple[Faults, CheckpointConfig, DataPlaneOptions]:
-    """Faults, checkpoints and buffers of a scenario, for pipelines that are not drawn: `benchmarks/nexmark/faults.py`."""
+    """Faults, checkpoints and buffers of a scenario, for other pipelines: see `benchmarks/nexmark/faults.py`."""
     return _FAULTS[str(scenario.values["faults"])], _checkpoints(scenario), _options(scenario)
 
 
