@@ -66,12 +66,14 @@ def test_slots_equal_those_of_a_dict(batches: list[pa.RecordBatch]) -> None:
         assert index.size == len(model)
 
 
-@pytest.mark.parametrize("columns", [("i",), ("s",), ("i", "s")])
+@pytest.mark.parametrize("columns", [("i",), ("s",), ("i", "s"), ("few", "i")])
 def test_growing_within_a_batch(columns: tuple[str, ...]) -> None:
     """A batch that makes the table double several times gives the slots of a dict, and so does a second pass."""
     rng = np.random.default_rng(7)
     numbers = rng.integers(0, 30_000, 40_000)
-    batch = pa.record_batch({"i": numbers, "s": pa.array([f"key-{n}" * (n % 4) for n in numbers])})
+    texts = pa.array([f"key-{n}" * (n % 4) for n in numbers])
+    few = pa.array([None if n % 3 == 0 else int(n % 3) for n in numbers], pa.int64())
+    batch = pa.record_batch({"i": numbers, "s": texts, "few": few})
     index = KeyIndex(columns)
     model: dict[Hashable, int] = {}
     for part in (batch, batch.slice(100, 20_000)):
@@ -150,7 +152,7 @@ def test_filling_gives_the_slots_of_upserts(batches: list[pa.RecordBatch], befor
         assert reference.upsert(batch).slots.tolist() == index.upsert(batch).slots.tolist()
 
 
-@pytest.mark.parametrize("columns", [("i",), ("s",), ("i", "s")])
+@pytest.mark.parametrize("columns", [("i",), ("s",), ("i", "s"), ("few", "i")])
 def test_filling_many_keys(columns: tuple[str, ...]) -> None:
     """So many that the table has several parts; what was there stays, and a key that comes twice is found."""
     numbers = np.random.default_rng(7).permutation(150_000)

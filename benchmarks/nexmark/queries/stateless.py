@@ -28,13 +28,13 @@ def _q0_reference(rows: Rows) -> pl.DataFrame:
     return rows.bids.select(RESULT).collect()
 
 
-def _euros() -> pl.Expr:
+def euros() -> pl.Expr:
     """Thousandths of a price in euros are a whole number, so the decimal is exact."""
     return (pl.col("price") * 908).cast(pl.Decimal(23, 0)) * pl.lit(Decimal("0.001"))
 
 
 def _q1(events: Events) -> tg.Stream:
-    return events.bids.select("auction", "bidder", _euros().cast(EURO).alias("price"), "date_time", "extra")
+    return events.bids.select("auction", "bidder", euros().cast(EURO).alias("price"), "date_time", "extra")
 
 
 def _q1_reference(rows: Rows) -> pl.DataFrame:
@@ -93,7 +93,7 @@ def _q14(events: Events) -> tg.Stream:
     return wanted.select(
         "auction",
         "bidder",
-        _euros().cast(EURO).alias("price"),
+        euros().cast(EURO).alias("price"),
         kind.alias("bid_time_type"),
         "date_time",
         "extra",

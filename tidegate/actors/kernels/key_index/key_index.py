@@ -1,7 +1,7 @@
 """`KeyIndex`: maps the key columns of a batch to slots, with the index that suits their types.
 
-The key space of a state backend has one. One fixed-width column goes to `WordIndex`. One string column goes to
-`BytesIndex`, straight from Arrow's buffers. Several columns are first encoded into rows of bytes.
+The key space of a state backend has one. One fixed-width column goes to `WordIndex`, two to `PairIndex`. One string
+column goes to `BytesIndex`, straight from Arrow's buffers. Other columns are first encoded into rows of bytes.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from tidegate.actors.kernels.columns import Strings, Words, key_forms
 from tidegate.actors.kernels.hashing import hash_forms
 from tidegate.actors.kernels.key_index.bytes_index import BytesIndex
 from tidegate.actors.kernels.key_index.entries import Upserted
+from tidegate.actors.kernels.key_index.pair_index import PairIndex
 from tidegate.actors.kernels.key_index.word_index import WordIndex
 from tidegate.actors.kernels.row_encoding import encode_rows
 
@@ -28,7 +29,7 @@ class KeyIndex:
     def __init__(self, columns: tuple[str, ...]) -> None:
         assert columns, "an index needs at least one key column"
         self._columns = columns
-        self._index: WordIndex | BytesIndex | None = None
+        self._index: WordIndex | PairIndex | BytesIndex | None = None
 
     @property
     def size(self) -> int:
@@ -43,6 +44,8 @@ class KeyIndex:
         keys = self._form(batch)
         if isinstance(keys, Words):
             return self._of_words().upsert(keys.words, keys.valid)
+        if isinstance(keys, tuple):
+            return self._of_pairs().upsert(*keys)
         return self._of_bytes().upsert(keys, hash_forms([keys], batch.num_rows))
 
     def fill(self, batch: pa.RecordBatch, keys_to_come: int = 0) -> bool:
@@ -54,17 +57,30 @@ class KeyIndex:
         keys = self._form(batch)
         if isinstance(keys, Words):
             return self._of_words().fill(keys.words, keys.valid, keys_to_come)
+        if isinstance(keys, tuple):
+            return self._of_pairs().fill(*keys, keys_to_come)
         return self._of_bytes().fill(keys, hash_forms([keys], batch.num_rows), keys_to_come)
 
-    def _form(self, batch: pa.RecordBatch) -> Words | Strings:
-        """The keys as one column of words, or of byte strings."""
-        forms = key_forms(batch, self._columns)
-        return forms[0] if len(forms) == 1 else encode_rows(forms, batch.num_rows)
+    def _form(self, batch: pa.RecordBatch) -> Words | tuple[Words, Words] | Strings:
+        """The keys as one column of words, as two of them, or as one of byte strings."""
+        match key_forms(batch, self._columns):
+            case [one]:
+                return one
+            case [Words() as first, Words() as second]:
+                return first, second
+            case forms:
+                return encode_rows(forms, batch.num_rows)
 
     def _of_words(self) -> WordIndex:
         if self._index is None:
             self._index = WordIndex()
         assert isinstance(self._index, WordIndex), f"type of key column {self._columns} has changed"
+        return self._index
+
+    def _of_pairs(self) -> PairIndex:
+        if self._index is None:
+            self._index = PairIndex()
+        assert isinstance(self._index, PairIndex), f"type of key columns {self._columns} has changed"
         return self._index
 
     def _of_bytes(self) -> BytesIndex:
