@@ -156,12 +156,14 @@ def test_filling_gives_the_slots_of_upserts(batches: list[pa.RecordBatch], befor
 def test_filling_many_keys(columns: tuple[str, ...]) -> None:
     """So many that the table has several parts; what was there stays, and a key that comes twice is found."""
     numbers = np.random.default_rng(7).permutation(150_000)
-    batch = pa.record_batch({"i": numbers, "s": pa.array([f"key-{n}" * (n % 3) + str(n) for n in numbers])})
+    texts = pa.array([f"key-{n}" * (n % 3) + str(n) for n in numbers])
+    batch = pa.record_batch({"i": numbers, "s": texts, "few": numbers % 3})
     index = KeyIndex(columns)
     index.upsert(batch.slice(0, 5_000))
 
     assert index.fill(batch.slice(5_000))
 
     assert np.array_equal(index.upsert(batch).slots, np.arange(len(numbers)))
-    more = pa.record_batch({"i": [200_000, int(numbers[-1])], "s": ["new", batch.column("s")[-1].as_py()]})
+    last = {name: batch.column(name)[-1].as_py() for name in batch.schema.names}
+    more = pa.record_batch({"i": [200_000, last["i"]], "s": ["new", last["s"]], "few": [0, last["few"]]})
     assert not index.fill(more)
