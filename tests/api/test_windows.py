@@ -182,6 +182,20 @@ def test_rows_too_late_for_a_function_are_a_stream(tmp_path: Path) -> None:
     assert [row["note"] for row in sorted_rows(kept)] == ["first", "second"]
 
 
+def test_punctuations_judge_rows_within_a_batch(tmp_path: Path) -> None:
+    """A row is late by the marked rows before it, and not by others; windows go by the same watermark."""
+    rows = pa.table(
+        {"k": [1] * 5, "t": [5, 50, 6, 20, 7], "x": [1, 2, 4, 8, 16], "p": [False, False, False, True, None]}
+    )
+    with local(1) as env:
+        stream = env.from_batches(rows, splits=1).assign_timestamps("t", punctuated_by="p")
+        sums = stream.key_by("k").window(tg.Tumbling(10)).aggregate(total=tg.sum("x"))
+        late, kept = sums.late_rows().collect(), sums.collect()
+        finish(env, tmp_path)
+    assert [row["x"] for row in late.to_arrow().to_pylist()] == [16]
+    assert [row["total"] for row in sorted_rows(kept)] == [5, 8, 2]
+
+
 @pytest.mark.parametrize("fires", [True, False])
 def test_windows_of_processing_time_need_no_event_time(tmp_path: Path, fires: bool) -> None:
     """What is open when the input ends comes out if that is asked for. The bounds are no event time."""

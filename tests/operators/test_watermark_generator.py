@@ -14,6 +14,7 @@ from operator_harness import context, opened
 from tidegate.actors.operators.source_splits import SourceSplits
 from tidegate.actors.operators.watermarks.watermark_generator import (
     WatermarkGenerator,
+    check_event_time,
     check_timestamp_column,
     event_times_ms,
 )
@@ -35,6 +36,27 @@ def test_the_watermark_is_the_greatest_timestamp_less_the_delay_less_one(
         emitted: list[pa.RecordBatch] = []
         generator.process(batch, emitted.append)
         seen += [time for time in times if time is not None]
+        assert pa.Table.from_batches(emitted).combine_chunks() == pa.Table.from_batches([batch])
+        assert generator.watermark_ms == (max(seen) - delay_ms - 1 if seen else None)
+
+
+@given(
+    st.lists(st.lists(st.tuples(st.none() | st.integers(-50, 50), st.none() | st.booleans()), min_size=1), max_size=6),
+    st.integers(0, 20),
+)
+def test_with_punctuations_only_marked_rows_move_event_time(
+    batches: list[list[tuple[int | None, bool | None]]], delay_ms: int
+) -> None:
+    """All rows pass. A null is no mark."""
+    generator = WatermarkGenerator("t", delay_ms, punctuated_by="p")
+    opened(generator)
+    seen: list[int] = []
+    for rows in batches:
+        times, marks = zip(*rows, strict=True)
+        batch = pa.record_batch({"t": pa.array(times, pa.int64()), "p": pa.array(marks, pa.bool_())})
+        emitted: list[pa.RecordBatch] = []
+        generator.process(batch, emitted.append)
+        seen += [time for time, marked in rows if time is not None and marked]
         assert pa.Table.from_batches(emitted).combine_chunks() == pa.Table.from_batches([batch])
         assert generator.watermark_ms == (max(seen) - delay_ms - 1 if seen else None)
 
@@ -74,6 +96,10 @@ def test_what_is_no_event_time_is_refused() -> None:
         check_timestamp_column(pa.schema({"a": pa.int64()}), "t")
     with pytest.raises(ConfigurationError, match="type string is no event time"):
         check_timestamp_column(pa.schema({"t": pa.string()}), "t")
+    with pytest.raises(ConfigurationError, match=r"punctuated_by='p': there is no such column; there are \['t'\]"):
+        check_event_time(pa.schema({"t": pa.int64()}), "t", "p")
+    with pytest.raises(ConfigurationError, match="the column is int64; it must be bool"):
+        check_event_time(pa.schema({"t": pa.int64(), "p": pa.int64()}), "t", "p")
     with pytest.raises(ConfigurationError, match="must not be negative"):
         WatermarkGenerator("t", -1)
     generator = WatermarkGenerator("t")

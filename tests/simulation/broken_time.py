@@ -30,9 +30,12 @@ def _in_silence(self: LateRows, batch: pa.RecordBatch, emit: Emit) -> None:
     object.__setattr__(self.context, "emit_aside", aside)
 
 
-def _as_it_comes(times: Times, before_ms: int, delay_ms: int, dues: list[Due]) -> list[Piece]:
+def _as_it_comes(
+    times: Times, before_ms: int, delay_ms: int, dues: list[Due], movers: Times | None = None
+) -> list[Piece]:
     """Breaks: a row is judged by the rows before it. Here by those of the batches before its own."""
-    return [Piece(0, len(times), before_ms, max(before_ms, int(times.max())))]
+    moving = times if movers is None else movers
+    return [Piece(0, len(times), before_ms, max(before_ms, int(moving.max())))]
 
 
 def _back_and_forth(self: WatermarkValve) -> list[Watermark | WatermarkStatus]:

@@ -6,14 +6,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from tidegate.actors.graph.stream_graph import StreamNode
 from tidegate.actors.operators.operator import Operator, OperatorContext
 from tidegate.actors.operators.output_schema import polars_frame
 from tidegate.actors.operators.watermarks.window_end import WindowEnd
+from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import OperatorUid, SubtaskIndex
+from tidegate.storage.units import parse_duration_ms
 
 if TYPE_CHECKING:
     import polars as pl
@@ -60,6 +64,20 @@ def time_after(time: str | None, passed: Mapping[str, str]) -> str | None:
     """The event time after a step that copies `passed`; None if it is gone."""
     name = None if time is None else name_after(time, passed)
     return name if name is None or not isinstance(time, WindowEnd) else WindowEnd(name)
+
+
+def idleness_of(
+    idleness: str | timedelta | int | None, column: str, before: Sequence[StreamNode], parallelism: int
+) -> int | None:
+    """The idleness of splits in milliseconds. ConfigurationError where it is not known which splits have rows."""
+    if idleness is None:
+        return None
+    if not all(node.tells_splits(parallelism) for node in before):
+        raise ConfigurationError(
+            f"assign_timestamps({column!r}, idleness={idleness!r}): only right behind an unbounded source, and in as "
+            "many subtasks, is it known which splits have no rows; call it on the stream of the source"
+        )
+    return parse_duration_ms(idleness, setting="idleness")
 
 
 def reads_only(expression: pl.Expr, columns: Sequence[str]) -> bool:

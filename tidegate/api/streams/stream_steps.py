@@ -25,12 +25,12 @@ from tidegate.actors.operators.operator import OperatorFactory
 from tidegate.actors.operators.rows.process_batches import process_operator
 from tidegate.actors.operators.rows.process_functions import ProcessFunction
 from tidegate.actors.operators.sinks.sink import Sink
-from tidegate.actors.operators.watermarks.watermark_generator import WatermarkGenerator, check_timestamp_column
+from tidegate.actors.operators.watermarks.watermark_generator import WatermarkGenerator, check_event_time
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.actors.protocol.side_outputs import OutputTag
 from tidegate.api.program import Program
 from tidegate.api.streams.slot_options import SlotOptions, resources_of
-from tidegate.api.streams.stream_columns import computed_columns, passed_columns, schema_after, time_after
+from tidegate.api.streams.stream_columns import computed_columns, idleness_of, passed_columns, schema_after, time_after
 from tidegate.api.streams.updating import Updating, after_function, nulls_tag
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.polars_frames import is_polars_expression
@@ -241,6 +241,7 @@ class StreamSteps:
         *,
         idleness: str | timedelta | int | None = None,
         nulls_to: str | None = None,
+        punctuated_by: str | None = None,
         name: str = "assign_timestamps",
         uid: str | None = None,
         parallelism: int | None = None,
@@ -249,26 +250,22 @@ class StreamSteps:
 
         A watermark follows the greatest timestamp so far, behind it by `max_out_of_orderness` (a duration): rows older
         than that are not expected any more. It replaces earlier event time. Rows that have a null there pass and do
-        not count; with `nulls_to="undated"` they go to that side output (see `side_output`).
+        not count; with `nulls_to="undated"` they go to that side output (see `side_output`). With `punctuated_by`, a
+        column of booleans, only rows for which it is true move event time on.
 
         Right behind an unbounded source each split has a watermark of its own, and the slowest split counts. With
         `idleness` (a duration) a split without rows for so long does not hold event time back any more.
         Raises ConfigurationError.
         """
         if self.schema is not None:
-            check_timestamp_column(self.schema, column)
+            check_event_time(self.schema, column, punctuated_by)
         delay_ms = parse_duration_ms(max_out_of_orderness, setting="max_out_of_orderness")
         # As parallel as the stream before it, so chained to it: there the rows still have the source's order.
         parallelism = parallelism if parallelism is not None else self._inputs[0][0].parallelism
-        idleness_ms = None if idleness is None else parse_duration_ms(idleness, setting="idleness")
-        if idleness_ms is not None and not all(node.tells_splits(parallelism) for node, _ in self._inputs):
-            raise ConfigurationError(
-                f"assign_timestamps({column!r}, idleness={idleness!r}): only right behind an unbounded source, and in "
-                "as many subtasks, is it known which splits have no rows; call it on the stream of the source"
-            )
+        idleness_ms = idleness_of(idleness, column, [node for node, _ in self._inputs], parallelism)
         updating = self._updating
         timed = self._then(
-            partial(WatermarkGenerator, column, delay_ms, idleness_ms, nulls_to),
+            partial(WatermarkGenerator, column, delay_ms, idleness_ms, nulls_to, punctuated_by),
             self.schema,
             name,
             uid,

@@ -48,6 +48,8 @@ class Program:
     by_clock: bool = False
     applied: bool = False
     """Whether a function gets the rows of each window."""
+    punctuated: bool = False
+    """Whether only some rows move event time on."""
     remembers: bool = False
     """Whether the function adds each window of a key to those before it."""
 
@@ -92,6 +94,7 @@ _PROGRAMS = (
     Program(Session(11), applied=True),
     Program(Count(4), applied=True),
     Program(Tumbling(12), remembers=True),
+    Program(Tumbling(15), punctuated=True),
 )
 
 
@@ -101,9 +104,12 @@ def windowed(env: StreamEnvironment, inputs: Sequence[Data], width: Sequence[int
     table = pa.table(
         {name: pa.array(column, pa.int64()) for name, column in zip("kvt", zip(*rows, strict=True), strict=True)}
     )
-    stream = env.from_batches(
-        table, splits=SPLITS, timestamp="t", max_out_of_orderness=_BOUND_MS, uid="source0", parallelism=SPLITS
-    )
+    if program.punctuated:
+        table = table.append_column("p", pa.array([_moves(row) for row in rows]))
+    source = env.from_batches(table, splits=SPLITS, uid="source0", parallelism=SPLITS)
+    stream = source.assign_timestamps(
+        "t", _BOUND_MS, punctuated_by="p" if program.punctuated else None, uid="source0-timestamps", parallelism=SPLITS
+    ).select("k", "v", "t", uid="columns", parallelism=SPLITS)
     if program.by_clock:
         windows = stream.key_by("k").window(program.spec, time="processing", fire_at_end=True)
         sums = windows.aggregate(n=count(), total=sum("v"), uid="windowed", parallelism=width[1])
@@ -153,7 +159,8 @@ def expect_windowed(inputs: Sequence[Data], _: Sequence[int]) -> Rows:
             over_ms = int(program.over_ms(np.array([row[2]]))[0]) - 1 + program.lateness_ms
             is_late = newest_ms is not None and over_ms <= newest_ms - _BOUND_MS - 1
             (late if is_late else timely).append(row)
-            newest_ms = row[2] if newest_ms is None else max(newest_ms, row[2])
+            if _moves(row) or not program.punctuated:
+                newest_ms = row[2] if newest_ms is None else max(newest_ms, row[2])
     if program.remembers:
         return {"sim://results": _sums_so_far(program.spec, timely), "sim://late": counted(late)}
     table = "sim://running" if program.updates else "sim://results"
@@ -232,6 +239,11 @@ class SumsSoFar(ProcessWindowFunction):
 def _summed(rows: pa.Table) -> dict[str, int]:
     """What the aggregates of the others are."""
     return {"n": rows.num_rows, "total": builtins.sum(rows.column("v").to_pylist())}
+
+
+def _moves(row: Row) -> bool:
+    """Whether a row moves event time on, where not all do."""
+    return row[1] % 3 == 0
 
 
 def _program(data: Data) -> Program:

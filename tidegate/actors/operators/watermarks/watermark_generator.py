@@ -2,6 +2,7 @@
 
 Rules:
 
+- With a column of punctuations only the rows for which it is true move event time on, as Flink's punctuated watermarks.
 - Timestamps are whole milliseconds since 1970, rounded down. Dates count from midnight UTC. Integers are milliseconds.
 - The watermark is Flink's for bounded out-of-orderness: the greatest timestamp, minus the delay, minus 1 ms. Minus 1,
   because a watermark says that no row *at* its time follows, and a row with the greatest timestamp may.
@@ -24,7 +25,7 @@ import pyarrow as pa
 from tidegate.actors.kernels.columns import fixed_values, plain, valid_mask
 from tidegate.actors.operators.operator import Columns, Emit, Operator, OperatorContext, together
 from tidegate.actors.operators.operator_errors import blame
-from tidegate.actors.operators.watermarks.watermark_pieces import as_they_are, pieces_of
+from tidegate.actors.operators.watermarks.watermark_pieces import Times, as_they_are, pieces_of
 from tidegate.actors.operators.watermarks.window_end import WindowEnd
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.storage.errors import ConfigurationError
@@ -64,11 +65,37 @@ def event_times_ms(batch: pa.RecordBatch, column: str) -> pa.Array:
     return pa.array(raw, mask=mask == 0 if len(mask) else None)
 
 
+def check_event_time(schema: pa.Schema, column: str, punctuated_by: str | None) -> None:
+    """Raise ConfigurationError unless a schema has a column of event time, and one of punctuations if that is named."""
+    check_timestamp_column(schema, column)
+    if punctuated_by is not None:
+        check_punctuations(schema, punctuated_by)
+
+
+def check_punctuations(schema: pa.Schema, column: str) -> None:
+    """Raise ConfigurationError unless a schema has this column, once, and it is boolean."""
+    if schema.get_field_index(column) < 0:
+        raise ConfigurationError(f"punctuated_by={column!r}: there is no such column; there are {schema.names}")
+    if not pa.types.is_boolean(schema.field(column).type):
+        raise ConfigurationError(
+            f"punctuated_by={column!r}: the column is {schema.field(column).type}; it must be bool, and true for the "
+            f"rows that move event time on: with_columns({column}=...) makes it so"
+        )
+
+
+def _of_marked(batch: pa.RecordBatch, column: str, times: Times) -> Times:
+    """The times of the rows that are marked; MIN_WATERMARK_MS for the others. ConfigurationError as above."""
+    check_punctuations(batch.schema, column)
+    marks = batch.column(column).fill_null(False).to_numpy(zero_copy_only=False)
+    return np.where(marks, times, MIN_WATERMARK_MS)
+
+
 class WatermarkGenerator(Operator):
     """Passes batches on, in pieces, each followed by the watermark of all rows so far.
 
     Rows without a timestamp do not count. With `nulls_to` they go to that side output instead of being passed on.
 
+    `punctuated_by`: a column of booleans that says which rows count; None: all that have a timestamp.
     `idleness_ms`: after how long without rows a split of an unbounded source is idle; None: never. ConfigurationError
     for a negative delay.
     """
@@ -81,6 +108,7 @@ class WatermarkGenerator(Operator):
         max_out_of_orderness_ms: int = 0,
         idleness_ms: int | None = None,
         nulls_to: str | None = None,
+        punctuated_by: str | None = None,
     ) -> None:
         if max_out_of_orderness_ms < 0:
             raise ConfigurationError(f"max_out_of_orderness must not be negative: {max_out_of_orderness_ms} ms")
@@ -88,12 +116,14 @@ class WatermarkGenerator(Operator):
         self._delay_ms = max_out_of_orderness_ms + 1
         self.idleness_ms = idleness_ms
         self._nulls_to = nulls_to
+        self._punctuated_by = punctuated_by
         self._newest_ms: dict[int | None, int] = {}
         """The greatest timestamp of each split. Shared with the splits, which are what is in a checkpoint."""
 
     def needed_columns(self, after: Columns) -> Columns:
         """The column of event time as well."""
-        return together(after, frozenset({self._column}))
+        punctuations = () if self._punctuated_by is None else (self._punctuated_by,)
+        return together(after, frozenset({self._column, *punctuations}))
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
         """ConfigurationError if there is an idleness, but the splits of the source are not known in this task."""
@@ -124,11 +154,12 @@ class WatermarkGenerator(Operator):
         self._advance({split})
         before_ms = self._newest_ms.get(split, MIN_WATERMARK_MS)
         with blame(self.context, batch):
-            pieces = pieces_of(times, before_ms, self._delay_ms, splits.judges or (as_they_are,))
+            movers = None if self._punctuated_by is None else _of_marked(batch, self._punctuated_by, times)
+            pieces = pieces_of(times, before_ms, self._delay_ms, splits.judges or (as_they_are,), movers)
         for piece in pieces:
             splits.rows_after_ms = self._behind(piece.before_ms)
             emit(batch if len(pieces) == 1 else batch.slice(piece.start, piece.stop - piece.start))
-            if piece.newest_ms > MIN_WATERMARK_MS or not dated.null_count:
+            if piece.newest_ms > MIN_WATERMARK_MS or not (dated.null_count or self._punctuated_by):
                 self._newest_ms[split] = piece.newest_ms
             self._advance({split})
         splits.rows_after_ms = None

@@ -43,19 +43,23 @@ def as_they_are(times: Times) -> Times:
     return times
 
 
-def pieces_of(times: Times, before_ms: int, delay_ms: int, dues: Sequence[Due]) -> list[Piece]:
+def pieces_of(
+    times: Times, before_ms: int, delay_ms: int, dues: Sequence[Due], movers: Times | None = None
+) -> list[Piece]:
     """The pieces of a batch whose rows have these times; MIN_WATERMARK_MS for those that have none.
 
     `before_ms`: the greatest time of the rows before the batch. A watermark is the greatest time less `delay_ms`.
+    Of rows that do not move event time, `movers` has MIN_WATERMARK_MS instead of their time; None: all do.
     """
     rows = len(times)
-    newest_ms = max(before_ms, int(times.max()))
+    moving = times if movers is None else movers
+    newest_ms = max(before_ms, int(moving.max()))
     dated = times if int(times.min()) > MIN_WATERMARK_MS else times[times > MIN_WATERMARK_MS]
     if not len(dated) or int(dated.min()) > newest_ms - delay_ms:
-        return _in_order(times, before_ms)
+        return _in_order(moving, before_ms)
     before = np.empty(rows, np.int64)
     before[0] = before_ms
-    np.maximum(np.maximum.accumulate(times[:-1]), before_ms, out=before[1:])
+    np.maximum(np.maximum.accumulate(moving[:-1]), before_ms, out=before[1:])
     watermarks = np.maximum(before, MIN_WATERMARK_MS + delay_ms) - delay_ms
     starts = [
         start for cut, stop in _pairs(_cuts(times, watermarks, dues), rows) for start in range(cut, stop, PIECE_ROWS)
