@@ -139,7 +139,7 @@ TAKEOVER_PATCHES: dict[str, tuple[int, Patch]] = {
         4, lambda: patch.object(Abandoner, "take_over", _only_deletes)
     ),
     "takeover: the tombstone of a savepoint goes": (
-        4, lambda: patch.object(savepoints, "_clear", _deletes_the_tombstone)
+        4, lambda: patch.object(savepoints, "clear_folder", _deletes_the_tombstone)
     ),
     "takeover: nobody knows that a savepoint was whole": (
         4, lambda: patch.object(coordinator_effects, "void_savepoint", _says_nothing)
