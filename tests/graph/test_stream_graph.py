@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +15,7 @@ from tidegate.actors.graph.stream_graph import StreamNode, default_max_paralleli
 from tidegate.actors.operators.operator import Operator
 from tidegate.actors.protocol.identity import ChannelId
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
+from tidegate.actors.protocol.side_outputs import OutputTag
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import OperatorUid, SubtaskIndex
 from tidegate.storage.state.key_groups import MAX_PARALLELISM_LIMIT
@@ -25,6 +29,29 @@ def step(name: str, *inputs: StreamNode | tuple[StreamNode, Partitioning | None]
     """An operator; an input alone has no partitioning of its own."""
     pairs = [i if isinstance(i, tuple) else (i, None) for i in inputs]
     return node(name, *pairs, parallelism=parallelism, factory=Operator)
+
+
+@pytest.mark.parametrize(
+    ("column", "has"),
+    [
+        (pa.int64(), False),
+        (pa.timestamp("us", "UTC"), False),
+        (pa.timestamp("ns"), True),
+        (pa.duration("ns"), True),
+        (pa.list_(pa.struct({"at": pa.timestamp("ns")})), True),
+        (pa.map_(pa.string(), pa.time64("ns")), True),
+        (pa.dictionary(pa.int32(), pa.timestamp("ns")), True),
+        (None, True),
+    ],
+)
+def test_nanoseconds_are_seen(column: pa.DataType | None, has: bool) -> None:
+    """In each column of a program, at any depth, in side outputs too, and where nobody knows the columns."""
+    schema = None if column is None else pa.schema({"a": pa.string(), "x": column})
+    source = node("source")
+    assert translate([source, replace(step("work", source), schema=schema)]).has_nanoseconds is has
+    if schema is not None:
+        tagged = replace(step("work", source), side_outputs=(OutputTag("bad", schema),))
+        assert translate([source, tagged]).has_nanoseconds is has
 
 
 def vertices(graph: JobGraph) -> list[str]:

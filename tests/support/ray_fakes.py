@@ -186,8 +186,8 @@ def task_processes(
     """Makes processes of tasks of source -> sink(function) whose calls are given up at once when they are lost."""
     for module in (ray_calls, deliveries):
         monkeypatch.setattr(module, "LOST_CALL_GRACE_MS", 0)
-    for costly in ("warm_up", "keep_what_is_loaded", "close_sockets_in_children"):
-        monkeypatch.setattr(ray_task, costly, lambda: None)
+    for costly in ("prepare", "close_sockets_in_children"):
+        monkeypatch.setattr(ray_task, costly, lambda *_: None)
     monkeypatch.setattr(ray_task.TaskProcess, "info", lambda self: ProcessInfo(1, "node"))
     source, graph = source_to_sink(function)
     root = open_store(f"memory://{uuid.uuid4().hex}")

@@ -106,6 +106,8 @@ class JobGraph:
     vertices: tuple[JobVertex, ...]
     edges: tuple[JobEdge, ...]
     max_parallelism: int = MAX_PARALLELISM
+    has_nanoseconds: bool = True
+    """Whether columns may have times in nanoseconds, which Python's own types cannot hold."""
 
     def vertex(self, vertex: VertexId) -> JobVertex:
         """The vertex of this id."""

@@ -140,7 +140,19 @@ def translate(nodes: Sequence[StreamNode], max_parallelism: int | None = None) -
             from_vertex = vertices[chain_of[id(upstream.maker)]].vertex
             side = None if upstream.taps is None else SideOutput(upstream.uid, upstream.taps[1])
             edges.append(JobEdge(len(edges), from_vertex, _vertex_id(head), partitioning, ordinal, side))
-    return JobGraph(vertices, tuple(edges), max_parallelism)
+    schemas = [schema for node in nodes for schema in (node.schema, *(tag.schema for tag in node.side_outputs))]
+    may_have = any(schema is None or any(map(_has_nanoseconds, schema.types)) for schema in schemas)
+    return JobGraph(vertices, tuple(edges), max_parallelism, may_have)
+
+
+def _has_nanoseconds(data_type: pa.DataType) -> bool:
+    """Whether values of a type are, or have parts that are, times in nanoseconds."""
+    if pa.types.is_dictionary(data_type) or pa.types.is_run_end_encoded(data_type):
+        return _has_nanoseconds(data_type.value_type)
+    if isinstance(data_type, pa.BaseExtensionType):
+        return _has_nanoseconds(data_type.storage_type)
+    parts = [data_type.field(number).type for number in range(data_type.num_fields)]
+    return getattr(data_type, "unit", None) == "ns" or any(map(_has_nanoseconds, parts))
 
 
 def _check(nodes: Sequence[StreamNode], max_parallelism: int) -> None:

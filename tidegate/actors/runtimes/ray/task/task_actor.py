@@ -53,7 +53,7 @@ from tidegate.actors.runtimes.ray.task.deliveries import Deliveries
 from tidegate.actors.runtimes.ray.task.frame_heads import Head, make_head, read_head
 from tidegate.actors.runtimes.ray.task.row_counts import RowCounts
 from tidegate.actors.runtimes.ray.task.warm_standby import WarmStandby
-from tidegate.actors.runtimes.ray.task.warm_up import keep_what_is_loaded, warm_up
+from tidegate.actors.runtimes.ray.task.warm_up import prepare
 from tidegate.actors.state_backends.common.backend import KeyedBackend
 from tidegate.actors.task.invariants import may_obey
 from tidegate.actors.task.messages import events as ev
@@ -87,9 +87,7 @@ class TaskProcess(SignsOfLife):
     ) -> None:
         self._log = TaskLog(context)
         close_sockets_in_children()
-        if spare:
-            warm_up()
-        keep_what_is_loaded()
+        prepare(spare, context.graph.has_nanoseconds)
         self._context = context
         self._coordinator = coordinator
         self._open_store, self._bundle = open_store, bundle

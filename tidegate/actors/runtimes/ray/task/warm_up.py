@@ -11,6 +11,7 @@ from tidegate.actors.operators.aggregates import aggregate as aggregates
 from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
 from tidegate.actors.operators.operator import OperatorContext
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
+from tidegate.actors.runtimes.ray.process.late_pandas import import_pandas_late
 from tidegate.actors.task.pipeline.partitioners import make_partitioner
 from tidegate.storage.ids import CheckpointId, OperatorUid, SubtaskIndex
 from tidegate.storage.state.snapshot import Cut, StateTable
@@ -31,6 +32,15 @@ def warm_up() -> None:
             frozen = operator.snapshot(Cut(CheckpointId(1))).states
             _opened([StateTable(s.state, s.kind, chunk.rows) for s in frozen for chunk in s.chunks()])
             make_partitioner(Partitioning(PartitioningKind.HASH, ("k",)), 0, 2, 128).split(batch)
+
+
+def prepare(spare: bool, uses_pandas: bool) -> None:
+    """What a process of a task begins with. One that does not get a task at once pays ahead for its first rows."""
+    if not uses_pandas:
+        import_pandas_late()
+    if spare:
+        warm_up()
+    keep_what_is_loaded()
 
 
 def keep_what_is_loaded() -> None:
