@@ -17,7 +17,7 @@ from broken_coordinator import COORDINATOR_BREAKS
 from broken_copies import COPY_FIXED, COPY_PATCHES
 from broken_failover import FAILOVER_FIXED, FAILOVER_PATCHES
 from broken_fallback import FALLBACK_BREAKS, FALLBACK_FIXED
-from broken_layers import LAYER_BREAKS, LAYER_PATCHES
+from broken_layers import LAYER_BREAKS, LAYER_FIXED, LAYER_PATCHES
 from broken_nodes import NODE_FIXED, NODE_PATCHES
 from broken_predicates import PREDICATE_FIXED, PREDICATE_PATCHES
 from broken_requests import REQUEST_FIXED, REQUEST_PATCHES
@@ -64,6 +64,7 @@ _UNALIGNED = {"mode": "exactly-once", "alignment": "unaligned", "max_concurrent"
 _FIXED: Mapping[str, Mapping[str, Hashable]] = {
     "credit: what was lost is never asked for": _UNALIGNED | {"faults": "network", "buffers": "tiny", "rows": 60},
     "the folder of a failed savepoint stays": {"faults": "storage", "ask": "savepoint"},
+    **LAYER_FIXED,
     **CHANGELOG_FIXED,
     **FAILOVER_FIXED,
     **FALLBACK_FIXED,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -139,3 +139,8 @@ LAYER_PATCHES: dict[str, tuple[int, Patch]] = {
     ),
 }
 """Broken by a patch: the invariant, and the patch."""
+
+LAYER_FIXED: Mapping[str, Mapping[str, Hashable]] = {
+    "layers: changes before an abort are left out": {"state": "incremental", "faults": "tasks", "interval_ms": 60},
+}
+"""It needs increments, checkpoints that are given up, and a restart from one of those after them."""
