@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import expression_program
 import polars as pl
 import pyarrow as pa
 import pytest
@@ -59,6 +61,16 @@ def test_expressions_stand_where_columns_may() -> None:
         newest=pl.col("x").sort_by("p").last(),
     )
     assert same_rows(_result(totals, env), expected.to_dicts(), "odd")
+
+
+@pytest.mark.slow
+def test_expressions_and_values_of_any_width_in_a_job(tmp_path: Path) -> None:
+    """The program that also runs in the simulator and on Ray, with checkpoints."""
+    with local() as env:
+        table = expression_program.totals(env, str(tmp_path / "out"))
+        config = tg.CheckpointConfig(interval="5ms", storage=str(tmp_path / "checkpoints"))
+        assert env.execute("totals", checkpoints=config).wait("4min") == "finished"
+    assert expression_program.written(table) == expression_program.expected()
 
 
 def test_a_key_takes_the_place_of_its_column() -> None:

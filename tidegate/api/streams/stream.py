@@ -32,7 +32,7 @@ from tidegate.api.streams.slot_options import SlotOptions
 from tidegate.api.streams.stream_aggregates import Life, aggregated, aggregated_all
 from tidegate.api.streams.stream_ranking import RankEmit, ranked_stream, ranked_windows, ranking_of
 from tidegate.api.streams.stream_tables import StreamTables
-from tidegate.api.streams.updating import Updating
+from tidegate.api.streams.updating import Updating, united
 from tidegate.api.streams.windowed_stream import WindowedStream, WindowsTaken, WindowTime
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.columns_text import columns_text
@@ -61,9 +61,7 @@ class Stream(StreamTables):
         """
         if allow_missing and not by_name:
             raise ConfigurationError("union: allow_missing=True needs by_name=True, because names tell what is missing")
-        for stream in (self, *others):
-            if stream._updating is not None:
-                raise stream._updating.refuse("union")
+        updating = united([(stream._updating, stream.input_parallelism) for stream in (self, *others)])
         for other in others:
             if other._program is not self._program:
                 raise ConfigurationError("union: the streams belong to different environments")
@@ -75,7 +73,8 @@ class Stream(StreamTables):
                 mine, theirs = columns_text(self.schema), columns_text(other.schema)
                 raise ConfigurationError(f"union: the streams have different columns: {mine} and {theirs}")
         timestamp = self.timestamp if all(same_time(other.timestamp, self.timestamp) for other in others) else None
-        return Stream(self._program, tuple(i for stream in (self, *others) for i in stream._inputs), (), timestamp)
+        inputs = tuple(i for stream in (self, *others) for i in stream._inputs)
+        return Stream(self._program, inputs, (), timestamp, updating)
 
     def connect(self, other: Stream | KeyedStream) -> ConnectedStreams:
         """This stream and another one, for one operator to process: `a.connect(b).key_by("k", "k2").process(...)`."""

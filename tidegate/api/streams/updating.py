@@ -114,6 +114,24 @@ class Updating:
             raise self.refuse(operator, f"{how} would see them out of order: its keys must have {needed} among them")
 
 
+def united(streams: Sequence[tuple[Updating | None, int]]) -> Updating | None:
+    """What a union of streams is, each given with the subtasks of the step before. None: rows that come for good.
+
+    Changes of all streams together are changes again: a row that is taken back follows the one that came, as both come
+    from one subtask. But rows of different streams may have the same keys. ConfigurationError for a union that would
+    not be read as its parts are: of updates, or where subtasks differ, so that rows would be dealt out anew.
+    """
+    found = [updating for updating, _ in streams if updating is not None]
+    if not found:
+        return None
+    if not all(updating is not None and updating.changes for updating, _ in streams):
+        raise found[0].refuse("union", "not all of its streams are changes")
+    if len({parallelism for _, parallelism in streams}) > 1:
+        raise found[0].refuse("union", "its streams come from different numbers of subtasks: give them the same")
+    made_by = " and ".join(dict.fromkeys(updating.made_by for updating in found))
+    return Updating((), made_by, changes=True, keyless=True, recorded=all(updating.recorded for updating in found))
+
+
 def after_function(updating: Updating | None, schema: pa.Schema | None, operator: str) -> Updating | None:
     """What follows a function that keeps each row and makes rows of a schema; its result must have the keys."""
     if updating is None or schema is None:
