@@ -5,11 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
+from backend_model import KEYS, columnar_backend, key_batch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidegate.actors.kernels.paged import PAGE_ROWS
+from tidegate.actors.state_backends.columnar import frozen_slots
 from tidegate.actors.state_backends.common import value_heap
+from tidegate.actors.state_backends.common.backend import ValueSpec
 from tidegate.actors.state_backends.common.value_heap import ValueHeap, values_of
+from tidegate.storage.ids import CheckpointId
+from tidegate.storage.state.snapshot import Cut
 
 _VALUES = st.lists(st.none() | st.lists(st.none() | st.text(max_size=3), max_size=3), max_size=6)
 _TYPE = pa.list_(pa.string())
@@ -56,3 +62,33 @@ def test_a_value_keeps_no_batch_alive() -> None:
     heap = ValueHeap(pa.string())
     heap.append(pa.array(["x" * 1000] * 10_000).slice(5, 1))
     assert pa.total_allocated_bytes() - before < 10_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("canonical", [False, True])
+def test_large_rows_are_written_in_small_blocks(monkeypatch: pytest.MonkeyPatch, canonical: bool) -> None:
+    """As many at a time as a limit of bytes allows, but pages at least; and none is gathered at a freeze."""
+    monkeypatch.setattr(frozen_slots, "BLOCK_BYTES", 10 * PAGE_ROWS * 100)
+    monkeypatch.setattr(frozen_slots, "CHUNK_ROWS_MIN", 1 << 30)
+    monkeypatch.setattr(frozen_slots, "GATHERED_BYTES_MAX", 100_000)
+    groups = {}
+    for text_bytes in (1, 1_000):
+        backend = columnar_backend(True)
+        table = backend.table("t", [ValueSpec("text", pa.large_string())])
+        backend.fix_keys(KEYS)
+        keys = range(3 * PAGE_ROWS)
+        texts = pa.array(["x" * text_bytes] * len(keys), pa.large_string())
+        table.column("text").put(table.upsert(key_batch(keys)).slots, texts)
+        table.done()
+        (state,) = backend.freeze(Cut(CheckpointId(1), canonical=canonical))
+        chunks = list(state.chunks())
+        assert sum(chunk.rows.num_rows for chunk in chunks) == len(keys)
+        groups[text_bytes] = len(chunks)
+        if canonical:
+            continue
+        table.column("text").put(table.upsert(key_batch(range(500))).slots, texts.slice(0, 500))
+        table.done()
+        changed = backend.freeze(Cut(CheckpointId(2), CheckpointId(1)))[0]
+        assert isinstance(changed, frozen_slots.GatheredSlots) == (text_bytes == 1)
+        assert sum(chunk.rows.num_rows for chunk in changed.chunks()) == 500
+    assert groups[1_000] > groups[1]

@@ -354,6 +354,8 @@ class _FrozenCells:
     """The `FrozenValues` of cells."""
 
     __slots__ = ("_cells", "_pages", "_stored")
+    row_bytes = 0
+    """Nobody knows."""
 
     def __init__(self, cells: Cells, pages: list[list[Any]], stored: Callable[[Any], Any]) -> None:
         self._cells = cells

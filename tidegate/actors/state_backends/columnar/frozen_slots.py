@@ -1,7 +1,7 @@
 """Frozen keyed state on its way to storage: rows, or the keys that are gone, a block of slots at a time.
 
 The asynchronous part of a snapshot draws the chunks. Rules:
-- A block is `BLOCK_ROWS` slots or more, and less than twice as many rows. Its rows are sorted by key group and cut
+- A block is `block_rows` slots or more, and less than twice as many rows. Its rows are sorted by key group and cut
   between key groups into chunks of at least `CHUNK_ROWS_MIN` rows.
 - The pages of a block are released as soon as it is encoded. Then the owner need not copy them any more, and if it has,
   their memory is free.
@@ -27,13 +27,21 @@ from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.state.snapshot import FrozenState, StateChunk
 
 BLOCK_ROWS = 16 * PAGE_ROWS
+BLOCK_BYTES = 1 << 26
+"""Where rows are large, a block has fewer: about so many bytes, but at least a page."""
 GATHERED_ROWS_MAX = 8192
 """Up to so many rows are gathered at the freeze. It takes a few ms; pinned pages would be copied one by one."""
+GATHERED_BYTES_MAX = 1 << 22
 CHUNK_ROWS_MIN = 8192
 
 
 class FrozenValues(Protocol):
     """What the pages of a state held at the freeze."""
+
+    @property
+    def row_bytes(self) -> int:
+        """About how many bytes a row takes, as far as that is known."""
+        ...
 
     def live(self, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
         """Which of these slots had the state."""
@@ -46,6 +54,11 @@ class FrozenValues(Protocol):
     def let_go(self, start: int, stop: int) -> None:
         """Drop the pages from `start` to `stop`."""
         ...
+
+
+def block_rows(values: FrozenValues) -> int:
+    """How many slots are looked at together: whole pages."""
+    return max(PAGE_ROWS, min(BLOCK_ROWS, BLOCK_BYTES // max(1, values.row_bytes) // PAGE_ROWS * PAGE_ROWS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +90,9 @@ class FrozenSlots:
 
     def now(self) -> FrozenState:
         """The same state; a few rows are gathered right here, so that no page stays pinned."""
-        if self.dirty is None or marked(self.dirty) > GATHERED_ROWS_MAX:
+        if self.dirty is None or (rows := marked(self.dirty)) > GATHERED_ROWS_MAX:
+            return self
+        if rows * self.values.row_bytes > GATHERED_BYTES_MAX:
             return self
         slots = self._wanted(slots_in(self.dirty, self.slots))
         chunks = list(_cut(self._encoded(slots))) if len(slots) else []
@@ -87,15 +102,16 @@ class FrozenSlots:
     def _blocks(self) -> Iterator[tuple[NDArray[np.int32], int]]:
         """Slots to write, ascending. With each block, the page below which everything is then done."""
         collected: list[NDArray[np.int32]] = []
-        for start in range(0, self.slots, BLOCK_ROWS):
-            stop = min(start + BLOCK_ROWS, self.slots)
+        rows = block_rows(self.values)
+        for start in range(0, self.slots, rows):
+            stop = min(start + rows, self.slots)
             slots = np.arange(start, stop, dtype=np.int32)
             if self.dirty is not None:
                 slots = slots[flags(self.dirty, start, stop)]
             slots = self._wanted(slots)
             if len(slots):
                 collected.append(slots)
-            if stop == self.slots or not collected or sum(map(len, collected)) >= BLOCK_ROWS:
+            if stop == self.slots or not collected or sum(map(len, collected)) >= rows:
                 none = np.zeros(0, dtype=np.int32)
                 yield np.concatenate(collected) if collected else none, pages_for(stop)
                 collected = []

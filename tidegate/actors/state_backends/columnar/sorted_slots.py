@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tidegate.actors.state_backends.columnar.frozen_slots import BLOCK_ROWS, FrozenValues
+from tidegate.actors.state_backends.columnar.frozen_slots import FrozenValues, block_rows
 from tidegate.actors.state_backends.columnar.key_space import FrozenKeys
 from tidegate.actors.state_backends.common.key_order import sortable_keys
 from tidegate.actors.state_backends.common.pages import FrozenColumn, Pinned, pages_for
@@ -53,16 +53,16 @@ class SortedSlots:
             groups = self.groups.raw(live)
             order = np.argsort(groups, kind="stable")
             live, groups = live[order], groups[order]
-            for start, stop in _runs(groups):
+            for start, stop in _runs(groups, block_rows(self.values)):
                 yield self._encoded(np.sort(live[start:stop]))
         finally:
             self.pinned.release(pages)
             self.values.let_go(0, pages)
 
     def _live(self) -> NDArray[np.int32]:
-        found = [np.zeros(0, dtype=np.int32)]
-        for start in range(0, self.slots, BLOCK_ROWS):
-            slots = np.arange(start, min(start + BLOCK_ROWS, self.slots), dtype=np.int32)
+        found, rows = [np.zeros(0, dtype=np.int32)], block_rows(self.values)
+        for start in range(0, self.slots, rows):
+            slots = np.arange(start, min(start + rows, self.slots), dtype=np.int32)
             found.append(slots[self.values.live(slots)])
         return np.concatenate(found)
 
@@ -78,11 +78,11 @@ class SortedSlots:
         return StateChunk(rows, first, tuple(starts.tolist()))
 
 
-def _runs(groups: NDArray[np.uint16]) -> Iterator[tuple[int, int]]:
-    """Bounds of runs of whole key groups, each of at least `BLOCK_ROWS` rows but the last. `groups` ascends."""
+def _runs(groups: NDArray[np.uint16], rows: int) -> Iterator[tuple[int, int]]:
+    """Bounds of runs of whole key groups, each of at least so many rows but the last. `groups` ascends."""
     start = 0
     while start < len(groups):
-        last = groups[min(start + BLOCK_ROWS, len(groups)) - 1]
+        last = groups[min(start + rows, len(groups)) - 1]
         stop = int(np.searchsorted(groups, last, side="right"))
         yield start, stop
         start = stop

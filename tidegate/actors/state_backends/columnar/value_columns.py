@@ -125,6 +125,10 @@ class _FrozenColumns:
         self._table = table
         self._type = column_type
 
+    @property
+    def row_bytes(self) -> int:
+        return self._table.row_bytes
+
     def live(self, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
         return self._table.live(slots)
 

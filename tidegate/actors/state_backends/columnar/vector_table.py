@@ -252,7 +252,8 @@ class ColumnarTable(PagedState[TableNotes]):
 
     def _frozen_values(self, removed: bool) -> _FrozenTable:
         columns = () if removed else tuple(column.paged.freeze() for column in self._columns.values())
-        return _FrozenTable(self._live.freeze(), columns)
+        size = 0 if removed else sum(column.value_bytes for column in self._columns.values())
+        return _FrozenTable(self._live.freeze(), columns, size)
 
     def _key_names(self) -> list[str]:
         schema = self._space.schema
@@ -263,11 +264,12 @@ class ColumnarTable(PagedState[TableNotes]):
 class _FrozenTable:
     """The `FrozenValues` of a table."""
 
-    __slots__ = ("_columns", "_live")
+    __slots__ = ("_columns", "_live", "row_bytes")
 
-    def __init__(self, live: FrozenColumn, columns: tuple[FrozenColumn, ...]) -> None:
+    def __init__(self, live: FrozenColumn, columns: tuple[FrozenColumn, ...], row_bytes: int) -> None:
         self._live = live
         self._columns = columns
+        self.row_bytes = row_bytes
 
     def live(self, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
         return self._live.raw(slots).view(np.bool_)

@@ -36,7 +36,7 @@ _LIBRARY = "datasketches"
 class _Sketch(BatchAggregateFunction):
     """What both have in common: the state of a group is the bytes of a sketch; null before the first value."""
 
-    state = pa.schema({"sketch": pa.binary()})
+    state = pa.schema({"sketch": pa.large_binary()})
 
     def _library(self) -> Any:
         return load(str(self), _EXTRA, _LIBRARY)
@@ -46,7 +46,7 @@ class _Sketch(BatchAggregateFunction):
         sketches = state.column(0).to_pylist()
         for group, sketch in changed:
             sketches[group] = sketch
-        return {"sketch": pa.array(sketches, pa.binary())}
+        return {"sketch": pa.array(sketches, pa.large_binary())}
 
 
 class ApproxCountDistinct(_Sketch):
