@@ -11,6 +11,7 @@ from collections.abc import Hashable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
+from broken_aggregates import AGGREGATE_FIXED, AGGREGATE_PATCHES
 from broken_causes import CAUSE_BREAKS, CAUSE_FIXED, CAUSE_PATCHES
 from broken_changelog import CHANGELOG_FIXED, CHANGELOG_PATCHES
 from broken_coordinator import COORDINATOR_BREAKS
@@ -80,6 +81,7 @@ _FIXED: Mapping[str, Mapping[str, Hashable]] = {
     **SIDE_FIXED,
     **TIME_FIXED,
     **WINDOW_FIXED,
+    **AGGREGATE_FIXED,
     **SPLIT_FIXED,
     **NODE_FIXED,
     **COPY_FIXED,
@@ -113,6 +115,7 @@ BROKEN: dict[str, Break] = {
             | SIDE_PATCHES
             | TIME_PATCHES
             | WINDOW_PATCHES
+            | AGGREGATE_PATCHES
             | SPLIT_PATCHES
             | NODE_PATCHES
             | COPY_PATCHES
