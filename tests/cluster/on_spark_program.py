@@ -6,7 +6,6 @@ for each thing that it has done.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -21,6 +20,7 @@ from pyspark.sql import SparkSession
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ray_jobs import Gated
 from same_program import bounded, streamed
+from story import tell
 from topology import spark_on, standalone
 from waiting import until
 
@@ -31,11 +31,6 @@ from tidegate.storage.errors import TidegateError
 
 _JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 ROWS = 2_000
-
-
-def tell(**facts: object) -> None:
-    """A line for the test."""
-    print(json.dumps(facts), flush=True)
 
 
 @contextmanager

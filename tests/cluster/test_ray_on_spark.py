@@ -5,107 +5,25 @@ A program with a Spark cluster of its own does all of it once (`on_spark_program
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
-import threading
-import uuid
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from same_program import bounded, expected_totals, expected_values, streamed
-from waiting import until
+from story import Story
 
 import tidegate as tg
 from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime, SlotPlacement
 from tidegate.spark_bridge import RayDPSession
 
-HERE = Path(__file__).parent
-WAIT_S = 270
-"""For one step of the program: a test that takes 300 s ends the run."""
-MARK = "MARK_OF_A_TEST"
-
-
-class Story:
-    """The program, and what it has told so far. A test waits for what it looks at, while the program goes on."""
-
-    def __init__(self, folder: Path) -> None:
-        self._mark = f"{MARK}={uuid.uuid4().hex}"
-        self._told: dict[str, Any] = {}
-        self._over = False
-        self._new = threading.Condition()
-        self._errors = folder / "errors"
-        path = os.pathsep.join(map(str, (HERE, HERE.parent / "support", HERE.parent.parent / "examples")))
-        name, _, value = self._mark.partition("=")
-        with self._errors.open("w") as errors:
-            self._process = subprocess.Popen(
-                [sys.executable, str(HERE / "on_spark_program.py"), str(folder)],
-                env={**os.environ, name: value, "PYTHONPATH": path},
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-            )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def told(self, *keys: str) -> list[Any]:
-        """What the program tells of these. AssertionError if it ends before that, or takes too long."""
-        with self._new:
-            self._new.wait_for(lambda: self._over or all(key in self._told for key in keys), WAIT_S)
-            missing = [key for key in keys if key not in self._told]
-            assert not missing, f"{missing} after {self._told}:\n{self._errors.read_text()[-5_000:]}"
-            return [self._told[key] for key in keys]
-
-    def check_nothing_is_left(self) -> None:
-        """The program comes to its end, and so does all that it has started: Spark's Java ends a little after it."""
-        assert self._process.wait(WAIT_S) == 0, self._errors.read_text()[-5_000:]
-        until(
-            "the end of what it has started", lambda: not processes_with(self._mark), lambda: processes_with(self._mark)
-        )
-
-    def end(self) -> None:
-        """End what of it still runs."""
-        for pid, _ in processes_with(self._mark):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self._process.wait()
-        self._reader.join()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            with self._new:
-                self._told |= json.loads(line) if line.startswith("{") else {}
-                self._new.notify_all()
-        with self._new:
-            self._over = True
-            self._new.notify_all()
-
 
 @pytest.fixture(scope="module")
 def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     """The program, which has begun."""
-    story = Story(tmp_path_factory.mktemp("on-spark"))
+    story = Story("on_spark_program.py", tmp_path_factory.mktemp("on-spark"))
     yield story
     story.end()
-
-
-def processes_with(variable: str) -> list[tuple[int, str]]:
-    """Ids and command lines of the processes that have a variable in their environment."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if variable.encode() in (folder / "environ").read_bytes().split(b"\0"):
-                line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                found.append((int(folder.name), line))
-        except OSError:
-            continue  # It has ended meanwhile, or is not this user's.
-    return found
 
 
 @pytest.mark.slow
