@@ -17,6 +17,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 import pyarrow as pa
@@ -44,7 +45,7 @@ def with_kind(schema: pa.Schema) -> pa.Schema:
 def rows_that_come(batch: pa.RecordBatch) -> Flags:
     """Which rows of a batch of changes come; the others are taken back. ValueError for a row that is none."""
     column = plain(batch.column(CHANGE))
-    found = pc.index_in(column, pa.array(_KINDS, column.type)) if _is_text(column.type) else pa.nulls(len(column))
+    found = pc.index_in(column, _kinds(column.type)) if _is_text(column.type) else pa.nulls(len(column))
     if found.null_count:
         wrong = column.filter(pc.is_null(found))[0].as_py()
         raise ValueError(f"a row has {wrong!r} in the column {CHANGE!r}; it takes {', '.join(_KINDS)}")
@@ -66,6 +67,11 @@ def changes(parts: Sequence[tuple[str, Sequence[pa.Array]]], schema: pa.Schema) 
     ]
     kinds = pa.concat_arrays([pa.repeat(kind, len(arrays[0])) for kind, arrays in some])
     return pa.RecordBatch.from_arrays([*columns, kinds], schema=schema)
+
+
+@cache
+def _kinds(data_type: pa.DataType) -> pa.Array:
+    return pa.array(_KINDS, data_type)
 
 
 def _is_text(data_type: pa.DataType) -> bool:

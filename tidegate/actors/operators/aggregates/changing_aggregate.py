@@ -151,7 +151,8 @@ class ChangingAggregate(KeyedAggregate):
         rows = upserted.first_rows
         after = [accumulator.results(slots) for accumulator in self._of_shown()]
         is_there = np.ones(len(rows), dtype=np.bool_) if there is None else there
-        was_there = ~np.isin(rows, upserted.new_rows, assume_unique=True)
+        was_there = np.ones(len(rows), dtype=np.bool_)
+        was_there[np.searchsorted(rows, upserted.new_rows)] = False  # both ascend
         changed = was_there & is_there & _differ(before, after)
         kinds = (
             (DELETE, was_there & ~is_there, before),
@@ -161,9 +162,13 @@ class ChangingAggregate(KeyedAggregate):
         )
         parts = []
         for kind, flags, values in kinds:
+            if not flags.any():
+                continue
             picked = pa.array(np.flatnonzero(flags))
             of_keys = keys.take(pa.array(rows[flags])).columns
             parts.append((kind, [*of_keys, *(column.take(picked) for column in values)]))
+        if not parts:
+            return None
         if self._output_schema is None:
             names = [*self.keys, *self._shown]
             types = [column.type for column in parts[0][1]]
@@ -198,6 +203,9 @@ def _differ(before: Sequence[pa.Array], after: Sequence[pa.Array]) -> Flags:
     """Rows in which any column differs; NaN differs from itself."""
     found: Flags = np.zeros(len(after[0]), dtype=np.bool_)
     for old, new in zip(before, after, strict=True):
-        values = pc.fill_null(pc.not_equal(old, new), False).to_numpy(zero_copy_only=False)
-        found |= values | (old.is_valid().to_numpy(False) != new.is_valid().to_numpy(False))
+        unequal = pc.not_equal(old, new)
+        if unequal.null_count:
+            found |= old.is_valid().to_numpy(False) != new.is_valid().to_numpy(False)
+            unequal = pc.fill_null(unequal, False)
+        found |= unequal.to_numpy(zero_copy_only=False)
     return found
