@@ -39,6 +39,7 @@ def test_defaults() -> None:
         "changelog": False,
         "compression": None,
         "backend_memory": 64 * 1024 * 1024,
+        "backend_cache": 128 * 1024 * 1024,
         "undo_memory": 256 * 1024 * 1024,
         "backend_directory": None,
         "local_copies": False,

@@ -24,10 +24,16 @@ def frozen(subject: Subject, store: FileSystemStore, number: int, base: NativeSt
     return write_native(store, f"chk-{number}", native, base)
 
 
-def opened(kind: type[Subject], store: FileSystemStore, native: NativeState, folder: Path, rows: Rows) -> Subject:
+def opened(
+    kind: type[Subject], store: FileSystemStore, native: NativeState, folder: Path, rows: Rows, cache_bytes: int = 0
+) -> Subject:
     """A backend that goes on with the files of a checkpoint."""
     fetch_native(store, native, str(folder))
-    return kind(lambda _: rocks_backend(tuple(KEYS.names), MAX_PARALLELISM, folder=str(folder)), True, files=rows)
+
+    def make(_: bool) -> RocksBackend:
+        return rocks_backend(tuple(KEYS.names), MAX_PARALLELISM, folder=str(folder), cache_bytes=cache_bytes)
+
+    return kind(make, True, files=rows)
 
 
 class CountingReads(FileSystemStore):

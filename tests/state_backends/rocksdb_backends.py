@@ -9,6 +9,8 @@ from tidegate.actors.state_backends.rocksdb.rocksdb_backend import RocksBackend
 from tidegate.storage.ids import OperatorUid
 
 MEMORY_BYTES = 4 * 1024 * 1024
+CACHE_BYTES = 37_600
+"""An empty index, and room for some 15 rows: less than most tests have."""
 
 
 class LoggedBackend(RocksBackend):
@@ -24,10 +26,13 @@ def rocks_backend(
     key_groups: range | None = None,
     folder: str | None = None,
     kind: type[RocksBackend] = RocksBackend,
+    cache_bytes: int = 0,
 ) -> RocksBackend:
     """A backend in `folder`, or in a new one, which it deletes at its end."""
     if folder is None:
         folder = tempfile.mkdtemp(prefix="tidegate-test-")
     groups = range(max_parallelism) if key_groups is None else key_groups
     place = BackendPlace(OperatorUid("op"), key_names, max_parallelism, groups)
+    if kind is RocksBackend:
+        return RocksBackend(place, folder, MEMORY_BYTES, cache_bytes=cache_bytes)
     return kind(place, folder, MEMORY_BYTES)

@@ -15,7 +15,7 @@ from backend_model import BACKENDS, KEYS, MAX_PARALLELISM, Cells, Subject, Table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_checkpoints import CountingReads, frozen, opened
-from rocksdb_backends import rocks_backend
+from rocksdb_backends import CACHE_BYTES, rocks_backend
 from row_model import ROW_BATCHES, RowsOfKeys
 from small_tables import rewrite_in_small_tables
 from timer_model import TimersSubject
@@ -69,8 +69,10 @@ _BATCHES: dict[Any, st.SearchStrategy[Any]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", list(_BATCHES))
-def test_checkpoints_of_files_hold_their_moment(kind: type[Subject], tmp_path_factory: pytest.TempPathFactory) -> None:
+@pytest.mark.parametrize(("kind", "cache_bytes"), [*((kind, 0) for kind in _BATCHES), (Table, CACHE_BYTES)])
+def test_checkpoints_of_files_hold_their_moment(
+    kind: type[Subject], cache_bytes: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """Random programs: whatever is built on what, every checkpoint has the state of its freeze; a restore goes on from
     there, and its key groups can be split between backends of either kind."""
 
@@ -87,7 +89,7 @@ def test_checkpoints_of_files_hold_their_moment(kind: type[Subject], tmp_path_fa
     def program(rounds: list[tuple[Any, Any, bool]], split: int, other: str) -> None:
         folder = tmp_path_factory.mktemp("program")
         store = open_store(str(folder / "store"))
-        subject: Subject = kind(BACKENDS["rocksdb"], True)
+        subject: Subject = kind(BACKENDS["rocksdb with cache" if cache_bytes else "rocksdb"], True)
         base: NativeState | None = None
         for number, (before, after, restart) in enumerate(rounds, 1):
             subject.batch(before)
@@ -101,7 +103,7 @@ def test_checkpoints_of_files_hold_their_moment(kind: type[Subject], tmp_path_fa
             assert composed(list(read_native(store, base))) == expected
             if restart:
                 subject.backend.close()
-                subject = opened(kind, store, base, folder / f"db-{number}", expected)
+                subject = opened(kind, store, base, folder / f"db-{number}", expected, cache_bytes)
                 subject.check()
         subject.backend.close()
         assert base is not None

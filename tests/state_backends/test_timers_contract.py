@@ -71,7 +71,7 @@ def _made(name: str, undo_bytes_max: int) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(BACKENDS))
+@pytest.mark.parametrize("name", sorted(_EXAMPLES))
 def test_timers_are_those_of_a_set(name: str) -> None:
     """What fires is what the model has, in order; every snapshot, alone or on its base, holds the moment of its freeze;
     a restore, or a way back, gives that moment again, and what is built on it after that is right too."""

@@ -75,6 +75,15 @@ def mark_slots(bitmap: Bitmap, slots: NDArray[np.int32]) -> None:
 
 
 @kernel
+def mark_below(bitmap: Bitmap, slots_below: int, slots: NDArray[np.int32]) -> None:
+    """Set the bits of those of some slots that are below a number."""
+    for i in range(slots.shape[0]):
+        slot = np.int64(slots[i])
+        if slot < slots_below:
+            bitmap[slot >> 6] |= np.uint64(1) << np.uint64(slot & 63)
+
+
+@kernel
 def mark_first(bitmap: Bitmap, slots_below: int, slots: NDArray[np.int32], first: NDArray[np.int32]) -> int:
     """Set the bits of those of some slots that are below a number; slots whose bit was clear go to `first`.
 

@@ -202,6 +202,7 @@ def _backend_of(config: CheckpointConfig, options: StateBackendOptions) -> State
         compression=config.compression,
         directory=directory if config.backend == "rocksdb" else None,
         memory_bytes=config.backend_memory,
+        cache_bytes=config.backend_cache,
         undo_bytes=config.undo_memory,
     )
 

@@ -79,7 +79,8 @@ def unlogged() -> rocksdict.WriteOptions:
 
 def _options(memory_bytes: int) -> rocksdict.Options:
     memory_bytes = max(memory_bytes, MEMORY_BYTES_MIN)
-    cache = rocksdict.Cache(memory_bytes)
+    # Its readers take no lock. Blocks are of many sizes, so it finds out itself how many entries it has.
+    cache = rocksdict.Cache.new_hyper_clock_cache(memory_bytes, 0)
     blocks = rocksdict.BlockBasedOptions()
     blocks.set_block_cache(cache)
     blocks.set_block_size(_BLOCK_BYTES)

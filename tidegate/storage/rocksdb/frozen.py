@@ -6,10 +6,9 @@ Which files there are, and for which key groups each is needed, is found out by 
 from __future__ import annotations
 
 import os
-import shutil
 import weakref
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tidegate.storage.checkpoints.metadata import NativeFile, NativeState
@@ -23,21 +22,36 @@ _LOG_SUFFIX = ".log"
 
 
 class FrozenRocks:
-    """A `FrozenNative`: it owns its folder, which goes when nobody holds this object any more."""
+    """A `FrozenNative`: it owns its folder, which goes when nobody holds this object any more.
+
+    `make` links the files into it, if that is still to do, and `give_up` deletes it, or sees to it that it never comes.
+    """
 
     backend = ROCKSDB
 
     def __init__(
-        self, uid: OperatorUid, folder: str, key_groups: tuple[int, int], description: RocksDescription
+        self,
+        uid: OperatorUid,
+        folder: str,
+        key_groups: tuple[int, int],
+        description: RocksDescription,
+        make: Callable[[], None],
+        give_up: Callable[[], None],
     ) -> None:
         self.uid = uid
         self.folder = folder
         self.key_groups = key_groups
         self._description = description
-        self._deletion = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self._make = make
+        self._deletion = weakref.finalize(self, give_up)
+
+    def files_are_there(self) -> None:
+        """See to it that the files are in the folder. Raises StorageError."""
+        self._make()
 
     def files(self) -> Mapping[str, tuple[int, int] | None]:
         """All files but the write-ahead log, which is empty. Raises StorageError."""
+        self.files_are_there()
         with reported("list the files of a snapshot", self.folder):
             names = [name for name in os.listdir(self.folder) if not name.endswith(_LOG_SUFFIX)]
         database = open_files(self.folder, MEMORY_BYTES_MIN)

@@ -44,6 +44,11 @@ class BytesIndex:
         self._arena = np.empty(_ARENA_BYTES_MIN, dtype=np.uint8)
         self._offsets = np.zeros(CAPACITY_MIN // 2 + 1, dtype=np.int64)
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the table, and of what belongs to it."""
+        return self._table.nbytes + self._met.nbytes + self._arena.nbytes + self._offsets.nbytes
+
     def upsert(self, keys: Strings, hashes: NDArray[np.uint64]) -> Upserted:
         """Slots of a batch of keys.
 

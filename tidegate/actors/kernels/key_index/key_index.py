@@ -36,6 +36,11 @@ class KeyIndex:
         """How many keys there are. Also the next free slot."""
         return 0 if self._index is None else self._index.size
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the index."""
+        return 0 if self._index is None else self._index.size_bytes
+
     def upsert(self, batch: pa.RecordBatch) -> Upserted:
         """Slots of the keys of a batch. New keys get the next free slots.
 

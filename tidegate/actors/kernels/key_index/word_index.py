@@ -43,6 +43,11 @@ class WordIndex:
         self._met = bitmap_of(CAPACITY_MIN // 2)
         self._homes = np.empty(_BLOCK_ROWS, dtype=np.int64)
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the table, and of what belongs to it."""
+        return self._table.nbytes + self._met.nbytes
+
     def upsert(self, words: NDArray[np.int64], valid: NDArray[np.uint8]) -> Upserted:
         """Slots of a batch of keys; keys that are not known yet get one. `valid` may be `NO_MASK`."""
         progress = Progress(len(words), self.size)

@@ -96,6 +96,11 @@ class KeyColumns:
             last = self._chunks.pop()
             self._chunks[-1] = pa.concat_batches([self._chunks[-1], last])
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all columns."""
+        return sum(chunk.nbytes for chunk in self._chunks)
+
     def pieces(self) -> Iterator[pa.RecordBatch]:
         """All keys in slot order, in batches of at most `PIECE_BYTES`, or of one larger chunk."""
         piece: list[pa.RecordBatch] = []
@@ -308,6 +313,18 @@ class KeySpace:
             self._rebuild(kept, slots)
             slots = self.slots
         self._looked_at = (slots, rows)
+
+    def keep(self, kept: NDArray[np.int32]) -> None:
+        """Forget all keys but those of these ascending slots, which get new numbers. No batch is under way."""
+        assert not self._readers, "slots that somebody reads by their numbers"
+        self._rebuild(kept, self.slots)
+        self._looked_at = (0, 0)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of keys, index and key groups."""
+        keys_bytes = 0 if self._keys is None else self._keys.size_bytes
+        return keys_bytes + self._index.size_bytes + 2 * self.slots
 
     def look_again(self) -> None:
         """A snapshot was taken: slots that were needed to report a deletion may be dead now."""

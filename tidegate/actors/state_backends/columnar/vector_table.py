@@ -195,14 +195,17 @@ class ColumnarTable(PagedState[TableNotes]):
         self._own(slots)
         scatter(self._live.pages, slots, np.zeros(len(slots), dtype=np.uint8))
 
-    def _begin(self, upserted: Upserted, mark: bool = True) -> NDArray[np.int32]:
-        """Make the slots of a batch ready to be changed. Returns the rows whose key had no row."""
+    def _begin(self, upserted: Upserted, mark: bool = True, stored: int = 0) -> NDArray[np.int32]:
+        """Make the slots of a batch ready to be changed. Returns the rows whose key had no row.
+
+        So many of the new keys have a row all the same, which was put into their slots before.
+        """
         self._own(upserted.slots)
         if self._notes is not None:
             self._note(self._notes, upserted.slots)
         if mark and self.dirty is not None:
             self.dirty.mark(upserted.slots)
-        if self._rows == self._space.slots - len(upserted.new_rows):
+        if self._rows - stored == self._space.slots - len(upserted.new_rows):
             candidates = upserted.new_rows  # every older slot has a row
         else:
             candidates = upserted.first_rows
@@ -211,7 +214,7 @@ class ColumnarTable(PagedState[TableNotes]):
         new_rows = revived[:found]
         self._rows += found
         self.new_slots = upserted.slots[new_rows]
-        if found > len(upserted.new_rows):
+        if found > len(upserted.new_rows) - stored:
             for column in self._columns.values():
                 column.paged.reset(self.new_slots)
         elif found:

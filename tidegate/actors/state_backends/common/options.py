@@ -11,6 +11,7 @@ from tidegate.storage.state.chunk import Compression
 BackendKind = Literal["columnar", "rocksdb"]
 
 MEMORY_BYTES = 64 * 1024 * 1024
+CACHE_BYTES = 128 * 1024 * 1024
 SEGMENT_BYTES = 1024 * 1024
 UNDO_BYTES = 256 * 1024 * 1024
 COLLECTIONS_MAX = 16
@@ -34,6 +35,8 @@ class StateBackendOptions:
     """Local folder for a backend's files. Nothing in it outlives the task."""
     memory_bytes: int = MEMORY_BYTES
     """How much memory a backend on disk may use for each operator of a task."""
+    cache_bytes: int = CACHE_BYTES
+    """How much memory the hot rows of a vectorised state may take, as columns in front of a backend on disk. 0: none"""
     undo_bytes: int = UNDO_BYTES
     """How much memory a backend in memory may use, for each operator of a task, to go back to a checkpoint."""
     restore_threads: int = 1

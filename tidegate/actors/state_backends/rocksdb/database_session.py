@@ -20,11 +20,12 @@ import pyarrow as pa
 import rocksdict
 
 from tidegate.actors.state_backends.common.state_size import StateSize
+from tidegate.actors.state_backends.rocksdb.unwritten import Unwritten
 from tidegate.storage.checkpoints.metadata import NativeState
 from tidegate.storage.errors import CorruptionError, StorageError
 from tidegate.storage.files.private_folders import FOLDER_MODE, open_private
 from tidegate.storage.ids import CheckpointId, OperatorUid
-from tidegate.storage.rocksdb.database import open_database, reported, unlogged
+from tidegate.storage.rocksdb.database import fetch, open_database, reported, unlogged
 from tidegate.storage.rocksdb.frozen import FrozenRocks
 from tidegate.storage.rocksdb.scan import scan_state
 from tidegate.storage.rocksdb.value_layout import (
@@ -73,6 +74,27 @@ def _close(database: rocksdict.Rdict, folder: str) -> None:
         database.close()  # it writes its memory to disk first; if that fails, nobody needs it
 
 
+class _Links:
+    """The folder of a snapshot, as long as somebody wants it."""
+
+    def __init__(self, session: RocksSession, target: str) -> None:
+        self._session = session
+        self._target = target
+        self._wanted = True
+
+    def make(self) -> None:
+        """Link the files. StorageError."""
+        if self._wanted:
+            self._session.link(self._target)
+            if not self._wanted:  # it was given up meanwhile
+                self.give_up()
+
+    def give_up(self) -> None:
+        """Delete the folder. Any thread may call it, at any time."""
+        self._wanted = False
+        shutil.rmtree(self._target, ignore_errors=True)
+
+
 class RocksSession:
     """The database, and what its states share."""
 
@@ -109,6 +131,10 @@ class RocksSession:
         self._frozen = 0
         self._faults = 0
         """How many background writes had failed at the last snapshot."""
+        self.unwritten: Unwritten | None = None
+        """What the last snapshot has not written yet. It comes before anything else that is written."""
+        self.is_empty = self.stored is None
+        """Whether nothing was ever written."""
         self.owned_folder: OwnedFolder | None = OwnedFolder(folder)
         """None once it is closed."""
         self.database: rocksdict.Rdict = open_database(folder, memory_bytes)
@@ -161,11 +187,32 @@ class RocksSession:
         with reported("read RocksDB", self.folder):
             return self.database.get(key) is not None
 
+    def fetch(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """What is stored at some keys, None where nothing is. StorageError, CorruptionError."""
+        return fetch(self.database, keys, self.folder)
+
+    def settle(self) -> None:
+        """Write what the last snapshot has not written yet. StorageError, CorruptionError."""
+        if self.unwritten is not None:
+            self.unwritten.settle()
+            self.unwritten = None
+
     def write(self, batch: rocksdict.WriteBatch) -> None:
         """Apply writes, all of them or none. StorageError."""
         if not batch.is_empty():
-            with reported("write RocksDB", self.folder):
-                self.database.write(batch, unlogged())
+            self.settle()
+            self._write(batch)
+
+    def apply(self, keys: Sequence[bytes], values: Sequence[bytes] | None) -> None:
+        """Put rows, or remove them, of which a snapshot that is not written yet knows. StorageError."""
+        batch = rocksdict.WriteBatch(raw_mode=True)
+        if values is None:
+            for key in keys:
+                batch.delete(key)
+        else:
+            for key, value in zip(keys, values, strict=True):
+                batch.put(key, value)
+        self._write(batch)
 
     def remove(self, keys: Iterable[bytes]) -> None:
         """Remove what is stored at these keys. StorageError."""
@@ -176,15 +223,25 @@ class RocksSession:
 
     def remove_ranges(self, ranges: Iterable[tuple[bytes, bytes]]) -> None:
         """Remove what is stored from the first key of each range up to, not including, the second. StorageError."""
+        self.settle()
         with reported("write RocksDB", self.folder):
             for begin, end in ranges:
                 self.database.delete_range(begin, end, unlogged())
 
-    def freeze(self, checkpoint_id: CheckpointId) -> FrozenRocks:
-        """A checkpoint of the database: memory is written to files, and all files are hard-linked. StorageError."""
+    def freeze(self, checkpoint_id: CheckpointId, rows: Iterable[object]) -> FrozenRocks:
+        """A checkpoint of the database: memory is written to files, and all files are hard-linked.
+
+        That is done when the snapshot is written, or before anything else is: see `unwritten`, of which `rows` are.
+        """
         self._frozen += 1
         target = f"{self.folder}.chk-{checkpoint_id}-{self._frozen}"
         groups = (self.key_groups.start, self.key_groups.stop)
+        links = _Links(self, target)
+        self.unwritten = unwritten = Unwritten(rows, links.make)
+        return FrozenRocks(self.uid, target, groups, self.describe(), unwritten.take, links.give_up)
+
+    def link(self, target: str) -> None:
+        """Link all files into a folder. StorageError; then the folder is not there."""
         try:
             with reported("take a snapshot of RocksDB", target):
                 self._write_memory()
@@ -193,7 +250,6 @@ class RocksSession:
         except BaseException:
             shutil.rmtree(target, ignore_errors=True)
             raise
-        return FrozenRocks(self.uid, target, groups, self.describe())
 
     @property
     def size(self) -> StateSize:
@@ -204,9 +260,16 @@ class RocksSession:
         return StateSize(self.database.property_int_value(_KEYS) or 0, None, size_bytes)
 
     def close(self) -> None:
-        """Close the database. Its folder is deleted, unless a snapshot still reads rows from it."""
+        """Close the database, once the last snapshot is written. Its folder goes, unless a snapshot reads rows."""
+        with suppress(StorageError):
+            self.settle()  # who writes the snapshot is told
         _close(self.database, self.folder)
         self.owned_folder = None
+
+    def _write(self, batch: rocksdict.WriteBatch) -> None:
+        self.is_empty = False
+        with reported("write RocksDB", self.folder):
+            self.database.write(batch, unlogged())
 
     def _write_memory(self) -> None:
         """Write memtables to files. Polls, because a blocking flush in rocksdict would stop the other threads.

@@ -1,13 +1,16 @@
 """`RocksBackend`: keeps keyed state in RocksDB on the local disk, so state may be larger than memory.
 
-Rules: a batch works on a working set, which is fetched and written with few calls. Memory is bounded by the options and
-by what one batch touches. A checkpoint is made of the database's own files (`freeze_native`), of which only new ones
-are uploaded. Savepoints and the changelog are rows (`freeze`), which any backend can read.
+Rules: a batch works on a working set, which is fetched and written with few calls; hot rows of vectorised states stay
+in memory (`cached_table.py`). Memory is bounded by the options and by what one batch touches. A checkpoint is made of
+the database's own files (`freeze_native`), of which only new ones are uploaded. Savepoints and the changelog are rows
+(`freeze`), which any backend can read. What is in memory alone is written when a snapshot is (`unwritten.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,68 +22,48 @@ from tidegate.actors.state_backends.common.backend import CellSpec, Migrate, Val
 from tidegate.actors.state_backends.common.options import BackendPlace
 from tidegate.actors.state_backends.common.refusals import not_bound, strange_rows
 from tidegate.actors.state_backends.common.state_size import StateSize
+from tidegate.actors.state_backends.rocksdb.cached_table import CachedTable
 from tidegate.actors.state_backends.rocksdb.cells import RocksCells, RocksLists, RocksMaps, RocksValues
-from tidegate.actors.state_backends.rocksdb.database_session import OwnedFolder, RocksSession
+from tidegate.actors.state_backends.rocksdb.database_session import RocksSession
 from tidegate.actors.state_backends.rocksdb.expiry_sweep import RocksSweeper
+from tidegate.actors.state_backends.rocksdb.frozen_rows import Cursors, FrozenRows
 from tidegate.actors.state_backends.rocksdb.keys import database_keys
 from tidegate.actors.state_backends.rocksdb.loading import RocksLoader
 from tidegate.actors.state_backends.rocksdb.namespaces import RocksNamespaces
 from tidegate.actors.state_backends.rocksdb.row_table import RocksRows
 from tidegate.actors.state_backends.rocksdb.timers import RocksTimers
+from tidegate.actors.state_backends.rocksdb.unwritten import Unwritten
 from tidegate.actors.state_backends.rocksdb.vector_table import RocksTable
-from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.rocksdb.database import reported
 from tidegate.storage.rocksdb.frozen import FrozenRocks
-from tidegate.storage.rocksdb.scan import scan_state
+from tidegate.storage.rocksdb.tables import is_varying
 from tidegate.storage.rocksdb.value_layout import RocksDescription, RocksForm, RocksState
 from tidegate.storage.schemas.columns_text import columns_text
-from tidegate.storage.state.snapshot import Cut, FrozenState, StateChunk, StateTable
+from tidegate.storage.state.snapshot import Cut, FrozenState, StateTable
 from tidegate.storage.state.timer_rows import TIMERS_STATE, check_timers
 
 C = TypeVar("C", bound=RocksCells)
 
 
-class FrozenRows:
-    """A `FrozenState`: the rows of one state, read from the database while processing writes to it.
-
-    An iterator of RocksDB does not see anything that is written after its creation.
-    """
-
-    removed = False
-    kind = StateKind.KEYED
-
-    def __init__(
-        self, cursor: rocksdict.RdictIter, description: RocksDescription, source: RocksState, session: RocksSession
-    ) -> None:
-        assert session.owned_folder is not None, "a snapshot of a closed backend"
-        self.state = source.name
-        self._held: tuple[OwnedFolder, rocksdict.RdictIter] | None = (session.owned_folder, cursor)
-        self._description = description
-        self._source = source
-        self._key_groups = session.key_groups
-
-    def chunks(self) -> Iterator[StateChunk]:
-        """The rows, sorted by key group. Raises StorageError, CorruptionError."""
-        assert self._held is not None, "the rows of a snapshot are read once"
-        (folder, cursor), self._held = self._held, None
-        yield from scan_state(cursor, self._description, self._source, self._key_groups, folder.path)
-
-
 class RocksBackend:
     """A `KeyedBackend` in a folder of its own. `RocksSession` says what may be in the folder at first."""
 
-    def __init__(self, place: BackendPlace, folder: str, memory_bytes: int, keeps_changes: bool = False) -> None:
+    def __init__(
+        self, place: BackendPlace, folder: str, memory_bytes: int, keeps_changes: bool = False, cache_bytes: int = 0
+    ) -> None:
         """Open it. Raises StorageError if the folder cannot be used.
 
-        `keeps_changes`: `freeze` on a base gives only what has changed since then.
+        `keeps_changes`: `freeze` on a base gives only what has changed since then. Else hot rows of each vectorised
+        state of fixed width, without namespaces, take `cache_bytes` in memory.
         """
         self._session = RocksSession(
             place.uid, folder, place.max_parallelism, place.key_groups, memory_bytes, keeps_changes, place.namespace
         )
         self.timers = RocksTimers(self._session)
-        self._table_type = RocksNamespaces if place.namespace else RocksTable
+        self._place = place
+        self._cache_bytes = 0 if keeps_changes else cache_bytes
         self._loader = RocksLoader(self._session)
         self._tables: dict[str, RocksTable] = {}
         self._cells: dict[str, RocksCells] = {}
@@ -106,7 +89,7 @@ class RocksBackend:
         """A vectorised state. ConfigurationError if the types in the files cannot become these."""
         values = pa.schema([spec.field for spec in columns])
         state, older = self._declared(name, RocksForm.TABLE, values)
-        table = self._tables[name] = self._table_type(self._session, state, columns)
+        table = self._tables[name] = self._new_table(state, columns)
         if older is not None:
             self._loader.move(older, table)
         return table
@@ -124,7 +107,7 @@ class RocksBackend:
         former = self._tables.pop(name).state
         values = pa.schema([spec.field for spec in columns])
         state = self._session.declare(name, RocksForm.TABLE, values)
-        table = self._tables[name] = self._table_type(self._session, state, columns)
+        table = self._tables[name] = self._new_table(state, columns)
         self._loader.move(former, table, migrate)
         return table
 
@@ -172,14 +155,19 @@ class RocksBackend:
         found = self._session.known(state)
         if found is None or not self._session.has_keys:
             return
+        self._write_cached()
         names = self._session.key_schema.names
         for rows in self._session.scan(found, rows_max):
             yield rows.select(names)
 
     @property
     def size(self) -> StateSize:
-        """What RocksDB estimates: its keys, and the bytes of its files and memtables."""
-        return self._session.size
+        """What RocksDB estimates: its keys, and the bytes of its files and memtables; and what is in memory."""
+        size, hot = self._session.size, [table.hot for table in self._cached]
+        held_bytes = sum(rows.size_bytes for rows in hot)
+        return replace(
+            size, rows=max(size.rows, sum(rows.rows for rows in hot)), size_bytes=(size.size_bytes or 0) + held_bytes
+        )
 
     def changed_rows(self, base: CheckpointId) -> tuple[int, int]:
         """Zeros: files are shared, and RocksDB compacts them itself."""
@@ -203,16 +191,25 @@ class RocksBackend:
                 changed += state.changes.freeze(cut.checkpoint_id, cut.base, description)
         if session.keeps_changes and cut.base is not None:
             return changed
-        with reported("read RocksDB", session.folder):
-            cursors = [session.database.iter() for _ in description.states]
-        frozen = zip(cursors, description.states, strict=True)
-        return [FrozenRows(cursor, description, state, session) for cursor, state in frozen]
+        cursors = Cursors(session, len(description.states))
+        session.unwritten = unwritten = Unwritten(self._changed(), cursors.make)
+        if not self._cached:
+            unwritten.take()
+        return [
+            FrozenRows(unwritten.take, cursors, number, description, session)
+            for number in range(len(description.states))
+        ]
 
     def freeze_native(self, cut: Cut) -> FrozenRocks | None:
         """All states as files. None before the first key or without a state. StorageError."""
         self._flush()
         session = self._session
-        return session.freeze(cut.checkpoint_id) if session.has_keys and session.describe().states else None
+        if not session.has_keys or not session.describe().states:
+            return None
+        frozen = session.freeze(cut.checkpoint_id, self._changed())
+        if not self._cached:
+            frozen.files_are_there()
+        return frozen
 
     def keep(self, checkpoint_id: CheckpointId) -> None:
         """Nothing to do: a task goes back by the files of the checkpoint, linked or downloaded."""
@@ -269,6 +266,27 @@ class RocksBackend:
     def close(self) -> None:
         """Close the database and delete its folder."""
         self._session.close()
+
+    @property
+    def _cached(self) -> list[CachedTable]:
+        return [table for table in self._tables.values() if isinstance(table, CachedTable)]
+
+    def _new_table(self, state: RocksState, columns: Sequence[ValueSpec]) -> RocksTable:
+        if self._place.namespace:
+            return RocksNamespaces(self._session, state, columns)
+        if self._cache_bytes and not is_varying(state.values):
+            return CachedTable(self._session, state, columns, self._place.key_names, self._cache_bytes)
+        return RocksTable(self._session, state, columns)
+
+    def _changed(self) -> Iterator[object]:
+        """Freeze what is in memory alone; the result writes it."""
+        self._session.settle()
+        parts = [table.changed() for table in self._cached]
+        return chain.from_iterable(parts)
+
+    def _write_cached(self) -> None:
+        for table in self._cached:
+            table.write_all()
 
     def _bound_states(self) -> dict[str, RocksTable | RocksCells | RocksRows]:
         return {**self._tables, **self._cells, **self._rows}

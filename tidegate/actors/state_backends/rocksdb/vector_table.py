@@ -22,8 +22,7 @@ from tidegate.actors.state_backends.common.batch_column import BatchColumn
 from tidegate.actors.state_backends.common.pages import pages_for
 from tidegate.actors.state_backends.rocksdb.changes import RocksChanges
 from tidegate.actors.state_backends.rocksdb.database_session import RocksSession
-from tidegate.actors.state_backends.rocksdb.keys import database_keys, packed_rows
-from tidegate.storage.rocksdb.database import fetch
+from tidegate.actors.state_backends.rocksdb.keys import ordered_keys, packed_rows
 from tidegate.storage.rocksdb.tables import TableLayout, table_layout
 from tidegate.storage.rocksdb.value_layout import RocksState
 
@@ -58,13 +57,11 @@ class RocksTable:
         upserted = KeyIndex(tuple(keys.schema.names)).upsert(keys)
         first_rows = upserted.first_rows
         distinct = keys if len(first_rows) == keys.num_rows else gather(keys, first_rows)
-        keys_found = database_keys(
-            distinct, self._session.max_parallelism, self.state.number, namespace=self._session.namespace
+        session = self._session
+        self._batch_keys, order = ordered_keys(
+            distinct, session.max_parallelism, self.state.number, namespace=session.namespace
         )
-        # Sorted keys are read and written in half the time: neighbours share blocks.
-        order = sorted(range(len(keys_found)), key=keys_found.__getitem__)
-        self._batch_keys = [keys_found[position] for position in order]
-        found = fetch(self._session.database, self._batch_keys, self._session.folder)
+        found = self._session.fetch(self._batch_keys)
         ranks = np.empty(len(order), dtype=np.int32)
         ranks[order] = np.arange(len(order), dtype=np.int32)
         missing = np.array([row is None for row in found], dtype=np.bool_)

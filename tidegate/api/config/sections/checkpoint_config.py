@@ -19,7 +19,7 @@ from tidegate.actors.coordinator.job.job_spec import ADOPTION_TIMEOUT_MS
 from tidegate.actors.coordinator.job.outages import STORAGE_OUTAGE_MS
 from tidegate.actors.hosts.heartbeat_settings import INTERVAL_MS, TIMEOUT_MS
 from tidegate.actors.hosts.process_settings import SLOT_REQUEST_TIMEOUT_MS
-from tidegate.actors.state_backends.common.options import MEMORY_BYTES, UNDO_BYTES
+from tidegate.actors.state_backends.common.options import CACHE_BYTES, MEMORY_BYTES, UNDO_BYTES
 from tidegate.actors.task.channels.output_gate import DEBLOAT_TARGET_MS
 from tidegate.api.config.sections import setting_values as of
 from tidegate.api.config.sections.section import Section, SettingError
@@ -123,6 +123,12 @@ class CheckpointConfig(Section):
         default=MEMORY_BYTES, alias=KEYS["backend_memory"][0]
     )
     """Bytes that each operator of a subtask may use for the caches and buffers of a backend on disk; at least 1 MiB."""
+
+    backend_cache: Annotated[int, BeforeValidator(of.size)] = Field(
+        default=CACHE_BYTES, alias=KEYS["backend_cache"][0]
+    )
+    """Bytes of aggregates whose keys come often that each operator of a subtask keeps in memory, as columns, in front of
+    a backend on disk. 0: each batch reads and writes its keys there."""
 
     undo_memory: Annotated[int, BeforeValidator(of.size)] = Field(default=UNDO_BYTES, alias=KEYS["undo_memory"][0])
     """Bytes that each operator of a subtask may use to go back to a checkpoint in memory. 0: it reads state again."""

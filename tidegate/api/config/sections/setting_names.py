@@ -32,6 +32,7 @@ KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "changelog": ("state.changelog.enabled",),
         "compression": ("execution.checkpointing.snapshot-compression",),
         "backend_memory": ("state.backend.rocksdb.memory.fixed-per-slot",),
+        "backend_cache": ("state.backend.rocksdb.row-cache-size",),
         "undo_memory": ("state.backend.undo-memory",),
         "backend_directory": ("state.backend.rocksdb.localdir",),
         "local_copies": ("state.backend.local-recovery", "execution.checkpointing.local-backup.enabled"),

@@ -62,6 +62,10 @@ class DirtySlots:
         self._current = np.zeros(len(self._current), dtype=np.uint64)
         return tuple(self._history)
 
+    def drop(self, base: CheckpointId) -> None:
+        """No later snapshot has an older base than this checkpoint."""
+        self._history.drop(base)
+
     def changed_since(self, base: CheckpointId, slots: int) -> int:
         """How many of the first `slots` slots a snapshot on this base would contain. O(slots / 64)."""
         since = (*self._history.since(base), self._current)

@@ -1,0 +1,129 @@
+"""`CachedTable`: a vectorised state in RocksDB whose hot rows are in memory, in columns.
+
+A batch reads from the database only rows that are not in memory, and writes none: the rows that have changed are
+written with the next snapshot (`changed`), beside processing, or when they make room for others. What is loaded or
+moved goes to the database at once, before the first batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tidegate.actors.kernels.key_index.entries import Upserted
+from tidegate.actors.state_backends.columnar.key_space import KeySpace
+from tidegate.actors.state_backends.common.backend import ValueSpec
+from tidegate.actors.state_backends.common.batch_column import BatchColumn
+from tidegate.actors.state_backends.rocksdb.database_session import RocksSession
+from tidegate.actors.state_backends.rocksdb.hot_rows import HotRows
+from tidegate.actors.state_backends.rocksdb.keys import ordered_keys
+from tidegate.actors.state_backends.rocksdb.vector_table import RocksTable
+from tidegate.storage.rocksdb.tables import TableLayout
+from tidegate.storage.rocksdb.value_layout import RocksState
+from tidegate.storage.state.snapshot import FrozenState
+
+_WRITTEN_ROWS = 1_024
+"""Rows that are written with one call. It stops the other threads of the process, so it has to be short."""
+
+
+class CachedTable(RocksTable):
+    """A `VectorTable`. Of its rows, about `cache_bytes` are in memory between batches."""
+
+    def __init__(
+        self,
+        session: RocksSession,
+        state: RocksState,
+        specs: Sequence[ValueSpec],
+        key_names: tuple[str, ...],
+        cache_bytes: int,
+    ) -> None:
+        super().__init__(session, state, specs)
+        assert isinstance(self.layout, TableLayout), "rows of varying width in a cache"
+        self._packed = self.layout.packed
+        self._cache_bytes = cache_bytes
+        self._space = KeySpace(session.max_parallelism, key_names)
+        self.hot = HotRows(self._space, state.name, specs, self._fetched)
+
+    def upsert(self, keys: pa.RecordBatch) -> Upserted:
+        """Begin a batch: fetch those of its rows that are not in memory."""
+        self._space.fix(self._session.key_schema)
+        return self.hot.upsert(keys)
+
+    def column(self, name: str) -> BatchColumn:
+        """A value column."""
+        return self.hot.column(name)
+
+    def remove(self, slots: NDArray[Any]) -> None:
+        """Take away the rows of these slots of the batch."""
+        self.hot.remove(slots)
+
+    def done(self) -> None:
+        """End the batch."""
+        self.hot.done()
+        self._make_room()
+
+    def scan(self, rows_max: int) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
+        """All keys, sorted by key group, in batches, with their slots."""
+        self.write_all()
+        keys = len(self._session.key_schema)
+        self._space.fix(self._session.key_schema)
+        for rows in self._session.scan(self.state, rows_max):
+            of = rows.select(range(keys))
+            yield of, self.hot.show(of, rows.columns[keys:])
+            self._make_room()
+
+    def changed(self) -> Iterator[object]:
+        """Freeze what is not in the database. The result writes it, a part with each item drawn. StorageError."""
+        return self._writing(self.hot.changed())
+
+    def write_all(self) -> None:
+        """Write what is not in the database. StorageError."""
+        self._session.settle()
+        if self.hot.unwritten:
+            for _ in self.changed():
+                pass
+        self.hot.written()
+
+    def _make_room(self) -> None:
+        size_bytes, unwritten = self.hot.size_bytes, self._session.unwritten
+        # While a snapshot is being written the rows in it stay, and up to half as many come on top.
+        if size_bytes <= self._cache_bytes:
+            return
+        if unwritten is None or unwritten.done or 2 * size_bytes > 3 * self._cache_bytes:
+            self._session.settle()
+            self.hot.written()
+            self.hot.make_room(self._cache_bytes, self._write_rows)
+
+    def _fetched(self, keys: pa.RecordBatch) -> tuple[NDArray[np.int64], Sequence[pa.Array]]:
+        session = self._session
+        if session.is_empty:
+            return np.zeros(0, dtype=np.int64), [pa.nulls(0, spec.data_type) for spec in self.specs]
+        stored, order = ordered_keys(keys, session.max_parallelism, self.state.number)
+        rows = session.fetch(stored)
+        found = order[[row is not None for row in rows]]
+        return found, self.layout.columns([row for row in rows if row is not None])
+
+    def _writing(self, states: Sequence[FrozenState]) -> Iterator[object]:
+        keys = len(self._session.key_schema) if states else 0
+        for state in states:
+            for chunk in state.chunks():
+                rows, values = chunk.rows, None if state.removed else chunk.rows.columns[keys:]
+                yield from self._in_parts(rows.select(range(keys)), values)
+
+    def _write_rows(self, keys: pa.RecordBatch, values: Sequence[pa.Array] | None) -> None:
+        for _ in self._in_parts(keys, values):
+            pass
+
+    def _in_parts(self, keys: pa.RecordBatch, values: Sequence[pa.Array] | None) -> Iterator[object]:
+        """Write rows, or remove them, in the order of the database."""
+        stored, order = ordered_keys(keys, self._session.max_parallelism, self.state.number)
+        rows = pa.array(order)
+        packed = None if values is None else self._packed([column.take(rows) for column in values])
+        for start in range(0, len(stored), _WRITTEN_ROWS):
+            part = slice(start, start + _WRITTEN_ROWS)
+            self._session.apply(stored[part], None if packed is None else packed[part])
+            yield None
