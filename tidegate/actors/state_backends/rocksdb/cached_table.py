@@ -26,8 +26,8 @@ from tidegate.storage.rocksdb.tables import TableLayout
 from tidegate.storage.rocksdb.value_layout import RocksState
 from tidegate.storage.state.snapshot import FrozenState
 
-_WRITTEN_ROWS = 1_024
-"""Rows that are written with one call. It stops the other threads of the process, so it has to be short."""
+_WRITTEN_ROWS = 8_192
+"""Rows that are written with one call. They become Python values, so many at a time."""
 
 
 class CachedTable(RocksTable):
