@@ -43,6 +43,11 @@ class PairIndex:
         self._shift = np.uint64(64 - CAPACITY_MIN.bit_length() + 1)
         self._met = bitmap_of(CAPACITY_MIN // 2)
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the table, and of what belongs to it."""
+        return self._table.nbytes + self._met.nbytes
+
     def upsert(self, first: Words, second: Words) -> Upserted:
         """Slots of a batch of keys; keys that are not known yet get one."""
         progress = Progress(len(first.words), self.size)
