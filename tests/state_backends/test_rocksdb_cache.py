@@ -147,13 +147,15 @@ def test_a_snapshot_is_written_though_the_backend_is_closed(table: Table, store:
     assert composed(list(read_native(store, write_native(store, "chk-2", files, None)))) == after
 
 
+@pytest.mark.slow
 def test_rows_that_make_room_do_not_get_into_an_older_snapshot(table: Table, store: FileSystemStore) -> None:
     """They are written after those of the snapshot, and after its files are linked."""
     table.batch([(key, 1.0) for key in range(15)])
     expected = table.expected()
     snapshot = freeze(table, 1)
-    for start in range(0, 90, 15):
-        table.batch([(key, 2.0) for key in range(start, start + 15)])
+    for start in range(0, 900, 60):
+        table.batch([(key, 2.0) for key in range(start, start + 60)])
+    assert in_memory(table) < 600, "no room was made before the snapshot was written"
     native = write_native(store, "chk-1", snapshot, None)
     assert composed(list(read_native(store, native))) == expected
     table.check()
