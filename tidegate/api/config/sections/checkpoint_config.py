@@ -125,8 +125,8 @@ class CheckpointConfig(Section):
     """Bytes that each operator of a subtask may use for the caches and buffers of a backend on disk; at least 1 MiB."""
 
     backend_cache: Annotated[int, BeforeValidator(of.size)] = Field(default=CACHE_BYTES, alias=KEYS["backend_cache"][0])
-    """Bytes that each operator of a subtask may use to keep aggregates whose keys come often in memory, as columns, in
-    front of a backend on disk. 0: each batch reads and writes its keys there."""
+    """Bytes that each state of an operator of a subtask may use to keep aggregates whose keys come often in
+    memory, as columns, in front of a backend on disk. 0: each batch reads and writes its keys there."""
 
     undo_memory: Annotated[int, BeforeValidator(of.size)] = Field(default=UNDO_BYTES, alias=KEYS["undo_memory"][0])
     """Bytes that each operator of a subtask may use to go back to a checkpoint in memory. 0: it reads state again."""
