@@ -12,6 +12,7 @@ from sink_contract import FolderSink, SqliteSink, check_sink
 from waiting import until
 
 import tidegate as tg
+from tidegate.actors.hosts.coordinator import own_sinks
 
 ROWS = pa.table({"k": [x % 5 for x in range(300)], "x": list(range(300))})
 
@@ -122,12 +123,23 @@ class _Hangs(SqliteSink):
         super().commit(committables, context)
 
 
+def test_a_commit_has_time_where_storage_must_not_be_away(tmp_path: Path) -> None:
+    """`storage_outage=0` is about failures, and not about how long a commit that works may take."""
+    sink = SqliteSink(tmp_path / "out")
+    with local() as env:
+        env.from_batches(ROWS).to_sink(sink, uid="sink")
+        job = env.execute("sinks", checkpoints=config(tmp_path / "checkpoints", storage_outage=0), restart=NO_RESTART)
+        assert job.wait("1min") == "finished"
+    assert len(sink.rows()) == ROWS.num_rows
+
+
 @pytest.mark.slow
-def test_a_commit_that_does_not_come_back_fails_its_job(tmp_path: Path) -> None:
+def test_a_commit_that_does_not_come_back_fails_its_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One call may take as long as storage may be away. Then the job ends, with a text that says who was waited for.
 
     So does a submission that commits what the job before has left. Once the sink answers again, a restored job commits.
     """
+    monkeypatch.setattr(own_sinks, "CALL_LIMIT_MIN_MS", 0)
     source, sink = GatedSource(100, 80, gates=(50,)), _Hangs(tmp_path / "out")
     checkpoints = config(tmp_path / "checkpoints", retention="retain_on_cancellation", storage_outage="200ms")
     hangs = r"sink 'to_sink' \(uid 'sink'\) was asked to commit \d committables.*it has not come back within 0.2 s"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import importlib.util
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -82,6 +84,28 @@ def test_code_that_was_kept_is_not_compiled_again(tmp_path: Path, compiled: list
 
 
 @pytest.mark.slow
+def test_a_source_that_changes_after_its_import_is_no_matter(tmp_path: Path) -> None:
+    """A process runs what it has imported, and keeps nothing of that under the name of what lies there now."""
+    before = kernels(tmp_path)
+    after = kernels(tmp_path, added=2)
+    assert before.outer(VALUES, True) == 10
+    assert after.outer(VALUES, True) == 14
+    assert kernels(tmp_path, added=2).outer(VALUES, True) == 14
+
+
+@pytest.mark.slow
+def test_code_that_cannot_be_kept_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is full costs the next process a compilation, nothing else. Nothing unfinished stays."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no room")
+
+    monkeypatch.setattr(os, "replace", full)
+    assert kernels(tmp_path).outer(VALUES, True) == 10
+    assert [path.name for path in (tmp_path / "__pycache__").iterdir()] == [".kernels.outer.lock"]
+
+
+@pytest.mark.slow
 def test_a_torn_file_counts_as_missing(tmp_path: Path, compiled: list[str]) -> None:
     """It is written anew."""
     kernels(tmp_path).outer(VALUES, True)
@@ -114,7 +138,7 @@ def test_one_process_at_a_time_compiles(tmp_path: Path, monkeypatch: pytest.Monk
     original = compiling.make_image
 
     def watched(*arguments: Any) -> Any:
-        (lock,) = (tmp_path / "__pycache__").glob(".outer.lock")
+        (lock,) = (tmp_path / "__pycache__").glob(".kernels.outer.lock")
         with lock.open("ab") as file, pytest.raises(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         locked.append(True)

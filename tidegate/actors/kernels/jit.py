@@ -22,7 +22,9 @@ import functools
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from types import CodeType, ModuleType
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -61,7 +63,7 @@ class Kernel:
         loaded = self._loaded.get(kinds)
         if loaded is None:
             with _LOCK:
-                loaded = self._loaded[kinds] = self._load(kinds)
+                loaded = self._loaded[kinds] = self._loaded.get(kinds) or self._load(kinds)
         return loaded(*arguments)
 
     def _load(self, kinds: _Kinds) -> Callable[..., Any]:
@@ -69,16 +71,20 @@ class Kernel:
             kind in SCALARS if isinstance(kind, type) else kind.isnative for kind in kinds
         ):
             try:
-                return function_of(self._image(kinds), kinds, self.general)
+                return function_of(self._image(kinds), kinds, self._otherwise)
             except CannotLoadError as reason:
                 log.debug("no image of kernel %s: %s", self._function.__qualname__, reason)
-        return self.general
+        return self._otherwise
+
+    def _otherwise(self, *arguments: Any) -> Any:
+        return self.general(*arguments)
 
     def _image(self, kinds: _Kinds) -> images.Image:
         """Find the image, or compile and keep it; one process at a time does."""
         source = Path(self._function.__code__.co_filename)
         names = [kind.__name__ if isinstance(kind, type) else kind.str for kind in kinds]
-        name = images.file_name(self._function.__qualname__, source, names)
+        kernel_name = f"{source.stem}.{self._function.__qualname__}"
+        name = images.file_name(kernel_name, self.program, names)
         places = [folder / name for folder in images.folders(source)]
         found = next((image for path in places if (image := images.kept(path)) is not None), None)
         if found is not None:
@@ -86,11 +92,12 @@ class Kernel:
         for path in places:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                lock = path.with_name(f".{self._function.__qualname__}.lock").open("ab")
+                lock = path.with_name(f".{kernel_name}.lock").open("ab")
             except OSError:
                 continue
             with lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
+                with suppress(OSError):  # Where files cannot be locked several may compile.
+                    fcntl.flock(lock, fcntl.LOCK_EX)
                 found = images.kept(path)
                 if found is None:
                     found = self._compile(kinds)
@@ -103,13 +110,26 @@ class Kernel:
 
         return compiling.make_image(self._function, self._names("part_of_images"), kinds)
 
+    @functools.cached_property
+    def program(self) -> bytes:
+        """What is compiled: its bytecode, that of the kernels that it calls, and the other globals that it uses.
+
+        Not its source: that may be another by now than the one that this process has imported.
+        """
+        parts = [*_parts_of(self._function.__code__), self._function.__defaults__]
+        for name, value in sorted(self._globals().items()):
+            parts += [name, value.program if isinstance(value, (Kernel, Instruction)) else _text_of(value)]
+        return repr(parts).encode()
+
+    def _globals(self) -> dict[str, Any]:
+        known = self._function.__globals__
+        return {name: known[name] for name in self._function.__code__.co_names if name in known}
+
     def _names(self, form: str) -> dict[str, Any]:
         """The globals that the function uses, with kernels and instructions as numba wants them."""
-        known = self._function.__globals__
-        used = {name: known[name] for name in self._function.__code__.co_names if name in known}
         return {
             name: value.for_numba(form) if isinstance(value, (Kernel, Instruction)) else value
-            for name, value in used.items()
+            for name, value in self._globals().items()
         }
 
     def for_numba(self, form: str) -> Any:
@@ -126,11 +146,21 @@ class Kernel:
         return self.for_numba("general")(*arguments)
 
 
+def _parts_of(code: CodeType) -> list[Any]:
+    constants = [_parts_of(each) if isinstance(each, CodeType) else each for each in code.co_consts]
+    return [code.co_code, constants, code.co_names, code.co_varnames, code.co_argcount]
+
+
+def _text_of(value: object) -> str:
+    return value.__name__ if isinstance(value, ModuleType) else repr(value)
+
+
 class Instruction:
     """Stands in kernels for what `machine_code/intrinsics.py` has under its name."""
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self.program = name.encode()
 
     def for_numba(self, _form: str) -> Any:
         """What kernels are compiled with."""

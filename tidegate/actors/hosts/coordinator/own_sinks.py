@@ -5,8 +5,9 @@ Rules:
 - Each sink has one committer, a copy that is never opened. Its calls do not overlap.
 - What a sink raises is a `SinkFailedError`, which says which sink, and why. Whoever calls tries again: commits are
   idempotent.
-- A call that does not come back is waited for as long as storage may be away, and no longer. Nothing is asked of its
-  sink after that, as calls must not overlap: the job fails, and a job that is restored commits with a new copy.
+- A call that does not come back is waited for as long as storage may be away, a minute at least, and no longer. Nothing
+  is asked of its sink after that, as calls must not overlap: the job fails, and a job that is restored commits with a
+  new copy.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ from tidegate.storage.ids import CheckpointId, JobId
 
 log = logging.getLogger(__name__)
 
+CALL_LIMIT_MIN_MS = 60_000
+"""A call may take so long, also where storage must not be away at all."""
+
 
 class SinkFailedError(TidegateError):
     """A sink of the user's could not commit."""
@@ -42,7 +46,7 @@ class OwnSinks:
 
     def __init__(self, specs: Mapping[str, OperatorSpec], limit_ms: int) -> None:
         self._specs = specs
-        self._limit_ms = limit_ms
+        self._limit_ms = max(limit_ms, CALL_LIMIT_MIN_MS)
         self._committers: dict[str, Sink] = {}
         self._hung: set[str] = set()
         self._lock = threading.Lock()

@@ -35,13 +35,14 @@ _ENTRY = 4
 class PairIndex:
     """Open-addressing table of pairs of int64 words → slots 0, 1, 2, … in order of first appearance."""
 
-    __slots__ = ("_met", "_shift", "_table", "size")
+    __slots__ = ("_homes", "_met", "_shift", "_table", "size")
 
     def __init__(self) -> None:
         self.size = 0
         self._table = np.zeros(_ENTRY * CAPACITY_MIN, dtype=np.int64)
         self._shift = np.uint64(64 - CAPACITY_MIN.bit_length() + 1)
         self._met = bitmap_of(CAPACITY_MIN // 2)
+        self._homes = np.empty(_BLOCK_ROWS, dtype=np.int64)
 
     @property
     def size_bytes(self) -> int:
@@ -56,6 +57,7 @@ class PairIndex:
                 self._table,
                 self._shift,
                 self._met,
+                self._homes,
                 first.words,
                 first.valid,
                 second.words,
@@ -179,6 +181,7 @@ def _upsert(
     table: NDArray[np.int64],
     shift: np.uint64,
     met: NDArray[np.uint64],
+    homes: NDArray[np.int64],
     first: NDArray[np.int64],
     first_valid: NDArray[np.uint8],
     second: NDArray[np.int64],
@@ -192,7 +195,6 @@ def _upsert(
     size_max = table.shape[0] // 8
     row, size, firsts, new = counters[0], counters[1], counters[2], counters[3]
     rows = first.shape[0]
-    homes = np.empty(_BLOCK_ROWS, dtype=np.int64)
     full = False
     while row < rows and not full:
         block = row

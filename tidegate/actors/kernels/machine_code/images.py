@@ -1,8 +1,8 @@
 """Images of kernels on disk: what a file says, what it is called, and where it lies.
 
-A file is a head and the object file that LLVM has made. Its name says all that the machine code depends
-on, so that no file is ever wrong: the kernel's name and source, those of all modules here, the kinds of its arguments,
-the processor, the versions and settings of Python, NumPy, numba and LLVM.
+A file is a head and the object file that LLVM has made. Its name says all that the machine code depends on, so that no
+file is ever wrong: the kernel's name and program, the modules here, the kinds of its arguments, the processor, the
+versions and settings of Python, NumPy, numba and LLVM.
 
 Rules: a file appears whole or not at all, and is never changed. One whose checksum is wrong counts as missing. Of files
 that nobody asks for any more a few are left, and the others deleted when a successor is written.
@@ -11,6 +11,7 @@ that nobody asks for any more a few are left, and the others deleted when a succ
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import struct
 import sys
@@ -23,6 +24,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from tidegate.actors.kernels.machine_code.loading import processor
+
+log = logging.getLogger(__name__)
 
 _MAGIC = b"tidegate kernel 1"
 _HEAD = struct.Struct("<17sI")
@@ -65,10 +68,19 @@ def kept(path: Path) -> Image | None:
 
 
 def keep(path: Path, image: Image) -> None:
-    """Write the file of an image, whole or not at all. Whoever may use the modules beside it may read it."""
+    """Write the file of an image, whole or not at all: where there is no room the next process compiles again.
+
+    Whoever may use the modules beside it may read it.
+    """
     unfinished = path.with_name(f".{path.name}-{os.getpid()}")
-    unfinished.write_bytes(encode(image))
-    os.replace(unfinished, path)
+    try:
+        unfinished.write_bytes(encode(image))
+        os.replace(unfinished, path)
+    except OSError as error:
+        log.debug("machine code is not kept: %s", error)
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+        return
     of_kernel = path.parent.glob(path.name.rpartition("-")[0] + "-*.kernel")
     for old in sorted(of_kernel, key=_written_s, reverse=True)[_OLD_FILES_MAX:]:
         old.unlink(missing_ok=True)
@@ -80,23 +92,33 @@ def _written_s(path: Path) -> float:
     return 0.0
 
 
-def file_name(kernel: str, source: Path, kinds: Iterable[str]) -> str:
-    """Of the image of a kernel in a module's file, for arguments of some kinds."""
+def file_name(kernel: str, program: bytes, kinds: Iterable[str]) -> str:
+    """Of the image of a kernel, `module.function`, with this program, for arguments of some kinds."""
     arguments = hashlib.blake2b(",".join(kinds).encode(), digest_size=8).hexdigest()
-    depends = hashlib.blake2b(_surroundings(), digest_size=12)
-    depends.update(source.read_bytes())
-    return f"{source.stem}.{kernel}-{arguments}-{depends.hexdigest()}.kernel"
+    depends = hashlib.blake2b(_surroundings() + program, digest_size=12).hexdigest()
+    return f"{kernel}-{arguments}-{depends}.kernel"
 
 
 def folders(source: Path) -> Iterator[Path]:
     """Where images of a module's kernels may lie, the best place first: where numba would keep them."""
     chosen = os.environ.get("NUMBA_CACHE_DIR")
     if chosen:
-        # Modules of one name in two installations do not meet: their sources are in the names of files.
+        # Modules of one name in two installations do not meet: what they hold is in the names of files.
         yield Path(chosen)
         return
     yield source.parent / "__pycache__"
-    yield Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tidegate" / "kernels"
+    cache_home = os.environ.get("XDG_CACHE_HOME")
+    with suppress(RuntimeError):  # A user without a home.
+        yield (Path(cache_home) if cache_home else Path.home() / ".cache") / "tidegate" / "kernels"
+
+
+def _sources() -> bytes:
+    """The modules that compile and call; read when they are imported, so that it is these."""
+    here = Path(__file__).parent
+    return b"\0".join(path.read_bytes() for path in (here.with_name("page_size.py"), *sorted(here.glob("*.py"))))
+
+
+_COMPILERS = hashlib.blake2b(_sources(), digest_size=16).digest()
 
 
 @cache
@@ -105,8 +127,7 @@ def _surroundings() -> bytes:
     found = hashlib.blake2b(digest_size=16)
     for part in (sys.version, processor(), *_settings(), *_versions()):
         found.update(part.encode() + b"\0")
-    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
-        found.update(path.read_bytes() + b"\0")
+    found.update(_COMPILERS)
     return found.digest()
 
 

@@ -80,8 +80,8 @@ class Sink:
         """Make visible what these committables stand for, in their order. What is visible already stays as it is.
 
         If it raises it is called again, after growing pauses, for as long as storage may be away (`storage_outage`);
-        then the job fails, and a job restored from the checkpoint commits. One call that takes so long fails the job,
-        too.
+        then the job fails, and a job restored from the checkpoint commits. One call that takes so long, and a minute
+        at least, fails the job, too.
         """
         raise NotImplementedError(f"{type(self).__name__} needs a method commit(self, committables, context)")
 
