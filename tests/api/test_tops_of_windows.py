@@ -36,6 +36,18 @@ def test_plain_rows_and_results_are_ranked_when_a_window_ends(tmp_path: Path) ->
     assert again.to_polars().rows() == [(0, 20, 15)]
 
 
+def test_sessions_that_end_together_are_windows_of_their_own(tmp_path: Path) -> None:
+    """They have begun at different times, so each has a first row."""
+    clicks = pl.DataFrame({"user": [1, 1, 1, 2, 2, 3, 3, 3], "t": [0, 50, 100, 50, 100, 20, 60, 100]})
+    with local(1) as env:
+        rows = env.from_batches(clicks, timestamp="t", max_out_of_orderness=1_000, splits=1)
+        counts = rows.key_by("user").window(tg.Session(60)).aggregate(n=tg.count())
+        top = counts.key_by("window_start", "window_end").top_n(1, by="n", emit="final").to_table(str(tmp_path / "top"))
+        finish(env, tmp_path / "checkpoints")
+    found = sorted(top.to_polars().select("window_start", "window_end", "user").rows())
+    assert found == [(0, 160, 1), (20, 160, 3), (50, 160, 2)]
+
+
 def test_late_rows_are_told(tmp_path: Path) -> None:
     """A row that misses its window is on the side, with the window that it misses."""
     with local(parallelism=1) as env:

@@ -69,7 +69,8 @@ class AppliedWindows(WindowBuffer):
                 self._fired.load(table)
         self._late = context.metrics.counter(LATE_RECORDS)
         super().open(context, restored)
-        self._next_end_ms = MIN_WATERMARK_MS if self.tables[0].rows else MAX_WATERMARK_MS
+        # The first look says when the next window ends. How many rows there are is an estimate on disk, which may be 0.
+        self._next_end_ms = MIN_WATERMARK_MS
 
     def load(self, tables: Sequence[StateTable]) -> None:
         """CorruptionError as `open`."""

@@ -121,7 +121,8 @@ class LocalTop(Operator):
 
     def _groups(self, batch: pa.RecordBatch, rows: NDArray[np.int64], ends: Times) -> tuple[NDArray[np.int64], int]:
         """The number of the group of each row, and how many there are."""
-        if set(self._keys) <= {WINDOW_START, WINDOW_END} and ends.min() == ends.max():
+        # Sessions that end together may have begun at different times.
+        if set(self._keys) <= {WINDOW_END} and ends.min() == ends.max():
             return np.zeros(len(rows), dtype=np.int64), 1
         columns = key_columns(batch, self._keys)
         if self._window is not None:

@@ -58,8 +58,9 @@ class Unwritten:
                 raise
             self._rows = None
         if self._use is not None:
-            use, self._use = self._use, None
             try:
-                use()
+                self._use()
             except StorageError as error:
                 self._unused = error
+            finally:
+                self._use = None
