@@ -16,7 +16,7 @@ from tidegate.actors.runtimes.ray.fleet import lost_nodes, reconnections
 from tidegate.actors.runtimes.ray.fleet.fleet import Fleet
 from tidegate.actors.runtimes.ray.fleet.lost_nodes import LostNodes
 from tidegate.actors.runtimes.ray.fleet.member import Member
-from tidegate.actors.runtimes.ray.fleet.reconnections import BREAKS_MAX, FAILURES_MAX, Reconnections
+from tidegate.actors.runtimes.ray.fleet.reconnections import ASKED_MS_MAX, BREAKS_MAX, FAILURES_MAX, Reconnections
 from tidegate.actors.runtimes.ray.fleet.suspect_nodes import SUSPECT_MS_MAX, SuspectNodes
 from tidegate.actors.runtimes.ray.fleet_options import FleetOptions, SlotPlacement
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
@@ -32,7 +32,7 @@ class Handle:
     """A process that is asked for a sign of life."""
 
     def __init__(self) -> None:
-        self.pulse = Method()
+        self.pulse, self.identify, self.live = Method(), Method(), Method()
 
     def answer(self, error: BaseException | None) -> None:
         """To the oldest question."""
@@ -185,6 +185,19 @@ def test_nobody_waits_for_an_answer_for_ever(monkeypatch: pytest.MonkeyPatch) ->
     assert watched.given_up == [one]
 
 
+def test_no_node_is_in_doubt_for_ever_because_of_a_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may never come back, nor break. Then the node is used again."""
+    watched, one, now_ms = Watched(), process("a", "north"), [0]
+    monkeypatch.setattr(lost_nodes, "monotonic_ms", lambda: now_ms[0])
+    watched.break_call(one)
+    for now_ms[0] in range(TIMEOUT_MS, TIMEOUT_MS + ASKED_MS_MAX, TIMEOUT_MS):
+        watched.mailbox.pass_time()
+        assert (watched.nodes.doubtful, watched.settled) == ({"north"}, 0)
+    now_ms[0] = TIMEOUT_MS + ASKED_MS_MAX
+    watched.mailbox.pass_time()
+    assert (watched.nodes.doubtful, watched.settled, watched.mailbox.later) == (frozenset(), 1, [])
+
+
 def test_the_time_of_an_earlier_break_is_not_that_of_a_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process was there again in between."""
     watched, one, now_ms = Watched(), process("a", "north"), [0]
@@ -316,3 +329,16 @@ def test_a_spare_process_that_goes_with_its_node_is_no_failure_of_spare_processe
             if some._standbys:
                 some._lost(some._standbys[0], error)
         assert len(some.made) == made + (error is DEAD)
+
+
+def test_a_process_is_asked_again_who_it_is_when_its_connection_broke() -> None:
+    """One that nobody knows where it runs would count as starting for ever."""
+    watched, some = Watched(), fleet("south", [])
+    some.broke, one = watched.nodes.broke, process("spare", None)
+    some._standbys.append(one)
+    some._identify(one)
+    one.handle.identify.calls.get_nowait()[0].set_exception(AWAY)
+    assert one.handle.identify.calls.empty()
+    one.handle.answer(None)
+    one.handle.identify.calls.get_nowait()[0].set_result(ProcessInfo(1, "south"))
+    assert (some.ready_standbys, some.starting_standbys) == (1, 0)

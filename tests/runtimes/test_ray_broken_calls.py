@@ -57,6 +57,21 @@ def test_what_a_broken_connection_has_lost_is_said_again() -> None:
         assert failed_tasks(deployed) == []
 
 
+def test_an_order_to_begin_is_not_given_again_once_its_attempt_is_cancelled() -> None:
+    """It would come after the one to let go, and the process would run what nobody wants any more."""
+    deployed = Deployed()
+    started(deployed)
+    sink = deployed.staff.handles[SINK]
+    sink.deploy.calls.get_nowait()
+    sink.deploy.answers = False
+    deployed.deployment.deploy(do.DeployAttempt(SECOND, None))
+    sink.deploy.calls.get_nowait()[0].set_exception(AWAY)
+    deployed.deployment.cancel(do.CancelAttempt(SECOND))
+    sink.drop.calls.get_nowait()[0].set_result(None)
+    sink.pulse.calls.get_nowait()[0].set_result(None)
+    assert sink.deploy.calls.empty()
+
+
 def test_a_message_to_a_process_that_does_not_answer_fails_its_task() -> None:
     """As any that does not arrive."""
     deployed = Deployed()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tidegate.actors.runtimes.ray.fleet.reconnections import (
+    ASKED_MS_MAX,
     ASKS_MAX,
     BREAKS_MAX,
     BREAKS_MS,
@@ -72,6 +73,15 @@ def test_nobody_is_asked_for_ever() -> None:
     for _ in range(ASKS_MAX - 1):
         assert found.failed("a", 0, final=False).ask
     assert found.failed("a", 0, final=False) == Step(None, over=True)
+
+
+def test_a_question_without_an_answer_has_an_end() -> None:
+    """It neither comes back nor breaks, and so it is no failure that counts."""
+    found, end_ms = broken(), LIMIT_MS + ASKED_MS_MAX
+    assert found.pass_time("a", LIMIT_MS) == Step("dead")
+    assert found.pass_time("a", end_ms - 1) == Step(None)
+    assert found.pass_time("a", end_ms) == Step(None, over=True)
+    assert found.answered("a") == Step(None)
 
 
 @pytest.mark.parametrize("within_ms", [BREAKS_MS - 1, BREAKS_MS])

@@ -65,8 +65,7 @@ DROP_TIMEOUT_MS = 10_000
 
 
 class AttemptSupervisor:
-    """The current attempt. Methods run on the coordinator's mailbox, except `processes`,
-    `standbys`, `waits_for` and `heard`."""
+    """The current attempt. All on the coordinator's mailbox, save `processes`, `standbys`, `waits_for`, `heard`."""
 
     def __init__(
         self,
@@ -85,6 +84,8 @@ class AttemptSupervisor:
         self._members: dict[TaskId, Member] = {}
         self._finished: set[TaskId] = set()
         """Tasks that need no process any more in their attempt."""
+        self._cancelled: dict[TaskId, AttemptNumber] = {}
+        """The newest attempt of which each task was told to let go: nothing of it is said again."""
         self._neighbours = fleet.graph.neighbours()
         self._letting_go: list[tuple[Member, Future[None]]] = []
         """Processes that were told to let go of an attempt, and the answers."""
@@ -208,6 +209,7 @@ class AttemptSupervisor:
         attempt = instruction.attempt
         tasks = tuple(self._fleet.graph.tasks() if instruction.tasks is None else instruction.tasks)
         self._due = self._without(tasks)
+        self._cancelled |= dict.fromkeys(tasks, attempt)
         for task in tasks:
             member = self._members.get(task)
             if member is not None and member.usable:
@@ -376,7 +378,7 @@ class AttemptSupervisor:
                 self._tell_coordinator(co.TaskFailed(now_ms(), attempt, task, reason))
 
         def again() -> None:
-            if attempt == self._attempts[task] and not over():
+            if self._cancelled.get(task, -1) < attempt == self._attempts[task] and not over():
                 self._tell(task, member, call)
 
         def done(future: Future[Any]) -> None:

@@ -239,10 +239,16 @@ class Fleet:
         arguments = (self.context, self.coordinator, self.options.open_store, spare, slot.bundle)
         full_name, handle = self._create_named(f"{self.options.prefix}/{name}", options, arguments)
         member = self._member(full_name, handle, slot.bundle)
-        handle.identify.remote().future().add_done_callback(
-            lambda future: self.post(lambda: self._identified(member, future))
-        )
+        self._identify(member)
         return member
+
+    def _identify(self, member: Member) -> None:
+        member.handle.identify.remote().future().add_done_callback(partial(self._has_answered, member))
+
+    def _has_answered(self, member: Member, future: Future[ProcessInfo]) -> None:
+        # That a process has ended is said by `live`.
+        if not self.broke(member, future.exception(), lambda _: None, partial(self._identify, member)):
+            self.post(lambda: self._identified(member, future))
 
     def _member(self, name: str, handle: Handle, bundle: int | None) -> Member:
         member = Member(name, handle, bundle, Future())

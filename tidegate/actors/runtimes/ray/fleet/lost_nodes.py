@@ -139,12 +139,14 @@ class LostNodes:
         dead: Callable[[BaseException], object],
         again: Callable[[], object],
     ) -> None:
+        # Again: an answer to the question about another call may have come in between.
+        member.cut_off = True
         step = self._reconnections.broke(member.name, monotonic_ms())
         broken = self._broken.setdefault(member.name, _Broken(member, error))
         broken.calls.append((dead, again))
         if step.ask:
             log.warning("the connection to %s broke: it is asked whether it lives", member.name)
-            self._mailbox.call_later(self._reconnections.limit_ms, partial(self._wait_no_more, broken))
+            self._watch_time(broken)
             self._ask(broken)
         if step.verdict is not None:
             self._take(broken, Step(step.verdict))
@@ -167,9 +169,15 @@ class LostNodes:
         if final:
             log.info("%s: %s", name, error_text(error))
 
-    def _wait_no_more(self, broken: _Broken) -> None:
-        if self._broken.get(broken.member.name) is broken:
-            self._take(broken, self._reconnections.pass_time(broken.member.name, monotonic_ms()))
+    def _watch_time(self, broken: _Broken) -> None:
+        self._mailbox.call_later(self._reconnections.limit_ms, partial(self._time_has_passed, broken))
+
+    def _time_has_passed(self, broken: _Broken) -> None:
+        name = broken.member.name
+        if self._broken.get(name) is broken:
+            self._take(broken, self._reconnections.pass_time(name, monotonic_ms()))
+        if self._broken.get(name) is broken:
+            self._watch_time(broken)
 
     def _take(self, broken: _Broken, step: Step) -> None:
         member, over = broken.member, step.over

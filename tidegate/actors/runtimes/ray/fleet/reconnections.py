@@ -8,7 +8,8 @@ a link was cut for some while. It does not say which of the two. So `LostNodes` 
 - It counts as dead when Ray says so, when it could not be asked `FAILURES_MAX` times in a row, or has not answered
   within `limit_ms`. Until then it gets no task.
 - One that counts as dead is asked on, for a bounded time, because Ray has not said yet whether its node is lost. If it
-  answers after all, that is too late: its place is taken.
+  answers after all, that is too late: its place is taken. A question may also be on its way for ever: after
+  `ASKED_MS_MAX` nothing more is expected.
 - A connection that breaks again and again is of no use: `BREAKS_MAX` times within `BREAKS_MS`, and the process counts
   as dead at once.
 """
@@ -25,6 +26,8 @@ FAILURES_MAX = 3
 ASKS_MAX = 240
 """Of one that counts as dead: two minutes at least."""
 BREAKS_MAX, BREAKS_MS = 10, 60_000
+ASKED_MS_MAX = 120_000
+"""How long an answer of one that counts as dead is waited for, beyond the time that it has to answer."""
 LIMIT_SHARE, LIMIT_MS_MIN = 5, 2_000
 """An answer may take this part of `heartbeat.timeout`, as one to a last question may, but so long in any case."""
 
@@ -96,10 +99,15 @@ class Reconnections:
     def pass_time(self, name: str, now_ms: int) -> Step:
         """Time has passed without an answer."""
         asked = self._asked.get(name)
-        if asked is None or asked.dead or not self._is_over(asked, now_ms):
+        if asked is None or not self._is_over(asked, now_ms):
             return Step(None)
-        asked.dead = True
-        return Step("dead")
+        if not asked.dead:
+            asked.dead = True
+            return Step("dead")
+        if now_ms - asked.since_ms < self.limit_ms + ASKED_MS_MAX:
+            return Step(None)
+        self.forget(name)
+        return Step(None, over=True)
 
     def forget(self, name: str) -> None:
         """Nothing more is asked of a process, which has ended."""
