@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
 from typing import cast
 
@@ -183,6 +183,21 @@ def test_nobody_waits_for_an_answer_for_ever(monkeypatch: pytest.MonkeyPatch) ->
     assert (watched.heard, one.dead) == ([("a", "ActorUnavailableError")], True)
     one.handle.answer(None)
     assert watched.given_up == [one]
+
+
+def test_a_call_that_breaks_just_before_the_answer_cuts_off_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is heard of after the answer to the question about another call: the process is asked again."""
+    watched, one = Watched(), process("a", "north")
+    watched.break_call(one)
+    posted: list[Callable[[], object]] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(watched.mailbox, "post", posted.append)
+        watched.break_call(one)
+    one.handle.answer(None)
+    posted[0]()
+    assert (one.fit, watched.nodes.doubtful) == (False, {"north"})
+    one.handle.answer(None)
+    assert one.fit
 
 
 def test_no_node_is_in_doubt_for_ever_because_of_a_question(monkeypatch: pytest.MonkeyPatch) -> None:
