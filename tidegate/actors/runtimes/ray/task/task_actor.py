@@ -87,7 +87,7 @@ class TaskProcess(SignsOfLife):
     ) -> None:
         self._log = TaskLog(context)
         close_sockets_in_children()
-        prepare(spare, context.graph.has_nanoseconds)
+        prepare(spare, context.graph)
         self._context = context
         self._coordinator = coordinator
         self._open_store, self._bundle = open_store, bundle

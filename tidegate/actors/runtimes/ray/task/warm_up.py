@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
+from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.operators.aggregates import aggregate as aggregates
 from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
 from tidegate.actors.operators.operator import OperatorContext
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
-from tidegate.actors.runtimes.ray.process.late_pandas import import_pandas_late
+from tidegate.actors.runtimes.ray.process.late_pandas import import_pandas_late, is_all_ours
 from tidegate.actors.task.pipeline.partitioners import make_partitioner
 from tidegate.storage.ids import CheckpointId, OperatorUid, SubtaskIndex
 from tidegate.storage.state.snapshot import Cut, StateTable
@@ -34,9 +35,9 @@ def warm_up() -> None:
             make_partitioner(Partitioning(PartitioningKind.HASH, ("k",)), 0, 2, 128).split(batch)
 
 
-def prepare(spare: bool, uses_pandas: bool) -> None:
+def prepare(spare: bool, graph: JobGraph) -> None:
     """What a process of a task begins with. One that does not get a task at once pays ahead for its first rows."""
-    if not uses_pandas:
+    if not graph.has_nanoseconds and is_all_ours(graph):
         import_pandas_late()
     if spare:
         warm_up()
