@@ -5,12 +5,23 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
-from backend_model import BACKENDS, KEYS, MAX_PARALLELISM, WITH_INCREMENTS, MakeBackend, composed, key_batch, tables
+from backend_model import (
+    BACKENDS,
+    KEYS,
+    MAX_PARALLELISM,
+    WITH_INCREMENTS,
+    MakeBackend,
+    composed,
+    key_batch,
+    key_of,
+    tables,
+)
 from row_model import ROW_VALUES, RowsOfKeys
 
 from tidegate.actors.kernels.hashing import hash_columns
 from tidegate.actors.state_backends.columnar import row_index
 from tidegate.actors.state_backends.columnar.columnar_backend import ColumnarBackend
+from tidegate.actors.state_backends.common.row_table import RowTable
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import CorruptionError
 from tidegate.storage.ids import CheckpointId
@@ -59,6 +70,39 @@ def test_rows_after_a_restore_come_after_those_before(make: MakeBackend) -> None
     assert composed([whole]) == again.expected()
     for each in (rows, again):
         each.backend.close()
+
+
+@pytest.mark.parametrize("canonical", [False, True])
+@pytest.mark.parametrize("source", sorted(BACKENDS))
+def test_rows_of_a_key_come_as_they_arrived(make: MakeBackend, source: str, canonical: bool) -> None:
+    """Found, and scanned in pieces, before and after a restore: stored rows are in the order of the numbers' bytes."""
+    values = pa.schema([("i", pa.int64())])
+
+    def append(table: RowTable, numbers: range) -> None:
+        batch = pa.record_batch([pa.array(numbers, pa.int64())], schema=values)
+        table.append(key_batch([number % 3 for number in numbers]), batch)
+
+    def check(table: RowTable, rows: int) -> None:
+        scanned = pa.Table.from_batches(part for part, _ in table.scan(["k", "i"], 70)).to_pylist()
+        for key in range(3):
+            arrived = list(range(key, rows, 3))
+            assert table.take(table.find(key_batch([key])).refs, ["i"]).column(0).to_pylist() == arrived
+            assert [row["i"] for row in scanned if row["k"] == key_of(key)[0]] == arrived
+        table.done()
+
+    before, after = BACKENDS[source](False), make(False)
+    (former, table) = (backend.rows("r", values) for backend in (before, after))
+    for backend in (before, after):
+        backend.fix_keys(KEYS)
+    append(former, range(900))
+    check(former, 900)
+    for stored in tables(before.freeze(Cut(CheckpointId(1), canonical=canonical))):
+        after.load(stored)
+    after.loaded()
+    append(table, range(900, 950))
+    check(table, 950)
+    for backend in (before, after):
+        backend.close()
 
 
 def test_going_back_finds_the_rows_of_the_checkpoint() -> None:

@@ -127,7 +127,10 @@ class FrozenKeys:
     bounds: NDArray[np.int64]
 
     def take(self, slots: NDArray[np.int32]) -> pa.RecordBatch:
-        """Keys of these ascending slots."""
+        """Keys of these slots, in their order."""
+        if not bool(np.all(slots[1:] > slots[:-1])):
+            distinct, back = np.unique(slots, return_inverse=True)
+            return self.take(distinct).take(pa.array(back.reshape(-1)))
         edges = np.searchsorted(slots, self.bounds)
         parts = [
             _picked(chunk, slots[start:stop] - first)
@@ -269,10 +272,7 @@ class KeySpace:
     def keys_of(self, slots: NDArray[np.int32]) -> pa.RecordBatch:
         """Keys of these slots, in the given order."""
         assert self._keys is not None, "slots before their columns are known"
-        order = np.argsort(slots, kind="stable")
-        ranks = np.empty(len(order), dtype=np.int64)
-        ranks[order] = np.arange(len(order))
-        return self._keys.freeze().take(slots[order]).take(pa.array(ranks))
+        return self._keys.freeze().take(slots)
 
     def groups_of(self, slots: NDArray[np.int32]) -> NDArray[np.uint16]:
         """Key groups of these slots."""
@@ -315,7 +315,10 @@ class KeySpace:
         self._looked_at = (slots, rows)
 
     def keep(self, kept: NDArray[np.int32]) -> None:
-        """Forget all keys but those of these ascending slots, which get new numbers. No batch is under way."""
+        """Forget all keys but those of these slots, which get new numbers. No batch is under way.
+
+        They ascend; only while nothing is noted or marked as changed, after a restore, may they come in another order.
+        """
         assert not self._readers, "slots that somebody reads by their numbers"
         self._rebuild(kept, self.slots)
         self._looked_at = (0, 0)

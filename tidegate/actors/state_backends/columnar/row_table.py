@@ -3,6 +3,8 @@
 A row has a slot in a key space of its own, whose columns are key, number and values: they never change, so to freeze
 them is to take references. Only the flags of rows that are there change. Snapshots, the undo log, and giving up the
 slots of removed rows are those of a table without value columns. Rules:
+- Slots of a key's rows ascend as the rows came. Stored rows may come in another order: canonical savepoints and RocksDB
+  sort by the bytes of the number. So slots get their order when all are loaded.
 - Rows are appended without a lookup. The key space has no index, but while layers of a checkpoint are loaded.
 - Rows of a key are found by a `RowIndex`, which is made at the first `find`, and again after slots got new numbers.
 """
@@ -97,11 +99,7 @@ class ColumnarRows:
 
     def take(self, refs: NDArray[np.int32], columns: Sequence[str] | None = None) -> pa.RecordBatch:
         """Rows in the order of `refs`."""
-        frozen = self._columns(columns)
-        if bool(np.all(refs[1:] > refs[:-1])):
-            return frozen.take(refs)
-        distinct, back = np.unique(refs, return_inverse=True)
-        return frozen.take(distinct).take(pa.array(back.reshape(-1)))
+        return self._columns(columns).take(refs)
 
     def scan(self, columns: Sequence[str], rows_max: int) -> Iterator[tuple[pa.RecordBatch, NDArray[np.int32]]]:
         """All rows, in the order in which they came."""
@@ -145,9 +143,13 @@ class ColumnarRows:
             self._table.load(rows, table.layer)
 
     def loaded(self) -> None:
-        """All stored tables are loaded. CorruptionError if a row came twice in layer 0."""
+        """All stored tables are loaded: order them. CorruptionError if a row came twice in layer 0."""
         self._space.build_index()
         self._space.drop_index(self._table)
+        if self._space.slots:
+            numbers = np.concatenate([chunk.column(ROW_SEQUENCE) for chunk in self._space.freeze()[0].chunks])
+            if bool(np.any(numbers[1:] < numbers[:-1])):
+                self._space.keep(np.argsort(numbers, kind="stable").astype(np.int32))
 
     def keep(self, checkpoint_id: CheckpointId) -> None:
         """The current rows are those of this checkpoint."""

@@ -65,15 +65,8 @@ class RocksRows:
         with reported("read RocksDB", self._session.folder):
             cursor = self._session.database.iter()
             for position in sorted(range(len(prefixes)), key=prefixes.__getitem__):
-                prefix, entries = prefixes[position], list[tuple[bytes, bytes]]()
-                cursor.seek(prefix)
-                while cursor.valid() and (key := cursor.key()).startswith(prefix):
-                    entries.append((key, cursor.value()))
-                    cursor.next()
-                cursor.status()
-                entries.sort(key=_number_of)
                 start = len(self._found)
-                self._found += entries
+                self._found += sorted(_read(cursor, prefixes[position]), key=_number_of)
                 runs[position] = np.arange(start, len(self._found))
         of_slots = upserted.slots.tolist()
         number_of_rows = np.array([len(runs[slot]) for slot in of_slots], dtype=np.int64)
@@ -87,7 +80,11 @@ class RocksRows:
         return self._decoded(entries, columns)
 
     def scan(self, columns: Sequence[str], rows_max: int) -> Iterator[tuple[pa.RecordBatch, NDArray[np.int64]]]:
-        """All rows that were there at the beginning, sorted by key group. StorageError, CorruptionError."""
+        """All rows that were there at the beginning, by key group, then by number. StorageError, CorruptionError.
+
+        A key group is read as a whole, because RocksDB sorts numbers by their bytes. What is scanned stays in memory
+        until the batch ends anyway.
+        """
         if not self._session.has_keys:
             return
         with reported("read RocksDB", self._session.folder):
@@ -96,14 +93,11 @@ class RocksRows:
         for group in self._session.key_groups:
             prefix = HEAD.pack(group, self.state.number)
             with reported("read RocksDB", self._session.folder):
-                cursor.seek(prefix)
-            more = True
-            while more:
-                with reported("read RocksDB", self._session.folder):
-                    more = _read(cursor, prefix, entries, rows_max)
-                if len(entries) >= rows_max:
-                    yield self._handed(entries, columns)
-                    entries = []
+                entries += sorted(_read(cursor, prefix), key=_number_of)
+            whole = len(entries) - len(entries) % rows_max
+            for start in range(0, whole, rows_max):
+                yield self._handed(entries[start : start + rows_max], columns)
+            del entries[:whole]
         if entries:
             yield self._handed(entries, columns)
 
@@ -169,12 +163,10 @@ def _number_of(entry: tuple[bytes, bytes]) -> int:
     return int.from_bytes(entry[0][-8:], "little")
 
 
-def _read(cursor: rocksdict.RdictIter, prefix: bytes, entries: list[tuple[bytes, bytes]], rows_max: int) -> bool:
-    """Read on, up to so many entries. Whether the prefix may have more."""
+def _read(cursor: rocksdict.RdictIter, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """All entries whose keys begin so."""
+    cursor.seek(prefix)
     while cursor.valid() and (key := cursor.key()).startswith(prefix):
-        entries.append((key, cursor.value()))
+        yield key, cursor.value()
         cursor.next()
-        if len(entries) >= rows_max:
-            return True
     cursor.status()
-    return False
