@@ -144,6 +144,34 @@ def test_what_has_not_changed_is_not_told() -> None:
     assert len(run(operator, [rows, rows], finish=False)) == 1
 
 
+@pytest.mark.parametrize(
+    ("given", "other"),
+    [
+        (pa.array([[1, None]], pa.list_(pa.time64("ns"))), pa.array([[2, None]], pa.list_(pa.time64("ns")))),
+        (pa.array([{"a": 1, "b": None}]), pa.array([{"a": 2, "b": None}])),
+        (pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int64())), pa.array([[]], pa.map_(pa.string(), pa.int64()))),
+        (pa.array([0.5], pa.float16()), pa.array([1.5], pa.float16())),
+        (pa.array([pa.MonthDayNano([1, 2, 3])]), pa.array([pa.MonthDayNano([1, 2, 4])])),
+    ],
+    ids=lambda values: str(values.type),
+)
+def test_changes_of_values_of_any_type_are_told(given: pa.Array, other: pa.Array) -> None:
+    """Also where no kernel compares them: to the nanosecond, to null and from it, and each key for itself."""
+    operator = opened(ChangingAggregate(("k",), {"v": tg.last("v", ignore_nulls=False)}))
+    null = pa.nulls(1, given.type)
+
+    def told(a: pa.Array, b: pa.Array) -> list[tuple[str, str]]:
+        batch = pa.RecordBatch.from_arrays([pa.array(["a", "b"]), pa.concat_arrays([a, b])], ["k", "v"])
+        found = [row for out in run(operator, [batch], finish=False) for row in out.select(["k", CHANGE]).to_pylist()]
+        return [(row["k"], row[CHANGE]) for row in found]
+
+    assert told(given, null) == [("a", "+I"), ("b", "+I")]
+    assert told(given, null) == []
+    assert told(other, null) == [("a", "-U"), ("a", "+U")]
+    assert told(other, given) == [("b", "-U"), ("b", "+U")]
+    assert told(null, given) == [("a", "-U"), ("a", "+U")]
+
+
 def test_final_results_are_those_of_what_is_left() -> None:
     """Behind changes, too, with no word of rows that were taken back."""
     found = run(opened(_totals("final")), [_batch(("a", 1, "+I"), ("b", 2, "+I")), _batch(("a", 1, "-D"))])
@@ -168,6 +196,16 @@ def test_what_cannot_be_taken_back_is_refused(aggregate: tg.Aggregate, advice: s
     """With what to do instead."""
     with pytest.raises(ConfigurationError, match=f"cannot follow changes.*{advice}"):
         ChangingAggregate(("k",), {"x": aggregate}, takes_back=True)
+
+
+@pytest.mark.parametrize(
+    ("data_type", "advice"),
+    [(pa.float16(), "cast it to float32"), (pa.list_(pa.int64()), "plain"), (pa.month_day_nano_interval(), "plain")],
+)
+def test_values_without_an_order_are_refused(data_type: pa.DataType, advice: str) -> None:
+    """While the program is made: the job could not keep them."""
+    with pytest.raises(ConfigurationError, match=f"column 'v' is .* cannot be kept in order.*{advice}"):
+        kept_values({"a": tg.count_distinct("v")}, pa.schema({"v": data_type}))
 
 
 @pytest.mark.parametrize("kind", ["min", "max", "count_distinct"])

@@ -93,7 +93,7 @@ class KeptValues(BatchAggregateFunction):
 def kept_values(aggregates: Mapping[str, Aggregate], schema: pa.Schema | None) -> dict[str, Aggregate]:
     """Aggregates that may follow changes: those that cannot be calculated backwards keep their values.
 
-    ConfigurationError if the types of their columns are not known.
+    ConfigurationError if the types of their columns are not known, or have no order.
     """
     return {label: _kept(label, aggregate, schema) for label, aggregate in aggregates.items()}
 
@@ -110,8 +110,24 @@ def _kept(label: str, aggregate: Aggregate, schema: pa.Schema | None) -> Aggrega
         raise ConfigurationError(f"{label}={aggregate}: there is no column {column!r} in {schema.names}")
     if aggregate.kind is not AggregateKind.COUNT_DISTINCT:
         aggregate.validate(schema)
-    function = KeptValues(aggregate.kind, kept_type(schema.field(column).type))
+    data_type = kept_type(schema.field(column).type)
+    _check_ordered(f"{label}={aggregate}", column, data_type)
+    function = KeptValues(aggregate.kind, data_type)
     return replace(aggregate, kind=AggregateKind.USER, function=function)
+
+
+def _check_ordered(what: str, column: str, data_type: pa.DataType) -> None:
+    """Refuse types whose values cannot be told apart and put in order, before the job meets the first of them."""
+    kinds = pa.types
+    if kinds.is_nested(data_type) or kinds.is_interval(data_type):
+        advice = "give a column of plain values, such as a field of it"
+    elif kinds.is_float16(data_type):
+        advice = "cast it to float32"
+    else:
+        return
+    raise ConfigurationError(
+        f"{what}: column {column!r} is {data_type}, whose values cannot be kept in order behind changes; {advice}"
+    )
 
 
 def _lengths(lists: pa.Array) -> NDArray[np.int64]:
