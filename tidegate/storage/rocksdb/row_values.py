@@ -1,7 +1,8 @@
 """Values of rows in RocksDB, of any Arrow columns: in the encoding of keys, which keeps all of them.
 
 Numbers, dates and times go as the integers of their bits, strings and bytes as they are, and values of any other type
-in the form that a value state of that type has (`values.py`).
+in the form that a value state of that type has (`values.py`). Dates and times within lists, structs and maps are
+integers there too. Arrow makes them so: Python's objects have no nanoseconds, and not the whole range.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidegate.storage.errors import CorruptionError
 from tidegate.storage.rocksdb.keys import decode_rows
 from tidegate.storage.rocksdb.values import value_codec
 
@@ -52,8 +54,10 @@ def _to_physical(column: pa.Array) -> pa.Array:
     if pa.types.is_boolean(column.type):
         return pc.cast(column, target)
     if target == pa.large_binary():
-        encode = value_codec(column.type).encode
-        return pa.array([None if value is None else encode(value) for value in column.to_pylist()], target)
+        integers = _with_integers(column.type)
+        encode = value_codec(integers).encode
+        values = _cast(column, integers).to_pylist()
+        return pa.array([None if value is None else encode(value) for value in values], target)
     return column.view(target)
 
 
@@ -63,6 +67,38 @@ def _from_physical(column: pa.Array, data_type: pa.DataType) -> pa.Array:
     if pa.types.is_boolean(data_type):
         return pc.cast(column, data_type)
     if column.type == pa.large_binary():
-        decode = value_codec(data_type).decode
-        return pa.array([None if value is None else decode(value) for value in column.to_pylist()], data_type)
+        integers = _with_integers(data_type)
+        decode = value_codec(integers).decode
+        values = [None if value is None else decode(value) for value in column.to_pylist()]
+        try:
+            return _cast(pa.array(values, integers), data_type)
+        except (ValueError, TypeError, ArithmeticError, pa.ArrowException) as error:
+            raise CorruptionError(f"values in RocksDB are not of the type {data_type}: {error}") from error
     return column.view(data_type)
+
+
+def _with_integers(data_type: pa.DataType) -> pa.DataType:
+    """The type with integers for the dates and times in it. `value_codec` gives both the same bytes."""
+    kinds = pa.types
+    if kinds.is_temporal(data_type) and not kinds.is_interval(data_type):
+        return _INTEGERS[data_type.bit_width]
+    if kinds.is_struct(data_type):
+        return pa.struct([_field_with_integers(field) for field in data_type])
+    if kinds.is_map(data_type):
+        key, item = _field_with_integers(data_type.key_field), _field_with_integers(data_type.item_field)
+        return pa.map_(key, item, keys_sorted=data_type.keys_sorted)
+    if kinds.is_fixed_size_list(data_type):
+        return pa.list_(_field_with_integers(data_type.value_field), data_type.list_size)
+    if kinds.is_large_list(data_type):
+        return pa.large_list(_field_with_integers(data_type.value_field))
+    if kinds.is_list(data_type):
+        return pa.list_(_field_with_integers(data_type.value_field))
+    return data_type
+
+
+def _field_with_integers(field: pa.Field) -> pa.Field:
+    return field.with_type(_with_integers(field.type))
+
+
+def _cast(column: pa.Array, data_type: pa.DataType) -> pa.Array:
+    return column if column.type == data_type else pc.cast(column, data_type)
