@@ -72,7 +72,8 @@ if TYPE_CHECKING:
     from tidegate.api.config.config_file import load_config
     from tidegate.api.config.sections.checkpoint_config import CheckpointConfig
     from tidegate.api.environment import StreamEnvironment
-    from tidegate.api.streams.stream import ConnectedStreams, KeyedStream, Stream
+    from tidegate.api.streams.connected_streams import ConnectedStreams
+    from tidegate.api.streams.stream import KeyedStream, Stream
     from tidegate.api.streams.windowed_stream import WindowedStream
     from tidegate.api.submission.job import Job
     from tidegate.api.tables.output_tables import CollectedRows, OutputTable, open_table
@@ -105,7 +106,7 @@ else:
         "CoProcessFunction": "actors.operators.rows.process_functions",
         "CollectedRows": "api.tables.output_tables",
         "ConfigurationError": "storage.errors",
-        "ConnectedStreams": "api.streams.stream",
+        "ConnectedStreams": "api.streams.connected_streams",
         "CommitContext": "actors.operators.sinks.sink",
         "CorruptionError": "storage.errors",
         "Count": "actors.operators.windows.window_specs",

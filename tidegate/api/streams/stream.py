@@ -1,7 +1,7 @@
-"""`Stream`, `KeyedStream` and `ConnectedStreams`: a driver script describes its job with them.
+"""`Stream` and `KeyedStream`: a driver script describes its job with them.
 
 Nothing runs before `StreamEnvironment.execute`. What is known to be wrong raises ConfigurationError in the call that
-says it. The three classes make each other, so they share a module; `stream_steps.py` has the steps from a stream to
+says it. The two classes make each other, so they share a module; `steps/stream_steps.py` has the steps from a stream to
 another one of its kind, `stream_tables.py` those that write.
 """
 
@@ -16,27 +16,22 @@ import pyarrow as pa
 
 from tidegate.actors.operators.aggregates.aggregate import Aggregate
 from tidegate.actors.operators.ranking.deduplicate import Deduplicate
-from tidegate.actors.operators.rows.broadcast_process import (
-    BroadcastProcessFunction,
-    BroadcastProcessOperator,
-    KeyedBroadcastProcessFunction,
-)
 from tidegate.actors.operators.rows.process_batches import process_operator
-from tidegate.actors.operators.rows.process_functions import CoProcessFunction, ProcessFunction
-from tidegate.actors.operators.rows.process_operator import ProcessOperator
+from tidegate.actors.operators.rows.process_functions import ProcessFunction
 from tidegate.actors.operators.watermarks.window_end import WindowEnd, same_time
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.actors.protocol.side_outputs import OutputTag
-from tidegate.api.streams.same_columns import with_same_columns
-from tidegate.api.streams.slot_options import SlotOptions
+from tidegate.api.streams.connected_streams import ConnectedStreams
+from tidegate.api.streams.steps.columns import check_keys
+from tidegate.api.streams.steps.same_columns import with_same_columns
+from tidegate.api.streams.steps.slot_options import SlotOptions
+from tidegate.api.streams.steps.updating import Updating, united
 from tidegate.api.streams.stream_aggregates import Life, aggregated, aggregated_all
 from tidegate.api.streams.stream_ranking import RankEmit, ranked_stream, ranked_windows, ranking_of
 from tidegate.api.streams.stream_tables import StreamTables
-from tidegate.api.streams.updating import Updating, united
 from tidegate.api.streams.windowed_stream import WindowedStream, WindowsTaken, WindowTime
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.columns_text import columns_text
-from tidegate.storage.schemas.dictionaries import decoded_type
 from tidegate.storage.units import parse_duration_ms
 
 if TYPE_CHECKING:
@@ -76,9 +71,9 @@ class Stream(StreamTables):
         inputs = tuple(i for stream in (self, *others) for i in stream._inputs)
         return Stream(self._program, inputs, (), timestamp, updating)
 
-    def connect(self, other: Stream | KeyedStream) -> ConnectedStreams:
+    def connect(self, other: Stream | KeyedStream) -> ConnectedStreams[Stream]:
         """This stream and another one, for one operator to process: `a.connect(b).key_by("k", "k2").process(...)`."""
-        return ConnectedStreams(self, other)
+        return _connected(self, other)
 
     def key_by(self, *keys: str | pl.Expr) -> KeyedStream:
         """Send rows of the same key to the same subtask. Keys are columns: ints, floats, strings, dates, nulls.
@@ -90,19 +85,12 @@ class Stream(StreamTables):
             raise ConfigurationError("key_by needs at least one column")
         stream, names, replaced = self, tuple(map(str, keys)), frozenset[str]()
         if not all(isinstance(key, str) for key in keys):
-            from tidegate.api.streams.aggregate_inputs import key_expressions
+            from tidegate.api.streams.steps.aggregate_inputs import key_expressions
 
             names, expressions, replaced = key_expressions(keys, self.schema)
             if expressions:
                 stream = self.with_columns(*expressions, name="key_by", parallelism=self.input_parallelism)
-        if len(set(names)) < len(names):
-            raise ConfigurationError(f"key_by({', '.join(names)}): a column is named twice")
-        if stream.schema is not None:
-            for key in names:
-                if key not in stream.schema.names:
-                    raise ConfigurationError(
-                        f"key_by: there is no column {key!r}; there are {columns_text(stream.schema)}"
-                    )
+        check_keys(names, stream.schema)
         return KeyedStream(stream, names, replaced)
 
     def aggregate(
@@ -176,12 +164,12 @@ class KeyedStream:
         """
         return WindowedStream(self.stream, self.keys, spec, Stream, time, fire_at_end)
 
-    def connect(self, other: KeyedStream | Stream) -> ConnectedStreams:
+    def connect(self, other: KeyedStream | Stream) -> ConnectedStreams[Stream]:
         """This stream and another keyed one, for one operator to process: rows of one key meet, and share its state.
 
         The other one may also be broadcast, `connect(rules.broadcast())`: then each of its rows meets all keys.
         """
-        return ConnectedStreams(self, other)
+        return _connected(self, other)
 
     def process(
         self,
@@ -294,95 +282,12 @@ class KeyedStream:
         return rows._keyed((*self.keys, str(rank)), updates=True)
 
 
-class ConnectedStreams:
-    """Two streams, usually with different columns, for one operator to process. Made by `Stream.connect`."""
-
-    def __init__(self, first: Stream | KeyedStream, second: Stream | KeyedStream) -> None:
-        self._first, keys1 = (first, ()) if isinstance(first, Stream) else (first.stream, first.keys)
-        self._second, keys2 = (second, ()) if isinstance(second, Stream) else (second.stream, second.keys)
-        self._keys: tuple[tuple[str, ...], tuple[str, ...]] = (keys1, keys2)
-        if self._first.program is not self._second.program:
-            raise ConfigurationError("connect: the streams belong to different environments")
-        if not (self._second.is_broadcast and not keys2):
-            self._check_keys()
-
-    def key_by(self, keys1: str | Sequence[str], keys2: str | Sequence[str]) -> ConnectedStreams:
-        """Send rows of the same key to the same subtask: columns of the first stream, and those of the second.
-
-        The columns correspond in order, and must be of the same types; state is stored under the names of the first.
-        """
-        names1, names2 = ((keys,) if isinstance(keys, str) else tuple(keys) for keys in (keys1, keys2))
-        return ConnectedStreams(self._first.key_by(*names1), self._second.key_by(*names2))
-
-    def process(
-        self,
-        function: CoProcessFunction | BroadcastProcessFunction,
-        *,
-        schema: pa.Schema | None = None,
-        name: str = "process",
-        uid: str | None = None,
-        parallelism: int | None = None,
-        batch_rows: tuple[int, int] | None = None,
-        side_outputs: Sequence[OutputTag] = (),
-        **slot: Unpack[SlotOptions],
-    ) -> Stream:
-        """Call `process1` with each row of the first stream and `process2` with each of the second, in no fixed order.
-
-        If the second stream is broadcast, the function may be a `tg.KeyedBroadcastProcessFunction` (the first stream is
-        keyed) or a `tg.BroadcastProcessFunction` (it is not). Their methods are `process` and `process_broadcast`.
-        `schema` is that of the rows that it returns; give it if a table, an aggregate or a key follows. With
-        `side_outputs` it may emit rows under these tags as well.
-        """
-        keys, timestamps = self._keys, (self._first.timestamp, self._second.timestamp)
-        made_by = ProcessOperator
-        if isinstance(function, BroadcastProcessFunction):
-            self._check_broadcast(function)
-            made_by = BroadcastProcessOperator
-        else:
-            self._check_keys()
-        (factory := partial(made_by, function, keys, timestamps, schema, side_outputs))()
-        first, second = (
-            stream.key_by(*names).partitioned() if names else stream
-            for stream, names in zip((self._first, self._second), keys, strict=True)
-        )
-        return first._then(
-            factory, schema, name, uid, parallelism, batch_rows, slot, second=second, side_outputs=side_outputs
-        )
-
-    def _check_broadcast(self, function: BroadcastProcessFunction) -> None:
-        (keys1, keys2), name = self._keys, type(function).__name__
-        keyed = isinstance(function, KeyedBroadcastProcessFunction)
-        if keys2 or not self._second.is_broadcast:
-            raise ConfigurationError(
-                f"connect: {name} needs a second stream that every subtask gets: a.connect(rules.broadcast())"
-            )
-        if keyed and not keys1:
-            raise ConfigurationError(
-                f"connect: {name} is a tg.KeyedBroadcastProcessFunction, and the first stream has no keys: call key_by "
-                "before connect, or derive from tg.BroadcastProcessFunction"
-            )
-        if keys1 and not keyed:
-            raise ConfigurationError(
-                f"connect: {name} is a tg.BroadcastProcessFunction and knows no keys, but the first stream is keyed by "
-                f"{list(keys1)}: derive from tg.KeyedBroadcastProcessFunction"
-            )
-
-    def _check_keys(self) -> None:
-        keys1, keys2 = self._keys
-        if len(keys1) != len(keys2):
-            raise ConfigurationError(
-                f"connect: the first stream is keyed by {list(keys1)}, the second by {list(keys2)}; both need the same "
-                "number of key columns, or neither any"
-            )
-        if self._first.schema is None or self._second.schema is None:
-            return
-        for key1, key2 in zip(keys1, keys2, strict=True):
-            type1, type2 = self._first.schema.field(key1).type, self._second.schema.field(key2).type
-            if decoded_type(type1) != decoded_type(type2):
-                raise ConfigurationError(
-                    f"connect: key {key1!r} of the first stream is {type1} and {key2!r} of the second is {type2}; cast "
-                    "one of them with with_columns"
-                )
+def _connected(first: Stream | KeyedStream, second: Stream | KeyedStream) -> ConnectedStreams[Stream]:
+    """Two streams side by side, with the keys that they have."""
+    (one, keys1), (two, keys2) = (
+        (stream.stream, stream.keys) if isinstance(stream, KeyedStream) else (stream, ()) for stream in (first, second)
+    )
+    return ConnectedStreams(one, two, (keys1, keys2))
 
 
 def timed(

@@ -24,7 +24,7 @@ from tidegate.actors.operators.aggregates.functions.multisets import kept_values
 from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
 from tidegate.actors.operators.ranking.distinct_rows import DistinctRows
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
-from tidegate.api.streams.stream_steps import StreamSteps
+from tidegate.api.streams.steps.stream_steps import StreamSteps
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.units import parse_duration_ms
 
@@ -131,7 +131,7 @@ def _prepared(
     changing = stream._updating is not None
     if _is_plain(aggregates) and not replaced:  # polars is not loaded for them
         return stream, kept_values(aggregates, stream.schema) if changing else dict(aggregates)
-    from tidegate.api.streams.aggregate_inputs import check_not_replaced, counted_column, plain_inputs
+    from tidegate.api.streams.steps.aggregate_inputs import check_not_replaced, counted_column, plain_inputs
 
     check_not_replaced(aggregates, replaced)
     kept = (*keys, *(() if stream.timestamp is None else (stream.timestamp,)))

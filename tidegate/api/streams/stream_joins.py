@@ -18,9 +18,9 @@ from tidegate.actors.operators.joins.regular_join import RegularJoin
 from tidegate.actors.operators.joins.window_join import WindowJoin
 from tidegate.actors.operators.windows.window_specs import Sliding, Tumbling
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
-from tidegate.api.streams.stream_changes import StreamChanges
-from tidegate.api.streams.stream_steps import StreamSteps
-from tidegate.api.streams.updating import Updating
+from tidegate.api.streams.steps.stream_changes import StreamChanges
+from tidegate.api.streams.steps.stream_steps import StreamSteps
+from tidegate.api.streams.steps.updating import Updating
 from tidegate.api.tables.lookup_tables import LookedUp, reader_of
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.units import parse_duration_ms

@@ -19,10 +19,10 @@ from tidegate.actors.operators.sinks.sink import Sink
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.api.checkpoint_calls import CheckpointFunction, check_function
 from tidegate.api.given_names import location
-from tidegate.api.streams.slot_options import SlotOptions
-from tidegate.api.streams.stream_calls import StreamCalls
+from tidegate.api.streams.steps.slot_options import SlotOptions
+from tidegate.api.streams.steps.stream_calls import StreamCalls
+from tidegate.api.streams.steps.stream_steps import StreamSteps
 from tidegate.api.streams.stream_joins import StreamJoins
-from tidegate.api.streams.stream_steps import StreamSteps
 from tidegate.api.tables.output_tables import CollectedRows, OutputTable
 from tidegate.api.tables.table_options import SchemaEvolution, TableOptions
 from tidegate.storage.checkpoints.metadata import own_sink_place

@@ -19,7 +19,7 @@ from tidegate.actors.operators.aggregates.column_expressions import ColumnExpres
 from tidegate.actors.operators.batches.expressions import Select
 from tidegate.actors.operators.batches.projection import columns_read
 from tidegate.actors.protocol.errors import OperatorError
-from tidegate.api.streams.stream_columns import schema_after
+from tidegate.api.streams.steps.columns import schema_after
 from tidegate.storage.errors import ConfigurationError
 
 

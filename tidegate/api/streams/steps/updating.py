@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from tidegate.actors.operators.changes import CHANGE
 from tidegate.actors.protocol.side_outputs import OutputTag
-from tidegate.api.streams.stream_columns import name_after, reads_only
+from tidegate.api.streams.steps.columns import name_after, reads_only
 from tidegate.storage.errors import ConfigurationError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TypeVar
 
 from tidegate.actors.operators.batches.same_columns import SameColumns, united
-from tidegate.api.streams.stream_steps import StreamSteps
+from tidegate.api.streams.steps.stream_steps import StreamSteps
 from tidegate.storage.errors import ConfigurationError
 
 S = TypeVar("S", bound=StreamSteps)

@@ -17,6 +17,7 @@ from tidegate.actors.operators.output_schema import polars_frame
 from tidegate.actors.operators.watermarks.window_end import WindowEnd
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import OperatorUid, SubtaskIndex
+from tidegate.storage.schemas.columns_text import columns_text
 from tidegate.storage.units import parse_duration_ms
 
 if TYPE_CHECKING:
@@ -58,6 +59,15 @@ def name_after(column: str, passed: Mapping[str, str]) -> str | None:
     if passed.get(column) == column:
         return column
     return next((name for name, source in passed.items() if source == column), None)
+
+
+def check_keys(names: Sequence[str], schema: pa.Schema | None) -> None:
+    """ConfigurationError for a key that is named twice, or that is no column."""
+    if len(set(names)) < len(names):
+        raise ConfigurationError(f"key_by({', '.join(names)}): a column is named twice")
+    for key in names:
+        if schema is not None and key not in schema.names:
+            raise ConfigurationError(f"key_by: there is no column {key!r}; there are {columns_text(schema)}")
 
 
 def time_after(time: str | None, passed: Mapping[str, str]) -> str | None:

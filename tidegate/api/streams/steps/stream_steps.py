@@ -29,9 +29,9 @@ from tidegate.actors.operators.watermarks.watermark_generator import WatermarkGe
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.actors.protocol.side_outputs import OutputTag
 from tidegate.api.program import Program
-from tidegate.api.streams.slot_options import SlotOptions, resources_of
-from tidegate.api.streams.stream_columns import computed_columns, idleness_of, passed_columns, schema_after, time_after
-from tidegate.api.streams.updating import Updating, after_function, nulls_tag
+from tidegate.api.streams.steps.columns import computed_columns, idleness_of, passed_columns, schema_after, time_after
+from tidegate.api.streams.steps.slot_options import SlotOptions, resources_of
+from tidegate.api.streams.steps.updating import Updating, after_function, nulls_tag
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.polars_frames import is_polars_expression
 from tidegate.storage.units import parse_duration_ms
@@ -202,7 +202,7 @@ class StreamSteps:
         from tidegate.actors.operators.batches.expressions import WithColumns
 
         if named:
-            from tidegate.api.streams.aggregate_inputs import named_expressions
+            from tidegate.api.streams.steps.aggregate_inputs import named_expressions
 
             expressions = (*expressions, *named_expressions(named, "with_columns"))
         schema = schema_after(WithColumns(*expressions), self.schema)
@@ -225,7 +225,7 @@ class StreamSteps:
         from tidegate.actors.operators.batches.expressions import Select
 
         if named:
-            from tidegate.api.streams.aggregate_inputs import named_expressions
+            from tidegate.api.streams.steps.aggregate_inputs import named_expressions
 
             expressions = (*expressions, *named_expressions(named, "select"))
         if self._updating is not None:

@@ -8,8 +8,8 @@ from typing import Self
 import pyarrow as pa
 
 from tidegate.actors.operators.changes import CHANGE
-from tidegate.api.streams.stream_steps import StreamSteps
-from tidegate.api.streams.updating import Updating
+from tidegate.api.streams.steps.stream_steps import StreamSteps
+from tidegate.api.streams.steps.updating import Updating
 from tidegate.storage.errors import ConfigurationError
 
 

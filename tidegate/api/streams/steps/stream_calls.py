@@ -13,8 +13,8 @@ from tidegate.actors.operators.batches.async_function import AsyncFunction
 from tidegate.actors.operators.batches.async_map import AsyncMap
 from tidegate.actors.operators.batches.failing_rows import error_tag
 from tidegate.actors.protocol.side_outputs import OutputTag
-from tidegate.api.streams.slot_options import SlotOptions
-from tidegate.api.streams.stream_steps import StreamSteps
+from tidegate.api.streams.steps.slot_options import SlotOptions
+from tidegate.api.streams.steps.stream_steps import StreamSteps
 from tidegate.storage.units import parse_duration_ms
 
 

@@ -1,0 +1,120 @@
+"""`ConnectedStreams`: two streams that one operator processes, side by side. Made by `connect`, with keys or without.
+
+Both have keys or neither has, unless the second is broadcast: then its rows meet all keys of the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Generic, TypeVar, Unpack
+
+import pyarrow as pa
+
+from tidegate.actors.operators.rows.broadcast_process import (
+    BroadcastProcessFunction,
+    BroadcastProcessOperator,
+    KeyedBroadcastProcessFunction,
+)
+from tidegate.actors.operators.rows.process_functions import CoProcessFunction
+from tidegate.actors.operators.rows.process_operator import ProcessOperator
+from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
+from tidegate.actors.protocol.side_outputs import OutputTag
+from tidegate.api.streams.steps.columns import check_keys
+from tidegate.api.streams.steps.slot_options import SlotOptions
+from tidegate.api.streams.steps.stream_steps import StreamSteps
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.dictionaries import decoded_type
+
+S = TypeVar("S", bound=StreamSteps)
+
+
+class ConnectedStreams(Generic[S]):
+    """Two streams, usually with different columns, for one operator to process. Made by `Stream.connect`."""
+
+    def __init__(self, first: S, second: S, keys: tuple[tuple[str, ...], tuple[str, ...]]) -> None:
+        self._first, self._second, self._keys = first, second, keys
+        if first.program is not second.program:
+            raise ConfigurationError("connect: the streams belong to different environments")
+        if not (second.is_broadcast and not keys[1]):
+            self._check_keys()
+
+    def key_by(self, keys1: str | Sequence[str], keys2: str | Sequence[str]) -> ConnectedStreams[S]:
+        """Send rows of the same key to the same subtask: columns of the first stream, and those of the second.
+
+        The columns correspond in order, and must be of the same types; state is stored under the names of the first.
+        """
+        names1, names2 = ((keys,) if isinstance(keys, str) else tuple(keys) for keys in (keys1, keys2))
+        for names, stream in ((names1, self._first), (names2, self._second)):
+            check_keys(names, stream.schema)
+        return ConnectedStreams(self._first, self._second, (names1, names2))
+
+    def process(
+        self,
+        function: CoProcessFunction | BroadcastProcessFunction,
+        *,
+        schema: pa.Schema | None = None,
+        name: str = "process",
+        uid: str | None = None,
+        parallelism: int | None = None,
+        batch_rows: tuple[int, int] | None = None,
+        side_outputs: Sequence[OutputTag] = (),
+        **slot: Unpack[SlotOptions],
+    ) -> S:
+        """Call `process1` with each row of the first stream and `process2` with each of the second, in no fixed order.
+
+        If the second stream is broadcast, the function may be a `tg.KeyedBroadcastProcessFunction` (the first stream is
+        keyed) or a `tg.BroadcastProcessFunction` (it is not). Their methods are `process` and `process_broadcast`.
+        `schema` is that of the rows that it returns; give it if a table, an aggregate or a key follows. With
+        `side_outputs` it may emit rows under these tags as well.
+        """
+        keys, timestamps = self._keys, (self._first.timestamp, self._second.timestamp)
+        made_by = ProcessOperator
+        if isinstance(function, BroadcastProcessFunction):
+            self._check_broadcast(function)
+            made_by = BroadcastProcessOperator
+        else:
+            self._check_keys()
+        (factory := partial(made_by, function, keys, timestamps, schema, side_outputs))()
+        first, second = (
+            stream._partitioned(Partitioning(PartitioningKind.HASH, names)) if names else stream
+            for stream, names in zip((self._first, self._second), keys, strict=True)
+        )
+        return first._then(
+            factory, schema, name, uid, parallelism, batch_rows, slot, second=second, side_outputs=side_outputs
+        )
+
+    def _check_broadcast(self, function: BroadcastProcessFunction) -> None:
+        (keys1, keys2), name = self._keys, type(function).__name__
+        keyed = isinstance(function, KeyedBroadcastProcessFunction)
+        if keys2 or not self._second.is_broadcast:
+            raise ConfigurationError(
+                f"connect: {name} needs a second stream that every subtask gets: a.connect(rules.broadcast())"
+            )
+        if keyed and not keys1:
+            raise ConfigurationError(
+                f"connect: {name} is a tg.KeyedBroadcastProcessFunction, and the first stream has no keys: call key_by "
+                "before connect, or derive from tg.BroadcastProcessFunction"
+            )
+        if keys1 and not keyed:
+            raise ConfigurationError(
+                f"connect: {name} is a tg.BroadcastProcessFunction and knows no keys, but the first stream is keyed by "
+                f"{list(keys1)}: derive from tg.KeyedBroadcastProcessFunction"
+            )
+
+    def _check_keys(self) -> None:
+        keys1, keys2 = self._keys
+        if len(keys1) != len(keys2):
+            raise ConfigurationError(
+                f"connect: the first stream is keyed by {list(keys1)}, the second by {list(keys2)}; both need the same "
+                "number of key columns, or neither any"
+            )
+        if self._first.schema is None or self._second.schema is None:
+            return
+        for key1, key2 in zip(keys1, keys2, strict=True):
+            type1, type2 = self._first.schema.field(key1).type, self._second.schema.field(key2).type
+            if decoded_type(type1) != decoded_type(type2):
+                raise ConfigurationError(
+                    f"connect: key {key1!r} of the first stream is {type1} and {key2!r} of the second is {type2}; cast "
+                    "one of them with with_columns"
+                )
