@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,8 +14,9 @@ from any_permit import ANY_PERMIT, any_permit
 
 from tidegate.offline.relocation import relocate
 from tidegate.recovery.checkpoints import verify
-from tidegate.recovery.savepoints import discard_savepoint, write_savepoint
-from tidegate.storage.checkpoints.layout import CheckpointLayout
+from tidegate.recovery.cleanup.deletion import delete
+from tidegate.recovery.savepoints import clear_folder, discard_savepoint, write_savepoint
+from tidegate.storage.checkpoints.layout import METADATA_NAME, CheckpointLayout
 from tidegate.storage.checkpoints.metadata import (
     METADATA_VERSION,
     CheckpointMetadata,
@@ -23,7 +25,7 @@ from tidegate.storage.checkpoints.metadata import (
     StateKind,
     SubtaskState,
 )
-from tidegate.storage.checkpoints.metadata_file import create_metadata, read_metadata
+from tidegate.storage.checkpoints.metadata_file import create_metadata, encode_metadata, read_metadata
 from tidegate.storage.errors import AlreadyExistsError, CorruptionError, NotFoundError, StorageError
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId, OperatorUid, SubtaskIndex, VertexId
@@ -229,3 +231,24 @@ def test_another_savepoint_of_the_name_is_not_replaced(tmp_path: Path) -> None:
         write_savepoint(open_store, store.url, str(tmp_path), replace(metadata, triggered_at_ms=6), ANY_PERMIT)
 
     check_whole(path)
+
+
+def test_what_a_deletion_has_left_of_one_is_not_written_over(tmp_path: Path) -> None:
+    """Nor what cannot be read. Nothing is copied, and the error says what to do, which helps."""
+    store = open_store(str(tmp_path / "checkpoints"))
+    metadata = checkpoint(store)
+    write = partial(write_savepoint, open_store, store.url, str(tmp_path), metadata, ANY_PERMIT)
+    folder = open_store(write())
+    marked = replace(read_metadata(folder, metadata.job_id, SEVEN, savepoint=True), deleted=True)
+    clear_folder(folder)
+    for content, text in (
+        (encode_metadata(marked), "what a deletion that was interrupted has left .* `tidegate checkpoints delete "),
+        (b"torn", "cannot be read: .*; choose another folder, or delete this one"),
+    ):
+        folder.write(METADATA_NAME, [content])
+        with pytest.raises(AlreadyExistsError, match=text):
+            write()
+        assert folder.list("") == [METADATA_NAME]
+    folder.write(METADATA_NAME, [encode_metadata(marked)])
+    assert delete(folder.url) > 0
+    check_whole(write())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import pytest
 from any_permit import ANY_PERMIT, any_permit
@@ -14,7 +15,7 @@ from tidegate.recovery.cleanup.deletion import delete
 from tidegate.recovery.savepoints import void_savepoint, write_savepoint
 from tidegate.storage.checkpoints.layout import METADATA_NAME
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata
-from tidegate.storage.checkpoints.metadata_file import read_metadata
+from tidegate.storage.checkpoints.metadata_file import encode_metadata, read_metadata
 from tidegate.storage.errors import ConfigurationError, FencedError, StorageError
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.files.store import Buffer
@@ -122,6 +123,19 @@ def test_a_copy_that_is_quicker_than_the_tombstone_is_found(world: World) -> Non
     world.before[f"create {METADATA_NAME}"] = lambda: world.before.clear() or world.export()
     assert world.void()
     assert world.found().void
+
+
+def test_one_that_is_half_deleted_is_voided_as_well(local: World) -> None:
+    """A user began to delete it and did not get to the end. That holds nobody up, and the copy stays away."""
+    local.export()
+    folder = local.opened(f"{local.target}/{FOLDER}")
+    whole = read_metadata(folder, JOB, SEVEN, savepoint=True)
+    folder.write(METADATA_NAME, [encode_metadata(replace(whole, deleted=True))])
+    assert local.void()
+    found = local.found()
+    assert (found.void, found.deleted) == (True, False)
+    with pytest.raises(FencedError):
+        local.export()
 
 
 @pytest.mark.parametrize("exported", [False, True])

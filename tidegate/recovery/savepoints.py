@@ -23,7 +23,14 @@ from tidegate.storage.checkpoints.layout import METADATA_NAME, CheckpointLayout,
 from tidegate.storage.checkpoints.metadata import METADATA_VERSION, CheckpointMetadata, SubtaskState
 from tidegate.storage.checkpoints.metadata_file import encode_metadata, read_metadata
 from tidegate.storage.checkpoints.permits import DeletePermit, ExportPermit
-from tidegate.storage.errors import AlreadyExistsError, FencedError, NotFoundError, StorageError
+from tidegate.storage.errors import (
+    AlreadyExistsError,
+    CodecError,
+    CorruptionError,
+    FencedError,
+    NotFoundError,
+    StorageError,
+)
 from tidegate.storage.files.file_system_store import join_url
 from tidegate.storage.files.store import OpenStore, Store
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId
@@ -36,8 +43,8 @@ def write_savepoint(
     """Copy the state of a checkpoint under `root_url` to a savepoint under `target_url`; returns the savepoint's path.
 
     It can be repeated: an interrupted copy is written again, and a complete one stays as it is. Raises
-    AlreadyExistsError if another savepoint has its name, FencedError if it was voided, CorruptionError, NotFoundError,
-    StorageError.
+    AlreadyExistsError if another savepoint has its name, or what is left of one, FencedError if it was voided,
+    CorruptionError, NotFoundError, StorageError.
     """
     permit.check(metadata.checkpoint_id)
     job_id, checkpoint_id = metadata.job_id, metadata.checkpoint_id
@@ -92,10 +99,11 @@ def void_savepoint(
     try:
         target.create(METADATA_NAME, encode_metadata(tombstone))
     except AlreadyExistsError:
-        tombstone = read_metadata(target, job_id, checkpoint_id, savepoint=True)
+        tombstone = read_metadata(target, job_id, checkpoint_id, savepoint=True, deleted=True)
         if not tombstone.void:
-            # Whoever has created it writes nothing more. Replaced and not deleted: it is never missing.
-            tombstone = replace(tombstone, operators=(), subtasks=(), hooks=(), void=True)
+            # Whoever has created it writes nothing more. Replaced and not deleted: it is never missing. A user may have
+            # begun to delete it, and did not get to the end; a tombstone stays all the same, for who is still copying.
+            tombstone = replace(tombstone, operators=(), subtasks=(), hooks=(), void=True, deleted=False)
             target.write(METADATA_NAME, [encode_metadata(tombstone)])
     clear_folder(target)
     return tombstone.origin_root is not None
@@ -147,11 +155,21 @@ def _savepoint_url(open_store: OpenStore, target_url: str, job_id: JobId, checkp
 def _is_there(target: Store, metadata: CheckpointMetadata) -> bool:
     """Whether the savepoint is complete. AlreadyExistsError if another one is there, FencedError if a tombstone is."""
     try:
-        found = read_metadata(target, metadata.job_id, metadata.checkpoint_id, savepoint=True)
+        found = read_metadata(target, metadata.job_id, metadata.checkpoint_id, savepoint=True, deleted=True)
     except NotFoundError:
         return False
+    except (CorruptionError, CodecError) as error:
+        raise AlreadyExistsError(
+            f"{target.url} has a {METADATA_NAME} already that cannot be read: {error}; "
+            "choose another folder, or delete this one"
+        ) from error
     if found.void:
         raise FencedError(f"{target.url}: the coordinator that has taken over has given this savepoint up")
+    if found.deleted:
+        raise AlreadyExistsError(
+            f"{target.url} is what a deletion that was interrupted has left of a savepoint of this name; "
+            f"`tidegate checkpoints delete {target.url}` deletes the rest, or choose another folder"
+        )
     if found != metadata:
         raise AlreadyExistsError(
             f"{target.url} holds another savepoint of this name already; choose another folder, or delete it"

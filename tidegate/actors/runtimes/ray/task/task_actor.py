@@ -12,7 +12,8 @@ Rules:
 - Whatever ends a task, its end is told first: without a new thread, from memory that was set aside. What follows,
   closing and logging, may fail or never come back. A process that cannot even tell ends itself, which is noticed.
 - `run` returns when the task's last elements and report have arrived; from then on a dead process is no failure.
-- What was meant for another attempt is dropped, and so is an order of one coordinator that comes twice.
+- What was meant for another attempt is dropped, and so is an order that comes twice, or after what took it back
+  (`Obedience`).
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from tidegate.actors.runtimes.ray.process.belonging import hold_on
 from tidegate.actors.runtimes.ray.process.exit_reasons import close_sockets_in_children
 from tidegate.actors.runtimes.ray.process.lifeline import end_process
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
+from tidegate.actors.runtimes.ray.process.obedience import Obedience
 from tidegate.actors.runtimes.ray.process.orders import Handle, Held, Order
 from tidegate.actors.runtimes.ray.process.outbox import Outbox
 from tidegate.actors.runtimes.ray.process.outcomes import Outcome, Outcomes
@@ -55,7 +57,6 @@ from tidegate.actors.runtimes.ray.task.row_counts import RowCounts
 from tidegate.actors.runtimes.ray.task.warm_standby import WarmStandby
 from tidegate.actors.runtimes.ray.task.warm_up import prepare
 from tidegate.actors.state_backends.common.backend import KeyedBackend
-from tidegate.actors.task.invariants import may_obey
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as do
 from tidegate.actors.task.task_machine import TaskMachine
@@ -93,13 +94,9 @@ class TaskProcess(SignsOfLife):
         self._open_store, self._bundle = open_store, bundle
         self._outcomes = Outcomes()
         self._running: _RunningTask | None = None
-        self._given: tuple[TaskId | None, AttemptNumber] = (None, AttemptNumber(-1))
-        """The task of an attempt that this process was given last, whatever has become of it."""
-        self._told: tuple[AttemptNumber, Generation] | None = None
         self._left: TaskAnswered | None = None
         """What the task that has finished here last answers to a coordinator that takes over."""
-        self._newest = ev.UNFENCED
-        """The newest coordinator that has said something."""
+        self._obedience = Obedience()
         self._kept: tuple[TaskId, Mapping[OperatorUid, KeyedBackend]] | None = None
         """What the last task has left to its next attempt."""
         self._reserve: bytearray | None = None
@@ -109,7 +106,7 @@ class TaskProcess(SignsOfLife):
         self._outbox = Outbox(lambda event: coordinator.report.remote(event), self._mailbox)
         self._mailbox.start()
         SignsOfLife.__init__(self, self._mailbox)
-        hold_on(coordinator, self.info(), lambda: self._newest)
+        hold_on(coordinator, self.info(), lambda: self._obedience.newest)
 
     # --- calls of Ray ---------------------------------------------------------------------------------------------
 
@@ -140,7 +137,7 @@ class TaskProcess(SignsOfLife):
     @ray.method(concurrency_group="control")
     def follow(self, task: TaskId, restore: RestorePoint) -> None:
         """Hold the keyed state of a task that runs elsewhere, as of this checkpoint."""
-        self._mailbox.post(lambda: self._warm.follow(task, restore) if self._given[0] is None else None)
+        self._mailbox.post(lambda: self._warm.follow(task, restore) if self._obedience.given[0] is None else None)
 
     @ray.method(concurrency_group="control")
     def drop(self, attempt: AttemptNumber, generation: Generation = ev.UNFENCED) -> None:
@@ -152,12 +149,12 @@ class TaskProcess(SignsOfLife):
     @ray.method(concurrency_group="control", num_returns=0)
     def leave(self, generation: Generation) -> None:
         """A coordinator cannot go on: end this process, unless another one is in charge."""
-        self._mailbox.post(lambda: None if self._is_replaced(generation) else end_process())
+        self._mailbox.post(lambda: None if self._obedience.is_replaced(generation) else end_process())
 
     @ray.method(concurrency_group="control")
     def held(self) -> Held:
         """What this process is there for."""
-        return Held(self._context.job_id, self.info(), *self._given, self._bundle, self._warm.holds)
+        return Held(self._context.job_id, self.info(), *self._obedience.given, self._bundle, self._warm.holds)
 
     @ray.method(concurrency_group="run")
     def run(self, attempt: AttemptNumber) -> Outcome:
@@ -173,18 +170,12 @@ class TaskProcess(SignsOfLife):
 
     def _deliver(self, attempt: AttemptNumber, event: ev.TaskEvent) -> None:
         running, left = self._running, self._left
-        if isinstance(event, ev.CoordinatorTookOver) and self._is_replaced(event.generation):
+        if isinstance(event, ev.CoordinatorTookOver) and self._obedience.is_replaced(event.generation):
             return
         if running is not None and running.attempt == attempt:
             self._guarded(running, lambda: running.take(event))
         elif isinstance(event, ev.CoordinatorTookOver) and left is not None and left.attempt == attempt:
             self._outbox.send(replace(left, at_ms=now_ms(), generation=event.generation))
-
-    def _is_replaced(self, generation: Generation) -> bool:
-        """Whether another coordinator has said something since this one was in charge."""
-        replaced = not may_obey(generation, self._newest)
-        self._newest = max(generation, self._newest)
-        return replaced
 
     def _turn(self) -> bool:
         running = self._running
@@ -211,9 +202,10 @@ class TaskProcess(SignsOfLife):
         return progressed
 
     def _deploy(self, order: Order) -> None:
-        if self._is_replaced(order.generation) or (order.attempt, order.generation) == self._told:
+        if not self._obedience.begins(order.task, order.attempt, order.generation):
+            log.info("attempt %d of %s is not begun: the order is an old one", order.attempt, order.task)
             return
-        self._left, self._given, self._told = None, (order.task, order.attempt), (order.attempt, order.generation)
+        self._left = None
         self._log.is_about(order.task, order.attempt)
         if self._running is not None:
             self._end(self._running, Outcome("replaced"))
@@ -232,7 +224,7 @@ class TaskProcess(SignsOfLife):
         self._guarded(running, lambda: running.host.restore(order.restore))
 
     def _drop(self, attempt: AttemptNumber, generation: Generation, dropped: threading.Event) -> None:
-        if self._is_replaced(generation):
+        if not self._obedience.lets_go(attempt, generation):
             dropped.set()
             return
         if self._running is not None and self._running.attempt <= attempt:
