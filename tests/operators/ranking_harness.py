@@ -13,6 +13,7 @@ from operator_harness import context, cut
 from tidegate.actors.operators.operator import Operator
 from tidegate.actors.state_backends.common.options import StateBackendOptions
 from tidegate.actors.task.pipeline.partitioners import HashPartitioner
+from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.state.key_groups import key_group_range
 from tidegate.storage.state.snapshot import Cut, StateTable
@@ -49,7 +50,8 @@ class Running:
         self.operators = [self._make() for _ in range(parallelism)]
         for subtask, operator in enumerate(self.operators):
             owned = key_group_range(subtask, _GROUPS, parallelism)
-            tables = [cut(table, ("k",), _GROUPS, owned) for table in restored]
+            keyed = StateKind.KEYED
+            tables = [cut(each, ("k",), _GROUPS, owned) if each.kind is keyed else each for each in restored]
             where = context(subtask, parallelism, _GROUPS)
             directory = f"{options.directory}/{subtask}" if options.directory else None
             operator.open(replace(where, backend=replace(options, directory=directory)), tables)

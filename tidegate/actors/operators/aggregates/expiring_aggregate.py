@@ -7,6 +7,8 @@ Flink's `table.exec.state.ttl`. Rules:
 - In event time (`time` names the column) the last row is the one with the greatest time. What comes out does not
   depend on when state is cleaned up: a key whose last time is s goes when the watermark reaches s + 2 * ttl. Rows that
   are `ttl` or more behind the watermark are dropped and counted, because what was known of their keys may be gone.
+- How far event time has come is state, too, for each key group. So a row that was late before a restore is late after
+  it, at any parallelism.
 - In processing time all rows of a batch have the moment at which it is processed.
 - That moment is a column of the state. So it survives restores and rescaling, and so do sweeps: they look at
   all keys, in bounded steps, four times in one time to live.
@@ -15,6 +17,7 @@ Flink's `table.exec.state.ttl`. Rules:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -30,14 +33,20 @@ from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
 from tidegate.actors.operators.batch_rows import OUTPUT_ROWS_MAX
 from tidegate.actors.operators.operator import Columns, Emit, OperatorContext
 from tidegate.actors.operators.state.keys import key_columns
+from tidegate.actors.operators.watermarks.group_moments import GroupMoments
 from tidegate.actors.operators.watermarks.late_rows import LATE_RECORDS
 from tidegate.actors.operators.watermarks.watermark_generator import check_timestamp_column, event_times_ms
-from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
+from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
+from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError
-from tidegate.storage.state.snapshot import StateTable
+from tidegate.storage.state.key_groups import key_group_range
+from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
 
 UPDATED = "ttl.updated_ms"
 """The state column with the moment of the last row of a key."""
+
+_REACHED_STATE = "ttl.watermark"
+"""How far event time has come in each key group."""
 
 _SWEEPS = 4
 """Sweeps in one time to live."""
@@ -59,7 +68,6 @@ class ExpiringAggregate(KeyedAggregate):
         self._ttl_ms, self._time = ttl_ms, time
         # It is kept as a count is, but written here.
         super().__init__(keys, {**aggregates, UPDATED: count()}, "update")
-        self._watermark_ms: int | None = None
         self._swept_ms: int | None = None
 
     def needed_columns(self, after: Columns) -> Columns:
@@ -76,6 +84,11 @@ class ExpiringAggregate(KeyedAggregate):
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
         """Raises as of all aggregates."""
+        groups = key_group_range(context.subtask, context.max_parallelism, context.parallelism)
+        self._reached = GroupMoments(groups, _REACHED_STATE, "watermark_ms", "aggregates with a time to live")
+        for table in restored:
+            if table.kind is StateKind.UNION:
+                self._reached.load(table)
         super().open(context, restored)
         self._late = context.metrics.counter(LATE_RECORDS)
 
@@ -83,10 +96,21 @@ class ExpiringAggregate(KeyedAggregate):
         """Forget, in steps, keys whose time to live is over."""
         if self._time is None or watermark_ms == MAX_WATERMARK_MS:
             return
-        self._watermark_ms = watermark_ms
+        for groups, reached_ms in [*self._reached.runs()]:
+            if reached_ms < watermark_ms:  # After a restore at another parallelism some may be ahead.
+                self._reached.advance(groups, watermark_ms)
         if self._swept_ms is None or watermark_ms - self._swept_ms >= self._pause_ms:
             self._swept_ms = watermark_ms
             yield from self._sweep(watermark_ms - 2 * self._ttl_ms)
+
+    def snapshot(self, cut: Cut) -> OperatorSnapshot:
+        """Freeze the keys, and how far event time has come."""
+        frozen = super().snapshot(cut)
+        return frozen if self._time is None else replace(frozen, states=(*frozen.states, self._reached.freeze()))
+
+    def changes(self, cut: Cut) -> OperatorSnapshot:
+        """Freeze the keys."""
+        return super().snapshot(cut)
 
     def next_processing_time_ms(self) -> int | None:
         """When keys are to be forgotten."""
@@ -165,9 +189,8 @@ class ExpiringAggregate(KeyedAggregate):
         found = event_times_ms(batch, time)
         if found.null_count:
             raise ValueError(f"column {time!r} is null in a row, which has no event time then")
-        if self._watermark_ms is None:
-            return batch
-        on_time = found.to_numpy() > self._watermark_ms - self._ttl_ms
+        reached_ms = self._reached.of_keys(key_columns(batch, self._keys), self.context.max_parallelism)
+        on_time = found.to_numpy() > np.maximum(reached_ms, MIN_WATERMARK_MS + self._ttl_ms) - self._ttl_ms
         if on_time.all():
             return batch
         self._late.inc(int(len(on_time) - on_time.sum()))

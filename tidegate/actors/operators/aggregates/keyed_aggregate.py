@@ -31,6 +31,7 @@ from tidegate.actors.operators.state.keys import check_owner, key_columns, key_s
 from tidegate.actors.operators.state.operator_backend import frozen_backend, make_backend
 from tidegate.actors.protocol.errors import OperatorError
 from tidegate.actors.state_backends.common.backend import KeyedBackend, ValueSpec, VectorTable
+from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError, CorruptionError
 from tidegate.storage.schemas.columns_text import columns_text
 from tidegate.storage.schemas.evolution import migrated
@@ -254,7 +255,10 @@ class KeyedAggregate(Operator):
 
     def _restore_all(self, tables: Sequence[StateTable]) -> None:
         """Load stored tables. If types changed between two layers, all rows get the newer types."""
-        stored = list(dict.fromkeys((table.state, table.rows.schema) for table in tables if not table.removed))
+        layouts = (
+            (table.state, table.rows.schema) for table in tables if table.kind is StateKind.KEYED and not table.removed
+        )
+        stored = list(dict.fromkeys(layouts))
         if stored and self._table is None:
             self._create(*self._newest_layout(stored))
         if self._table is None:
@@ -262,7 +266,8 @@ class KeyedAggregate(Operator):
         expected = self._stored_schema(self._fields)
         self._opened().expect(keys_at_most(tables))
         try:
-            for table in put_together(taken(tables), _RESTORED_ROWS):
+            keys = (table for table in taken(tables) if table.kind is StateKind.KEYED)
+            for table in put_together(keys, _RESTORED_ROWS):
                 if table.rows.schema.names[: len(self._keys)] == list(self._keys):
                     check_owner(self.context, table.rows.select(list(self._keys)), self._owners)
                 rows = table.rows if table.removed else self._migrated(table.rows, expected)
