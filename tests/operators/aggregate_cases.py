@@ -15,6 +15,7 @@ from user_functions import Longest, Product
 
 from tidegate.actors.operators.aggregates import aggregate as tg
 from tidegate.actors.operators.aggregates.aggregate import Aggregate
+from tidegate.actors.operators.aggregates.functions.value_sets import ValueSet, with_value_sets
 
 SCHEMA = pa.schema(
     {
@@ -104,6 +105,16 @@ AGGREGATES: dict[str, Aggregate] = {
     "some_tags": tg.collect_list("tags", limit=4),
     "product": tg.udaf(Product(), "i").where("w"),
     "longest": tg.udaf(Longest(), "text", "name"),
+    **with_value_sets(
+        {
+            "texts": tg.count_distinct("text"),
+            "floats": tg.count_distinct("f").where("w"),
+            "decimals": tg.count_distinct("d"),
+            "names": tg.count_distinct("name"),
+            "bools": tg.count_distinct("b"),
+        },
+        SCHEMA,
+    ),
 }
 
 
@@ -122,6 +133,8 @@ def result_of(aggregate: Aggregate, found: list[Row]) -> Any:
     """One result, in plain Python."""
     counted = [row for row in found if aggregate.condition is None or row[str(aggregate.condition)]]
     column, by = (None if c is None else str(c) for c in (aggregate.column, aggregate.by))
+    if isinstance(aggregate.function, ValueSet):
+        return len({str(row[column]) for row in counted if row[column] is not None})
     if aggregate.function is not None:
         return aggregate.function.of_rows(counted)  # type: ignore[attr-defined]
     if aggregate.limit is not None:

@@ -13,6 +13,7 @@ from window_harness import Backend, Windows
 
 from tidegate.actors.operators.aggregates import aggregate as tg
 from tidegate.actors.operators.aggregates.aggregate import Aggregate
+from tidegate.actors.operators.aggregates.functions.value_sets import with_value_sets
 from tidegate.actors.operators.operator import Operator
 from tidegate.actors.operators.windows.count_windows import CountWindows
 from tidegate.actors.operators.windows.session_windows import SessionWindows
@@ -25,9 +26,10 @@ _WHAT: Mapping[str, Aggregate] = {
     "late": tg.last("text", by="t"),
     "every": tg.collect_list("text", limit=1000),
     "product": tg.udaf(Product(), "i"),
+    **with_value_sets({"distinct": tg.count_distinct("text")}, pa.schema({"text": pa.string()})),
 }
 _ROWS = [
-    {"k": n % 3, "t": (n * 37) % 100 + n // 8, "text": None if n % 11 == 4 else f"text {n * 29 % 64}", "i": n % 9 + 1}
+    {"k": n % 3, "t": (n * 37) % 100 + n // 8, "text": None if n % 11 == 4 else f"text {n * 29 % 24}", "i": n % 9 + 1}
     for n in range(80)
 ]
 _SCHEMA = pa.schema({"k": pa.int64(), "t": pa.timestamp("ms"), "text": pa.string(), "i": pa.int64()})
@@ -71,7 +73,9 @@ def _expected(kind: str) -> list[tuple[Any, ...]]:
     for rows in _windows(kind):
         known = [row["text"] for row in rows if row["text"] is not None]
         last = max(enumerate(rows), key=lambda row: (row[1]["t"], row[0]))[1]["text"]
-        results.append((rows[0]["k"], min(known, default=None), last, sorted(known), Product().of_rows(rows)))
+        results.append(
+            (rows[0]["k"], min(known, default=None), last, sorted(known), Product().of_rows(rows), len({*known}))
+        )
     return sorted(results, key=repr)
 
 
@@ -82,7 +86,7 @@ def _run(kind: str, batch_rows: int, moved: tuple[int, Backend] | None) -> list[
         if moved is not None and start % (3 * batch_rows) == 0:
             windows = windows.moved(*moved)
     windows.watermark(MAX_WATERMARK_MS)
-    rows = [(r["k"], r["least"], r["late"], sorted(r["every"]), r["product"]) for r in windows.rows]
+    rows = [(r["k"], r["least"], r["late"], sorted(r["every"]), r["product"], r["distinct"]) for r in windows.rows]
     windows.close()
     return sorted(rows, key=repr)
 

@@ -162,7 +162,7 @@ class KeyedStream:
         With time="processing" a row belongs to the moment at which it is processed. Windows that are open when the
         input ends come out with `fire_at_end=True` alone.
         """
-        return WindowedStream(self.stream, self.keys, spec, Stream, time, fire_at_end)
+        return WindowedStream(self.stream, self.keys, spec, Stream, time, fire_at_end, replaced=self._replaced)
 
     def connect(self, other: KeyedStream | Stream) -> ConnectedStreams[Stream]:
         """This stream and another keyed one, for one operator to process: rows of one key meet, and share its state.

@@ -21,6 +21,7 @@ from tidegate.actors.operators.aggregates.aggregate_kinds import AggregateKind
 from tidegate.actors.operators.aggregates.changing_aggregate import ChangingAggregate
 from tidegate.actors.operators.aggregates.expiring_aggregate import ExpiringAggregate
 from tidegate.actors.operators.aggregates.functions.multisets import kept_values
+from tidegate.actors.operators.aggregates.functions.value_sets import with_value_sets
 from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
 from tidegate.actors.operators.ranking.distinct_rows import DistinctRows
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
@@ -71,7 +72,8 @@ def aggregated(
     """The aggregates of each key. `replaced` are columns whose place a key has taken. Raises ConfigurationError."""
     if life is not None:
         _check_life(stream, aggregates, emit, name)
-    stream, plain = _prepared(stream, keys, aggregates, name, uid, parallelism, replaced, emit)
+    whole = life is not None
+    stream, plain = _prepared(stream, keys, aggregates, name, uid, parallelism, replaced, emit, whole)
     taken_back = stream._updating is not None
 
     def made() -> KeyedAggregate:
@@ -106,6 +108,40 @@ def aggregated_all(
     return merged._then(lambda: MergedAggregate(plain, emit, output), output, name, uid, 1)
 
 
+def windowed_inputs(
+    stream: S,
+    keys: tuple[str, ...],
+    aggregates: Mapping[str, Aggregate],
+    name: str,
+    uid: str | None,
+    replaced: frozenset[str],
+) -> tuple[S, dict[str, Aggregate], tuple[str, ...]]:
+    """For windows: the stream with all columns that the aggregates read, aggregates that only read columns, and the
+    columns that only they read. Raises ConfigurationError.
+    """
+    _check_aggregates(aggregates, name)
+    computed: tuple[str, ...] = ()
+    plain = dict(aggregates)
+    if replaced or not _reads_columns(aggregates):
+        from tidegate.api.streams.steps.aggregate_inputs import added_inputs, check_not_replaced, plain_inputs
+
+        check_not_replaced(aggregates, replaced)
+        if not _reads_columns(aggregates) and stream.schema is not None:
+            stream, plain, computed = added_inputs(stream, aggregates, name, uid)
+        else:
+            kept = (*keys, *(() if stream.timestamp is None else (stream.timestamp,)))
+            stream, plain = plain_inputs(stream, kept, aggregates, name, uid)
+    return stream, with_value_sets(plain, stream.schema), computed
+
+
+def _check_aggregates(aggregates: Mapping[str, Aggregate], name: str) -> None:
+    for label, aggregate in aggregates.items():
+        if not isinstance(aggregate, Aggregate):
+            raise ConfigurationError(
+                f"{name}: {label}= is {type(aggregate).__name__}; it takes what tg.count(), tg.sum(...) and others make"
+            )
+
+
 def _prepared(
     stream: S,
     keys: tuple[str, ...],
@@ -115,19 +151,19 @@ def _prepared(
     parallelism: int | None,
     replaced: frozenset[str],
     emit: EmitMode,
+    whole: bool = False,
 ) -> tuple[S, dict[str, Aggregate]]:
-    """The stream with all columns that the aggregates read, and aggregates that only read columns."""
+    """The stream with all columns that the aggregates read, and aggregates that only read columns.
+
+    `whole`: the state of a key is in one place, because it goes in one piece.
+    """
     if stream._updating is not None:
         if not stream._updating.changes:
             raise stream._updating.refuse(repr(name))
         if emit == "update" or not keys:
             reason = "what becomes of a row that is taken back cannot be said in updates: give it keys and"
             raise stream._updating.refuse(repr(name), f'{reason} emit="changes"')
-    for label, aggregate in aggregates.items():
-        if not isinstance(aggregate, Aggregate):
-            raise ConfigurationError(
-                f"{name}: {label}= is {type(aggregate).__name__}; it takes what tg.count(), tg.sum(...) and others make"
-            )
+    _check_aggregates(aggregates, name)
     changing = stream._updating is not None
     if _is_plain(aggregates) and not replaced:  # polars is not loaded for them
         return stream, kept_values(aggregates, stream.schema) if changing else dict(aggregates)
@@ -138,6 +174,9 @@ def _prepared(
     if changing:
         stream, plain = plain_inputs(stream, kept, aggregates, name, uid)
         return stream, kept_values(plain, stream.schema)
+    if whole:
+        stream, plain = plain_inputs(stream, kept, aggregates, name, uid)
+        return stream, with_value_sets(plain, stream.schema)
     plain = {
         label: replace(a, column=counted_column(a), condition=None) if _is_distinct(a) else a
         for label, a in aggregates.items()
@@ -184,10 +223,6 @@ def _check_life(stream: StreamSteps, aggregates: Mapping[str, Aggregate], emit: 
             f"{name}: ttl= cannot follow changes: rows of a key that is forgotten could not be taken back. Bound the "
             "state of the operators before it"
         )
-    if any(isinstance(a, Aggregate) and _is_distinct(a) for a in aggregates.values()):
-        raise ConfigurationError(
-            f"{name}: count_distinct keeps its values apart, without a time to live; approx_count_distinct has one"
-        )
 
 
 def _by(stream: S, keys: tuple[str, ...]) -> S:
@@ -199,9 +234,11 @@ def _is_distinct(aggregate: Aggregate) -> bool:
 
 
 def _is_plain(aggregates: Mapping[str, Aggregate]) -> bool:
-    return all(isinstance(column, str) for a in aggregates.values() for column in a.columns) and not any(
-        map(_is_distinct, aggregates.values())
-    )
+    return _reads_columns(aggregates) and not any(map(_is_distinct, aggregates.values()))
+
+
+def _reads_columns(aggregates: Mapping[str, Aggregate]) -> bool:
+    return all(isinstance(column, str) for a in aggregates.values() for column in a.columns)
 
 
 def _free_name(name: str, schema: pa.Schema | None) -> str:

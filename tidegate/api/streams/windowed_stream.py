@@ -37,6 +37,7 @@ from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.actors.protocol.side_outputs import OutputTag
 from tidegate.api.streams.steps.slot_options import SlotOptions
 from tidegate.api.streams.steps.updating import Updating
+from tidegate.api.streams.stream_aggregates import windowed_inputs
 from tidegate.api.streams.stream_ranking import ranked_windows, ranking_of, window_keys
 from tidegate.api.streams.stream_tables import StreamTables
 from tidegate.storage.errors import ConfigurationError
@@ -50,7 +51,7 @@ S = TypeVar("S", bound=StreamTables)
 class WindowedStream(Generic[S]):
     """Rows of a stream by window, and by key if there are keys.
 
-    `made` makes the stream of the results.
+    `made` makes the stream of the results. `replaced` are columns whose place a key has taken.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class WindowedStream(Generic[S]):
         time: WindowTime = "event",
         fire_at_end: bool = False,
         lateness_ms: int = 0,
+        replaced: frozenset[str] = frozenset(),
     ) -> None:
         if not isinstance(spec, WindowsTaken):
             kinds = "tg.Tumbling, tg.Sliding, tg.Cumulating, tg.Session or tg.Count"
@@ -82,7 +84,7 @@ class WindowedStream(Generic[S]):
         self._stream, self._keys, self._spec, self._time = stream, keys, spec, stream.timestamp
         self._made = made
         self._clock = Clock(fire_at_end) if time == "processing" else None
-        self._lateness_ms = lateness_ms
+        self._lateness_ms, self._replaced = lateness_ms, replaced
 
     def allowed_lateness(self, lateness: str | timedelta | int) -> WindowedStream[S]:
         """Keep windows for so long after their end. A row that comes meanwhile gives a new result at once."""
@@ -91,7 +93,9 @@ class WindowedStream(Generic[S]):
         if self._clock is not None:
             raise ConfigurationError("window: no row is late for processing time; leave allowed_lateness out")
         parsed = parse_duration_ms(lateness, setting="allowed_lateness")
-        return WindowedStream(self._stream, self._keys, self._spec, self._made, lateness_ms=parsed)
+        return WindowedStream(
+            self._stream, self._keys, self._spec, self._made, lateness_ms=parsed, replaced=self._replaced
+        )
 
     def aggregate(
         self,
@@ -152,24 +156,29 @@ class WindowedStream(Generic[S]):
             )
         if not keys and parallelism not in (None, 1):
             raise ConfigurationError(f"{name}: windows of all rows are in one subtask; leave parallelism= out")
+        schema = self._stream.schema
+        rows, plain, computed = windowed_inputs(self._stream, keys, aggregates, name, uid, self._replaced)
 
-        def windows() -> WindowOperator:
+        def of_kind() -> WindowOperator:
             if isinstance(spec, Count):
-                return CountWindows(keys, spec, aggregates)
+                return CountWindows(keys, spec, plain)
             assert time is not None, "windows without a time"
             if isinstance(spec, Session):
                 assert emit != "update", "updates of sessions"
-                return SessionWindows(keys, spec, aggregates, time, emit, lateness_ms)
+                return SessionWindows(keys, spec, plain, time, emit, lateness_ms)
             assert emit != "changes", "changes of windows that keep their bounds"
-            return SlicedWindows(keys, spec, aggregates, time, emit, lateness_ms, every_ms)
+            return SlicedWindows(keys, spec, plain, time, emit, lateness_ms, every_ms)
 
-        schema = self._stream.schema
-        output = None if schema is None else windows().output_schema(schema)
+        def windows() -> WindowOperator:
+            made = of_kind()
+            made.computed = computed
+            return made
+
+        output = None if rows.schema is None else windows().output_schema(rows.schema)
         windows()  # so that wrong arguments are refused here
         # Without a schema nobody can read late rows: a side output says which columns it has.
         none_is_late = isinstance(spec, Count) or clock is not None
         late = () if schema is None or none_is_late else (OutputTag(LATE, schema),)
-        rows = self._stream
         if keys:
             rows = rows._partitioned(Partitioning(PartitioningKind.HASH, keys))
         result = rows._then(windows, output, name, uid, parallelism if keys else 1, side_outputs=late)

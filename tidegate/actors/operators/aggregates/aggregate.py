@@ -204,7 +204,7 @@ def arg_max(column: str | pl.Expr, by: str | pl.Expr) -> Aggregate:
 def count_distinct(column: str | pl.Expr) -> Aggregate:
     """Number of distinct values of a column, exact; nulls are none. All NaN are one value, and so are 0.0 and -0.0.
 
-    In `key_by(...).aggregate(...)` and `stream.aggregate(...)`. It keeps each value of each key: its state grows.
+    It keeps each value of each key, and in windows of each window: its state grows.
     """
     return _of(AggregateKind.COUNT_DISTINCT, column)
 

@@ -173,7 +173,7 @@ def validate(aggregate: Described, input_schema: pa.Schema) -> None:
     if kind is AggregateKind.COUNT:
         return
     if kind is AggregateKind.COUNT_DISTINCT:
-        raise ConfigurationError(f"{aggregate}: only key_by(...).aggregate(...) and stream.aggregate(...) take it")
+        raise ConfigurationError(f"{aggregate}: an operator takes the function that keeps its values in its place")
     _check_not_null(aggregate, aggregate.column, data_type)
     takes = _takes(kind, data_type)
     if takes is not None:

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from tidegate.actors.operators.aggregates.accumulators import Accumulator
 from tidegate.actors.operators.batch_rows import OUTPUT_ROWS_MAX
+from tidegate.actors.operators.windows.merged_groups import MergedGroups, codes_of
 from tidegate.actors.operators.windows.window_state import WindowState
 from tidegate.actors.state_backends.columnar.columnar_backend import ColumnarBackend
 from tidegate.actors.state_backends.common.backend import VectorTable
@@ -58,25 +59,19 @@ class CombinedParts:
             results = self._state.results(slots)
             table.done()
             return (keys.take(pa.array(found.first_rows)) if keys.num_columns else keys), results
-        merged, accumulators = self._empty()
-        first = merged.upsert(self._merged_keys(keys, rows)).first_rows
-        merged.done()
-        distinct = keys.take(pa.array(first)) if keys.num_columns else keys
+        _, distinct, count = codes_of(keys, rows)
+        merged = MergedGroups(self._state, count)
         for part in parts:
-            found = table.upsert(self._state.stored_keys(np.full(len(first), part, dtype=np.int64), distinct))
-            known = np.setdiff1d(np.arange(len(first), dtype=np.int32), found.new_rows).astype(np.int32)
+            found = table.upsert(self._state.stored_keys(np.full(count, part, dtype=np.int64), distinct))
+            known = np.setdiff1d(np.arange(count, dtype=np.int32), found.new_rows).astype(np.int32)
             columns = self._state.parts(found.slots[known])
             # To look a key up is to make a row for it. Those that were not there go again.
             table.remove(found.slots[found.new_rows])
             table.done()
             if len(known):
-                there = distinct.take(pa.array(known)) if keys.num_columns else distinct
-                into = merged.upsert(self._merged_keys(there, len(known))).slots
-                for accumulator, values in zip(accumulators, columns, strict=True):
-                    accumulator.merge(into, values)
-                merged.done()
-        ((found_keys, slots),) = merged.scan(max(1, len(first)))
-        return self._plain_keys(found_keys), [accumulator.results(slots) for accumulator in accumulators]
+                merged.merge(known, columns)
+        merged.done()
+        return distinct, merged.results(np.arange(count))
 
     def merge_into(self, node: int, part: int, taken: bool, groups: range | None) -> int:
         """Merge the rows of one node into another one; with `taken` the former is empty then. How many rows."""

@@ -2,6 +2,9 @@
 
 For windows whose bounds depend on rows (sessions, windows of so many rows). They take what a key has out of the state,
 put it together with the rows of the batch here, and write back what is left.
+
+A group is filled in several calls. A table takes all slots that are new in a batch for empty when the first null comes:
+so it is told after each call which groups are still empty, or values would go that an earlier call has put in.
 """
 
 from __future__ import annotations
@@ -29,16 +32,24 @@ class MergedGroups:
         backend.fix_keys(pa.schema({_SLOT: pa.int64()}))
         self._accumulators = state.accumulators_of(self._table)
         self._slots = self._table.upsert(pa.record_batch({_SLOT: np.arange(count)})).slots
+        self._empty = np.ones(count, dtype=np.bool_)
 
     def merge(self, numbers: NDArray[Any], parts: Parts) -> None:
         """Merge stored parts into groups."""
         for accumulator, columns in zip(self._accumulators, parts, strict=True):
             accumulator.merge(self._slots[numbers], columns)
+        self._filled(numbers)
 
     def update(self, batch: pa.RecordBatch, numbers: NDArray[Any]) -> None:
         """Add rows to groups."""
         for accumulator in self._accumulators:
             accumulator.update(batch, self._slots[numbers])
+        self._filled(numbers)
+
+    def _filled(self, numbers: NDArray[Any]) -> None:
+        """These groups have something."""
+        self._empty[numbers] = False
+        self._table.new_slots = self._slots[self._empty]
 
     def done(self) -> None:
         """Everything is in. Only results are asked for from now on."""

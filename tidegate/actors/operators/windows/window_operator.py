@@ -61,6 +61,8 @@ class WindowOperator(Operator):
         self._namespace, self._extra = namespace, tuple(extra)
         self._changed_rows = 0
         self._opened: WindowState | None = None
+        self.computed: tuple[str, ...] = ()
+        """Columns that only the aggregates read: rows that come too late leave without them."""
 
     def needed_columns(self, after: Columns) -> Columns:
         """Keys, event time, and what is aggregated."""
@@ -162,5 +164,5 @@ class WindowOperator(Operator):
     def _drop_late(self, batch: pa.RecordBatch, late: NDArray[np.bool_]) -> NDArray[np.int32]:
         """Count rows that are late, and emit them aside. Returns the others."""
         self._late.inc(int(late.sum()))
-        self.context.emit_aside(LATE, batch.filter(pa.array(late)))
+        self.context.emit_aside(LATE, batch.filter(pa.array(late)).drop_columns(list(self.computed)))
         return np.flatnonzero(~late).astype(np.int32)

@@ -42,6 +42,12 @@ class Selectable(Protocol):
         """Keep only these columns."""
         ...
 
+    def with_columns(
+        self, *expressions: pl.Expr, name: str = ..., uid: str | None = ..., parallelism: int | None = ...
+    ) -> Self:
+        """Add these columns."""
+        ...
+
 
 S = TypeVar("S", bound=Selectable)
 
@@ -60,16 +66,12 @@ def plain_inputs(
     same stream where no aggregate has an expression, unless it is to be `narrow` in any case. Raises
     ConfigurationError for an expression that cannot be computed.
     """
-    used = list(dict.fromkeys(column for aggregate in aggregates.values() for column in aggregate.columns))
-    expressions = [column for column in used if isinstance(column, ColumnExpression)]
+    used = _columns_of(aggregates)
+    expressions = _expressions(aggregates, stream.schema)
     if not expressions and not narrow:
         return stream, dict(aggregates)
     names = list(dict.fromkeys([*kept, *(column for column in used if isinstance(column, str))]))
     computed = _named(expressions, names)
-    for label, aggregate in aggregates.items():
-        for column in aggregate.columns:
-            if isinstance(column, ColumnExpression):
-                _check(f"{label}={aggregate}", column, stream.schema)
     selected = stream.select(
         *names,
         *(column.expression.alias(computed[column]) for column in expressions),
@@ -77,11 +79,26 @@ def plain_inputs(
         uid=None if uid is None else f"{uid}-inputs",
         parallelism=stream.input_parallelism,
     )
+    return selected, _over(aggregates, computed)
 
-    def plain(column: ColumnLike) -> ColumnLike:
-        return computed[column] if isinstance(column, ColumnExpression) else column
 
-    return selected, {label: aggregate.over(plain) for label, aggregate in aggregates.items()}
+def added_inputs(
+    stream: S, aggregates: Mapping[str, Aggregate], name: str, uid: str | None
+) -> tuple[S, dict[str, Aggregate], tuple[str, ...]]:
+    """The same, for a stream whose columns are known, and all stay: rows that come too late leave as they came.
+
+    Also the names of the columns that were added.
+    """
+    assert stream.schema is not None, "columns that are not known"
+    expressions = _expressions(aggregates, stream.schema)
+    computed = _named(expressions, stream.schema.names)
+    added = stream.with_columns(
+        *(column.expression.alias(computed[column]) for column in expressions),
+        name=f"{name} inputs",
+        uid=None if uid is None else f"{uid}-inputs",
+        parallelism=stream.input_parallelism,
+    )
+    return added, _over(aggregates, computed), tuple(computed.values())
 
 
 def counted_column(aggregate: Aggregate) -> ColumnLike:
@@ -140,6 +157,29 @@ def check_not_replaced(aggregates: Mapping[str, Aggregate], replaced: frozenset[
                     f"{label}={aggregate}: it would read the key that key_by has put in the place of column {name!r}; "
                     'give the key a name of its own: key_by((...).alias("key"))'
                 )
+
+
+def _columns_of(aggregates: Mapping[str, Aggregate]) -> list[ColumnLike]:
+    """What aggregates read, each once."""
+    return list(dict.fromkeys(column for aggregate in aggregates.values() for column in aggregate.columns))
+
+
+def _expressions(aggregates: Mapping[str, Aggregate], schema: pa.Schema | None) -> list[ColumnExpression]:
+    """The expressions among what aggregates read, each once. ConfigurationError for one that cannot be computed."""
+    for label, aggregate in aggregates.items():
+        for column in aggregate.columns:
+            if isinstance(column, ColumnExpression):
+                _check(f"{label}={aggregate}", column, schema)
+    return [column for column in _columns_of(aggregates) if isinstance(column, ColumnExpression)]
+
+
+def _over(aggregates: Mapping[str, Aggregate], computed: Mapping[ColumnExpression, str]) -> dict[str, Aggregate]:
+    """The aggregates over columns that were computed."""
+
+    def plain(column: ColumnLike) -> ColumnLike:
+        return computed[column] if isinstance(column, ColumnExpression) else column
+
+    return {label: aggregate.over(plain) for label, aggregate in aggregates.items()}
 
 
 def _named(expressions: Sequence[ColumnExpression], taken: Sequence[str]) -> dict[ColumnExpression, str]:

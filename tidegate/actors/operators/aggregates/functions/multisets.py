@@ -50,14 +50,14 @@ class KeptValues(BatchAggregateFunction):
 
     def merge(self, state: pa.RecordBatch, groups: Groups, other: pa.RecordBatch) -> NewState:
         """Add the values of others."""
-        of = np.repeat(groups, _lengths(other.column(_VALUES)))
+        of = np.repeat(groups, list_lengths(other.column(_VALUES)))
         times = other.column(_TIMES).flatten().to_numpy()
         return self._changed(state, of, other.column(_VALUES).flatten(), times)
 
     def result(self, state: pa.RecordBatch) -> Any:
         """The least or the greatest value, or how many there are."""
         lists = state.column(_VALUES)
-        lengths = _lengths(lists)
+        lengths = list_lengths(lists)
         if self._kind is AggregateKind.COUNT_DISTINCT:
             return lengths
         ends = np.cumsum(lengths)
@@ -69,7 +69,7 @@ class KeptValues(BatchAggregateFunction):
         held = state.column(_VALUES)
         known = np.flatnonzero(values.is_valid().to_numpy(zero_copy_only=False))
         every = pa.concat_arrays([held.flatten(), values.take(pa.array(known)).cast(self._type)])
-        of = np.concatenate((np.repeat(np.arange(len(held)), _lengths(held)), groups[known]))
+        of = np.concatenate((np.repeat(np.arange(len(held)), list_lengths(held)), groups[known]))
         counts = np.concatenate((state.column(_TIMES).flatten().to_numpy(), times[known]))
         found = KeyIndex(("group", "value")).upsert(pa.record_batch({"group": of, "value": every}))
         totals = np.zeros(len(found.first_rows), dtype=np.int64)
@@ -101,19 +101,28 @@ def kept_values(aggregates: Mapping[str, Aggregate], schema: pa.Schema | None) -
 def _kept(label: str, aggregate: Aggregate, schema: pa.Schema | None) -> Aggregate:
     if aggregate.kind not in _KEPT:
         return aggregate
+    function = KeptValues(aggregate.kind, comparable_type(label, aggregate, schema))
+    return replace(aggregate, kind=AggregateKind.USER, function=function)
+
+
+def comparable_type(label: str, aggregate: Aggregate, schema: pa.Schema | None) -> pa.DataType:
+    """The type in which values of an aggregate's column are kept, to be told apart and put in order.
+
+    Raises ConfigurationError if it is not known, or if there is no such order, before the job meets the first of them.
+    """
+    what = f"{label}={aggregate}"
     if schema is None:
         raise ConfigurationError(
-            f"{label}={aggregate}: behind changes the types of columns must be known; give schema= to the step before"
+            f"{what}: it keeps values, so the types of columns must be known; give schema= to the step before"
         )
     column = str(aggregate.column)
     if column not in schema.names:
-        raise ConfigurationError(f"{label}={aggregate}: there is no column {column!r} in {schema.names}")
+        raise ConfigurationError(f"{what}: there is no column {column!r} in {schema.names}")
     if aggregate.kind is not AggregateKind.COUNT_DISTINCT:
         aggregate.validate(schema)
     data_type = kept_type(schema.field(column).type)
-    _check_ordered(f"{label}={aggregate}", column, data_type)
-    function = KeptValues(aggregate.kind, data_type)
-    return replace(aggregate, kind=AggregateKind.USER, function=function)
+    _check_ordered(what, column, data_type)
+    return data_type
 
 
 def _check_ordered(what: str, column: str, data_type: pa.DataType) -> None:
@@ -126,11 +135,12 @@ def _check_ordered(what: str, column: str, data_type: pa.DataType) -> None:
     else:
         return
     raise ConfigurationError(
-        f"{what}: column {column!r} is {data_type}, whose values cannot be kept in order behind changes; {advice}"
+        f"{what}: column {column!r} is {data_type}, whose values cannot be kept in order; {advice}"
     )
 
 
-def _lengths(lists: pa.Array) -> NDArray[np.int64]:
+def list_lengths(lists: pa.Array) -> NDArray[np.int64]:
+    """How many values each list has; a null has none."""
     lengths: NDArray[np.int64] = pc.fill_null(pc.list_value_length(lists), 0).to_numpy().astype(np.int64)
     return lengths
 
