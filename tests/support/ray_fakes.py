@@ -119,6 +119,7 @@ class Actor:
     """A handle of another process of the job."""
 
     frame: Method = field(default_factory=Method)
+    offer: Method = field(default_factory=Method)
     credit: Method = field(default_factory=Method)
     report: Method = field(default_factory=lambda: Method(answers=True))
     counted: Method = field(default_factory=Method)

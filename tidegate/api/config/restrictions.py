@@ -68,7 +68,8 @@ REFUSED: Mapping[str, str] = MappingProxyType(
         "state.backend.rocksdb.memory.fixed-per-slot",
         "jobmanager.memory.": "the coordinator is an actor of Ray, whose memory Ray does not limit",
         "taskmanager.network.": "channels are calls between actors of Ray; their sizes are "
-        "taskmanager.network.memory.channel-credit, taskmanager.network.memory.channel-queue and "
+        "taskmanager.network.memory.channel-credit, taskmanager.network.memory.channel-queue, "
+        "taskmanager.network.memory.channel-shared and "
         "taskmanager.network.frame.max-size",
         "taskmanager.": "there are no task managers: tasks are actors of Ray",
         "jobmanager.": "there is no job manager: the coordinator is an actor of Ray",

@@ -44,6 +44,12 @@ class BufferSettings(Section):
     )
     """Bytes that wait at the sender of one channel; when they are reached, the task takes no more input."""
 
+    channel_shared: Annotated[int, BeforeValidator(of.size)] = Field(
+        default=_OPTIONS.shared_bytes, alias=KEYS["channel_shared"][0]
+    )
+    """Bytes of memory, at most, that two tasks on one node share for the rows of a channel; 0: rows go through Ray's
+    calls and its object store."""
+
     frame_bytes_min: Annotated[int, BeforeValidator(of.positive_size)] = Field(
         default=_LIMITS.frame_bytes_min, alias=KEYS["frame_bytes_min"][0]
     )
@@ -116,6 +122,7 @@ class BufferSettings(Section):
             source_rows_max=self.source_rows
             if given.source_rows_max == _OPTIONS.source_rows_max
             else given.source_rows_max,
+            shared_bytes=self.channel_shared if given.shared_bytes == _OPTIONS.shared_bytes else given.shared_bytes,
             backend=replace(
                 given.backend, segment_bytes=self.changelog_segment if segment_bytes == SEGMENT_BYTES else segment_bytes
             ),

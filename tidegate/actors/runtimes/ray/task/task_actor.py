@@ -26,8 +26,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
-import pyarrow as pa
 import ray
 
 from tidegate.actors.coordinator.job.job_spec import RestorePoint
@@ -39,8 +39,9 @@ from tidegate.actors.hosts.task.task_host import TaskHost, answer_of
 from tidegate.actors.hosts.threads import WorkerPool, leave_if_forked, leave_unreported
 from tidegate.actors.protocol.failure_reasons import log_failure
 from tidegate.actors.protocol.identity import ChannelId, TaskId
-from tidegate.actors.protocol.stream_elements import Element, EndOfPartition
 from tidegate.actors.restore.state_follower import StateFollower
+from tidegate.actors.runtimes.ray.exchange.frame_exchange import Packed
+from tidegate.actors.runtimes.ray.exchange.shared_segment import Offer
 from tidegate.actors.runtimes.ray.process.actor_log import TaskLog
 from tidegate.actors.runtimes.ray.process.belonging import hold_on
 from tidegate.actors.runtimes.ray.process.exit_reasons import close_sockets_in_children
@@ -51,8 +52,9 @@ from tidegate.actors.runtimes.ray.process.orders import Handle, Held, Order
 from tidegate.actors.runtimes.ray.process.outbox import Outbox
 from tidegate.actors.runtimes.ray.process.outcomes import Outcome, Outcomes
 from tidegate.actors.runtimes.ray.process.signs_of_life import IO_THREAD_NAMES, SignsOfLife
+from tidegate.actors.runtimes.ray.task.channel_calls import ChannelCalls
 from tidegate.actors.runtimes.ray.task.deliveries import Deliveries
-from tidegate.actors.runtimes.ray.task.frame_heads import Head, make_head, read_head
+from tidegate.actors.runtimes.ray.task.frame_heads import Head, read_head
 from tidegate.actors.runtimes.ray.task.row_counts import RowCounts
 from tidegate.actors.runtimes.ray.task.warm_standby import WarmStandby
 from tidegate.actors.runtimes.ray.task.warm_up import prepare
@@ -111,11 +113,20 @@ class TaskProcess(SignsOfLife):
     # --- calls of Ray ---------------------------------------------------------------------------------------------
 
     @ray.method(concurrency_group="data", num_returns=0, enable_task_events=False)
-    def frame(self, head: Head, elements: tuple[Element, ...]) -> None:
-        """Elements came in on a channel; the first one has the number in `head`."""
+    def frame(self, head: Head, elements: tuple[Any, ...], place: tuple[Any, ...] | None = None) -> None:
+        """Elements came in on a channel; the first one has the number in `head`. `place`: where its batches lie."""
         attempt, channel, first_sequence = read_head(head)
-        arrived = ev.FrameArrived(now_ms(), attempt, channel, first_sequence, elements)
-        self._mailbox.post(partial(self._deliver, attempt, arrived))
+        at_ms = now_ms()
+        self._mailbox.post(lambda: self._arrived(at_ms, attempt, channel, first_sequence, (elements, place)))
+
+    @ray.method(concurrency_group="control", enable_task_events=False)
+    def offer(self, head: Head, offer: Offer) -> str:
+        """The sender of a channel has made memory for its rows. Returns why it cannot be taken; empty: it is taken."""
+        attempt, channel, _ = read_head(head)
+        running = self._running
+        if running is None or running.attempt != attempt:
+            return "the receiver runs another attempt"
+        return running.channels.incoming.take(channel, offer)
 
     @ray.method(concurrency_group="control", enable_task_events=False)
     def credit(self, head: Head, window_bytes: int) -> None:
@@ -176,6 +187,11 @@ class TaskProcess(SignsOfLife):
             self._guarded(running, lambda: running.take(event))
         elif isinstance(event, ev.CoordinatorTookOver) and left is not None and left.attempt == attempt:
             self._outbox.send(replace(left, at_ms=now_ms(), generation=event.generation))
+
+    def _arrived(self, at_ms: int, attempt: AttemptNumber, channel: ChannelId, number: int, packed: Packed) -> None:
+        running = self._running
+        if running is not None and running.attempt == attempt:
+            self._guarded(running, lambda: running.receive(at_ms, channel, number, packed))
 
     def _turn(self) -> bool:
         running = self._running
@@ -287,20 +303,9 @@ class _RunningTask:
         self.attempt = order.attempt
         self._process = process
         self._peers = order.peers
-        graph = context.graph
         descriptor = context.describe(order.task, order.attempt)
-        # Bound once: looking a method up on a handle for each frame costs more than it should.
-        receivers = {c: order.peers[graph.receiver(c)] for edge in descriptor.outputs for c in edge.channels}
-        self._frame_calls = {channel: peer.frame.remote for channel, peer in receivers.items()}
-        self._watched_frame_calls = {
-            channel: peer.frame.options(num_returns=1).remote for channel, peer in receivers.items()
-        }
-        self._credit_calls = {
-            channel: order.peers[graph.sender(channel)].credit.remote for channel in descriptor.inputs
-        }
-        self._over: set[ChannelId] = set()
-        """Input channels whose last element has arrived: their senders may be gone."""
         self.deliveries = Deliveries(process._mailbox, lambda action: process._guarded(self, action))
+        self.channels = ChannelCalls(order, context, descriptor, process.info().node_id, self.deliveries, self._later)
         self._counts = RowCounts(process._coordinator, context, descriptor)
         descriptor = replace(descriptor, backend=replace(descriptor.backend, restore_threads=RESTORE_THREADS))
         store = retrying(process._open_store)
@@ -312,10 +317,11 @@ class _RunningTask:
             self.host.close()
             raise
 
+    def _later(self, action: Callable[[], None]) -> None:
+        self._process._mailbox.post(lambda: self._process._guarded(self, action))
+
     def take(self, event: ev.TaskEvent) -> None:
         """Let the task take in one fact."""
-        if isinstance(event, ev.FrameArrived) and isinstance(next(reversed(event.elements), None), EndOfPartition):
-            self._over.add(event.channel)
         if isinstance(event, ev.CoordinatorTookOver):
             self._counts.forget()
         self.host.handle(event)
@@ -329,20 +335,16 @@ class _RunningTask:
     def now_ms(self) -> int:
         return now_ms()
 
+    def receive(self, at_ms: int, channel: ChannelId, first_sequence: int, packed: Packed) -> None:
+        """A frame came in."""
+        if (arrived := self.channels.received(at_ms, channel, first_sequence, packed)) is not None:
+            self.take(arrived)
+
     def send_frame(self, frame: do.SendFrame) -> None:
-        head = make_head(frame.attempt, frame.channel, frame.first_sequence)
-        if not frame.exhausts_credit and all(isinstance(element, pa.RecordBatch) for element in frame.elements):
-            self._frame_calls[frame.channel](head, frame.elements)
-        else:
-            # Nothing may follow a barrier, the end, or the last of the credit, that would show that it is missing.
-            self.deliveries.watch_until_there(self._watched_frame_calls[frame.channel](head, frame.elements))
+        self.channels.send(frame)
 
     def grant_credit(self, grant: do.GrantCredit) -> None:
-        channel, head = grant.channel, make_head(grant.attempt, grant.channel, grant.total_bytes)
-        if channel not in self._over:
-            credit = self._credit_calls[channel](head, grant.window_bytes)
-            # Who has sent everything needs no credit, and may have left before it came.
-            self.deliveries.watch(credit, lambda: channel not in self._over)
+        self.channels.grant(grant)
 
     def report(self, event: CoordinatorEvent) -> None:
         self._counts.metrics.told(event)
@@ -360,10 +362,7 @@ class _RunningTask:
             if (event := future.result()) is not None:
                 self.host.handle(event)
 
-        process = self._process
-        self._pool.submit(
-            work, lambda future: process._mailbox.post(lambda: process._guarded(self, lambda: finish(future)))
-        )
+        self._pool.submit(work, lambda future: self._later(lambda: finish(future)))
 
     def set_timer(self, instruction: do.SetTaskTimer, delay_ms: int) -> None:
         # A timer may be far away: it must not keep the state of a task that is over until then.
@@ -387,4 +386,5 @@ class _RunningTask:
 
     def retire(self) -> None:
         """Let go of files once the I/O that is under way has come back; what it brings is dropped."""
+        self.channels.close()
         self._pool.close(self.host.close)

@@ -1,0 +1,150 @@
+"""`FrameWriter` and `FrameReader`: frames of a channel in memory that the processes of both its ends map.
+
+Rules:
+
+- Batches lie there as one Arrow stream. Nothing is pickled, and the receiver reads them where they lie.
+- A frame stays until the receiver lets go of the last of its batches, also of parts of them. Frames are let go of in
+  any order: what one operator keeps does not stand in the way of others.
+- Where batches that somebody keeps have filled half of the memory, the receiver copies what comes. So rows that stay
+  never use up the memory.
+- What does not fit, or cannot be told by Arrow's format alone, goes the other way: `write` gives None.
+- Frames are numbered, since Ray's calls may come twice, and out of order. One that was read before is dropped: its
+  place may be that of another frame by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from tidegate.actors.protocol.stream_elements import element_size_bytes
+from tidegate.actors.runtimes.ray.exchange.extents import Extents
+from tidegate.actors.runtimes.ray.exchange.shared_segment import FRAMES_MAX, SharedSegment
+from tidegate.storage.errors import ProtocolError
+
+BATCH_HEAD_BYTES = 256
+"""What a stream says about a batch beside its rows, and what is lost by alignment, at most, but for many columns."""
+
+
+class Place(NamedTuple):
+    """Where a frame lies. `word`: the one that says whether it is needed. `copied`: the receiver must copy it."""
+
+    number: int
+    word: int
+    offset: int
+    size_bytes: int
+    copied: bool
+
+
+class FrameWriter:
+    """The sender's end."""
+
+    def __init__(self, segment: SharedSegment) -> None:
+        self._segment = segment
+        self._extents = Extents(segment.size_bytes)
+        self._next = 0
+        """Number of the frame that is written next."""
+        self._free_words = list(range(FRAMES_MAX))
+        self._schema: pa.Schema | None = None
+        """That of the last batches that were written."""
+        self._schema_bytes = 0
+
+    @property
+    def taken_bytes(self) -> int:
+        """Bytes that the receiver still needs, as far as is known."""
+        return self._extents.taken_bytes
+
+    def write(self, batches: Sequence[pa.RecordBatch]) -> Place | None:
+        """Write a frame; None if it has to go another way."""
+        if not self._same_schema(batches):
+            return None
+        self._collect()
+        need_bytes = self._schema_bytes + sum(element_size_bytes(batch) + BATCH_HEAD_BYTES for batch in batches)
+        gap = self._extents.gap(need_bytes) if self._free_words else None
+        if gap is None:
+            return None
+        begin, end = gap
+        sink = pa.FixedSizeBufferWriter(self._segment.part(begin, end))
+        try:
+            with pa.ipc.new_stream(sink, self._schema) as stream:
+                for batch in batches:
+                    stream.write_batch(batch)
+        except OSError:
+            return None  # Larger than it says, by a dictionary for instance.
+        size_bytes, word, number = sink.tell(), self._free_words.pop(), self._next
+        self._next += 1
+        self._extents.take(word, begin, size_bytes)
+        self._segment.words[word] = number + 1
+        copied = 2 * self._extents.taken_bytes > self._segment.size_bytes
+        return Place(number, word, begin, size_bytes, copied)
+
+    def _same_schema(self, batches: Sequence[pa.RecordBatch]) -> bool:
+        """Whether the batches have one schema, and Arrow's format tells all of it."""
+        for batch in batches:
+            if self._schema is None or (
+                batch.schema is not self._schema and not self._schema.equals(batch.schema, check_metadata=True)
+            ):
+                if batch is not batches[0] or not all(_is_arrows_own(field.type) for field in batch.schema):
+                    return False
+                self._schema, self._schema_bytes = batch.schema, batch.schema.serialize().size + BATCH_HEAD_BYTES
+        return True
+
+    def _collect(self) -> None:
+        """Take back what the receiver has let go of."""
+        words = self._segment.words
+        for word in self._extents.numbers:
+            if not words[word]:
+                self._extents.give_back(word)
+                self._free_words.append(word)
+
+
+class FrameReader:
+    """The receiver's end. `read` is for one thread; rows may be let go of on any."""
+
+    def __init__(self, segment: SharedSegment) -> None:
+        self._segment = segment
+        self._next = 0
+        """Every frame with a smaller number was read."""
+        self._ahead: set[int] = set()
+        """Numbers of others that were read."""
+
+    def read(self, place: Place) -> list[pa.RecordBatch] | None:
+        """The batches of a frame; None if it was read before. ProtocolError if something else lies there."""
+        if place.number < self._next or place.number in self._ahead:
+            return None
+        if self._segment.words[place.word] != place.number + 1:
+            raise ProtocolError(f"frame {place.number} is not where its sender says")
+        self._ahead.add(place.number)
+        while self._next in self._ahead:
+            self._ahead.remove(self._next)
+            self._next += 1
+        lease = _Lease(self._segment, place.word)
+        buffer = self._segment.lent(place.offset, place.size_bytes, lease)
+        if place.copied:
+            buffer = pa.py_buffer(buffer.to_pybytes())
+        with pa.ipc.open_stream(buffer) as stream:
+            return list(stream)
+
+
+class _Lease:
+    """Held by the buffers of a frame: when the last of them goes, the sender gets the place back."""
+
+    __slots__ = ("_segment", "_word")
+
+    def __init__(self, segment: SharedSegment, word: int) -> None:
+        self._segment = segment
+        self._word = word
+
+    def __del__(self) -> None:
+        self._segment.words[self._word] = 0
+
+
+def _is_arrows_own(kind: pa.DataType) -> bool:
+    """Whether every process reads this type out of Arrow's format: none that a program has defined."""
+    if isinstance(kind, pa.ExtensionType):
+        return False
+    if isinstance(kind, pa.DictionaryType):
+        return _is_arrows_own(kind.value_type)
+    return all(_is_arrows_own(kind.field(index).type) for index in range(kind.num_fields))
