@@ -58,6 +58,32 @@ def test_an_aggregate_of_an_aggregate_is_right(tmp_path: Path, parallelism: int)
     assert sorted(map(repr, view.rows.elements())) == sorted(map(repr, expected.rows()))
 
 
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_aggregates_of_everything_are_one_row_that_changes(tmp_path: Path, parallelism: int) -> None:
+    """Of rows and of changes: what comes next takes back what was said before, and what is left is as polars has it."""
+    what = {"n": tg.count(), "twice": tg.sum(pl.col("price") * 2), "top": tg.max("price")}
+    with local(parallelism) as env:
+        bids = env.from_batches(BIDS, splits=3).aggregate(**what, emit="changes", name="bids")
+        assert bids.schema is not None
+        assert bids.schema.names == ["n", "twice", "top", "row_kind"]
+        best = _best(env).select("auction", price="best").aggregate(**what, emit="changes", uid="all")
+        found = (bids.collect(), best.collect())
+        table = best.to_table(str(tmp_path / "t"), mode="upsert", keys=["top"])
+        finish(env, tmp_path / "checkpoints")
+    prices = (pl.DataFrame(pl.from_arrow(BIDS))["price"], _reference()["best"])
+    for changes, price in zip(found, prices, strict=True):
+        view = ChangeView()
+        for change in changes.to_arrow().to_pylist():
+            view.apply([change])
+            assert view.rows.total() <= 1, "a row came before the one that it replaces was taken back"
+        assert [*view.rows] == [(len(price), price.sum() * 2, price.max())]
+    assert table.to_arrow().num_rows == 1
+    with pytest.raises(tg.ConfigurationError, match='emit="changes"'):
+        _best(local()).aggregate(n=tg.count(), emit="final")
+    with pytest.raises(tg.ConfigurationError, match="not 'soon'"):
+        local().from_batches(BIDS).aggregate(n=tg.count(), emit="soon")  # type: ignore[arg-type]
+
+
 def test_a_table_loses_what_is_taken_back(tmp_path: Path) -> None:
     """Rows that a filter does not let pass any more are gone, also from compacted files, and do come back."""
     between = pl.col("best").is_between(90, 98)

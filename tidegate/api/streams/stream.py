@@ -96,7 +96,7 @@ class Stream(StreamTables):
     def aggregate(
         self,
         *,
-        emit: Literal["update", "final"] = "update",
+        emit: Literal["update", "changes", "final"] = "update",
         name: str = "aggregate",
         uid: str | None = None,
         **aggregates: Aggregate,
@@ -105,8 +105,10 @@ class Stream(StreamTables):
 
         Each subtask makes one row of a batch, and a single one merges these. With emit="final" there is one row at the
         end of a bounded input; with emit="update" one after each batch, which takes the place of the one before it.
+        With emit="changes" that one is taken back, and the stream may have changes itself (`docs/changes.md`).
         """
-        return aggregated_all(self, aggregates, emit, name, uid)._keyed((), updates=emit == "update")
+        made = aggregated_all(self, aggregates, emit, name, uid)
+        return made._keyed((), updates=emit == "update", changes=emit == "changes")
 
     def side_output(self, tag: OutputTag | str) -> Stream:
         """The rows that the step before has emitted under one of its tags: `checked.side_output("bad")`.

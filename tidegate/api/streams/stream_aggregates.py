@@ -16,13 +16,19 @@ from typing import Literal, TypeVar
 import pyarrow as pa
 
 from tidegate.actors.operators.aggregates.aggregate import Aggregate, count
-from tidegate.actors.operators.aggregates.aggregate_all import MergedAggregate, PartialAggregate
+from tidegate.actors.operators.aggregates.aggregate_all import (
+    ChangesOfAll,
+    MergedAggregate,
+    PartialAggregate,
+    key_name,
+)
 from tidegate.actors.operators.aggregates.aggregate_kinds import AggregateKind
 from tidegate.actors.operators.aggregates.changing_aggregate import ChangingAggregate
 from tidegate.actors.operators.aggregates.expiring_aggregate import ExpiringAggregate
 from tidegate.actors.operators.aggregates.functions.multisets import kept_values
 from tidegate.actors.operators.aggregates.functions.value_sets import with_value_sets
 from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
+from tidegate.actors.operators.changes import CHANGE
 from tidegate.actors.operators.ranking.distinct_rows import DistinctRows
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.api.streams.steps.stream_steps import StreamSteps
@@ -88,15 +94,21 @@ def aggregated(
     return _by(stream, keys)._then(made, output, name, uid, parallelism, takes_changes=True)
 
 
-def aggregated_all(
-    stream: S, aggregates: Mapping[str, Aggregate], emit: Literal["update", "final"], name: str, uid: str | None
-) -> S:
+def aggregated_all(stream: S, aggregates: Mapping[str, Aggregate], emit: EmitMode, name: str, uid: str | None) -> S:
     """The aggregates of all rows. Raises ConfigurationError."""
+    if emit not in ("update", "changes", "final"):
+        raise ConfigurationError(f'{name}: emit must be "update", "changes" or "final", not {emit!r}')
+    if stream._updating is not None and stream._updating.changes and emit == "changes":
+        return _aggregated_changes(stream, aggregates, name, uid)
     stream, plain = _prepared(stream, (), aggregates, name, uid, None, frozenset(), emit)
+
+    def made() -> MergedAggregate:
+        return ChangesOfAll(plain) if emit == "changes" else MergedAggregate(plain, emit, output)
+
     parts = output = None
     if stream.schema is not None:
         parts = PartialAggregate(plain).output_schema(stream.schema)
-        output = MergedAggregate(plain, emit).output_schema(parts)
+        output = made().output_schema(parts)
     rows = stream._then(
         lambda: PartialAggregate(plain),
         parts,
@@ -104,8 +116,25 @@ def aggregated_all(
         None if uid is None else f"{uid}-batches",
         stream.input_parallelism,
     )
-    merged = _by(rows, MergedAggregate(plain, emit).keys)
-    return merged._then(lambda: MergedAggregate(plain, emit, output), output, name, uid, 1)
+    return _by(rows, made().keys)._then(made, output, name, uid, 1)
+
+
+def _aggregated_changes(stream: S, aggregates: Mapping[str, Aggregate], name: str, uid: str | None) -> S:
+    """The aggregates of all rows of a stream of changes: those of one key, which every row has."""
+    import polars as pl
+
+    _check_aggregates(aggregates, name)
+    key = _free_name(key_name(aggregates), stream.schema)
+    keyed = stream.with_columns(
+        pl.lit(0, pl.Int8).alias(key),
+        name=f"{name} key",
+        uid=None if uid is None else f"{uid}-key",
+        parallelism=stream.input_parallelism,
+    )
+    rows = aggregated(keyed, (key,), aggregates, "changes", name, uid, 1)
+    return rows.select(
+        *aggregates, CHANGE, name=f"{name} columns", uid=None if uid is None else f"{uid}-columns", parallelism=1
+    )
 
 
 def windowed_inputs(
@@ -161,7 +190,7 @@ def _prepared(
         if not stream._updating.changes:
             raise stream._updating.refuse(repr(name))
         if emit == "update" or not keys:
-            reason = "what becomes of a row that is taken back cannot be said in updates: give it keys and"
+            reason = "what becomes of a row that is taken back cannot be said so: give the aggregate"
             raise stream._updating.refuse(repr(name), f'{reason} emit="changes"')
     _check_aggregates(aggregates, name)
     changing = stream._updating is not None

@@ -5,7 +5,8 @@ Rules:
 - `PartialAggregate` keeps nothing: a batch becomes one row with the columns of the accumulators' state. So what crosses
   the exchange, and what the one subtask has to do, does not grow with the rows.
 - `MergedAggregate` keeps the accumulators of all rows in a table like that of keyed aggregates, under one key.
-- The result is one row. In mode `final` there is one also where no row has come, as in SQL: counts are 0 then, lists
+- The result is one row; as changes, the one before it is taken back. In mode `final` there is one also where no row has
+  come, as in SQL: counts are 0 then, lists
   are empty, a function of the program's own says what it is, and anything else is null.
 """
 
@@ -24,7 +25,9 @@ from tidegate.actors.operators.aggregates.aggregate import Aggregate
 from tidegate.actors.operators.aggregates.aggregate_function import of_nothing
 from tidegate.actors.operators.aggregates.aggregate_kinds import AggregateKind
 from tidegate.actors.operators.aggregates.aggregate_state import Fields, result_type, state_names, stored_groups
+from tidegate.actors.operators.aggregates.changing_aggregate import ChangingAggregate
 from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
+from tidegate.actors.operators.changes import with_kind
 from tidegate.actors.operators.operator import Columns, Emit, Operator
 from tidegate.actors.operators.operator_errors import blame
 from tidegate.actors.state_backends.common.backend import ValueSpec
@@ -118,6 +121,18 @@ class MergedAggregate(KeyedAggregate):
 
     def _output(self, keys: pa.RecordBatch, results: Sequence[pa.Array]) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays(list(results), names=list(self._aggregates))
+
+
+class ChangesOfAll(MergedAggregate, ChangingAggregate):
+    """The same, as changes: each batch takes the row back that it replaces."""
+
+    def __init__(self, aggregates: Mapping[str, Aggregate]) -> None:
+        super().__init__(aggregates)
+        self._shown_keys = ()
+
+    def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
+        """The aggregates, and the kind of the change."""
+        return with_kind(MergedAggregate.output_schema(self, input_schema))
 
 
 def _of_nothing(aggregate: Aggregate, data_type: pa.DataType) -> pa.Array:

@@ -69,7 +69,7 @@ class ChangingAggregate(KeyedAggregate):
         emit: Literal["changes", "final"] = "changes",
         takes_back: bool = False,
     ) -> None:
-        self._shown = tuple(aggregates)
+        self._shown_keys, self._shown = tuple(keys), tuple(aggregates)
         self._takes_back = takes_back
         taken = sorted({CHANGE, ROWS} & {*keys, *aggregates})
         if taken:
@@ -115,8 +115,8 @@ class ChangingAggregate(KeyedAggregate):
         """Add what comes, then take out what is taken back."""
         comes = rows_that_come(batch) if self._takes_back else None
         if comes is None or comes.all():
-            for accumulator in self._accumulators:
-                accumulator.update(batch, upserted.slots)
+            for name, accumulator in zip(self._aggregates, self._accumulators, strict=True):
+                self._take_in(accumulator, name, batch, upserted)
             return
         parts = [(batch.filter(pa.array(flags)), upserted.slots[flags]) for flags in (comes, ~comes)]
         for accumulator in self._accumulators:
@@ -165,12 +165,13 @@ class ChangingAggregate(KeyedAggregate):
             if not flags.any():
                 continue
             picked = pa.array(np.flatnonzero(flags))
-            of_keys = keys.take(pa.array(rows[flags])).columns
+            of = pa.array(rows[flags])
+            of_keys = [keys.column(name).take(of) for name in self._shown_keys]
             parts.append((kind, [*of_keys, *(column.take(picked) for column in values)]))
         if not parts:
             return None
         if self._output_schema is None:
-            names = [*self.keys, *self._shown]
+            names = [*self._shown_keys, *self._shown]
             types = [column.type for column in parts[0][1]]
             self._output_schema = with_kind(pa.schema(list(zip(names, types, strict=True))))
         return changes(parts, self._output_schema)
