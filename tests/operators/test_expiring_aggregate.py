@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from pathlib import Path
 from typing import Any, cast
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ from operator_harness import opened, run
 from ranking_harness import Running
 
 from tidegate.actors.operators.aggregates import aggregate as tg
+from tidegate.actors.operators.aggregates import expiring_aggregate
 from tidegate.actors.operators.aggregates.expiring_aggregate import ExpiringAggregate
 from tidegate.actors.protocol.errors import OperatorError
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
@@ -151,6 +153,27 @@ def test_what_has_expired_goes() -> None:
         assert by_clock.next_processing_time_ms() is not None
         list(by_clock.on_processing_time(now, lambda batch: None))
         assert _keys(by_clock) == keys, now
+
+
+@pytest.mark.parametrize("backend", ["columnar", "rocksdb"])
+def test_a_key_that_comes_between_two_steps_of_a_sweep_stays(
+    tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a scan shows what was there when it began."""
+    monkeypatch.setattr(expiring_aggregate, "OUTPUT_ROWS_MAX", 1)
+    running, now = Running(lambda: ExpiringAggregate(("k",), _WHAT, _TTL), str(tmp_path)), 100
+    running.restart(1, backend)
+    (operator,) = running.operators
+    batch = _batch([(key, 0, 1, "s") for key in "abcdef"])
+    operator.context.time.now_ms = now
+    running.process(batch)
+    operator.next_processing_time_ms()
+    operator.context.time.now_ms = now = now + _TTL
+    steps = operator.on_processing_time(now, lambda batch: None)
+    next(steps)
+    assert {row["n"] for row in running.process(batch)} == {1}
+    list(steps)
+    assert {row["n"] for row in running.process(batch)} == {2}
 
 
 def test_late_rows_are_counted() -> None:

@@ -197,15 +197,21 @@ class ExpiringAggregate(KeyedAggregate):
         return batch.filter(pa.array(on_time))
 
     def _sweep(self, expired_ms: int) -> Iterator[None]:
-        """Remove the keys whose moment is `expired_ms` or before, some at a time."""
+        """Remove the keys whose moment is `expired_ms` or before, some at a time.
+
+        A batch may come between two steps, and a scan may show what was there when it began: so what has expired is
+        looked up before it goes.
+        """
         if self._table is None:
             return
         table, column = self._table, self._table.column(UPDATED)
         for keys, slots in table.scan(OUTPUT_ROWS_MAX):
             expired = column.raw(slots) <= expired_ms
             if expired.any():
-                gone = table.upsert(keys.filter(pa.array(expired)))
-                table.remove(gone.slots)
+                found = table.upsert(keys.filter(pa.array(expired)))
+                gone = column.raw(found.slots) <= expired_ms
+                gone[found.new_rows] = True  # not there any more: it was made to be looked up
+                table.remove(found.slots[gone])
                 table.done()
-                self._changed_rows += len(gone.first_rows)
+                self._changed_rows += int(gone.sum())
             yield
