@@ -1,12 +1,18 @@
 """`RocksRows`: a row table in RocksDB: an entry for each row, under its key and its number.
 
-Rules: rows are written, and removed, with one call a batch. What a batch finds or scans stays in memory until it ends,
-as bytes; a ref is its position there.
+Rules:
+
+- Rows are written with one call a batch. They are removed when it ends: until then a ref stands for a row.
+- Of what a batch finds or scans the database keys stay in memory until it ends; a ref is a position there. Values stay
+  as well, up to a limit, and behind that they are fetched again when they are asked for.
+- Values are read in pieces, and of each piece no more is decoded than the columns that were asked for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +25,7 @@ from tidegate.actors.state_backends.common.row_table import FoundRows
 from tidegate.actors.state_backends.rocksdb.changes import RocksChanges
 from tidegate.actors.state_backends.rocksdb.database_session import RocksSession
 from tidegate.actors.state_backends.rocksdb.keys import database_keys, packed_rows
+from tidegate.storage.errors import CorruptionError
 from tidegate.storage.rocksdb.database import reported
 from tidegate.storage.rocksdb.keys import decode_rows
 from tidegate.storage.rocksdb.row_values import unpacked
@@ -26,6 +33,10 @@ from tidegate.storage.rocksdb.value_layout import HEAD, RocksState
 from tidegate.storage.state.stored_rows import ROW_SEQUENCE, row_identity
 
 _ESTIMATE = "rocksdb.estimate-num-keys"
+_PIECE_ROWS = 8_192
+"""Rows whose values are read at a time."""
+_HELD_BYTES = 16 << 20
+"""How many bytes of values a batch holds at most."""
 
 
 class RocksRows:
@@ -36,8 +47,11 @@ class RocksRows:
         self.changes = RocksChanges(session, state) if session.keeps_changes else None
         """The rows that came and went, if a changelog wants them."""
         self._session = session
-        self._found: list[tuple[bytes, bytes]] = []
-        """What this batch has found: database keys and values."""
+        self._found: list[tuple[bytes, bytes | None]] = []
+        """What this batch has found: database keys, and values; None: not held."""
+        self._held_bytes = 0
+        self._gone: dict[bytes, None] = {}
+        """The database keys of rows that go when this batch ends."""
 
     @property
     def rows(self) -> int:
@@ -65,9 +79,7 @@ class RocksRows:
         with reported("read RocksDB", self._session.folder):
             cursor = self._session.database.iter()
             for position in sorted(range(len(prefixes)), key=prefixes.__getitem__):
-                start = len(self._found)
-                self._found += sorted(_read(cursor, prefixes[position]), key=_number_of)
-                runs[position] = np.arange(start, len(self._found))
+                runs[position] = self._noted(self._there(cursor, prefixes[position]))
         of_slots = upserted.slots.tolist()
         number_of_rows = np.array([len(runs[slot]) for slot in of_slots], dtype=np.int64)
         refs = [runs[slot] for slot in of_slots]
@@ -75,42 +87,49 @@ class RocksRows:
         return FoundRows(positions, np.concatenate(refs) if refs else np.zeros(0, dtype=np.int64))
 
     def take(self, refs: NDArray[np.int64], columns: Sequence[str] | None = None) -> pa.RecordBatch:
-        """Rows in the order of `refs`. CorruptionError."""
-        entries = [self._found[ref] for ref in refs.tolist()]
-        return self._decoded(entries, columns)
+        """Rows in the order of `refs`. StorageError, CorruptionError."""
+        wanted = refs.tolist()
+        pieces = [wanted[start : start + _PIECE_ROWS] for start in range(0, len(wanted), _PIECE_ROWS)]
+        return _together([self._decoded([self._found[ref] for ref in piece], columns) for piece in pieces or [[]]])
 
     def scan(self, columns: Sequence[str], rows_max: int) -> Iterator[tuple[pa.RecordBatch, NDArray[np.int64]]]:
         """All rows that were there at the beginning, by key group, then by number. StorageError, CorruptionError.
 
-        A key group is read as a whole, because RocksDB sorts numbers by their bytes. What is scanned stays in memory
-        until the batch ends anyway.
+        These columns of a key group are put in order as a whole, because RocksDB sorts numbers by their bytes.
         """
         if not self._session.has_keys:
             return
         with reported("read RocksDB", self._session.folder):
             cursor = self._session.database.iter()
-        entries: list[tuple[bytes, bytes]] = []
-        for group in self._session.key_groups:
-            prefix = HEAD.pack(group, self.state.number)
-            with reported("read RocksDB", self._session.folder):
-                entries += sorted(_read(cursor, prefix), key=_number_of)
-            whole = len(entries) - len(entries) % rows_max
-            for start in range(0, whole, rows_max):
-                yield self._handed(entries[start : start + rows_max], columns)
-            del entries[:whole]
-        if entries:
-            yield self._handed(entries, columns)
+        parts: list[pa.RecordBatch] = []
+        refs: list[NDArray[np.int64]] = []
+        rows = 0
+        last = len(self._session.key_groups) - 1
+        for place, group in enumerate(self._session.key_groups):
+            entries = self._there(cursor, HEAD.pack(group, self.state.number))
+            found, of_found = self._group(entries, columns)
+            if len(of_found):
+                parts.append(found)
+                refs.append(of_found)
+                rows += len(of_found)
+            if rows >= rows_max or (rows and place == last):
+                together, of_all = _together(parts), np.concatenate(refs)
+                for start in range(0, rows, rows_max):
+                    yield together.slice(start, rows_max), of_all[start : start + rows_max]
+                parts, refs, rows = [], [], 0
 
     def remove(self, refs: NDArray[np.int64]) -> None:
-        """Remove rows. StorageError."""
-        keys = [self._found[ref][0] for ref in np.unique(refs).tolist()]
-        self.delete(keys)
-        if self.changes is not None:
-            self.changes.removed(keys)
+        """Remove rows, when the batch ends."""
+        self._gone |= dict.fromkeys(self._found[ref][0] for ref in np.unique(refs).tolist())
 
     def done(self) -> None:
-        """End the batch: let go of what it has found."""
-        self._found = []
+        """End the batch: remove what goes, and let go of what it has found. StorageError."""
+        gone, self._gone = list(self._gone), {}
+        if gone:
+            self.delete(gone)
+            if self.changes is not None:
+                self.changes.removed(gone)
+        self._found, self._held_bytes = [], 0
 
     def put(self, keys: Sequence[bytes], columns: Sequence[pa.Array]) -> None:
         """Write rows: their value columns. StorageError."""
@@ -138,14 +157,56 @@ class RocksRows:
             last = int(identity.column(ROW_SEQUENCE).to_numpy().max())
             self._session.position = max(self._session.position, last + 1)
 
-    def _handed(
-        self, entries: list[tuple[bytes, bytes]], columns: Sequence[str]
-    ) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
-        start = len(self._found)
-        self._found += entries
-        return self._decoded(entries, columns), np.arange(start, len(self._found))
+    def _there(self, cursor: rocksdict.RdictIter, prefix: bytes) -> Iterator[list[tuple[bytes, bytes]]]:
+        """The entries whose keys begin so, but those that go, in pieces. StorageError."""
+        entries = _read(cursor, prefix)
+        while True:
+            with reported("read RocksDB", self._session.folder):
+                piece = list(islice(entries, _PIECE_ROWS))
+            if not piece:
+                return
+            yield [entry for entry in piece if entry[0] not in self._gone] if self._gone else piece
 
-    def _decoded(self, entries: Sequence[tuple[bytes, bytes]], columns: Sequence[str] | None) -> pa.RecordBatch:
+    def _noted(self, pieces: Iterator[list[tuple[bytes, bytes]]]) -> NDArray[np.int64]:
+        """Refs of what is read, by number."""
+        first = len(self._found)
+        for piece in pieces:
+            self._note(piece)
+        return self._in_order(first)
+
+    def _group(
+        self, pieces: Iterator[list[tuple[bytes, bytes]]], columns: Sequence[str]
+    ) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
+        """Some columns of what is read, by number, with its refs."""
+        first = len(self._found)
+        parts = []
+        for piece in pieces:
+            parts.append(self._decoded(piece, columns))
+            self._note(piece)
+        refs = self._in_order(first)
+        return (_together(parts).take(pa.array(refs - first)) if parts else self._decoded([], columns)), refs
+
+    def _note(self, piece: Sequence[tuple[bytes, bytes]]) -> None:
+        for key, value in piece:
+            held = self._held_bytes + len(value) <= _HELD_BYTES
+            self._held_bytes += len(value) if held else 0
+            self._found.append((key, value if held else None))
+
+    def _in_order(self, first: int) -> NDArray[np.int64]:
+        """The refs of what was found since, by number."""
+        numbers = [_number_of(key) for key, _ in self._found[first:]]
+        return first + np.argsort(np.array(numbers, dtype=np.int64), kind="stable")
+
+    def _values_of(self, entries: Sequence[tuple[bytes, bytes | None]]) -> list[bytes]:
+        """The values of rows. CorruptionError for one that is not there, StorageError."""
+        missing = [key for key, value in entries if value is None]
+        fetched = dict(zip(missing, self._session.fetch(missing), strict=True)) if missing else {}
+        values = [fetched[key] if value is None else value for key, value in entries]
+        if any(value is None for value in values):
+            raise CorruptionError(f"{self._session.folder}: a row of {self.state.name!r} was read, and is gone")
+        return cast("list[bytes]", values)
+
+    def _decoded(self, entries: Sequence[tuple[bytes, bytes | None]], columns: Sequence[str] | None) -> pa.RecordBatch:
         keys, values = self._session.key_schema, self.state.values
         wanted = [*keys.names, *values.names] if columns is None else list(columns)
         found: dict[str, pa.Array] = {}
@@ -153,14 +214,18 @@ class RocksRows:
             rows = decode_rows([key[HEAD.size :] for key, _ in entries], row_identity(keys))
             found |= dict(zip(keys.names, rows.columns, strict=False))
         if any(name in values.names for name in wanted):
-            found |= dict(zip(values.names, unpacked([value for _, value in entries], values), strict=True))
+            found |= dict(zip(values.names, unpacked(self._values_of(entries), values), strict=True))
         fields = [keys.field(name) if name in keys.names else values.field(name) for name in wanted]
         return pa.RecordBatch.from_arrays([found[name] for name in wanted], schema=pa.schema(fields))
 
 
-def _number_of(entry: tuple[bytes, bytes]) -> int:
+def _together(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    return parts[0] if len(parts) == 1 else pa.concat_batches(list(parts))
+
+
+def _number_of(key: bytes) -> int:
     """The number of a row: the last word of its key."""
-    return int.from_bytes(entry[0][-8:], "little")
+    return int.from_bytes(key[-8:], "little")
 
 
 def _read(cursor: rocksdict.RdictIter, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
