@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Self
 from tidegate.actors.graph.filtered_sources import with_needed_rows
 from tidegate.actors.graph.needed_columns import with_needed_columns
 from tidegate.actors.graph.stream_graph import translate
+from tidegate.actors.operators.local_aggregation.combining_rule import CombiningMode
 from tidegate.actors.runtimes.running_job import RunningJob, Submission
 from tidegate.actors.sources.master_hooks import MasterHook
 from tidegate.api.accompanied_job import AccompaniedJob
 from tidegate.api.checkpoint_calls import CheckpointCalls, call_with_arrow, calling_with_spark, check_functions
 from tidegate.api.config.sections.checkpoint_config import CheckpointConfig
-from tidegate.api.given_names import pointer
+from tidegate.api.given_names import combining_mode, pointer
 from tidegate.api.progress.display import ProgressKind, progress_kind, show_progress, stop_progress
 from tidegate.api.submission.changes_once import check_changes_come_once
 from tidegate.api.submission.job import Job
@@ -95,6 +96,7 @@ class StreamEnvironment(Topologies):
         hooks: Sequence[MasterHook] = (),
         detached: bool | None = None,
         progress: ProgressKind | None = None,
+        local_aggregation: CombiningMode | None = None,
     ) -> Job:
         """Run the streams made so far as one job, and start anew with an empty environment.
 
@@ -112,7 +114,8 @@ class StreamEnvironment(Topologies):
         without end (`tg.RestartStrategy.exponential_delay()`), and one without them never. `hooks` are told of every
         checkpoint (see `tg.MasterHook`). A `detached` job lives on when this script ends or is killed, if its Ray
         cluster does; any driver finds it with `attach`. `progress` of a job that ends by itself is shown on stderr as a
-        "bar", as "lines" now and then, or not ("off"); "auto", the default, is a bar in a terminal.
+        "bar", as "lines" now and then, or not ("off"); "auto", the default, is a bar in a terminal. `local_aggregation`
+        says whether rows are combined before they are sent to aggregates: "auto" (where that pays), "on" or "off".
 
         Raises ConfigurationError, TableError or StorageError for what cannot work; nothing has started then. The
         streams can still be executed in another way, until a new source begins another program.
@@ -121,7 +124,16 @@ class StreamEnvironment(Topologies):
         for before in self._accompanied:
             before.await_cancelled()
         detached = self._config.job.detached if detached is None else detached
-        request = self._request(name, checkpoints, restart, restore, allow_non_restored_state, hooks, detached=detached)
+        request = self._request(
+            name,
+            checkpoints,
+            restart,
+            restore,
+            allow_non_restored_state,
+            hooks,
+            detached=detached,
+            local_aggregation=local_aggregation,
+        )
         store, savepoints, name = self.open_store(request.root), request.checkpoints.savepoints, request.name
         if self._config.web.web:
             self.serve_web()
@@ -170,13 +182,24 @@ class StreamEnvironment(Topologies):
         hooks: Sequence[MasterHook] = (),
         suffix: str | None = None,
         seed: int | None = None,
+        local_aggregation: CombiningMode | None = None,
     ) -> Submission:
         """What `execute` submits, after every check; sources are staged and tables claimed. The simulator calls it.
 
         `suffix` of the job's id and `seed` are random unless they are given. Unlike `execute` this does not ask
         whether a job of this name runs.
         """
-        request = self._request(name, checkpoints, restart, restore, allow_non_restored_state, hooks, suffix, seed)
+        request = self._request(
+            name,
+            checkpoints,
+            restart,
+            restore,
+            allow_non_restored_state,
+            hooks,
+            suffix,
+            seed,
+            local_aggregation=local_aggregation,
+        )
         return prepare(request, self.open_store)
 
     def _request(
@@ -190,6 +213,7 @@ class StreamEnvironment(Topologies):
         suffix: str | None = None,
         seed: int | None = None,
         detached: bool = False,
+        local_aggregation: CombiningMode | None = None,
     ) -> JobRequest:
         """The request for a job, after the checks that need only the program and the stores."""
         settings, config = self._config.job, self._config.checkpoints_of(checkpoints, self._standbys)
@@ -200,7 +224,8 @@ class StreamEnvironment(Topologies):
         store = self.open_store(self._storage_of(config))
         nodes = self._program.nodes
         check_changes_come_once(nodes, config)
-        graph = translate(nodes, self._program.max_parallelism)
+        combining = combining_mode(local_aggregation, settings.local_aggregation)
+        graph = translate(nodes, self._program.max_parallelism, combining)
         graph = with_needed_rows(with_needed_columns(graph, nodes), nodes)
         urls = [store.url, *(table.url for table in self._program.tables)]
         if config.savepoints is not None:

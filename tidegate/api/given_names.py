@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from typing import get_args
 
+from tidegate.actors.operators.local_aggregation.combining_rule import CombiningMode
 from tidegate.storage.checkpoints.layout import escape
 from tidegate.storage.errors import ConfigurationError
 
@@ -52,3 +54,11 @@ def check_uid(uid: object, name: str) -> None:
             f"{setting}: uid {uid!r} is too long for names of files; use at most {_ESCAPED_UID_BYTES_MAX} letters and "
             "digits (any other character counts for up to 12)"
         )
+
+
+def combining_mode(given: str | None, configured: CombiningMode) -> CombiningMode:
+    """What `local_aggregation=` says or, where it is None, the configuration. ConfigurationError for anything else."""
+    modes: dict[str, CombiningMode] = {mode: mode for mode in get_args(CombiningMode)}
+    if given is not None and given not in modes:
+        raise ConfigurationError(f"execute(local_aggregation=...): {given!r} is none of {', '.join(modes)}")
+    return configured if given is None else modes[given]

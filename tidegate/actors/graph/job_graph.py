@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from tidegate.actors.graph.resources import Resources
 from tidegate.actors.operators.batch_rows import BatchRows
 from tidegate.actors.operators.batches.async_function import AsyncFunction
+from tidegate.actors.operators.local_aggregation.combiner import LocalAggregation
 from tidegate.actors.operators.operator import OperatorFactory
 from tidegate.actors.operators.sinks.sink import Sink
 from tidegate.actors.protocol.identity import ChannelId, TaskId
@@ -89,6 +90,7 @@ class JobEdge:
 
     `input` is the input of the first downstream operator at which they arrive. Several edges may share one (a union).
     `side`: the side output of an upstream operator whose rows these are; None: the output of the chain.
+    `combines`: how senders may combine the rows of a batch; None: not at all.
     """
 
     index: int
@@ -97,6 +99,7 @@ class JobEdge:
     partitioning: Partitioning
     input: int = 0
     side: SideOutput | None = None
+    combines: LocalAggregation | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ not chained: rows leave the chain wherever they are tagged.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -23,6 +23,9 @@ from tidegate.actors.graph.job_graph import (
 from tidegate.actors.graph.resources import Resources
 from tidegate.actors.operators.batch_rows import BatchRows
 from tidegate.actors.operators.batches.async_function import AsyncFunction
+from tidegate.actors.operators.combined_rows import COMBINED
+from tidegate.actors.operators.local_aggregation.combiner import LocalAggregation
+from tidegate.actors.operators.local_aggregation.combining_rule import CombiningMode
 from tidegate.actors.operators.operator import OperatorFactory
 from tidegate.actors.operators.sinks.sink import Sink
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
@@ -47,6 +50,8 @@ class StreamNode:
     `side_outputs`: the tags under which the operator may emit rows. A node with `taps` stands for the rows of another
     one under a tag: it is no operator, belongs to no program, and is only an input of others.
 
+    `combines`: how the operator lets senders combine rows before they come to it; None: not at all.
+
     `takes_back`: who makes the changes that the operator counts on, each of which must come once; None: none.
     """
 
@@ -66,10 +71,13 @@ class StreamNode:
     sink: Sink | None = None
     calls: AsyncFunction | None = None
     takes_back: str | None = None
+    combines: LocalAggregation | None = None
 
     def __post_init__(self) -> None:
         if [self.source, self.factory, self.taps].count(None) != 2:
             raise AssertionError("a node is a source, an operator, or a side output of one")
+        if self.schema is not None and COMBINED in self.schema.names:
+            raise ConfigurationError(f"{self.name!r}: a column cannot be called {COMBINED!r}; rename it")
         if self.ordinals and len(self.ordinals) != len(self.inputs):
             raise AssertionError("each input has an ordinal, or none has")
 
@@ -104,11 +112,14 @@ def default_max_parallelism(parallelism: int) -> int:
     return min(max(MAX_PARALLELISM, widest), MAX_PARALLELISM_LIMIT)
 
 
-def translate(nodes: Sequence[StreamNode], max_parallelism: int | None = None) -> JobGraph:
+def translate(
+    nodes: Sequence[StreamNode], max_parallelism: int | None = None, combining: CombiningMode = "auto"
+) -> JobGraph:
     """The job graph of all nodes, which are given in the order of their creation (inputs first).
 
     `max_parallelism` is the number of key groups; None takes `default_max_parallelism` of the widest operator. Raises
     ConfigurationError for two operators with one uid, a parallelism out of range, or a job without a source.
+    `combining`: whether rows are combined before they are sent to aggregates.
     """
     if max_parallelism is None:
         max_parallelism = default_max_parallelism(max((node.parallelism for node in nodes), default=1))
@@ -130,6 +141,7 @@ def translate(nodes: Sequence[StreamNode], max_parallelism: int | None = None) -
         chain_of[id(node)] = index
     vertices = tuple(_vertex(chain) for chain in chains)
     edges: list[JobEdge] = []
+    read_aside = {upstream.taps for node in nodes for upstream, _ in node.inputs if upstream.taps is not None}
     for chain in chains:
         head = chain[0]
         ordinals = head.ordinals or (0,) * len(head.inputs)
@@ -139,7 +151,10 @@ def translate(nodes: Sequence[StreamNode], max_parallelism: int | None = None) -
                 partitioning = FORWARD if same else REBALANCE
             from_vertex = vertices[chain_of[id(upstream.maker)]].vertex
             side = None if upstream.taps is None else SideOutput(upstream.uid, upstream.taps[1])
-            edges.append(JobEdge(len(edges), from_vertex, _vertex_id(head), partitioning, ordinal, side))
+            combines = None
+            if head.combines is not None and combining != "off" and (head, head.combines.unless_read) not in read_aside:
+                combines = replace(head.combines, mode=combining)
+            edges.append(JobEdge(len(edges), from_vertex, _vertex_id(head), partitioning, ordinal, side, combines))
     schemas = [schema for node in nodes for schema in (node.schema, *(tag.schema for tag in node.side_outputs))]
     may_have = any(schema is None or any(map(_has_nanoseconds, schema.types)) for schema in schemas)
     return JobGraph(vertices, tuple(edges), max_parallelism, may_have)

@@ -41,6 +41,7 @@ _MORE = {
     "log_format": "logging.md",
     "target": "topologies.md",
     "progress": "sources.md",
+    "local_aggregation": "aggregates.md#combined-before-they-are-sent",
 }
 """Setting to the page that says more."""
 _OF_STRATEGIES = {

@@ -29,6 +29,7 @@ from tidegate.actors.operators.aggregates.functions.multisets import kept_values
 from tidegate.actors.operators.aggregates.functions.value_sets import with_value_sets
 from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
 from tidegate.actors.operators.changes import CHANGE
+from tidegate.actors.operators.local_aggregation.combiner import LocalAggregation
 from tidegate.actors.operators.ranking.distinct_rows import DistinctRows
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.api.streams.steps.stream_steps import StreamSteps
@@ -91,7 +92,8 @@ def aggregated(
 
     operator = made()
     output = None if stream.schema is None else operator.output_schema(stream.schema)
-    return _by(stream, keys)._then(made, output, name, uid, parallelism, takes_changes=True)
+    combines = None if taken_back or life is not None else LocalAggregation(keys, plain)
+    return _by(stream, keys)._then(made, output, name, uid, parallelism, takes_changes=True, combines=combines)
 
 
 def aggregated_all(stream: S, aggregates: Mapping[str, Aggregate], emit: EmitMode, name: str, uid: str | None) -> S:

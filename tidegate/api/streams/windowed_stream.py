@@ -14,6 +14,7 @@ from typing import Generic, Literal, TypeVar, Unpack
 import pyarrow as pa
 
 from tidegate.actors.operators.aggregates.aggregate import Aggregate
+from tidegate.actors.operators.local_aggregation.combiner import LocalAggregation
 from tidegate.actors.operators.state.keys import key_schema
 from tidegate.actors.operators.watermarks.late_rows import LATE
 from tidegate.actors.operators.watermarks.window_end import WindowEnd
@@ -181,7 +182,14 @@ class WindowedStream(Generic[S]):
         late = () if schema is None or none_is_late else (OutputTag(LATE, schema),)
         if keys:
             rows = rows._partitioned(Partitioning(PartitioningKind.HASH, keys))
-        result = rows._then(windows, output, name, uid, parallelism if keys else 1, side_outputs=late)
+        combines = None
+        if isinstance(spec, Tumbling | Sliding | Cumulating) and clock is None:
+            combines = LocalAggregation(keys, plain, spec, self._time, LATE)
+        elif not isinstance(spec, Session | Count):
+            combines = LocalAggregation(keys, plain)
+        result = rows._then(
+            windows, output, name, uid, parallelism if keys else 1, side_outputs=late, combines=combines
+        )
         if isinstance(spec, Count):
             return self._made(self._stream.program, result._inputs, keys)
         node = result._inputs[0][0]

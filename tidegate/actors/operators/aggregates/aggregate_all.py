@@ -17,7 +17,6 @@ from typing import Literal
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from tidegate.actors.kernels.key_index.entries import Upserted
 from tidegate.actors.operators.aggregates.accumulators import Accumulator, make_accumulator, value_specs
@@ -30,11 +29,8 @@ from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
 from tidegate.actors.operators.changes import with_kind
 from tidegate.actors.operators.operator import Columns, Emit, Operator
 from tidegate.actors.operators.operator_errors import blame
-from tidegate.actors.state_backends.common.backend import ValueSpec
-from tidegate.actors.state_backends.common.batch_column import BatchColumn
+from tidegate.actors.state_backends.common.batch_column import BatchColumns
 from tidegate.storage.errors import ConfigurationError
-
-_SLOT: NDArray[np.int32] = np.zeros(1, dtype=np.int32)
 
 
 class PartialAggregate(Operator):
@@ -44,7 +40,7 @@ class PartialAggregate(Operator):
         self._aggregates = dict(aggregates)
         self._key = key_name(aggregates)
         self._seen_schema: pa.Schema | None = None
-        self._row = _OneRow(())
+        self._row = BatchColumns(())
         self._accumulators: list[Accumulator] = []
 
     def needed_columns(self, after: Columns) -> Columns:
@@ -62,17 +58,18 @@ class PartialAggregate(Operator):
         with blame(self.context, batch):
             if self._seen_schema is None or not batch.schema.equals(self._seen_schema):
                 self._begin(batch.schema)
-            self._row.clear()
+            self._row.begin(1)
             slots = np.zeros(batch.num_rows, dtype=np.int32)
             for accumulator in self._accumulators:
                 accumulator.update(batch, slots)
-            names = [self._key, *self._row.columns]
-            row = pa.RecordBatch.from_arrays([pa.array([0], pa.int8()), *self._row.values()], names=names)
+            row = pa.RecordBatch.from_pydict({self._key: pa.array([0], pa.int8()), **self._row.values()})
         emit(row)
 
     def _begin(self, schema: pa.Schema) -> None:
         fields = {name: a.state_fields(name, schema) for name, a in self._aggregates.items()}
-        self._row = _OneRow([spec for name, a in self._aggregates.items() for spec in value_specs(a, fields[name])])
+        self._row = BatchColumns(
+            [spec for name, a in self._aggregates.items() for spec in value_specs(a, fields[name])]
+        )
         self._accumulators = [make_accumulator(a, fields[name], self._row) for name, a in self._aggregates.items()]
         self._seen_schema = schema
 
@@ -150,27 +147,3 @@ def key_name(aggregates: Mapping[str, Aggregate]) -> str:
     while name in taken or name in aggregates:
         name += "_"
     return name
-
-
-class _OneRow:
-    """The columns of one row, which accumulators write to as to those of a table."""
-
-    def __init__(self, specs: Sequence[ValueSpec]) -> None:
-        self.new_slots = _SLOT
-        self.columns = {spec.name: BatchColumn(self, spec) for spec in specs}
-        for column in self.columns.values():
-            column.paged.grow(1)
-
-    def column(self, name: str) -> BatchColumn:
-        """A column by name."""
-        return self.columns[name]
-
-    def clear(self) -> None:
-        """Begin another row."""
-        for column in self.columns.values():
-            column.paged.begin_batch()
-            column.paged.reset(_SLOT)
-
-    def values(self) -> list[pa.Array]:
-        """What the row holds, a column each."""
-        return [column.take(_SLOT) for column in self.columns.values()]

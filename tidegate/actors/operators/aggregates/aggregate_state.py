@@ -26,6 +26,7 @@ from tidegate.actors.operators.aggregates.stored_values import (
     value_suffixes,
     value_type,
 )
+from tidegate.actors.operators.combined_rows import state_of
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.dictionaries import decoded_type
 
@@ -155,6 +156,17 @@ def stored_groups(aggregates: Mapping[str, Described], stored: Sequence[pa.Field
         else:
             return None
     return None if rest else groups
+
+
+def combined_fields(aggregates: Mapping[str, Described], schema: pa.Schema) -> Fields:
+    """The state columns in a schema of combined rows. ConfigurationError if they are those of other aggregates."""
+    fields = stored_groups(aggregates, state_of(schema))
+    if fields is None:
+        raise ConfigurationError(
+            f"rows in flight were combined for other aggregates than {list(aggregates)}: they have {schema.names}; "
+            "restore with the aggregates that they were sent to, or from a savepoint, which has none in flight"
+        )
+    return fields
 
 
 def validate(aggregate: Described, input_schema: pa.Schema) -> None:

@@ -6,6 +6,7 @@ Rules:
 - In mode `update` a batch gives one row for each distinct key in it, with the current values, in the order in which the
   keys first appear. In mode `final` each key gives one row, at the end of the input.
 - State is one table: the key columns, then the accumulators.
+- A batch may have combined rows, which its sender has made (`combined_rows.py`): they are merged.
 """
 
 from __future__ import annotations
@@ -22,9 +23,16 @@ from tidegate.actors.kernels.partition import gather, subtask_table
 from tidegate.actors.operators.aggregates.accumulators import Accumulator, make_accumulator, value_specs
 from tidegate.actors.operators.aggregates.aggregate import Aggregate
 from tidegate.actors.operators.aggregates.aggregate_kinds import AggregateKind
-from tidegate.actors.operators.aggregates.aggregate_state import Fields, state_columns, state_names, stored_groups
+from tidegate.actors.operators.aggregates.aggregate_state import (
+    Fields,
+    combined_fields,
+    state_columns,
+    state_names,
+    stored_groups,
+)
 from tidegate.actors.operators.aggregates.stored_values import says_a_type
 from tidegate.actors.operators.batch_rows import OUTPUT_ROWS_MAX
+from tidegate.actors.operators.combined_rows import is_combined, take_in
 from tidegate.actors.operators.operator import Columns, Emit, Operator, OperatorContext
 from tidegate.actors.operators.operator_errors import blame
 from tidegate.actors.operators.state.keys import check_owner, key_columns, key_schema
@@ -223,11 +231,13 @@ class KeyedAggregate(Operator):
 
     def _fields_for(self, schema: pa.Schema) -> Fields:
         """The state columns for batches of a schema. ConfigurationError for columns that do not fit."""
+        if is_combined(schema):
+            return combined_fields(self._aggregates, schema)
         return {name: a.state_fields(name, schema) for name, a in self._aggregates.items()}
 
     def _take_in(self, accumulator: Accumulator, name: str, batch: pa.RecordBatch, upserted: Upserted) -> None:
         """Add a batch to the accumulator of an aggregate."""
-        accumulator.update(batch, upserted.slots)
+        take_in(accumulator, self._fields[name], batch, upserted.slots)
 
     def _create(self, schema: pa.Schema, fields: Fields) -> None:
         backend = self._opened()

@@ -186,8 +186,7 @@ class SlicedWindows(WindowOperator):
         if len(upserted.new_rows):
             self._state.check_owner(gather(keys, upserted.new_rows))
             self._state.appeared(np.unique(nodes[upserted.new_rows]))
-        for accumulator in self._state.accumulators:
-            accumulator.update(batch, upserted.slots)
+        self._state.add(batch, upserted.slots)
         table.done()
         self._changed_rows += len(upserted.first_rows)
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.actors.operators.aggregates.aggregate import Aggregate
+from tidegate.actors.operators.combined_rows import is_combined, rows_behind
 from tidegate.actors.operators.operator import Columns, Emit, Operator, OperatorContext
 from tidegate.actors.operators.operator_errors import blame
 from tidegate.actors.operators.state.operator_backend import frozen_backend
@@ -162,7 +163,11 @@ class WindowOperator(Operator):
         return row_times(batch, self._time)
 
     def _drop_late(self, batch: pa.RecordBatch, late: NDArray[np.bool_]) -> NDArray[np.int32]:
-        """Count rows that are late, and emit them aside. Returns the others."""
-        self._late.inc(int(late.sum()))
-        self.context.emit_aside(LATE, batch.filter(pa.array(late)).drop_columns(list(self.computed)))
+        """Count rows that are late, and emit them aside. Returns the others.
+
+        Rows are combined only if nobody reads them aside.
+        """
+        self._late.inc(rows_behind(batch, late))
+        if not is_combined(batch.schema):
+            self.context.emit_aside(LATE, batch.filter(pa.array(late)).drop_columns(list(self.computed)))
         return np.flatnonzero(~late).astype(np.int32)

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from tidegate.actors.kernels.partition import subtask_table
 from tidegate.actors.operators.aggregates.accumulators import Accumulator, make_accumulator, value_specs
 from tidegate.actors.operators.aggregates.aggregate import Aggregate
-from tidegate.actors.operators.aggregates.aggregate_state import Fields, state_columns, stored_groups
+from tidegate.actors.operators.aggregates.aggregate_state import Fields, combined_fields, state_columns, stored_groups
+from tidegate.actors.operators.combined_rows import is_combined, take_in
 from tidegate.actors.operators.operator import OperatorContext
 from tidegate.actors.operators.state.keys import check_owner, key_schema
 from tidegate.actors.operators.state.operator_backend import make_backend
@@ -97,7 +98,10 @@ class WindowState:
         if self._seen is not None and schema.equals(self._seen):
             return
         found = key_schema(schema, self._keys)
-        fields = {name: a.state_fields(name, schema) for name, a in self._aggregates.items()}
+        if is_combined(schema):
+            fields = combined_fields(self._aggregates, schema)
+        else:
+            fields = {name: a.state_fields(name, schema) for name, a in self._aggregates.items()}
         if self._table is None:
             self._create(found, fields)
         elif not found.equals(self.key_schema) or fields != self.fields:
@@ -125,6 +129,11 @@ class WindowState:
     def parts(self, slots: NDArray[np.int32]) -> Parts:
         """What accumulators hold in some slots."""
         return [[self.table.column(field.name).take(slots) for field in group] for group in self.fields.values()]
+
+    def add(self, batch: pa.RecordBatch, slots: NDArray[np.int32]) -> None:
+        """Add a batch to slots of the table, of each row one."""
+        for accumulator, fields in zip(self.accumulators, self.fields.values(), strict=True):
+            take_in(accumulator, fields, batch, slots)
 
     def merge(self, slots: NDArray[np.int32], parts: Parts) -> None:
         """Merge such parts into slots of the current batch."""

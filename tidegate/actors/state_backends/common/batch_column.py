@@ -1,7 +1,11 @@
-"""`BatchColumn`: the `ValueColumn` that both backends give to kernels, over the pages of a `PagedColumn`."""
+"""`BatchColumn`: the `ValueColumn` that both backends give to kernels, over the pages of a `PagedColumn`.
+
+`BatchColumns` are such columns without a table, for the groups of one batch at a time.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -10,7 +14,7 @@ from numpy.typing import NDArray
 
 from tidegate.actors.kernels.paged import Pages
 from tidegate.actors.state_backends.common.backend import ValueSpec
-from tidegate.actors.state_backends.common.pages import PagedColumn
+from tidegate.actors.state_backends.common.pages import PagedColumn, pages_for
 from tidegate.actors.state_backends.common.varying_column import VaryingColumn, paged_column
 
 
@@ -75,3 +79,27 @@ class BatchColumn:
     def raw(self, slots: NDArray[Any]) -> NDArray[Any]:
         """The same as plain values. Undefined under a null."""
         return self.paged.raw(slots)
+
+
+class BatchColumns:
+    """Columns that accumulators write to as to those of a table, for groups that are numbered from 0."""
+
+    def __init__(self, specs: Sequence[ValueSpec]) -> None:
+        self.new_slots: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
+        self._columns = {spec.name: BatchColumn(self, spec) for spec in specs}
+
+    def column(self, name: str) -> BatchColumn:
+        """A column by name."""
+        return self._columns[name]
+
+    def begin(self, groups: int) -> None:
+        """Begin another batch, which has so many groups. What was there is gone."""
+        self.new_slots = np.arange(groups, dtype=np.int32)
+        for column in self._columns.values():
+            column.paged.grow(pages_for(groups))
+            column.paged.begin_batch()
+            column.paged.reset(self.new_slots)
+
+    def values(self) -> dict[str, pa.Array]:
+        """What the groups hold, by column."""
+        return {name: column.take(self.new_slots) for name, column in self._columns.items()}

@@ -17,6 +17,7 @@ import pyarrow as pa
 from tidegate.actors.kernels.columns import key_forms
 from tidegate.actors.kernels.hashing import hash_columns
 from tidegate.actors.kernels.partition import compact, gather, partition, subtask_table
+from tidegate.actors.operators.local_aggregation.combiner import Combiner, LocalAggregation
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 
 Split = list[tuple[int, pa.RecordBatch]]
@@ -99,6 +100,18 @@ class ForwardPartitioner:
     def split(self, batch: pa.RecordBatch) -> Split:
         """The batch, for the same subtask."""
         return [(self._subtask, compact(batch))] if batch.num_rows else []
+
+
+class CombiningPartitioner:
+    """Combines the rows of each batch before another partitioner splits it."""
+
+    def __init__(self, combines: LocalAggregation, partitioner: Partitioner) -> None:
+        self._combiner = Combiner(combines)
+        self._partitioner = partitioner
+
+    def split(self, batch: pa.RecordBatch) -> Split:
+        """As of the other partitioner."""
+        return self._partitioner.split(self._combiner.combine(batch) if batch.num_rows else batch)
 
 
 def make_partitioner(spec: Partitioning, subtask: int, parallelism_down: int, max_parallelism: int) -> Partitioner:

@@ -15,7 +15,7 @@ from tidegate.actors.protocol.stream_elements import Watermark, WatermarkStatus
 from tidegate.actors.task.channels.output_gate import OutputGate
 from tidegate.actors.task.messages import instructions as do
 from tidegate.actors.task.messages.events import TaskTimer
-from tidegate.actors.task.pipeline.partitioners import Partitioner, make_partitioner
+from tidegate.actors.task.pipeline.partitioners import CombiningPartitioner, Partitioner, make_partitioner
 from tidegate.actors.task.pipeline.task_descriptor import TaskDescriptor
 
 
@@ -34,6 +34,8 @@ class Emitter:
             partitioner = make_partitioner(
                 edge.partitioning, d.task.subtask, edge.downstream_parallelism, d.max_parallelism
             )
+            if edge.combines is not None:
+                partitioner = CombiningPartitioner(edge.combines, partitioner)
             channels = {int(channel.downstream): channel for channel in edge.channels}
             self._edges.setdefault(edge.side, []).append((partitioner, channels))
         self.gate = OutputGate([c for edge in d.outputs for c in edge.channels], d.limits)

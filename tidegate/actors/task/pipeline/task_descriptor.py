@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from tidegate.actors.graph.job_graph import JobGraph, OperatorSpec, SourceSpec
 from tidegate.actors.operators.batch_rows import BatchRows, rows_of_a_turn
+from tidegate.actors.operators.local_aggregation.combiner import LocalAggregation
 from tidegate.actors.protocol.identity import ChannelId, TaskId
 from tidegate.actors.protocol.partitioning import Partitioning
 from tidegate.actors.protocol.side_outputs import SideOutput
@@ -27,6 +28,8 @@ class OutputEdge:
     """Whether barriers may overtake on this edge."""
     side: SideOutput | None = None
     """The side output whose rows go over it; None: the output of the chain."""
+    combines: LocalAggregation | None = None
+    """How the rows of a batch may be combined before they are split; None: not at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,7 @@ def describe_task(
             tuple(channel for channel in graph.channels(edge) if channel.upstream == task.subtask),
             graph.supports_unaligned(edge),
             edge.side,
+            edge.combines,
         )
         for edge in graph.edges
         if edge.upstream == task.vertex

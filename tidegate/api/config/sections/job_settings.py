@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
+from tidegate.actors.operators.local_aggregation.combining_rule import CombiningMode
 from tidegate.api.config.sections import setting_values as of
 from tidegate.api.config.sections.section import Section
 from tidegate.api.config.sections.setting_names import KEYS
@@ -32,3 +33,9 @@ class JobSettings(Section):
         default="auto", alias=KEYS["progress"][0]
     )
     """How the progress of a job that ends by itself is shown: `auto` is a bar in a terminal, else lines."""
+
+    local_aggregation: Annotated[CombiningMode, BeforeValidator(of.local_aggregation)] = Field(
+        default="auto", alias=KEYS["local_aggregation"][0]
+    )
+    """Whether rows of a batch are combined by key before they are sent to an aggregate: `auto` where that pays, `on`
+    wherever the result is the same, or `off`. Flink's words are `AUTO`, `TWO_PHASE` and `ONE_PHASE`."""

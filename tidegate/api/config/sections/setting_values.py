@@ -267,6 +267,15 @@ def progress(value: object, info: ValidationInfo) -> str:
     return choice("off" if value is False else value, info, ("auto", "bar", "lines", "off"))
 
 
+def local_aggregation(value: object, info: ValidationInfo) -> str:
+    """Whether rows are combined. YAML reads `on` and `off` as booleans; Flink has words of its own."""
+    if isinstance(value, str):
+        value = {"AUTO": "auto", "TWO_PHASE": "on", "ONE_PHASE": "off"}.get(value.upper(), value)
+    elif isinstance(value, bool):
+        value = "on" if value else "off"
+    return choice(value, info, ("auto", "on", "off"))
+
+
 def target(value: object, info: ValidationInfo) -> str:
     """Where jobs run."""
     return choice(value, info, ("local", "ray", "raydp", "on_spark"))

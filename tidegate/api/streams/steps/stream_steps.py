@@ -21,6 +21,7 @@ from tidegate.actors.operators.batches.batch_function import BatchFunction, batc
 from tidegate.actors.operators.batches.batch_results import BatchResult
 from tidegate.actors.operators.batches.failing_rows import GuardedFilter, GuardedFlatMap, GuardedMap, error_tag
 from tidegate.actors.operators.batches.map_and_filter import FilterRows, FlatMap, Map, Row
+from tidegate.actors.operators.local_aggregation.combiner import LocalAggregation
 from tidegate.actors.operators.operator import OperatorFactory
 from tidegate.actors.operators.rows.process_batches import process_operator
 from tidegate.actors.operators.rows.process_functions import ProcessFunction
@@ -361,6 +362,7 @@ class StreamSteps:
         deletes: bool = False,
         sink: Sink | None = None,
         calls: AsyncFunction | None = None,
+        combines: LocalAggregation | None = None,
     ) -> Self:
         """Add an operator, and return the stream behind it.
 
@@ -384,6 +386,7 @@ class StreamSteps:
             table=table,
             sink=sink,
             calls=calls,
+            combines=combines if combines is not None and combines.is_exact else None,
             inputs=inputs[0] + inputs[1],
             ordinals=(0,) * len(inputs[0]) + (1,) * len(inputs[1]),
             batch_rows=check_batch_rows(name, batch_rows),

@@ -1,0 +1,134 @@
+"""`Combiner`: what the rows of each batch come to, by key and slice, at the sender: Flink's local aggregation.
+
+The sender of an edge to an aggregate calls it before rows are split by key. Rules:
+
+- A batch gives one batch, in the same place among the batches and watermarks. Nothing is kept from one to the next, so
+  there is nothing to snapshot.
+- The groups of a batch come in the order of their first rows. To merge them gives what adding the rows gives, bit for
+  bit. Where that is not so the rows are sent: sums of floats depend on the order of additions; variances and sketches
+  likewise; lists are no shorter.
+- Rows of windows are grouped by slice as well: one row's time stands for all, to whoever asks for their windows, and
+  whether they are late. Watermarks stand between batches, before as after, so each is judged by the same one.
+- What is wrong with a batch is for the aggregate to say: then the rows are sent. So are they if a sum of a batch alone
+  leaves its type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tidegate.actors.kernels.key_index.entries import Upserted
+from tidegate.actors.kernels.key_index.key_index import KeyIndex
+from tidegate.actors.operators.aggregates.accumulators import Accumulator, make_accumulator, value_specs
+from tidegate.actors.operators.aggregates.aggregate import Aggregate
+from tidegate.actors.operators.aggregates.aggregate_kinds import CHOICES, EXTREMES, AggregateKind
+from tidegate.actors.operators.aggregates.aggregate_state import Fields
+from tidegate.actors.operators.combined_rows import combined_rows
+from tidegate.actors.operators.local_aggregation.combining_rule import CombiningMode, CombiningRule
+from tidegate.actors.operators.windows.slices import slices_of
+from tidegate.actors.operators.windows.window_rows import row_times
+from tidegate.actors.operators.windows.window_specs import Cumulating, Sliding, Tumbling
+from tidegate.actors.protocol.stream_elements import MIN_WATERMARK_MS
+from tidegate.actors.state_backends.common.batch_column import BatchColumns
+from tidegate.storage.errors import ConfigurationError
+
+_KINDS = frozenset({AggregateKind.COUNT, AggregateKind.SUM, AggregateKind.MEAN}) | EXTREMES | CHOICES
+_SUMS = frozenset({AggregateKind.SUM, AggregateKind.MEAN})
+_SLICE = "tidegate.slice"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalAggregation:
+    """What an aggregate lets its senders do. `window` and `time`: the windows of event time that it is of, if any."""
+
+    keys: tuple[str, ...]
+    aggregates: Mapping[str, Aggregate]
+    window: Tumbling | Sliding | Cumulating | None = None
+    time: str | None = None
+    unless_read: str | None = None
+    """The side output for which the aggregate needs rows as they came: if it is read, nothing is combined."""
+    mode: CombiningMode = "auto"
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether aggregates of these kinds can be combined without a difference; types of columns may forbid it."""
+        return all(a.kind in _KINDS and not a.taken_back for a in self.aggregates.values())
+
+
+class Combiner:
+    """The combiner of one sender."""
+
+    def __init__(self, spec: LocalAggregation) -> None:
+        self._spec = spec
+        self._rule = CombiningRule(spec.mode)
+        self._slices = None if spec.window is None else slices_of(spec.window)
+        heads = spec.keys if spec.time is None or spec.time in spec.keys else (*spec.keys, spec.time)
+        self._heads = list(heads)
+        self._seen_schema: pa.Schema | None = None
+        self._columns: BatchColumns | None = None
+        """None: batches of the schema that was seen last cannot be combined."""
+        self._accumulators: list[Accumulator] = []
+
+    def combine(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The batch, or its rows combined."""
+        if not self._rule.looks_at(batch.num_rows):
+            return batch
+        if self._seen_schema is None or not batch.schema.equals(self._seen_schema):
+            self._begin(batch.schema)
+        if self._columns is None:
+            return batch
+        try:
+            found = self._groups(batch)
+        except ConfigurationError:  # a key, or a time, that the aggregate refuses
+            return batch
+        groups = len(found.first_rows)
+        if not self._rule.combines(batch.num_rows, groups):
+            return batch
+        self._columns.begin(groups)
+        try:
+            for accumulator in self._accumulators:
+                accumulator.update(batch, found.slots)
+        except OverflowError:
+            return batch
+        heads = batch.select(self._heads).take(pa.array(found.first_rows))
+        counts = np.bincount(found.slots, minlength=groups)
+        return combined_rows(heads, self._columns.values(), counts)
+
+    def _begin(self, schema: pa.Schema) -> None:
+        """Batches have these columns from now on."""
+        self._seen_schema, self._columns = schema, None
+        try:
+            fields = {name: a.state_fields(name, schema) for name, a in self._spec.aggregates.items()}
+        except ConfigurationError:
+            return
+        if set(self._heads) <= set(schema.names) and _are_exact(self._spec.aggregates, fields):
+            specs = [spec for name, a in self._spec.aggregates.items() for spec in value_specs(a, fields[name])]
+            self._columns = columns = BatchColumns(specs)
+            self._accumulators = [
+                make_accumulator(a, fields[name], columns) for name, a in self._spec.aggregates.items()
+            ]
+
+    def _groups(self, batch: pa.RecordBatch) -> Upserted:
+        """The groups of rows, numbered in the order of their first rows. ConfigurationError."""
+        keys = batch.select(list(self._spec.keys))
+        if self._slices is not None and self._spec.time is not None:
+            times = row_times(batch, self._spec.time)
+            ends = np.array([times.min(), times.max()])
+            first, last = self._slices.targets(ends, MIN_WATERMARK_MS)[0].nodes.tolist()
+            if first != last:
+                nodes = self._slices.targets(times, MIN_WATERMARK_MS)[0].nodes
+                keys = keys.append_column(_SLICE, pa.array(nodes))
+        if keys.num_columns:
+            return KeyIndex(tuple(keys.schema.names)).upsert(keys)
+        only: NDArray[np.int32] = np.zeros(1, dtype=np.int32)
+        return Upserted(np.zeros(batch.num_rows, dtype=np.int32), only, only)
+
+
+def _are_exact(aggregates: Mapping[str, Aggregate], fields: Fields) -> bool:
+    """Whether no sum is one of floats."""
+    return not any(a.kind in _SUMS and pa.types.is_floating(fields[name][0].type) for name, a in aggregates.items())

@@ -1,0 +1,73 @@
+"""`CombiningRule`: whether to combine the rows of a batch before they are sent; in mode `auto` as it pays.
+
+`Combiner` asks it before each batch, and tells it how many groups the rows made. Pure, and in memory alone: a restored
+task begins anew. Rules:
+
+- It pays where many rows make few groups: what is measured is groups by rows. Small batches are sent as they are,
+  unmeasured: there the call costs more than it saves.
+- It goes on when `LOOKED_AT` measured batches together have made at most `ON_AT` groups a row, and off at `OFF_AT`. In
+  between it stays what it is. After a switch as many batches are measured anew, so it cannot switch more often.
+- While it is off, so many batches are only counted now and then: first after `PAUSE_MIN` batches, then less and less
+  often as long as it does not pay, at last after `PAUSE_MAX`.
+- What it measures does not depend on what it decides: a row has its key whether or not it was combined. So nothing can
+  build up.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+CombiningMode = Literal["auto", "on", "off"]
+
+ROWS_MIN = 1_024
+"""Batches with fewer rows are not combined in mode `auto`."""
+ON_AT, OFF_AT = 0.4, 0.6
+LOOKED_AT = 4
+PAUSE_MIN, PAUSE_MAX = 8, 256
+
+
+class CombiningRule:
+    """The rule of one sender on one edge."""
+
+    def __init__(self, mode: CombiningMode) -> None:
+        self._mode = mode
+        self.combining = mode == "on"
+        """Whether batches are combined now."""
+        self._rows = self._groups = self._measured = 0
+        self._pause = PAUSE_MIN
+        self._left = 0
+        """Batches that pass before the next one is counted."""
+
+    def looks_at(self, rows: int) -> bool:
+        """Whether a batch is grouped: to be combined, or to learn whether that would pay."""
+        if self._mode != "auto":
+            return self._mode == "on"
+        if rows < ROWS_MIN:
+            return False
+        if not self.combining and self._left:
+            self._left -= 1
+            return False
+        return True
+
+    def combines(self, rows: int, groups: int) -> bool:
+        """Whether a batch that was grouped is to be combined."""
+        if self._mode == "auto":
+            self._measure(rows, groups)
+        return self.combining and groups < rows
+
+    def _measure(self, rows: int, groups: int) -> None:
+        self._rows += rows
+        self._groups += groups
+        self._measured += 1
+        if self._measured < LOOKED_AT:
+            return
+        share = self._groups / self._rows
+        self._rows = self._groups = self._measured = 0
+        if self.combining:
+            self.combining = share < OFF_AT
+            self._pause = PAUSE_MIN
+        else:
+            self.combining = share <= ON_AT
+        if not self.combining:
+            self._left = self._pause
+            self._pause = min(2 * self._pause, PAUSE_MAX)
