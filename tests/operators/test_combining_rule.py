@@ -17,7 +17,7 @@ from tidegate.actors.operators.local_aggregation.combining_rule import (
     CombiningRule,
 )
 
-_BATCHES = st.lists(st.tuples(st.integers(1, 5_000), st.floats(0.001, 1)), max_size=300)
+_BATCHES = st.lists(st.tuples(st.integers(1, 40_000), st.floats(0.001, 1)), max_size=300)
 
 
 def _played(rule: CombiningRule, batches: list[tuple[int, float]]) -> tuple[list[bool], list[bool]]:
@@ -67,7 +67,7 @@ def test_what_it_measures_does_not_depend_on_what_it_decides(shares: list[float]
     """Two rules with different pasts that look at the same batches come to the same: nothing builds up."""
     one, other = CombiningRule("auto"), CombiningRule("auto")
     other.combining = True
-    steady = [(10_000, share) for share in shares for _ in range(LOOKED_AT * (PAUSE_MAX + 1))]
+    steady = [(50_000, share) for share in shares for _ in range(LOOKED_AT * (PAUSE_MAX + 1))]
     ended = [_played(rule, steady)[1][-1] for rule in (one, other)]
     if not ON_AT - 0.001 < shares[-1] < OFF_AT + 0.001:
         assert ended[0] == ended[1]

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from broken_aggregates import AGGREGATE_FIXED, AGGREGATE_PATCHES
 from broken_causes import CAUSE_BREAKS, CAUSE_FIXED, CAUSE_PATCHES
 from broken_changelog import CHANGELOG_FIXED, CHANGELOG_PATCHES
+from broken_combining import COMBINING_FIXED, COMBINING_PATCHES
 from broken_coordinator import COORDINATOR_BREAKS
 from broken_copies import COPY_FIXED, COPY_PATCHES
 from broken_failover import FAILOVER_FIXED, FAILOVER_PATCHES
@@ -54,8 +55,8 @@ class Break:
         scenario = draw(seed)
         rows = self.fixed.get("rows", scenario.rows)
         assert isinstance(rows, int)
-        # Copies were added when seeds had been found: they show what they showed.
-        drawn = {**scenario.values, "copies": "none"}
+        # Copies and combined rows were added when seeds had been found: they show what they showed.
+        drawn = {**scenario.values, "copies": "none", "combined": "never"}
         values = {name: self.fixed.get(name, value) for name, value in drawn.items()}
         with self.patch():
             return simulate_scenario(replace(scenario, values=values, rows=rows), protocol=self.protocol, shrink=shrink)
@@ -85,6 +86,7 @@ _FIXED: Mapping[str, Mapping[str, Hashable]] = {
     **SPLIT_FIXED,
     **NODE_FIXED,
     **COPY_FIXED,
+    **COMBINING_FIXED,
 }
 """Breaks that need several unlikely things at once, and hundreds of seeds when all of these are drawn: the last grant
 of a channel lost and rows that wait for it; a savepoint that has written something and fails as often as is tried; a
@@ -119,6 +121,7 @@ BROKEN: dict[str, Break] = {
             | SPLIT_PATCHES
             | NODE_PATCHES
             | COPY_PATCHES
+            | COMBINING_PATCHES
         ).items()
     },
 }
@@ -141,5 +144,7 @@ FAST = (
     "takeover: tasks that run start anew",
     "takeover: who seems to hang is ended at once",
     "undo: nothing is undone",
+    "combining: a row counts once too much",
+    "combining: rows of several slices become one",
 )
 """Breaks that show within very few seeds: the tests try these, the benchmark `mutations.py` all."""

@@ -152,7 +152,9 @@ def _run(scenario: Scenario, faults: Faults, protocol: Protocol | None) -> Simul
     inputs = draw_inputs(random.Random(f"rows {scenario.seed}"), scenario.rows)
     expected = topology.expect(inputs, scenario.widths)
 
-    def setting(widths: tuple[int, ...], actions: tuple[Action, ...], restore: str | None, fails: bool) -> JobSetting:
+    def setting(
+        widths: tuple[int, ...], actions: tuple[Action, ...], restore: str | None, fails: bool, combined: str
+    ) -> JobSetting:
         def build(env: StreamEnvironment) -> None:
             topology.build(env, inputs, widths)
 
@@ -170,16 +172,18 @@ def _run(scenario: Scenario, faults: Faults, protocol: Protocol | None) -> Simul
             adoption_timeout_ms=_ADOPTION_MS[str(scenario.values.get("takeover", "restart"))],
             sources=_changed_sources(scenario),
             local_copies=_keeps_copies(scenario),
+            local_aggregation="on" if scenario.values.get("combined", "never") in ("always", combined) else "off",
             log_entries=_LOG_ENTRIES[str(scenario.values.get("log", "long"))],
         )
 
     ending = scenario.values["ending"]
-    first = simulation.run(setting(scenario.widths, _actions(scenario), None, ending == "fail"))
+    first = simulation.run(setting(scenario.widths, _actions(scenario), None, ending == "fail", "at first"))
     runs = [first]
     violation = first.violation or _first_ended_well(scenario, first, expected)
     if violation is None:
         try:
-            second = simulation.run(setting(scenario.then_widths, (), _pointer(first) or "latest_or_fresh", False))
+            restore = _pointer(first) or "latest_or_fresh"
+            second = simulation.run(setting(scenario.then_widths, (), restore, False, "then"))
         except TidegateError as error:
             violation = f"invariant 7: the second job was refused: {error}"
         else:

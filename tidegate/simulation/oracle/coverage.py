@@ -49,6 +49,7 @@ EFFECTS = {
     "split_assigned_again": "a split was given away again after a failure: no checkpoint knew who had it",
     "split_in_pool": "a checkpoint completed with splits that no subtask had yet",
     "region_restarted": "regions in which a task had failed started anew, while others went on",
+    "rows_combined": "a task sent rows to an aggregate that it had combined",
     "files_put_together": "small files of a table were put together while its job went on",
 }
 """For each effect, what must have been seen for it to count."""

@@ -11,10 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pyarrow as pa
+
 from tidegate.actors.coordinator.job.job_spec import RestorePoint
 from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
+from tidegate.actors.operators.combined_rows import is_combined
 from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.protocol.state_origin import StateOrigin
@@ -70,6 +73,8 @@ class Watch:
         match instruction:
             case task_do.SendFrame():
                 self.oracle.sent(instruction)
+                if any(isinstance(e, pa.RecordBatch) and is_combined(e.schema) for e in instruction.elements):
+                    self.coverage.saw("rows_combined")
             case task_do.PersistSnapshot():
                 self.oracle.snapshot_taken(machine, instruction)
                 self._builds(machine, instruction)

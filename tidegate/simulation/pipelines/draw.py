@@ -41,11 +41,12 @@ DIMENSIONS: Mapping[str, tuple[Hashable, ...]] = {
     "sources": ("at once", "trickling", "finding"),
     "splits": ("assigned", "many", "dealt out"),
     "copies": ("none", "node"),
+    "combined": ("never", "always", "at first", "then"),
 }
 """Every dimension with its values."""
 
 _DRAWN_APART = frozenset(
-    {"state", "log", "restart", "savepoints", "takeover", "survivors", "sources", "splits", "copies"}
+    {"state", "log", "restart", "savepoints", "takeover", "survivors", "sources", "splits", "copies", "combined"}
 )
 """Dimensions that were added when seeds had been run: what a seed stands for besides stays what it was."""
 
@@ -115,6 +116,7 @@ _WEIGHTS: Mapping[str, tuple[int, ...]] = {
     "survivors": (4, 1, 1),
     "sources": (4, 1),
     "copies": (7, 1),
+    "combined": (3, 1, 1, 1),
 }
 
 CONTRADICTIONS: tuple[tuple[tuple[str, Hashable], tuple[str, Hashable]], ...] = (

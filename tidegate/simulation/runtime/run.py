@@ -21,6 +21,7 @@ from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.hosts.coordinator.coordinator_host import CoordinatorHost
 from tidegate.actors.hosts.job_context import DataPlaneOptions, JobContext
 from tidegate.actors.hosts.task.task_effects import TaskEffects
+from tidegate.actors.operators.local_aggregation.combining_rule import CombiningMode
 from tidegate.actors.runtimes.running_job import JobCard, JobOverview, RunningJob, Submission
 from tidegate.actors.sources.master_hooks import MasterHook
 from tidegate.actors.sources.source import Source
@@ -95,6 +96,8 @@ class JobSetting:
     """What becomes of each source before the job starts."""
     log_entries: int | None = None
     """After how many entries the fold of the event log is stored, where that is not as usual."""
+    local_aggregation: CombiningMode = "auto"
+    """Whether rows are combined before they are sent."""
     local_copies: bool = False
     """Whether tasks keep copies of their state on the disks of their nodes."""
 
@@ -204,6 +207,7 @@ class Simulation:
             suffix=f"{self._jobs:08d}",
             seed=self.seed,
             hooks=setting.hooks,
+            local_aggregation=setting.local_aggregation,
         )
         spec = replace(submission.spec, adoption_timeout_ms=setting.adoption_timeout_ms)
         options = replace(submission.context.options, local_copies=COPIES if setting.local_copies else None)

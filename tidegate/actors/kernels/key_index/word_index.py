@@ -164,7 +164,7 @@ def _upsert(
     counters: NDArray[np.int64],
 ) -> None:
     mask = table.shape[0] // 2 - 1
-    size_max = table.shape[0] // 4
+    size_max = table.shape[0] // 8 if table.shape[0] <= 131072 else table.shape[0] // 4
     masked = valid.shape[0] > 0
     row, size, first, new = counters[0], counters[1], counters[2], counters[3]
     rows = words.shape[0]
@@ -188,7 +188,7 @@ def _upsert(
                     home = (home + 1) & mask
             meta = entries[2 * home + 1]
             if meta == 0:
-                if size == size_max:
+                if size >= size_max:
                     full = True
                     break
                 entries[2 * home] = word

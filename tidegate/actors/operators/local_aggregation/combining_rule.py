@@ -19,9 +19,10 @@ from typing import Literal
 
 CombiningMode = Literal["auto", "on", "off"]
 
-ROWS_MIN = 1_024
+ROWS_MIN = 16_384
 """Batches with fewer rows are not combined in mode `auto`."""
-ON_AT, OFF_AT = 0.4, 0.6
+ON_AT, OFF_AT = 0.1, 0.2
+"""Of `benchmarks/local_aggregation.py`: without the cost of messages a group for each ten rows just pays for itself."""
 LOOKED_AT = 4
 PAUSE_MIN, PAUSE_MAX = 8, 256
 
