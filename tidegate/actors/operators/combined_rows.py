@@ -5,8 +5,8 @@ rows or combined rows, and says which by its columns, so a checkpoint with eithe
 setting:
 
 - the key columns and, for windows of event time, the column of time, as in the first of the rows;
-- what accumulators hold of the rows: a column `tidegate.combined.<name>` for each column of the state;
-- how many rows they are, `tidegate.combined`, the last column.
+- what accumulators hold of the rows: a column `_tidegate_combined.<name>` for each column of the state;
+- how many rows they are, `_tidegate_combined`, the last column.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-COMBINED = "tidegate.combined"
+COMBINED = "_tidegate_combined"
 """The column that says how many rows a combined row stands for."""
 _STATE = f"{COMBINED}."
 

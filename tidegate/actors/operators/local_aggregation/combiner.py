@@ -39,7 +39,7 @@ from tidegate.storage.errors import ConfigurationError
 
 _KINDS = frozenset({AggregateKind.COUNT, AggregateKind.SUM, AggregateKind.MEAN}) | EXTREMES | CHOICES
 _SUMS = frozenset({AggregateKind.SUM, AggregateKind.MEAN})
-_SLICE = "tidegate.slice"
+_SLICE = "_tidegate_slice"
 
 
 @dataclass(frozen=True, slots=True)
