@@ -31,8 +31,8 @@ from rich.table import Table
 
 from tidegate.actors.operators.aggregates import aggregate as tg
 from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
-from tidegate.actors.operators.local_aggregation.combiner import LocalAggregation
 from tidegate.actors.operators.local_aggregation.combining_rule import CombiningMode
+from tidegate.actors.operators.local_aggregation.local_aggregation import LocalAggregation
 from tidegate.actors.operators.operator import Operator, OperatorContext
 from tidegate.actors.operators.windows.sliced_windows import SlicedWindows
 from tidegate.actors.operators.windows.window_specs import Tumbling

@@ -17,7 +17,8 @@ from tidegate.actors.operators.aggregates.aggregate import Aggregate
 from tidegate.actors.operators.aggregates.changing_aggregate import ChangingAggregate
 from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
 from tidegate.actors.operators.combined_rows import COMBINED, is_combined
-from tidegate.actors.operators.local_aggregation.combiner import Combiner, LocalAggregation
+from tidegate.actors.operators.local_aggregation.combiner import Combiner
+from tidegate.actors.operators.local_aggregation.local_aggregation import LocalAggregation
 from tidegate.actors.operators.watermarks.late_rows import LATE_RECORDS
 from tidegate.actors.operators.windows.sliced_windows import SlicedWindows
 from tidegate.actors.operators.windows.window_specs import Cumulating, Sliding, Tumbling

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from tidegate.actors.graph.resources import Resources
 from tidegate.actors.operators.batch_rows import BatchRows
 from tidegate.actors.operators.batches.async_function import AsyncFunction
-from tidegate.actors.operators.local_aggregation.combiner import LocalAggregation
+from tidegate.actors.operators.local_aggregation.local_aggregation import LocalAggregation
 from tidegate.actors.operators.operator import OperatorFactory
 from tidegate.actors.operators.sinks.sink import Sink
 from tidegate.actors.protocol.identity import ChannelId, TaskId

@@ -24,8 +24,8 @@ from tidegate.actors.graph.resources import Resources
 from tidegate.actors.operators.batch_rows import BatchRows
 from tidegate.actors.operators.batches.async_function import AsyncFunction
 from tidegate.actors.operators.combined_rows import COMBINED
-from tidegate.actors.operators.local_aggregation.combiner import LocalAggregation
 from tidegate.actors.operators.local_aggregation.combining_rule import CombiningMode
+from tidegate.actors.operators.local_aggregation.local_aggregation import LocalAggregation
 from tidegate.actors.operators.operator import OperatorFactory
 from tidegate.actors.operators.sinks.sink import Sink
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind

@@ -14,7 +14,7 @@ from typing import Generic, Literal, TypeVar, Unpack
 import pyarrow as pa
 
 from tidegate.actors.operators.aggregates.aggregate import Aggregate
-from tidegate.actors.operators.local_aggregation.combiner import LocalAggregation
+from tidegate.actors.operators.local_aggregation.local_aggregation import LocalAggregation
 from tidegate.actors.operators.state.keys import key_schema
 from tidegate.actors.operators.watermarks.late_rows import LATE
 from tidegate.actors.operators.watermarks.window_end import WindowEnd

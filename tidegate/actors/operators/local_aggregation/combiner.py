@@ -16,7 +16,6 @@ The sender of an edge to an aggregate calls it before rows are split by key. Rul
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -26,38 +25,19 @@ from tidegate.actors.kernels.key_index.entries import Upserted
 from tidegate.actors.kernels.key_index.key_index import KeyIndex
 from tidegate.actors.operators.aggregates.accumulators import Accumulator, make_accumulator, value_specs
 from tidegate.actors.operators.aggregates.aggregate import Aggregate
-from tidegate.actors.operators.aggregates.aggregate_kinds import CHOICES, EXTREMES, AggregateKind
+from tidegate.actors.operators.aggregates.aggregate_kinds import AggregateKind
 from tidegate.actors.operators.aggregates.aggregate_state import Fields
 from tidegate.actors.operators.combined_rows import combined_rows
-from tidegate.actors.operators.local_aggregation.combining_rule import CombiningMode, CombiningRule
+from tidegate.actors.operators.local_aggregation.combining_rule import CombiningRule
+from tidegate.actors.operators.local_aggregation.local_aggregation import LocalAggregation
 from tidegate.actors.operators.windows.slices import slices_of
 from tidegate.actors.operators.windows.window_rows import row_times
-from tidegate.actors.operators.windows.window_specs import Cumulating, Sliding, Tumbling
 from tidegate.actors.protocol.stream_elements import MIN_WATERMARK_MS
 from tidegate.actors.state_backends.common.batch_column import BatchColumns
 from tidegate.storage.errors import ConfigurationError
 
-_KINDS = frozenset({AggregateKind.COUNT, AggregateKind.SUM, AggregateKind.MEAN}) | EXTREMES | CHOICES
 _SUMS = frozenset({AggregateKind.SUM, AggregateKind.MEAN})
 _SLICE = "_tidegate_slice"
-
-
-@dataclass(frozen=True, slots=True)
-class LocalAggregation:
-    """What an aggregate lets its senders do. `window` and `time`: the windows of event time that it is of, if any."""
-
-    keys: tuple[str, ...]
-    aggregates: Mapping[str, Aggregate]
-    window: Tumbling | Sliding | Cumulating | None = None
-    time: str | None = None
-    unless_read: str | None = None
-    """The side output for which the aggregate needs rows as they came: if it is read, nothing is combined."""
-    mode: CombiningMode = "auto"
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether aggregates of these kinds can be combined without a difference; types of columns may forbid it."""
-        return all(a.kind in _KINDS and not a.taken_back for a in self.aggregates.values())
 
 
 class Combiner:

@@ -27,6 +27,11 @@ LOOKED_AT = 4
 PAUSE_MIN, PAUSE_MAX = 8, 256
 
 
+def may_pay(mode: CombiningMode, rows: int) -> bool:
+    """Whether to ask the rule at all about a batch of so many rows."""
+    return rows >= ROWS_MIN if mode == "auto" else mode == "on" and rows > 1
+
+
 class CombiningRule:
     """The rule of one sender on one edge."""
 
@@ -41,11 +46,9 @@ class CombiningRule:
 
     def looks_at(self, rows: int) -> bool:
         """Whether a batch is grouped: to be combined, or to learn whether that would pay."""
-        if self._mode != "auto":
-            return self._mode == "on"
-        if rows < ROWS_MIN:
+        if not may_pay(self._mode, rows):
             return False
-        if not self.combining and self._left:
+        if self._mode == "auto" and not self.combining and self._left:
             self._left -= 1
             return False
         return True

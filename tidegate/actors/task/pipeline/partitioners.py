@@ -10,15 +10,19 @@ The task's `Emitter` has one for each outgoing edge. Rules:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 
 from tidegate.actors.kernels.columns import key_forms
 from tidegate.actors.kernels.hashing import hash_columns
 from tidegate.actors.kernels.partition import compact, gather, partition, subtask_table
-from tidegate.actors.operators.local_aggregation.combiner import Combiner, LocalAggregation
+from tidegate.actors.operators.local_aggregation.combining_rule import may_pay
+from tidegate.actors.operators.local_aggregation.local_aggregation import LocalAggregation
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
+
+if TYPE_CHECKING:
+    from tidegate.actors.operators.local_aggregation.combiner import Combiner
 
 Split = list[tuple[int, pa.RecordBatch]]
 
@@ -103,15 +107,23 @@ class ForwardPartitioner:
 
 
 class CombiningPartitioner:
-    """Combines the rows of each batch before another partitioner splits it."""
+    """Combines the rows of each batch, where that pays, before another partitioner splits it."""
 
     def __init__(self, combines: LocalAggregation, partitioner: Partitioner) -> None:
-        self._combiner = Combiner(combines)
+        self._combines = combines
+        self._combiner: Combiner | None = None
         self._partitioner = partitioner
 
     def split(self, batch: pa.RecordBatch) -> Split:
         """As of the other partitioner."""
-        return self._partitioner.split(self._combiner.combine(batch) if batch.num_rows else batch)
+        if may_pay(self._combines.mode, batch.num_rows):
+            if self._combiner is None:
+                # It brings along all aggregates and windows, which the task of a source has no use for.
+                from tidegate.actors.operators.local_aggregation.combiner import Combiner
+
+                self._combiner = Combiner(self._combines)
+            batch = self._combiner.combine(batch)
+        return self._partitioner.split(batch)
 
 
 def make_partitioner(spec: Partitioning, subtask: int, parallelism_down: int, max_parallelism: int) -> Partitioner:

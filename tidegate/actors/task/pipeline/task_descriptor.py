@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from tidegate.actors.graph.job_graph import JobGraph, OperatorSpec, SourceSpec
 from tidegate.actors.operators.batch_rows import BatchRows, rows_of_a_turn
-from tidegate.actors.operators.local_aggregation.combiner import LocalAggregation
+from tidegate.actors.operators.local_aggregation.local_aggregation import LocalAggregation
 from tidegate.actors.protocol.identity import ChannelId, TaskId
 from tidegate.actors.protocol.partitioning import Partitioning
 from tidegate.actors.protocol.side_outputs import SideOutput

@@ -21,7 +21,7 @@ from tidegate.actors.operators.batches.batch_function import BatchFunction, batc
 from tidegate.actors.operators.batches.batch_results import BatchResult
 from tidegate.actors.operators.batches.failing_rows import GuardedFilter, GuardedFlatMap, GuardedMap, error_tag
 from tidegate.actors.operators.batches.map_and_filter import FilterRows, FlatMap, Map, Row
-from tidegate.actors.operators.local_aggregation.combiner import LocalAggregation
+from tidegate.actors.operators.local_aggregation.local_aggregation import LocalAggregation
 from tidegate.actors.operators.operator import OperatorFactory
 from tidegate.actors.operators.rows.process_batches import process_operator
 from tidegate.actors.operators.rows.process_functions import ProcessFunction

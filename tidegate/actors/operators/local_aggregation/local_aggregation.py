@@ -1,0 +1,37 @@
+"""`LocalAggregation`: what an aggregate lets its senders do with their rows. The graph of a job has it on the edge.
+
+Every task reads the graph. So this module imports next to nothing; only a sender that combines imports `combiner.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tidegate.actors.operators.aggregates.aggregate_kinds import CHOICES, EXTREMES, AggregateKind
+from tidegate.actors.operators.local_aggregation.combining_rule import CombiningMode
+
+if TYPE_CHECKING:
+    from tidegate.actors.operators.aggregates.aggregate import Aggregate
+    from tidegate.actors.operators.windows.window_specs import Cumulating, Sliding, Tumbling
+
+_KINDS = frozenset({AggregateKind.COUNT, AggregateKind.SUM, AggregateKind.MEAN}) | EXTREMES | CHOICES
+
+
+@dataclass(frozen=True, slots=True)
+class LocalAggregation:
+    """What is combined. `window` and `time`: the windows of event time that it is of, if any."""
+
+    keys: tuple[str, ...]
+    aggregates: Mapping[str, Aggregate]
+    window: Tumbling | Sliding | Cumulating | None = None
+    time: str | None = None
+    unless_read: str | None = None
+    """The side output for which the aggregate needs rows as they came: if it is read, nothing is combined."""
+    mode: CombiningMode = "auto"
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether aggregates of these kinds can be combined without a difference; types of columns may forbid it."""
+        return all(a.kind in _KINDS and not a.taken_back for a in self.aggregates.values())
