@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import datetime as dt
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_reference import partition_reference
+from kernel_reference import by_group_reference, partition_reference
 
-from tidegate.actors.kernels.partition import gather, partition, subtask_table
+from tidegate.actors.kernels.partition import by_group, gather, partition, subtask_table
 from tidegate.storage.state.key_groups import key_group_range
 
 
@@ -30,6 +31,17 @@ def test_partition_equals_reference(hashes: list[int], max_parallelism: int, par
     assert [result.rows[result.bounds[t] : result.bounds[t + 1]].tolist() for t in range(parallelism)] == [
         rows.tolist() for rows in expected
     ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 9) | st.integers(32_760, 32_767) | st.just(65_535), min_size=1, max_size=60))
+def test_rows_by_group_equal_reference(groups: list[int]) -> None:
+    """Every row of every group, in order; groups between that have no rows too."""
+    first, parts = by_group(np.array(groups, dtype=np.uint16))
+
+    expected, rows = by_group_reference(groups)
+    assert first == expected
+    assert [parts.rows[start:stop].tolist() for start, stop in pairwise(parts.bounds)] == rows
 
 
 @pytest.mark.parametrize(("max_parallelism", "parallelism"), [(128, 1), (128, 3), (10, 10), (5, 4)])

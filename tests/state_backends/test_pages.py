@@ -94,12 +94,11 @@ def test_new_slots_hold_the_identity_and_no_value() -> None:
 
 def _copied(column: PagedColumn, pins: Pins, slot: int) -> bool:
     """Write 1 more to a slot as an owner does; whether its page was copied."""
-    touched = touched_pages(_slots(slot), pins.counts).tolist()
-    for page in touched:
-        column.copy_page(page)
-        pins.replaced(page)
+    touched = touched_pages(_slots(slot), pins.counts)
+    column.copy_pages(touched)
+    pins.replaced(touched)
     scatter(column.pages, _slots(slot), column.raw(_slots(slot)) + 1)
-    return bool(touched)
+    return len(touched) > 0
 
 
 def test_a_page_is_copied_once_for_each_snapshot() -> None:
@@ -151,6 +150,46 @@ def test_pages_that_were_let_go_of_are_written_in_place() -> None:
     assert not pins.any()
 
 
+def test_pages_are_copied_together() -> None:
+    """Values and validity of each: what was frozen stays, what is written shows, and no two have one version."""
+    column, pins = PagedColumn(ValueSpec("x", pa.int64(), 0)), Pins()
+    column.grow(4)
+    pins.grow(4)
+    firsts = _slots(0, PAGE_ROWS, 2 * PAGE_ROWS, 3 * PAGE_ROWS)
+    column.put(firsts, pa.array([1, None, 3, 4]))
+    frozen, pinned = column.freeze(), pins.pin()
+
+    former = column.copy_pages(_slots(1, 3))
+    versions = pins.replaced(_slots(1, 3))
+    column.put(firsts[[1, 3]], pa.array([20, None]))
+
+    assert column.take(firsts).to_pylist() == [1, 20, 3, None]
+    assert frozen.take(firsts).to_pylist() == [1, None, 3, 4]
+    assert pins.counts[:4].tolist() == [1, 0, 1, 0]
+    for page, of_page in zip((1, 3), former, strict=True):
+        column.put_back(page, of_page)
+    pins.put_back(_slots(1, 3), versions)
+    assert column.take(firsts).to_pylist() == [1, None, 3, 4]
+    assert pins.counts[:4].tolist() == [1, 1, 1, 1]
+    column.copy_pages(_slots(3, 1))
+    again = pins.replaced(_slots(3, 1))
+    column.copy_pages(_slots(1, 3))
+    assert len({*again.tolist(), *pins.replaced(_slots(1, 3)).tolist()}) == 3
+    pinned.release(4)
+    assert not pins.counts[[0, 2]].any()
+
+
+@given(st.integers(0, 2 * PAGE_ROWS), st.integers(0, PAGE_ROWS), st.booleans())
+def test_a_run_of_slots_is_cut_out(start: int, length: int, gap: bool) -> None:
+    """Ascending slots have the same values whether they are a run or not."""
+    column = PagedColumn(ValueSpec("x", pa.int64(), 0))
+    column.extend(0, pa.array(np.arange(3 * PAGE_ROWS)))
+    slots = np.arange(start, start + length, dtype=np.int32)
+    slots = np.delete(slots, length // 2) if gap and length else slots
+
+    assert np.array_equal(column.freeze().raw_ascending(slots), slots)
+
+
 def test_a_page_that_was_put_back_belongs_to_the_snapshot_that_reads_it() -> None:
     """It is copied again before it changes, and written in place once the snapshot is done. That the page was replaced
     in between, and the copy pinned, changes nothing."""
@@ -158,12 +197,12 @@ def test_a_page_that_was_put_back_belongs_to_the_snapshot_that_reads_it() -> Non
     column.grow(1)
     pins.grow(1)
     first, first_pins = column.freeze(), pins.pin()
-    former, version = column.copy_page(0), pins.replaced(0)
+    (former,), version = column.copy_pages(_slots(0)), pins.replaced(_slots(0))
     second_pins = pins.pin()
     scatter(column.pages, _slots(0), np.array([5]))
 
     column.put_back(0, former)
-    pins.put_back(_slots(0), np.array([version]))
+    pins.put_back(_slots(0), version)
 
     assert column.raw(_slots(0)).tolist() == [0]
     assert pins.counts[0] == 1
@@ -172,7 +211,7 @@ def test_a_page_that_was_put_back_belongs_to_the_snapshot_that_reads_it() -> Non
     assert _copied(column, pins, 0)
     assert first.raw(_slots(0)).tolist() == [0]
     column.put_back(0, former)
-    pins.put_back(_slots(0), np.array([version]))
+    pins.put_back(_slots(0), version)
     first_pins.release(1)
     assert not _copied(column, pins, 0)
 
@@ -181,7 +220,7 @@ def test_a_page_of_before_the_first_null_has_all_values() -> None:
     """It comes back as it was, though the column has nulls by now."""
     column = PagedColumn(ValueSpec("x", pa.int64(), 7))
     column.grow(1)
-    former = column.copy_page(0)
+    (former,) = column.copy_pages(_slots(0))
     column.start_nulls()
     column.reset(_slots(3))
 

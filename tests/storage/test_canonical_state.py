@@ -48,7 +48,7 @@ TYPES: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
 
 
 def _encoded(array: pa.Array) -> bytes:
-    return bytes(encode_chunk(pa.record_batch({"v": array})))
+    return b"".join(encode_chunk(pa.record_batch({"v": array})))
 
 
 def _elsewhere(array: pa.Array) -> pa.Array:
@@ -108,7 +108,7 @@ def test_chunks_depend_on_the_rows_alone(rows: list[tuple[int, str | None]], dat
         found = list(canonical_chunks(pieces))
         whole = list(canonical_chunks([_chunk(rows)]))
 
-    assert [bytes(encode_chunk(c.rows)) for c in found] == [bytes(encode_chunk(c.rows)) for c in whole]
+    assert [b"".join(encode_chunk(c.rows)) for c in found] == [b"".join(encode_chunk(c.rows)) for c in whole]
     assert [(c.first_group, c.group_rows) for c in found] == [(c.first_group, c.group_rows) for c in whole]
     assert [(row["k"], row["v"]) for c in found for row in c.rows.to_pylist()] == rows
     for chunk in found:

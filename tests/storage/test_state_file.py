@@ -209,7 +209,7 @@ class _Watched(FileSystemStore):
 
         def counted() -> Iterator[bytes]:
             for chunk in chunks:  # type: ignore[attr-defined]
-                if len(chunk) > 64:
+                if len(chunk) > 64 and self._told[-1:] != ["written"]:
                     self._told.append("written")
                 yield chunk
 

@@ -65,6 +65,12 @@ def partition_reference(hashes: NDArray[np.uint64], max_parallelism: int, parall
     return [np.array([i for i, s in enumerate(subtasks) if s == t], dtype=np.int64) for t in range(parallelism)]
 
 
+def by_group_reference(groups: Sequence[int]) -> tuple[int, list[list[int]]]:
+    """Reference of `partition.by_group`: the first group, and the rows of it and of each after it, in order."""
+    first, last = min(groups), max(groups)
+    return first, [[i for i, g in enumerate(groups) if g == group] for group in range(first, last + 1)]
+
+
 def upsert_reference(index: dict[Hashable, int], keys: Sequence[Hashable]) -> tuple[list[int], list[int], list[int]]:
     """Reference of `key_index.KeyIndex.upsert`: slots, first rows, new rows."""
     slots: list[int] = []

@@ -45,6 +45,15 @@ def partition(hashes: NDArray[np.uint64], table: NDArray[np.uint16], parallelism
     return Partition(rows, tuple(bounds.tolist()))
 
 
+def by_group(groups: NDArray[np.uint16]) -> tuple[int, Partition]:
+    """Group rows, at least one, by their key groups. Returns the first group, and the rows of it and those after it."""
+    first, last = int(groups.min()), int(groups.max())
+    rows = np.empty(len(groups), dtype=np.int32)
+    bounds = np.zeros(last - first + 2, dtype=np.int64)
+    _by_group(groups, first, np.empty(last - first + 1, dtype=np.int64), rows, bounds)
+    return first, Partition(rows, tuple(bounds.tolist()))
+
+
 def gather(batch: pa.RecordBatch, rows: NDArray[np.int32]) -> pa.RecordBatch:
     """The given rows of a batch, in new buffers."""
     selection = pa.array(rows)
@@ -99,6 +108,25 @@ def _partition(
         subtask = subtasks[i]
         rows[positions[subtask]] = i
         positions[subtask] += 1
+
+
+@kernel
+def _by_group(
+    groups: NDArray[np.uint16],
+    first: int,
+    positions: NDArray[np.int64],
+    rows: NDArray[np.int32],
+    bounds: NDArray[np.int64],
+) -> None:
+    for i in range(groups.shape[0]):
+        bounds[np.int64(groups[i]) - first + 1] += 1
+    for g in range(positions.shape[0]):
+        positions[g] = bounds[g]
+        bounds[g + 1] += bounds[g]
+    for i in range(groups.shape[0]):
+        group = np.int64(groups[i]) - first
+        rows[positions[group]] = i
+        positions[group] += 1
 
 
 @kernel

@@ -16,19 +16,24 @@ from tidegate.storage.files.store import Buffer
 SERIALIZER_VERSION = 1
 _SERIALIZER_KEY = b"tidegate.serializer"
 _SERIALIZER = b"arrow/"
+_END = b"\xff\xff\xff\xff\0\0\0\0"
+"""The end of an Arrow IPC stream."""
 
 Compression: TypeAlias = Literal["lz4", "zstd"]
 """Codec of the buffers of a chunk; a reader finds it out by itself."""
 
 
-def encode_chunk(rows: pa.RecordBatch, compression: Compression | None = None) -> memoryview:
-    """Bytes of a chunk: those of its own rows alone, also where they are a slice."""
+def encode_chunk(rows: pa.RecordBatch, compression: Compression | None = None) -> tuple[Buffer, ...]:
+    """Bytes of a chunk, in parts: those of its own rows alone, also where they are a slice."""
     stamp = {_SERIALIZER_KEY: _SERIALIZER + str(SERIALIZER_VERSION).encode()}
     stamped = rows.replace_schema_metadata({**(rows.schema.metadata or {}), **stamp})
+    if compression is None and not any(_has_dictionary(field.type) for field in stamped.schema):
+        # The parts of the stream as they are: it would grow as it is written, and be copied each time.
+        return memoryview(stamped.schema.serialize()), memoryview(stamped.serialize()), _END
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, stamped.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
         writer.write_batch(stamped)
-    return memoryview(sink.getvalue())
+    return (memoryview(sink.getvalue()),)
 
 
 def decode_chunk(data: Buffer, where: str) -> pa.RecordBatch:
@@ -52,3 +57,12 @@ def decode_chunk(data: Buffer, where: str) -> pa.RecordBatch:
             f"{SERIALIZER_VERSION}: restore with the tidegate that wrote it, or a newer one"
         )
     return rows.replace_schema_metadata(metadata or None)
+
+
+def _has_dictionary(data_type: pa.DataType) -> bool:
+    """Whether the stream has messages with dictionaries before the rows."""
+    if isinstance(data_type, pa.BaseExtensionType):
+        return _has_dictionary(data_type.storage_type)
+    if pa.types.is_dictionary(data_type):
+        return True
+    return any(_has_dictionary(data_type.field(number).type) for number in range(data_type.num_fields))

@@ -146,9 +146,10 @@ class _Encoder:
                     continue
                 yield from self._header()
                 encoded = encode_chunk(chunk.rows, self._compression)
-                chunks.append(self._ref(state, chunk, encoded))
-                yield self._counted(encoded)
-                if padding := -len(encoded) % ALIGNMENT_BYTES:
+                chunks.append(ref := self._ref(state, chunk, encoded))
+                for part in encoded:
+                    yield self._counted(part)
+                if padding := -ref.length_bytes % ALIGNMENT_BYTES:
                     yield self._counted(bytes(padding))
             if chunks or state.kind is StateKind.UNION:
                 yield from self._header()
@@ -167,11 +168,11 @@ class _Encoder:
         if self.size_bytes == 0:
             yield self._counted(encode_header())
 
-    def _ref(self, state: FrozenState, chunk: StateChunk, encoded: Buffer) -> ChunkRef:
+    def _ref(self, state: FrozenState, chunk: StateChunk, encoded: Sequence[Buffer]) -> ChunkRef:
         rows = chunk.rows.num_rows
         check_groups(state.kind, chunk.first_group, chunk.group_rows, rows, f"state {state.state!r}")
-        checksum = checksum_of(encoded)
-        return ChunkRef(self.size_bytes, len(encoded), rows, checksum, chunk.first_group, chunk.group_rows)
+        checksum, length_bytes = checksum_of(*encoded), sum(map(len, encoded))
+        return ChunkRef(self.size_bytes, length_bytes, rows, checksum, chunk.first_group, chunk.group_rows)
 
     def _end(self) -> Iterator[Buffer]:
         start = self.size_bytes

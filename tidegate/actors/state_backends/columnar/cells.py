@@ -182,7 +182,7 @@ class Cells(PagedState[CellNotes]):
         number = ref >> PAGE_BITS
         if self._pins.shared[number]:
             self._pages[number] = list(self._pages[number])
-            self._pins.replaced(number)
+            self._pins.replaced(np.array([number], dtype=np.int32))
         return self._pages[number]
 
     def _frozen_values(self, removed: bool) -> _FrozenCells:

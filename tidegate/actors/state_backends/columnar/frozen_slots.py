@@ -20,6 +20,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.actors.kernels.paged import PAGE_ROWS
+from tidegate.actors.kernels.partition import by_group, gather
 from tidegate.actors.state_backends.columnar.changes.dirty_slots import Bitmaps, flags, marked, slots_in
 from tidegate.actors.state_backends.columnar.key_space import FrozenKeys
 from tidegate.actors.state_backends.common.pages import FrozenColumn, Pinned, pages_for
@@ -125,16 +126,12 @@ class FrozenSlots:
 
     def _encoded(self, slots: NDArray[np.int32]) -> StateChunk:
         """Rows of these ascending slots, sorted by key group. Each value is moved once."""
-        groups = self.groups.raw(slots)
-        first = int(groups.min())
-        starts = np.concatenate(([0], np.cumsum(np.bincount(groups - first))))
-        # NumPy's stable sort of 16-bit integers is a radix sort.
-        order = np.argsort(groups, kind="stable")
-        keys = self.keys.take(slots).take(pa.array(order))
-        columns = () if self.removed else self.values.columns(slots[order])
+        first, parts = by_group(self.groups.raw_ascending(slots))
+        keys = gather(self.keys.take(slots), parts.rows)
+        columns = () if self.removed else self.values.columns(slots[parts.rows])
         names = keys.schema.names + ([] if self.removed else list(self.names))
         rows = pa.RecordBatch.from_arrays([*keys.columns, *columns], names=names)
-        return StateChunk(rows, first, tuple(starts.tolist()))
+        return StateChunk(rows, first, parts.bounds)
 
     def _let_go(self, start: int, stop: int) -> None:
         self.pinned.release(stop)

@@ -234,11 +234,14 @@ class ColumnarTable(PagedState[TableNotes]):
         """Copy the pages of these slots that a snapshot still reads."""
         if not self._pins.any():
             return
-        for page in touched_pages(slots, self._pins.counts).tolist():
-            columns = tuple(column.paged.copy_page(page) for column in self._columns.values())
-            live, version = self._live.copy_page(page), self._pins.replaced(page)
-            if self._notes is not None:
-                self._notes.keep(page, KeptPage(version, live, columns, PAGE_ROWS * self._beyond_bytes()))
+        pages = touched_pages(slots, self._pins.counts)
+        columns = [column.paged.copy_pages(pages) for column in self._columns.values()]
+        live, versions = self._live.copy_pages(pages), self._pins.replaced(pages).tolist()
+        if self._notes is not None:
+            beyond = PAGE_ROWS * self._beyond_bytes()
+            for i, page in enumerate(pages.tolist()):
+                former = tuple(of_column[i] for of_column in columns)
+                self._notes.keep(page, KeptPage(versions[i], live[i], former, beyond))
 
     def _beyond_bytes(self) -> int:
         """About how many bytes of a row are not in its pages."""
@@ -275,7 +278,7 @@ class _FrozenTable:
         self.row_bytes = row_bytes
 
     def live(self, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
-        return self._live.raw(slots).view(np.bool_)
+        return self._live.raw_ascending(slots).view(np.bool_)
 
     def columns(self, slots: NDArray[np.int32]) -> list[pa.Array]:
         return [column.take(slots) for column in self._columns]

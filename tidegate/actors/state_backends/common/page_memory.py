@@ -101,12 +101,16 @@ class PageMemory:
 
     def page(self, values: int, dtype: np.dtype[Any]) -> NDArray[Any]:
         """An array of so many values, in no particular state."""
+        return self.pages(1, values, dtype)[0]
+
+    def pages(self, count: int, values: int, dtype: np.dtype[Any]) -> list[NDArray[Any]]:
+        """Several of them."""
         page_bytes = values * dtype.itemsize
         with self._lock:
             pages = self._sizes.get(page_bytes)
             if pages is None:
                 pages = self._sizes[page_bytes] = _Pages(page_bytes)
-            return pages.page(values, dtype)
+            return [pages.page(values, dtype) for _ in range(count)]
 
     @property
     def bytes(self) -> int:

@@ -1,7 +1,7 @@
 """`PagedColumn`: a fixed-width column in pages, which snapshots share with its owner (copy-on-write).
 
 To freeze a column is to take references to its pages and to pin them. No value is copied. Before the owner writes to a
-pinned page it replaces the page by a copy (`PagedColumn.copy_page`), which nobody has pinned. The thread that writes
+pinned page it replaces the page by a copy (`PagedColumn.copy_pages`), which nobody has pinned. The thread that writes
 the snapshot releases each page once it is encoded. Rules:
 - Only the owner's thread writes, pins, copies and puts back. Any thread may release.
 - The owner reads the pins without the lock. At worst it sees a pin that has just gone, and copies a page needlessly.
@@ -14,7 +14,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -75,13 +75,13 @@ class Pins:
             self._held.add(pinned)
             return pinned
 
-    def replaced(self, page: int) -> int:
-        """The owner has replaced a page by a copy, which nobody has pinned. Returns the version of the former page."""
+    def replaced(self, pages: NDArray[np.int32]) -> NDArray[np.int64]:
+        """The owner has replaced pages by copies, which nobody has pinned. Returns the versions of the former pages."""
         with self._lock:
-            former = int(self._versions[page])
-            self._last_version += 1
-            self.counts[page] = 0
-            self._versions[page] = self._last_version
+            former = self._versions[pages]
+            self.counts[pages] = 0
+            self._versions[pages] = np.arange(self._last_version + 1, self._last_version + 1 + len(pages))
+            self._last_version += len(pages)
             return former
 
     def put_back(self, pages: NDArray[np.int32], versions: NDArray[np.int64]) -> None:
@@ -179,26 +179,20 @@ class PagedColumn:
         if self._valid is not None:
             scatter(self._valid_addresses, slots, np.zeros(len(slots), dtype=np.uint8))
 
-    def copy_page(self, page: int) -> FormerPage:
-        """Replace a page by a copy that the owner may write to."""
-        values, valid = self._arrays[page], None if self._valid is None else self._valid[page]
-        self._set_page(page, _copy_of(values), None if valid is None else _copy_of(valid))
-        return values, valid
+    def copy_pages(self, pages: NDArray[np.int32]) -> list[FormerPage]:
+        """Replace pages by copies that the owner may write to. Returns what they were."""
+        values = _copied(self._arrays, self._addresses, pages, self.dtype)
+        if self._valid is None:
+            return [(former, None) for former in values]
+        return list(zip(values, _copied(self._valid, self._valid_addresses, pages, _VALID), strict=True))
 
     def put_back(self, page: int, former: FormerPage) -> None:
-        """Put back what `copy_page` has replaced."""
+        """Put back what `copy_pages` has replaced."""
         values, valid = former
-        if self._valid is not None and valid is None:
-            valid = _page_of(1, _VALID)
-        self._set_page(page, values, valid)
-
-    def _set_page(self, page: int, values: NDArray[Any], valid: NDArray[Any] | None) -> None:
-        self._arrays[page] = values
-        self._addresses[page] = values.ctypes.data
+        self._arrays[page], self._addresses[page] = values, _address(values)
         if self._valid is not None:
-            assert valid is not None
-            self._valid[page] = valid
-            self._valid_addresses[page] = valid.ctypes.data
+            valid = _page_of(1, _VALID) if valid is None else valid
+            self._valid[page], self._valid_addresses[page] = valid, _address(valid)
 
     def take(self, slots: NDArray[Any]) -> pa.Array:
         """Values of these slots (a copy)."""
@@ -330,6 +324,15 @@ class FrozenColumn:
         """The same as plain values. Undefined under a null."""
         return gathered(self._addresses, slots, self._dtype)
 
+    def raw_ascending(self, slots: NDArray[Any]) -> NDArray[Any]:
+        """The same of slots that ascend, each given once. Faster for a run of them."""
+        if not len(slots) or int(slots[-1]) - int(slots[0]) >= len(slots):
+            return self.raw(slots)
+        first, stop = int(slots[0]), int(slots[-1]) + 1
+        held = cast(list[NDArray[Any]], self._arrays[first >> PAGE_BITS : pages_for(stop)])
+        start = first & (PAGE_ROWS - 1)
+        return np.concatenate(held)[start : start + len(slots)]
+
     def let_go(self, start: int, stop: int) -> None:
         """Drop the pages from `start` to `stop`."""
         self._arrays[start:stop] = [None] * (stop - start)
@@ -356,13 +359,26 @@ def _page_of(value: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
     return page
 
 
-def _copy_of(page: NDArray[Any]) -> NDArray[Any]:
-    copied = PAGE_MEMORY.page(PAGE_ROWS, page.dtype)
-    np.copyto(copied, page)
-    return copied
+def _copied(
+    arrays: list[NDArray[Any]], addresses: Pages, pages: NDArray[np.int32], dtype: np.dtype[Any]
+) -> list[NDArray[Any]]:
+    """Put copies in the place of pages. Returns what was there."""
+    numbers = pages.tolist()
+    former = [arrays[page] for page in numbers]
+    copies = PAGE_MEMORY.pages(len(numbers), PAGE_ROWS, dtype)
+    for page, before, copy in zip(numbers, former, copies, strict=True):
+        np.copyto(copy, before)
+        arrays[page] = copy
+    addresses[pages] = [_address(copy) for copy in copies]
+    return former
 
 
 def _extended(addresses: Pages, arrays: list[NDArray[Any]]) -> Pages:
-    # `array.ctypes.data` is the same address, but creates three objects to find it.
-    added = [array.__array_interface__["data"][0] for array in arrays[len(addresses) :]]
+    added = [_address(array) for array in arrays[len(addresses) :]]
     return np.concatenate((addresses, np.array(added, dtype=np.uintp)))
+
+
+def _address(array: NDArray[Any]) -> int:
+    # `array.ctypes.data` is the same, but creates three objects to find it.
+    address: int = array.__array_interface__["data"][0]
+    return address

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tidegate.actors.kernels.paged import PAGE_BITS, PAGE_ROWS, Bitmap, mark_first
+from tidegate.actors.kernels.paged import PAGE_BITS, PAGE_ROWS, Bitmap, mark_below, mark_first
 from tidegate.actors.state_backends.columnar.changes.dirty_slots import flags, words_for
 from tidegate.actors.state_backends.common.pages import FormerPage, pages_for
 
@@ -92,6 +92,9 @@ class TableNotes:
 
     def first(self, slots: NDArray[np.int32]) -> NDArray[np.int32]:
         """Those of these slots that must be noted now, because they have not been yet. Each once."""
+        if len(self.kept) == len(self._is_kept):  # all of its pages
+            mark_below(self._bits, self.slots_below, slots)
+            return np.zeros(0, dtype=np.int32)
         found = np.empty(len(slots), dtype=np.int32)
         found = found[: mark_first(self._bits, self.slots_below, slots, found)]
         return found[~self._is_kept[found >> PAGE_BITS]] if self.kept else found.copy()
