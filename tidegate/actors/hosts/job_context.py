@@ -40,6 +40,8 @@ class DataPlaneOptions:
     """Folder of each machine in which tasks keep copies of their newest state; None: they keep none."""
     state_bytes_max: int | None = None
     """How large a state of a subtask may be; None: as large as it likes."""
+    paused_ms_max: int = 0
+    """For how long whoever writes a large snapshot may pause in all, so that processing goes on; 0: not at all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from tidegate.actors.graph.source_checks import splits_of
 from tidegate.actors.hosts.job_context import DataPlaneOptions, JobContext
 from tidegate.actors.hosts.log_lines import LogSettings
 from tidegate.actors.hosts.process_settings import ProcessSettings
+from tidegate.actors.hosts.task.write_pace import paused_ms_max
 from tidegate.actors.operators.sinks.partitioned_sink import table_sink
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.protocol.partitioning import PartitioningKind
@@ -176,6 +177,7 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
             local_copies=_local_copies_of(request.checkpoints),
             inline_bytes_max=request.checkpoints.state_size if in_memory else request.checkpoints.inline_bytes,
             state_bytes_max=request.checkpoints.state_size if in_memory else None,
+            paused_ms_max=paused_ms_max(request.checkpoints.timeout, request.checkpoints.interval),
         ),
         request.hooks,
         request.checkpoints.lease,

@@ -17,6 +17,7 @@ from tidegate.actors.hosts.task.held_sources import HeldSources
 from tidegate.actors.hosts.task.sink_writers import SinkWriters
 from tidegate.actors.hosts.task.snapshot_writer import write_segment, write_snapshot
 from tidegate.actors.hosts.task.state_stores import StateStores
+from tidegate.actors.hosts.task.write_pace import paced
 from tidegate.actors.hosts.work_folders import prepare_work
 from tidegate.actors.restore.restore_task import restore_task
 from tidegate.actors.restore.state_follower import StateFollower
@@ -71,6 +72,8 @@ class TaskEffects:
         self._reader_lock = threading.Lock()
         self._reading = False
         self._closed = False
+        self._over = threading.Event()
+        """Set by `close`, for who pauses meanwhile."""
         self._held = HeldSources(open_store, context.handed_on, context.job_id, now_ms)
         copies = context.options.local_copies
         self._copies = None if copies is None else open_folder(copies)
@@ -159,7 +162,7 @@ class TaskEffects:
         What is written when the task was closed meanwhile is deleted at once: the sweep may have been here already.
         """
         checkpoint_id = instruction.checkpoint_id
-        store = self._stores.to_write(checkpoint_id)
+        store = paced(self._stores.to_write(checkpoint_id), self._context.options.paused_ms_max, self._over)
         try:
             written = write_snapshot(store, self._context, self._descriptor.task, instruction)
         except StorageError as error:
@@ -276,6 +279,7 @@ class TaskEffects:
             if self._closed:
                 return
             self._closed = True
+            self._over.set()
             if self._reader is not None and not self._reading:
                 self._reader.close()
         if self._follower is not None:

@@ -1,0 +1,119 @@
+"""`WritePace`: when the thread that writes a large snapshot pauses, so that processing is hardly held up.
+
+`TaskEffects` puts a `PacedStore` in front of what a snapshot is written to. Rules:
+
+- A small snapshot is written as fast as can be: its first `FREE_MS` of processor time cause no pause.
+- Beyond that, writing takes one part in `PARTS` of the time, as long as the process works on other things and the
+  writing thread has to wait for a processor. Where there is a free one, or nothing else to do, nobody gains by a pause.
+- All pauses of a snapshot together have a limit, so that it comes well before its timeout, and before the next one.
+- A task that is closed ends the pause.
+
+`WritePace` decides, of times that it is told; `PacedStore` measures and waits.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+from tidegate.storage.files.store import Buffer, Store
+from tidegate.storage.files.wrapped_store import WrappedStore
+
+FREE_MS = 100
+PARTS = 8
+STEP_MS = 20
+"""So much is written between two decisions."""
+PAUSED_MS_MAX = 10_000
+COUNTS_FROM = 0.1
+"""Where the others run, or the thread waits, for less than such a part of what it runs itself, that is nothing. The
+time that has passed is no measure: it grows with whatever else the machine does."""
+
+_NS_A_MS = 1_000_000
+_SCHEDULING = "/proc/thread-self/schedstat"
+
+
+def paused_ms_max(timeout_ms: int, interval_ms: int | None) -> int:
+    """The limit of all pauses of a snapshot, for checkpoints with this timeout and interval."""
+    limit_ms = min(PAUSED_MS_MAX, timeout_ms // 10)
+    return limit_ms if interval_ms is None else min(limit_ms, interval_ms // 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a thread has used of the processors so far, in ms; differences count."""
+
+    own_ms: float
+    process_ms: float
+    """Of all threads."""
+    waited_ms: float | None
+    """For how long the thread could have run and had no processor. None where the system does not tell."""
+
+
+class WritePace:
+    """The pace of one snapshot. Pauses are at most `paused_ms_max` in all."""
+
+    def __init__(self, paused_ms_max: int) -> None:
+        self._free_ms = float(FREE_MS)
+        self._left_ms = float(paused_ms_max)
+        self._since: Usage | None = None
+
+    def begin(self, now: Usage) -> None:
+        """A thread begins to write, or goes on after a pause."""
+        self._since = now
+
+    def pause_ms(self, now: Usage) -> float:
+        """For how long the thread is to pause now; 0: not at all. After a pause it must call `begin`."""
+        assert self._since is not None, "a pace that has not begun"
+        since = self._since
+        own_ms = now.own_ms - since.own_ms
+        if own_ms < STEP_MS:
+            return 0.0
+        self._since = now
+        self._free_ms -= own_ms
+        others_ms = now.process_ms - since.process_ms - own_ms
+        waited_ms = own_ms if since.waited_ms is None or now.waited_ms is None else now.waited_ms - since.waited_ms
+        if self._free_ms >= 0 or min(others_ms, waited_ms) < COUNTS_FROM * own_ms:
+            return 0.0
+        pause_ms = min((PARTS - 1) * own_ms, self._left_ms)
+        self._left_ms -= pause_ms
+        return pause_ms
+
+
+class PacedStore(WrappedStore):
+    """A store that is written to at a pace; files of one snapshot share it. `wait` pauses for seconds, or less."""
+
+    def __init__(
+        self, store: Store, pace: WritePace, wait: Callable[[float], object], usage: Callable[[], Usage] | None = None
+    ) -> None:
+        super().__init__(store)
+        self._pace = pace
+        self._wait = wait
+        self._usage = usage_of_this_thread if usage is None else usage
+
+    def write(self, path: str, chunks: Iterable[Buffer]) -> int:
+        """Write a file, with pauses between its chunks."""
+        return super().write(path, self._paced(chunks))
+
+    def _paced(self, chunks: Iterable[Buffer]) -> Iterator[Buffer]:
+        self._pace.begin(self._usage())
+        for chunk in chunks:
+            yield chunk
+            if (pause_ms := self._pace.pause_ms(self._usage())) > 0:
+                self._wait(pause_ms / 1000)
+                self._pace.begin(self._usage())
+
+
+def paced(store: Store, paused_ms_max: int, closed: threading.Event) -> Store:
+    """A store for one snapshot, with pauses of at most so long in all, until `closed` is set."""
+    return PacedStore(store, WritePace(paused_ms_max), closed.wait) if paused_ms_max else store
+
+
+def usage_of_this_thread() -> Usage:
+    """What the calling thread has used."""
+    waited_ms = None
+    with suppress(OSError, ValueError, IndexError), open(_SCHEDULING, encoding="ascii") as file:
+        waited_ms = int(file.read().split()[1]) / _NS_A_MS
+    return Usage(time.thread_time_ns() / _NS_A_MS, time.process_time_ns() / _NS_A_MS, waited_ms)
