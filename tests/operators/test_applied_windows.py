@@ -206,6 +206,28 @@ def test_rows_come_in_the_order_of_arrival(backend: Backend) -> None:
     windows.close()
 
 
+@pytest.mark.parametrize("spec", [Tumbling(10), Session(3)])
+def test_what_is_looked_at_grows_with_what_is_due(spec: Spec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With steps of four rows, 1,000 rows of 250 windows are not looked at 250 times."""
+    looked = 0
+    scanned = AppliedWindows._scanned
+
+    def counting(self: AppliedWindows, columns: list[str]) -> Any:
+        nonlocal looked
+        found = scanned(self, columns)
+        looked += len(found[0])
+        return found
+
+    monkeypatch.setattr(applied_windows, "STEP_ROWS", 4)
+    monkeypatch.setattr(AppliedWindows, "_scanned", counting)
+    windows = applied(spec)
+    windows.process(rows_batch([(1, number // 4 * 10, number) for number in range(1000)]))
+    windows.watermark(MAX_WATERMARK_MS)
+    assert len(out(windows)) == 250
+    assert looked < 10 * 1000
+    windows.close()
+
+
 RETURNED: dict[str, tuple[Callable[[pa.Table], WindowResult], list[int]]] = {
     "a dict": (lambda rows: {"n": rows.num_rows}, [3]),
     "dicts": (lambda rows: ({"n": n} for n in range(rows.num_rows)), [0, 1, 2]),

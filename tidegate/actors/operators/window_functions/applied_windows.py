@@ -7,7 +7,8 @@ Rules:
 - What has fired goes forward first (`FiredGroups`), and rows go in the step in which the function has got them. So what
   lies in the state and has ended waits to fire: a row that comes between two steps is late for it, and a checkpoint
   there neither repeats nor loses a window.
-- A step gives the function windows with about `STEP_ROWS` rows, but at least one window of one key.
+- The function gets windows with about `STEP_ROWS` rows at once, but at least one window of one key. A step goes on so
+  for a part of the rows that it has looked at: so what is looked at grows with what is due, and not with its square.
 - A row is late when its last window has fired. It is dropped, counted, and goes to the side output of late rows.
 - With processing time there are the rules of `windows/window_operator.py`.
 """
@@ -40,8 +41,15 @@ from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
 
 STEP_ROWS = 65_536
 _SCANNED_ROWS = 131_072
+_LOOKS = 8
+"""So many rows are looked at, at most, for each that goes, however many wait."""
 _TIME_MS_END = 1 << 60
 """After every window, and far from the end of 64 bits."""
+
+
+def _budget(rows: int) -> int:
+    """About how many rows a step gives the function that has looked at so many."""
+    return max(STEP_ROWS, rows // _LOOKS)
 
 
 class AppliedWindows(WindowBuffer):
@@ -151,27 +159,36 @@ class AppliedWindows(WindowBuffer):
         due = ends - 1 <= until_ms
         if not due.all():
             self._next_end_ms = int(ends[~due].min())
-        if not due.any():
-            self.tables[0].done()
-            return False
+        left = np.flatnonzero(due)
+        budget = _budget(len(ends))
+        while len(left) and budget > 0:
+            chosen = self._chosen(ends, refs, left)
+            budget -= len(chosen)
+            left = left[~np.isin(left, chosen, assume_unique=True)]
+            self._fire_rows(ends[chosen], refs[chosen], emit)
+        if len(left):
+            self._next_end_ms = MIN_WATERMARK_MS
+        self.tables[0].done()
+        return bool(due.any())
+
+    def _chosen(self, ends: Times, refs: NDArray[np.int64], due: Numbers) -> Numbers:
+        """The first windows among due rows, with about as many rows as a function gets at once."""
         due_ends, counts = np.unique(ends[due], return_counts=True)
         windows = max(1, int(np.searchsorted(np.cumsum(counts), STEP_ROWS, side="right")))
-        chosen = np.flatnonzero(ends <= due_ends[windows - 1])
-        if len(chosen) > STEP_ROWS and self._key_names:
-            chosen = self._some_keys(refs, chosen)
-        if len(chosen) < int(np.count_nonzero(due)):
-            self._next_end_ms = MIN_WATERMARK_MS
-        rows = self.taken(refs[chosen])
-        codes, _, keys = codes_of(rows.select(list(self._key_names)), len(chosen))
-        order, places = np.unique(ends[chosen], return_inverse=True)
+        chosen: Numbers = due[ends[due] <= due_ends[windows - 1]]
+        return self._some_keys(refs, chosen) if len(chosen) > STEP_ROWS and self._key_names else chosen
+
+    def _fire_rows(self, ends: Times, refs: NDArray[np.int64], emit: Emit) -> None:
+        """Give the function some rows by key and window, and take them out of the state."""
+        rows = self.taken(refs)
+        codes, _, keys = codes_of(rows.select(list(self._key_names)), len(refs))
+        order, places = np.unique(ends, return_inverse=True)
         found, groups = np.unique(places.reshape(-1) * keys + codes, return_inverse=True)
         group_ends = order[found // keys]
         assert not isinstance(self._spec, Session), "sessions have no ends that are known before"
         bounds = starts_of(self._spec, group_ends), group_ends
-        self.tables[0].remove(refs[chosen])
-        self.tables[0].done()
+        self.tables[0].remove(refs)
         self.call(rows, groups.reshape(-1), bounds, emit, self.context)
-        return True
 
     def _some_keys(self, refs: NDArray[np.int64], chosen: Numbers) -> Numbers:
         """Those of some rows of a window whose keys are about as many as a step may have."""
@@ -195,18 +212,22 @@ class AppliedWindows(WindowBuffer):
         if not due.any():
             self.tables[0].done()
             return False
-        sessions = np.flatnonzero(due)
-        sizes = np.cumsum(np.bincount(numbers, minlength=len(ends))[sessions])
-        some = sessions[: max(1, int(np.searchsorted(sizes, STEP_ROWS, side="right")))]
-        if len(some) < len(sessions):
+        left = np.flatnonzero(due)
+        sizes = np.bincount(numbers, minlength=len(ends))
+        budget = _budget(len(times))
+        while len(left) and budget > 0:
+            some = left[: max(1, int(np.searchsorted(np.cumsum(sizes[left]), STEP_ROWS, side="right")))]
+            left = left[len(some) :]
+            place = np.full(len(ends), -1, dtype=np.int64)
+            place[some] = np.arange(len(some))
+            chosen = np.flatnonzero(place[numbers] >= 0)
+            budget -= len(chosen)
+            rows = self.taken(refs[chosen])
+            self.tables[0].remove(refs[chosen])
+            self.call(rows, place[numbers[chosen]], (starts[some], ends[some]), emit, self.context)
+        if len(left):
             self._next_end_ms = MIN_WATERMARK_MS
-        place = np.full(len(ends), -1, dtype=np.int64)
-        place[some] = np.arange(len(some))
-        chosen = np.flatnonzero(place[numbers] >= 0)
-        rows = self.taken(refs[chosen])
-        self.tables[0].remove(refs[chosen])
         self.tables[0].done()
-        self.call(rows, place[numbers[chosen]], (starts[some], ends[some]), emit, self.context)
         return True
 
     def _scanned(self, columns: list[str]) -> tuple[Times, NDArray[np.int64], pa.RecordBatch]:
