@@ -26,6 +26,10 @@ KEYS: dict[str, tuple[str, ...]] = {
     "compression": ("execution.checkpointing.snapshot-compression",),
     "backend_memory": ("state.backend.rocksdb.memory.fixed-per-slot",),
     "backend_cache": ("state.backend.rocksdb.row-cache-size",),
+    "rocksdb_threads": ("state.backend.rocksdb.thread.num",),
+    "rocksdb_write_buffer": ("state.backend.rocksdb.writebuffer.size",),
+    "rocksdb_block_size": ("state.backend.rocksdb.block.blocksize",),
+    "rocksdb_open_files": ("state.backend.rocksdb.files.open",),
     "undo_memory": ("state.backend.undo-memory",),
     "backend_directory": ("state.backend.rocksdb.localdir",),
     "local_copies": ("state.backend.local-recovery", "execution.checkpointing.local-backup.enabled"),
@@ -68,6 +72,10 @@ GIVEN: dict[str, tuple[object, object]] = {
     "compression": ("ZSTD", "zstd"),
     "backend_memory": ("256mb", 268_435_456),
     "backend_cache": ("16mb", 16_777_216),
+    "rocksdb_threads": (4, 4),
+    "rocksdb_write_buffer": ("8mb", 8_388_608),
+    "rocksdb_block_size": ("4kb", 4_096),
+    "rocksdb_open_files": (64, 64),
     "undo_memory": ("1gb", 1_073_741_824),
     "backend_directory": ("/mnt/disk/state", "/mnt/disk/state"),
     "local_copies": (True, True),
@@ -90,6 +98,10 @@ GIVEN: dict[str, tuple[object, object]] = {
 NEEDS: dict[str, dict[str, object]] = {
     "aligned_timeout": {"unaligned": True},
     "backend_directory": {"backend": "rocksdb"},
+    **{
+        name: {"backend": "rocksdb"}
+        for name in ("rocksdb_threads", "rocksdb_write_buffer", "rocksdb_block_size", "rocksdb_open_files")
+    },
     "local_directory": {"local_copies": True},
     "state_size": {"checkpoint_storage": "jobmanager"},
 }

@@ -40,6 +40,10 @@ def test_defaults() -> None:
         "compression": None,
         "backend_memory": 64 * 1024 * 1024,
         "backend_cache": 128 * 1024 * 1024,
+        "rocksdb_threads": 2,
+        "rocksdb_write_buffer": None,
+        "rocksdb_block_size": 8 * 1024,
+        "rocksdb_open_files": 512,
         "undo_memory": 256 * 1024 * 1024,
         "backend_directory": None,
         "local_copies": False,
@@ -134,6 +138,10 @@ def test_min_pause_may_exceed_interval() -> None:
         ("changelog", 1),
         ("compression", "snappy"),
         ("backend_memory", "much"),
+        ("rocksdb_threads", 0),
+        ("rocksdb_write_buffer", 0),
+        ("rocksdb_block_size", "much"),
+        ("rocksdb_open_files", -1),
         ("undo_memory", -1),
         ("backend_directory", ""),
         ("local_copies", "here"),
@@ -205,6 +213,16 @@ def test_choices_may_be_written_as_flink_does(name: str, written: object, kept: 
 
 
 CONTRADICTIONS = [
+    ({"rocksdb_threads": 3}, ("rocksdb_threads", "backend")),
+    ({"rocksdb_open_files": 3, "backend": "columnar"}, ("rocksdb_open_files", "backend")),
+    (
+        {"backend": "rocksdb", "rocksdb_write_buffer": "33mb", "backend_memory": "64mb"},
+        ("rocksdb_write_buffer", "backend_memory"),
+    ),
+    (
+        {"backend": "rocksdb", "rocksdb_block_size": "65mb", "backend_memory": "64mb"},
+        ("rocksdb_block_size", "backend_memory"),
+    ),
     ({"mode": "at_least_once", "unaligned": True}, ("mode", "unaligned")),
     ({"mode": "at_least_once", "unaligned": True, "aligned_timeout": "1s"}, ("mode", "unaligned")),
     ({"unaligned": True, "max_concurrent": 2}, ("unaligned", "max_concurrent")),

@@ -33,7 +33,7 @@ def open_backend(options: StateBackendOptions, place: BackendPlace) -> KeyedBack
     from tidegate.actors.state_backends.rocksdb.rocksdb_backend import RocksBackend
 
     folder = backend_folder(options.directory, place.uid)
-    return RocksBackend(place, folder, options.memory_bytes, options.changelog, options.cache_bytes)
+    return RocksBackend(place, folder, options.memory_bytes, options.changelog, options.cache_bytes, options.database)
 
 
 def backend_folder(directory: str, uid: OperatorUid) -> str:

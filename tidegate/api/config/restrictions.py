@@ -52,8 +52,9 @@ REFUSED: Mapping[str, str] = MappingProxyType(
         "its user (Flink's NO_CLAIM)",
         "execution.state-recovery.claim-mode": "a savepoint is only read by the job that starts from it, and belongs "
         "to its user (Flink's NO_CLAIM)",
-        "state.backend.rocksdb.": "settings of RocksDB itself cannot be given; its memory is "
-        "state.backend.rocksdb.memory.fixed-per-slot, its folder state.backend.rocksdb.localdir",
+        "state.backend.rocksdb.": "of RocksDB one can choose its memory (state.backend.rocksdb.memory.fixed-per-slot), "
+        "its folder (state.backend.rocksdb.localdir), and what docs/settings.md lists: thread.num, writebuffer.size, "
+        "block.blocksize, files.open",
         "state.backend.forst.": "there is no ForSt backend; state.backend.type is columnar or rocksdb",
         "state.backend.changelog.": "the switch is state.changelog.enabled",
         "state.changelog.": "changes are written all the time, in segments (state.changelog.segment-size), to the "

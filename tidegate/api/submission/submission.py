@@ -59,6 +59,7 @@ from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.extras import need
 from tidegate.storage.files.store import OpenStore
 from tidegate.storage.ids import CheckpointId, JobId, OperatorUid, SubtaskIndex
+from tidegate.storage.rocksdb.tuning import DatabaseTuning
 
 log = logging.getLogger(__name__)
 
@@ -205,6 +206,12 @@ def _backend_of(config: CheckpointConfig, options: StateBackendOptions) -> State
         directory=directory if config.backend == "rocksdb" else None,
         memory_bytes=config.backend_memory,
         cache_bytes=config.backend_cache,
+        database=DatabaseTuning(
+            config.rocksdb_threads,
+            config.rocksdb_write_buffer,
+            config.rocksdb_block_size,
+            config.rocksdb_open_files,
+        ),
         undo_bytes=config.undo_memory,
     )
 

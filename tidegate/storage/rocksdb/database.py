@@ -12,15 +12,15 @@ from contextlib import contextmanager
 import rocksdict
 
 from tidegate.storage.errors import CorruptionError, StorageError
+from tidegate.storage.rocksdb.tuning import DatabaseTuning
 
 MEMORY_BYTES_MIN = 1024 * 1024
 _FILE_BYTES = 32 * 1024 * 1024
-_BLOCK_BYTES = 8 * 1024
-_OPEN_FILES_MAX = 512
 _LOG_BYTES_MAX = 1024 * 1024
 _MANIFEST_BYTES_MAX = 1024 * 1024
 """It is written with every checkpoint; RocksDB begins a new one where it would grow beyond this."""
 _BLOOM_BITS = 10
+_TUNING = DatabaseTuning()
 
 
 @contextmanager
@@ -38,12 +38,12 @@ def reported(what: str, folder: str) -> Iterator[None]:
         raise kind(f"cannot {what} in the local folder {folder}: {error}{_advice(str(error))}") from error
 
 
-def open_database(folder: str, memory_bytes: int) -> rocksdict.Rdict:
+def open_database(folder: str, memory_bytes: int, tuning: DatabaseTuning = _TUNING) -> rocksdict.Rdict:
     """The database in a folder, made if there is none; it keeps up to about `memory_bytes` in memory.
 
     Raises StorageError for a folder that cannot be used, CorruptionError for files that are damaged.
     """
-    options = _options(memory_bytes)
+    options = _options(memory_bytes, tuning)
     options.create_if_missing(True)
     with reported("open RocksDB", folder):
         database = rocksdict.Rdict(folder, options)
@@ -56,7 +56,7 @@ def open_files(folder: str, memory_bytes: int) -> rocksdict.Rdict:
 
     Raises StorageError, CorruptionError.
     """
-    options = _options(memory_bytes)
+    options = _options(memory_bytes, _TUNING)
     options.set_paranoid_checks(False)
     with reported("open RocksDB files", folder):
         return rocksdict.Rdict(folder, options, access_type=rocksdict.AccessType.read_only(False))
@@ -77,13 +77,13 @@ def unlogged() -> rocksdict.WriteOptions:
     return options
 
 
-def _options(memory_bytes: int) -> rocksdict.Options:
+def _options(memory_bytes: int, tuning: DatabaseTuning) -> rocksdict.Options:
     memory_bytes = max(memory_bytes, MEMORY_BYTES_MIN)
     # Its readers take no lock. Blocks are of many sizes, so it finds out itself how many entries it has.
     cache = rocksdict.Cache.new_hyper_clock_cache(memory_bytes, 0)
     blocks = rocksdict.BlockBasedOptions()
     blocks.set_block_cache(cache)
-    blocks.set_block_size(_BLOCK_BYTES)
+    blocks.set_block_size(tuning.block_bytes)
     blocks.set_bloom_filter(_BLOOM_BITS, False)
     blocks.set_cache_index_and_filter_blocks(True)
     blocks.set_pin_l0_filter_and_index_blocks_in_cache(True)
@@ -94,11 +94,12 @@ def _options(memory_bytes: int) -> rocksdict.Options:
     options.set_write_buffer_manager(
         rocksdict.WriteBufferManager.new_write_buffer_manager_with_cache(memory_bytes // 2, False, cache)
     )
-    options.set_write_buffer_size(max(MEMORY_BYTES_MIN // 2, memory_bytes // 6))
+    options.set_write_buffer_size(tuning.write_buffer_bytes or max(MEMORY_BYTES_MIN // 2, memory_bytes // 6))
+    options.set_max_background_jobs(tuning.threads)
     options.set_compression_type(rocksdict.DBCompressionType.lz4())
     options.set_target_file_size_base(_FILE_BYTES)
     options.set_level_compaction_dynamic_level_bytes(True)
-    options.set_max_open_files(_OPEN_FILES_MAX)
+    options.set_max_open_files(tuning.open_files_max)
     options.set_max_manifest_file_size(_MANIFEST_BYTES_MAX)
     options.set_max_log_file_size(_LOG_BYTES_MAX)
     options.set_keep_log_file_num(2)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from tidegate.storage.ids import OperatorUid
+from tidegate.storage.rocksdb.tuning import DatabaseTuning
 from tidegate.storage.state.chunk import Compression
 
 BackendKind = Literal["columnar", "rocksdb"]
@@ -37,6 +38,8 @@ class StateBackendOptions:
     """How much memory a backend on disk may use for each operator of a task."""
     cache_bytes: int = CACHE_BYTES
     """How much memory the hot rows of a vectorised state may take, as columns in front of a backend on disk. 0: none"""
+    database: DatabaseTuning = field(default_factory=DatabaseTuning)
+    """Settings of RocksDB itself."""
     undo_bytes: int = UNDO_BYTES
     """How much memory a backend in memory may use, for each operator of a task, to go back to a checkpoint."""
     restore_threads: int = 1

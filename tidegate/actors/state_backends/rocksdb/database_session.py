@@ -28,6 +28,7 @@ from tidegate.storage.ids import CheckpointId, OperatorUid
 from tidegate.storage.rocksdb.database import fetch, open_database, reported, unlogged
 from tidegate.storage.rocksdb.frozen import FrozenRocks
 from tidegate.storage.rocksdb.scan import scan_state
+from tidegate.storage.rocksdb.tuning import DatabaseTuning
 from tidegate.storage.rocksdb.value_layout import (
     ROCKSDB,
     STATES_MAX,
@@ -43,6 +44,7 @@ _UNWRITTEN = "rocksdb.num-immutable-mem-table"
 _FAULTS = "rocksdb.background-errors"
 _KEYS = "rocksdb.estimate-num-keys"
 _BYTES = ("rocksdb.total-sst-files-size", "rocksdb.cur-size-all-mem-tables")
+_TUNING = DatabaseTuning()
 _POLL_S = 0.0005
 _POLLS_MAX = 20_000
 
@@ -107,6 +109,7 @@ class RocksSession:
         memory_bytes: int,
         keeps_changes: bool = False,
         namespace: bool = False,
+        tuning: DatabaseTuning = _TUNING,
     ) -> None:
         """Open it. Raises StorageError, CorruptionError, or CodecError for files of a newer tidegate.
 
@@ -137,7 +140,7 @@ class RocksSession:
         """Whether nothing was ever written."""
         self.owned_folder: OwnedFolder | None = OwnedFolder(folder)
         """None once it is closed."""
-        self.database: rocksdict.Rdict = open_database(folder, memory_bytes)
+        self.database: rocksdict.Rdict = open_database(folder, memory_bytes, tuning)
         self.owned_folder.has(self.database)
 
     @property

@@ -39,6 +39,7 @@ from tidegate.storage.ids import CheckpointId
 from tidegate.storage.rocksdb.database import reported
 from tidegate.storage.rocksdb.frozen import FrozenRocks
 from tidegate.storage.rocksdb.tables import is_varying
+from tidegate.storage.rocksdb.tuning import DatabaseTuning
 from tidegate.storage.rocksdb.value_layout import RocksDescription, RocksForm, RocksState
 from tidegate.storage.schemas.columns_text import columns_text
 from tidegate.storage.state.snapshot import Cut, FrozenState, StateTable
@@ -46,12 +47,20 @@ from tidegate.storage.state.timer_rows import TIMERS_STATE, check_timers
 
 C = TypeVar("C", bound=RocksCells)
 
+_TUNING = DatabaseTuning()
+
 
 class RocksBackend:
     """A `KeyedBackend` in a folder of its own. `RocksSession` says what may be in the folder at first."""
 
     def __init__(
-        self, place: BackendPlace, folder: str, memory_bytes: int, keeps_changes: bool = False, cache_bytes: int = 0
+        self,
+        place: BackendPlace,
+        folder: str,
+        memory_bytes: int,
+        keeps_changes: bool = False,
+        cache_bytes: int = 0,
+        tuning: DatabaseTuning = _TUNING,
     ) -> None:
         """Open it. Raises StorageError if the folder cannot be used.
 
@@ -59,7 +68,14 @@ class RocksBackend:
         state of fixed width, without namespaces, take `cache_bytes` in memory.
         """
         self._session = RocksSession(
-            place.uid, folder, place.max_parallelism, place.key_groups, memory_bytes, keeps_changes, place.namespace
+            place.uid,
+            folder,
+            place.max_parallelism,
+            place.key_groups,
+            memory_bytes,
+            keeps_changes,
+            place.namespace,
+            tuning,
         )
         self.timers = RocksTimers(self._session)
         self._place = place

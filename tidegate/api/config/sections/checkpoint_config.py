@@ -26,6 +26,7 @@ from tidegate.api.config.sections.section import Section, SettingError
 from tidegate.api.config.sections.setting_names import KEYS
 from tidegate.storage.checkpoints.lease import LEASE_MS_DEFAULT
 from tidegate.storage.checkpoints.memory_limit import STATE_BYTES_MAX_DEFAULT
+from tidegate.storage.rocksdb.tuning import BLOCK_BYTES, OPEN_FILES_MAX, THREADS
 from tidegate.storage.state.state_file import INLINE_BYTES_MAX
 
 
@@ -128,6 +129,26 @@ class CheckpointConfig(Section):
     """Bytes that each state of an operator of a subtask may use to keep aggregates whose keys come often in
     memory, as columns, in front of a backend on disk. 0: each batch reads and writes its keys there."""
 
+    rocksdb_threads: Annotated[int, BeforeValidator(of.positive)] = Field(
+        default=THREADS, alias=KEYS["rocksdb_threads"][0]
+    )
+    """Flushes and compactions of each database of RocksDB that may run at the same time."""
+
+    rocksdb_write_buffer: Annotated[int | None, BeforeValidator(of.optional_size)] = Field(
+        default=None, alias=KEYS["rocksdb_write_buffer"][0]
+    )
+    """Bytes that RocksDB collects before it writes a file, at most half of `backend_memory`. None: a sixth of that."""
+
+    rocksdb_block_size: Annotated[int, BeforeValidator(of.positive_size)] = Field(
+        default=BLOCK_BYTES, alias=KEYS["rocksdb_block_size"][0]
+    )
+    """Bytes, about, that RocksDB reads, compresses and caches together; at most `backend_memory`."""
+
+    rocksdb_open_files: Annotated[int, BeforeValidator(of.positive)] = Field(
+        default=OPEN_FILES_MAX, alias=KEYS["rocksdb_open_files"][0]
+    )
+    """Files that each database of RocksDB keeps open."""
+
     undo_memory: Annotated[int, BeforeValidator(of.size)] = Field(default=UNDO_BYTES, alias=KEYS["undo_memory"][0])
     """Bytes that each operator of a subtask may use to go back to a checkpoint in memory. 0: it reads state again."""
 
@@ -221,6 +242,7 @@ def _check_together(config: CheckpointConfig) -> None:
         raise refuse("aligned_timeout", "unaligned", why)
     if config.backend_directory is not None and config.backend != "rocksdb":
         raise refuse("backend_directory", "backend", "state in memory needs no folder; leave it out, or use 'rocksdb'")
+    _check_rocksdb(config, refuse)
     if config.local_directory is not None and not config.local_copies:
         raise refuse("local_directory", "local_copies", "no copies are made; switch them on, or leave the folder out")
     if config.state_size != STATE_BYTES_MAX_DEFAULT and config.checkpoint_storage != "jobmanager":
@@ -237,6 +259,17 @@ def _check_together(config: CheckpointConfig) -> None:
     if config.aligned_timeout >= config.timeout:
         why = "a checkpoint would be given up before it could go on unaligned; make the first one shorter"
         raise refuse("aligned_timeout", "timeout", why)
+
+
+def _check_rocksdb(config: CheckpointConfig, refuse: Callable[[str, str, str], SettingError]) -> None:
+    """Refuse settings of RocksDB where there is none, and those that its memory has no room for."""
+    for name in ("rocksdb_threads", "rocksdb_write_buffer", "rocksdb_block_size", "rocksdb_open_files"):
+        if config.backend != "rocksdb" and getattr(config, name) != type(config).model_fields[name].default:
+            raise refuse(name, "backend", "there is no RocksDB; leave it out, or use 'rocksdb'")
+    if config.rocksdb_write_buffer is not None and 2 * config.rocksdb_write_buffer > config.backend_memory:
+        raise refuse("rocksdb_write_buffer", "backend_memory", "half of it is for write buffers; give more, or less")
+    if config.rocksdb_block_size > config.backend_memory:
+        raise refuse("rocksdb_block_size", "backend_memory", "a block has no room in the cache; make one of them other")
 
 
 def _check_warm(config: CheckpointConfig, refuse: Callable[[str, str, str], SettingError]) -> None:
