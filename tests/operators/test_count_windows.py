@@ -8,39 +8,39 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from window_harness import Backend, Windows, rows_batch
+from window_harness import VALUES, Backend, Windows, rows_batch, told_of
 
 from tidegate.actors.operators.aggregates import aggregate as tg
 from tidegate.actors.operators.windows.count_windows import CountWindows
 from tidegate.actors.operators.windows.window_specs import Count
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
 
-Row = tuple[int, int, int]
+Row = tuple[int, int, int | None]
 AGGREGATES = {"n": tg.count(), "total": tg.sum("x"), "least": tg.min("x"), "opens": tg.first("x"), "ends": tg.last("x")}
 
 
-def expected(size: int, keyed: bool, rows: list[Row]) -> dict[int, list[tuple[int, ...]]]:
+def expected(size: int, keyed: bool, rows: list[Row]) -> dict[int, list[tuple[Any, ...]]]:
     """For each key its windows in order: row by row."""
-    held: dict[int, list[int]] = defaultdict(list)
-    found: dict[int, list[tuple[int, ...]]] = defaultdict(list)
+    held: dict[int, list[int | None]] = defaultdict(list)
+    found: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
     for key, _, value in rows:
         of = key if keyed else 0
         held[of].append(value)
         if len(held[of]) == size:
             values = held.pop(of)
-            found[of].append((size, sum(values), min(values), values[0], values[-1]))
+            found[of].append((*told_of(values)[:3], values[0], values[-1]))
     return found
 
 
-def by_key(rows: list[dict[str, Any]]) -> dict[int, list[tuple[int, ...]]]:
+def by_key(rows: list[dict[str, Any]]) -> dict[int, list[tuple[Any, ...]]]:
     """What came out, of each key in order."""
-    found: dict[int, list[tuple[int, ...]]] = defaultdict(list)
+    found: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
     for row in rows:
         found[row.pop("k", 0)].append(tuple(row.values()))
     return found
 
 
-ROWS = st.lists(st.tuples(st.integers(0, 3), st.just(0), st.integers(-9, 9)), min_size=1, max_size=14)
+ROWS = st.lists(st.tuples(st.integers(0, 3), st.just(0), VALUES), min_size=1, max_size=14)
 STEPS = st.lists(
     ROWS | st.tuples(st.integers(1, 3), st.sampled_from(["columnar", "rocksdb"])),
     max_size=9,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from window_harness import Backend, Windows, rows_batch
+from window_harness import VALUES, Backend, Windows, rows_batch, told_of
 
 from tidegate.actors.operators.aggregates import aggregate as tg
 from tidegate.actors.operators.windows import session_windows
@@ -17,7 +17,7 @@ from tidegate.actors.operators.windows.window_specs import Session
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.storage.errors import ConfigurationError
 
-Row = tuple[int, int, int]
+Row = tuple[int, int, int | None]
 AGGREGATES = {"n": tg.count(), "total": tg.sum("x"), "least": tg.min("x"), "mean": tg.mean("x")}
 Results = Counter[tuple[Any, ...]]
 
@@ -32,7 +32,7 @@ class Model:
 
     def __init__(self, gap_ms: int, keyed: bool) -> None:
         self._gap_ms, self._keyed = gap_ms, keyed
-        self._rows: dict[Any, list[tuple[int, int]]] = defaultdict(list)
+        self._rows: dict[Any, list[tuple[int, int | None]]] = defaultdict(list)
         self._watermark_ms = -(10**9)
         self.late = 0
         self.emitted: Results = Counter()
@@ -49,8 +49,8 @@ class Model:
         """Time goes on: sessions that have ended come out."""
         self._watermark_ms = max(self._watermark_ms, moment_ms)
         for key, rows in self._rows.items():
-            found: list[list[tuple[int, int]]] = []
-            for row in sorted(rows):
+            found: list[list[tuple[int, int | None]]] = []
+            for row in sorted(rows, key=lambda row: row[0]):
                 if found and row[0] - found[-1][-1][0] <= self._gap_ms:
                     found[-1].append(row)
                 else:
@@ -61,13 +61,13 @@ class Model:
                     values = [value for _, value in session]
                     bounds = (session[0][0], end)
                     head = (key,) if self._keyed else ()
-                    result = (*head, *bounds, len(values), sum(values), min(values), sum(values) / len(values))
+                    result = (*head, *bounds, *told_of(values))
                     self.emitted[result] += 1
                     for row in session:
                         rows.remove(row)
 
 
-ROWS = st.lists(st.tuples(st.integers(0, 3), st.integers(-20, 60), st.integers(-9, 9)), min_size=1, max_size=10)
+ROWS = st.lists(st.tuples(st.integers(0, 3), st.integers(-20, 60), VALUES), min_size=1, max_size=10)
 STEPS = st.lists(
     st.tuples(st.just("rows"), ROWS)
     | st.tuples(st.just("watermark"), st.tuples(st.integers(-30, 80), st.none() | st.integers(1, 2)))

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 from frozen_tables import tables_of
+from hypothesis import strategies as st
 from operator_harness import context
 
 from tidegate.actors.kernels.hashing import hash_columns
@@ -23,6 +24,12 @@ from tidegate.storage.state.key_groups import key_group_range, key_groups_of
 from tidegate.storage.state.snapshot import Cut, StateTable
 
 GROUPS = 8
+
+
+def told_of(values: Sequence[int | None]) -> tuple[Any, ...]:
+    """How many rows there are, and sum, minimum and mean of their values."""
+    known = [value for value in values if value is not None]
+    return (len(values), *((sum(known), min(known), sum(known) / len(known)) if known else (None, None, None)))
 
 
 class Windows:
@@ -130,8 +137,13 @@ def _of(table: StateTable, groups: range, keys: tuple[str, ...]) -> StateTable |
 Backend = Literal["columnar", "rocksdb"]
 
 
-def rows_batch(rows: Sequence[tuple[int, int, int]], time_type: pa.DataType | None = None) -> pa.RecordBatch:
+VALUES = st.integers(-9, 9) | st.integers(-9, 9) | st.none()
+"""Values of rows. The first null may come at any time."""
+
+
+def rows_batch(rows: Sequence[tuple[int, int, int | None]], time_type: pa.DataType | None = None) -> pa.RecordBatch:
     """Rows of key, time in milliseconds and value."""
-    keys, times, values = (np.array(column, dtype=np.int64) for column in zip(*rows, strict=True))
+    keys, times, values = zip(*rows, strict=True)
+    keys, times = (np.array(column, dtype=np.int64) for column in (keys, times))
     time = pa.array(times) if time_type is None else pa.array(times).cast(pa.timestamp("ms")).cast(time_type)
-    return pa.RecordBatch.from_arrays([pa.array(keys), time, pa.array(values)], names=["k", "t", "x"])
+    return pa.RecordBatch.from_arrays([pa.array(keys), time, pa.array(values, pa.int64())], names=["k", "t", "x"])
