@@ -167,3 +167,17 @@ def test_filling_many_keys(columns: tuple[str, ...]) -> None:
     last = {name: batch.column(name)[-1].as_py() for name in batch.schema.names}
     more = pa.record_batch({"i": [200_000, last["i"]], "s": ["new", last["s"]], "few": [0, last["few"]]})
     assert not index.fill(more)
+
+
+def test_an_index_for_very_many_keys() -> None:
+    """Its bitmap of met keys is in no cache, so a block of rows meets its keys at once: with the same result."""
+    index = WordIndex()
+    assert index.fill(np.arange(8, dtype=np.int64), NO_MASK, keys_to_come=9_000_000)
+    model: dict[Hashable, int] = {key: key for key in range(8)}
+    rows = np.random.default_rng(5)
+    for _ in range(3):
+        words, valid = rows.integers(0, 20, 100), (rows.random(100) > 0.1).astype(np.uint8)
+        keys = [int(word) if there else None for word, there in zip(words, valid, strict=True)]
+        result = index.upsert(words, valid)
+        expected = upsert_reference(model, keys)
+        assert (result.slots.tolist(), result.first_rows.tolist(), result.new_rows.tolist()) == expected

@@ -21,6 +21,7 @@ from tidegate.actors.kernels.key_index.entries import (
     capacity_for,
     enlarged,
     forget,
+    keys_max,
     meet,
     take_null,
 )
@@ -103,12 +104,12 @@ class BytesIndex:
         return bool(filled)
 
     def _make_room(self, keys: Strings, row: int) -> None:
-        """Grow what is too small for the key of `row`: the arena, the table, or both."""
+        """Grow what is too small for the key of `row`: the arena, or else the table."""
         used_bytes = int(self._offsets[self.size])
         needed_bytes = used_bytes + int(keys.offsets[row + 1] - keys.offsets[row])
         if needed_bytes > len(self._arena):
             self._arena = enlarged(self._arena, used_bytes, max(needed_bytes, 2 * len(self._arena)))
-        if 4 * self.size == len(self._table):
+        else:
             self._grow(len(self._table))
 
     def _grow(self, capacity: int) -> None:
@@ -216,7 +217,7 @@ def _upsert(
     counters: NDArray[np.int64],
 ) -> None:
     mask = table.shape[0] // 2 - 1
-    size_max = table.shape[0] // 4
+    size_max = keys_max(table.shape[0], 2)
     masked = valid.shape[0] > 0
     row, size, first, new = counters[0], counters[1], counters[2], counters[3]
     rows = hashes.shape[0]
@@ -246,7 +247,7 @@ def _upsert(
             meta = entries[2 * home + 1]
             if meta == 0:
                 used = arena_offsets[size]
-                if size == size_max or used + length > arena.shape[0]:
+                if size >= size_max or used + length > arena.shape[0]:
                     full = True
                     break
                 for j in range(length):

@@ -3,8 +3,8 @@
 An entry is 16 bytes, so that a probe touches one cache line: a word (the key itself, or the hash of its bytes) and
 slot + 1, which is 0 when the entry is free. An entry's home is given by the *high* bits of its hash (the low ones chose
 the key group and are alike within a subtask), so a table grows by reading and writing forwards only. Tables are at most
-half full; probing is linear. Which keys a batch has met already is a bitmap over slots, small enough for the cache and
-cleared through the rows that set its bits.
+half full, small ones a quarter (`keys_max`); probing is linear. Which keys a batch has met already is a bitmap over
+slots, small enough for the cache and cleared through the rows that set its bits.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from tidegate.actors.kernels.jit import kernel
 
 CAPACITY_MIN = 1024
+SPARSE_WORDS = 1 << 17
+"""Tables up to a megabyte are kept emptier than others."""
 SLOTS_MAX = (1 << 31) - 2
 
 
@@ -78,7 +80,8 @@ def enlarged(values: NDArray[Any], used: int, length: int) -> NDArray[Any]:
 def capacity_for(keys: int) -> int:
     """Entries of a table for so many keys."""
     assert keys <= SLOTS_MAX, f"{keys} keys in one subtask: raise the parallelism"
-    return max(CAPACITY_MIN, 1 << max(2 * keys - 1, 1).bit_length())
+    entries = max(CAPACITY_MIN, 1 << max(2 * keys - 1, 1).bit_length())
+    return 2 * entries if 2 * entries < SPARSE_WORDS else entries
 
 
 def take_null(null: NDArray[np.int64], first_slot: int, valid: NDArray[np.uint8]) -> bool:
@@ -92,6 +95,17 @@ def take_null(null: NDArray[np.int64], first_slot: int, valid: NDArray[np.uint8]
     if len(nulls):
         null[1] = first_slot + nulls[0] + 1
     return True
+
+
+@kernel
+def keys_max(words: int, entry_words: int) -> int:
+    """How many keys a table of so many words takes before it grows.
+
+    One that stays in the cache is kept emptier: there what a probe costs is not memory, but that the processor guesses
+    wrong whether the first entry is the right one.
+    """
+    entries = words // entry_words
+    return entries // 4 if words <= SPARSE_WORDS else entries // 2
 
 
 @kernel

@@ -22,6 +22,7 @@ from tidegate.actors.kernels.key_index.entries import (
     capacity_for,
     enlarged,
     forget,
+    keys_max,
     meet,
 )
 from tidegate.actors.kernels.key_index.filling import spread
@@ -192,7 +193,7 @@ def _upsert(
     counters: NDArray[np.int64],
 ) -> None:
     mask = table.shape[0] // 4 - 1
-    size_max = table.shape[0] // 8
+    size_max = keys_max(table.shape[0], 4)
     row, size, firsts, new = counters[0], counters[1], counters[2], counters[3]
     rows = first.shape[0]
     full = False
@@ -215,7 +216,7 @@ def _upsert(
                 at = 4 * (((at >> 2) + 1) & mask)
             meta = table[at + 3]
             if meta == 0:
-                if size == size_max:
+                if size >= size_max:
                     full = True
                     break
                 table[at] = a

@@ -2,7 +2,7 @@
 
 The key lies in the entry itself (`entries.py` has the layout). Null has an entry outside the table. Rows are
 taken in blocks: first the homes of a block are computed and their cache lines asked for, then the block is
-probed, so that the cache misses of a block overlap.
+probed, so that the cache misses of a block overlap. With tens of millions of keys those of the bitmap do as well.
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ from tidegate.actors.kernels.key_index.entries import (
     capacity_for,
     enlarged,
     forget,
+    keys_max,
     meet,
     take_null,
 )
 from tidegate.actors.kernels.key_index.filling import spread
 
 _BLOCK_ROWS = 16
+_NEAR_WORDS = 1 << 17
+"""A longer bitmap of met keys is not in the cache either: its words are asked for as entries are."""
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 
@@ -164,8 +167,9 @@ def _upsert(
     counters: NDArray[np.int64],
 ) -> None:
     mask = table.shape[0] // 2 - 1
-    size_max = table.shape[0] // 8 if table.shape[0] <= 131072 else table.shape[0] // 4
+    size_max = keys_max(table.shape[0], 2)
     masked = valid.shape[0] > 0
+    far = met.shape[0] > _NEAR_WORDS
     row, size, first, new = counters[0], counters[1], counters[2], counters[3]
     rows = words.shape[0]
     full = False
@@ -197,7 +201,14 @@ def _upsert(
                 new_rows[new] = row
                 new += 1
             slots[row] = meta - 1
-            first_rows[first] = row
-            first += meet(met, meta - 1)
+            if far:
+                prefetch(met, (meta - 1) >> 6)
+            else:
+                first_rows[first] = row
+                first += meet(met, meta - 1)
             row += 1
+        if far:
+            for i in range(block, row):
+                first_rows[first] = i
+                first += meet(met, np.int64(slots[i]))
     counters[0], counters[1], counters[2], counters[3] = row, size, first, new
