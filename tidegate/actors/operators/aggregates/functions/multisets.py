@@ -135,7 +135,7 @@ def _check_ordered(what: str, column: str, data_type: pa.DataType) -> None:
     else:
         return
     raise ConfigurationError(
-        f"{what}: column {column!r} is {data_type}, whose values cannot be kept in order; {advice}"
+        f"{what}: column {column!r} is {data_type}, whose values cannot be compared; {advice}"
     )
 
 
