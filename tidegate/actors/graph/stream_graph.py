@@ -76,7 +76,7 @@ class StreamNode:
     def __post_init__(self) -> None:
         if [self.source, self.factory, self.taps].count(None) != 2:
             raise AssertionError("a node is a source, an operator, or a side output of one")
-        if self.schema is not None and COMBINED in self.schema.names:
+        if isinstance(self.schema, pa.Schema) and COMBINED in self.schema.names:  # anything else is refused by its type
             raise ConfigurationError(f"{self.name!r}: a column cannot be called {COMBINED!r}; rename it")
         if self.ordinals and len(self.ordinals) != len(self.inputs):
             raise AssertionError("each input has an ordinal, or none has")
