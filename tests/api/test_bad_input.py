@@ -332,3 +332,21 @@ def test_expressions_beyond_a_row_are_refused_while_the_program_is_made() -> Non
         with pytest.raises(tg.TidegateError, match="boolean"):
             stream.filter(pl.col("x") + 1)
         assert len(translate(env._program.nodes).vertices) == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "where"),
+    [
+        (lambda keyed: keyed.top_n(1, by=["x", pl.col("x") * 2]), "top_n"),
+        (lambda keyed: keyed.window(tg.Tumbling(5)).top_n(1, by=pl.col("x") * 2), "top_n"),
+        (lambda keyed: keyed.deduplicate(by=pl.col("x") * 2), "deduplicate"),
+        (lambda keyed: keyed.stream.join(keyed.stream, on=pl.col("x") * 2, window=tg.Tumbling(5)), "join: on="),
+    ],
+)
+def test_expressions_where_only_names_may_stand(call: Callable[[Any], object], where: str) -> None:
+    """The error says what to do. One that is only a column is its name."""
+    with tg.StreamEnvironment.local() as env:
+        keyed = env.from_batches(pa.table({"k": [1], "x": [2]}), timestamp="x").key_by("k")
+        with pytest.raises(tg.ConfigurationError, match=rf"{where}.* takes names of columns.*with_columns"):
+            call(keyed)
+        assert keyed.top_n(1, by=pl.col("x")).schema == keyed.top_n(1, by="x", name="named").schema

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, Unpack
 import pyarrow as pa
 
 from tidegate.actors.operators.aggregates.aggregate import Aggregate
+from tidegate.actors.operators.aggregates.column_expressions import column_names
 from tidegate.actors.operators.ranking.deduplicate import Deduplicate
 from tidegate.actors.operators.rows.process_batches import process_operator
 from tidegate.actors.operators.rows.process_functions import ProcessFunction
@@ -239,6 +240,7 @@ class KeyedStream:
         counted in the metric `numLateRecordsDropped`. Raises ConfigurationError.
         """
         ttl_ms = None if ttl is None else parse_duration_ms(ttl, setting="deduplicate(ttl=...)")
+        (by,) = (None,) if by is None else column_names(by, "deduplicate(by=...)")
         factory = partial(Deduplicate, self.keys, by, keep, self.stream.timestamp, ttl_ms)
         operator, schema = factory(), self.stream.schema
         if schema is not None:

@@ -9,6 +9,7 @@ from typing import Literal, Self
 
 import pyarrow as pa
 
+from tidegate.actors.operators.aggregates.column_expressions import column_names
 from tidegate.actors.operators.batches.batch_function import batch_operator
 from tidegate.actors.operators.joins.asof_join import AsOfJoin
 from tidegate.actors.operators.joins.interval_join import IntervalJoin
@@ -231,7 +232,11 @@ def _schemas(what: str, left: pa.Schema | None, right: pa.Schema | None) -> tupl
 
 
 def _keys(what: str, on: On) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    pairs = [(each, each) if isinstance(each, str) else tuple(each) for each in ([on] if isinstance(on, str) else on)]
+    several = on if isinstance(on, Sequence) and not isinstance(on, str) else [on]
+    pairs = [
+        column_names(each, f"{what}: on=") * (1 if isinstance(each, Sequence) and not isinstance(each, str) else 2)
+        for each in several
+    ]
     if any(len(pair) != 2 for pair in pairs):
         raise ConfigurationError(f"{what}: on={on!r}: give names of columns, or pairs of a left and a right name")
     return tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs)

@@ -13,6 +13,7 @@ from typing import Literal, TypeVar
 
 import pyarrow as pa
 
+from tidegate.actors.operators.aggregates.column_expressions import column_names
 from tidegate.actors.operators.ranking.top_n import Ranking, TopN
 from tidegate.actors.operators.watermarks.late_rows import LATE
 from tidegate.actors.operators.watermarks.window_end import WindowEnd
@@ -42,7 +43,7 @@ def ranking_of(
     """What a caller has asked for. Raises ConfigurationError."""
     if emit not in ("changes", "update", "final"):
         raise ConfigurationError(f'top_n: emit must be "changes", "update" or "final", not {emit!r}')
-    columns = (by,) if isinstance(by, str) else tuple(by)
+    columns = column_names(by, "top_n(by=...)")
     down = (descending,) * len(columns) if isinstance(descending, bool) else tuple(descending)
     return Ranking(keys, n, columns, down, rank, emit == "changes", emit == "final", ties)
 

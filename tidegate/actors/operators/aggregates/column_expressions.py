@@ -6,6 +6,7 @@ polars writes them down alike.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from tidegate.storage.errors import ConfigurationError
@@ -52,3 +53,16 @@ def column_like(value: object, where: str) -> ColumnLike:
             f"{where} takes the name of a column or a polars expression, not {type(value).__name__}"
         )
     return value.meta.output_name() if value.meta.is_column() else ColumnExpression(value)
+
+
+def column_names(given: object, where: str) -> tuple[str, ...]:
+    """The names of one or several columns, where no expression may stand. ConfigurationError, as of `column_like`."""
+    several = given if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
+    found = [column_like(each, where) for each in several]
+    for column in found:
+        if isinstance(column, ColumnExpression):
+            raise ConfigurationError(
+                f"{where} takes names of columns, and {column} is an expression: compute it before, in "
+                "with_columns(name=...), and give its name"
+            )
+    return tuple(map(str, found))

@@ -134,9 +134,7 @@ def _check_ordered(what: str, column: str, data_type: pa.DataType) -> None:
         advice = "cast it to float32"
     else:
         return
-    raise ConfigurationError(
-        f"{what}: column {column!r} is {data_type}, whose values cannot be compared; {advice}"
-    )
+    raise ConfigurationError(f"{what}: column {column!r} is {data_type}, whose values cannot be compared; {advice}")
 
 
 def list_lengths(lists: pa.Array) -> NDArray[np.int64]:
