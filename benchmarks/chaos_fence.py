@@ -1,16 +1,28 @@
-"""What a coordinator or a task must not have left in storage after it was cut off: a look at what a job has written."""
+"""What a job has written, looked at from outside: by coordinators that were replaced, and what they decided.
+
+Nothing of a job may come from a coordinator after it was replaced. One that takes over goes on with the attempts and
+the numbers of its predecessor.
+"""
 
 from __future__ import annotations
 
 import itertools
+from collections import Counter
+from dataclasses import dataclass, field
 
 from chaos_job import Plan
 
+from tidegate.actors.coordinator.coordinator_machine import CoordinatorMachine
+from tidegate.actors.coordinator.messages.events import TaskFailed
+from tidegate.actors.coordinator.messages.instructions import DeployAttempt, TriggerCheckpoint
 from tidegate.actors.hosts.coordinator.coordinator_host import replay
 from tidegate.recovery import list_checkpoints
+from tidegate.recovery.event_history import EventHistory
 from tidegate.storage.checkpoints.event_log import EventLog
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import JobId
+
+REASON_CHARS = 200
 
 
 def written_by_the_replaced(plan: Plan) -> list[str]:
@@ -40,4 +52,42 @@ def written_by_the_replaced(plan: Plan) -> list[str]:
             for number in sorted(complete - set(kept))
             if kept and number > min(kept)
         ]
+    return found
+
+
+@dataclass
+class Decided:
+    """What the coordinators of a job have decided, by the whole log. `wrong`: what must not be."""
+
+    attempts: Counter[int] = field(default_factory=Counter)
+    checkpoints: Counter[int] = field(default_factory=Counter)
+    failures: dict[int, str] = field(default_factory=dict)
+    """Why each attempt failed that did."""
+    wrong: list[str] = field(default_factory=list)
+
+
+def decided(plan: Plan) -> Decided:
+    """Fold the log of a job again.
+
+    The log is folded again from its first entry, which gives every instruction that the coordinators have given. A
+    number of a checkpoint, or of an attempt, must be given once.
+    """
+    store = open_store(f"{plan.storage}/checkpoints")
+    found = Decided()
+    (name,) = store.list("")
+    machine = CoordinatorMachine()
+    for index, entry, _, wrong in EventHistory.read(EventLog(store, JobId(name)), JobId(name)).entries:
+        if entry is None:
+            found.wrong.append(f"entry {index} of the log cannot be read: {wrong}")
+            return found
+        for event in entry.events:
+            if isinstance(event, TaskFailed):
+                found.failures.setdefault(event.attempt, f"{event.task}: {event.reason[:REASON_CHARS]}")
+            for instruction in machine.handle(event):
+                if isinstance(instruction, DeployAttempt):
+                    found.attempts[instruction.attempt] += 1
+                elif isinstance(instruction, TriggerCheckpoint):
+                    found.checkpoints[instruction.checkpoint_id] += 1
+    found.wrong += [f"checkpoint {number} was triggered {n} times" for number, n in found.checkpoints.items() if n > 1]
+    found.wrong += [f"attempt {number} was deployed {n} times" for number, n in found.attempts.items() if n > 1]
     return found

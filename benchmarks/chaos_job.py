@@ -223,6 +223,7 @@ def checkpoints(plan: Plan) -> tg.CheckpointConfig:
         tolerable_failed=100_000,
         heartbeat_interval="1s",
         heartbeat_timeout="15s",
+        keep_events=True,
         **settings,
     )
 

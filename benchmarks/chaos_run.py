@@ -28,7 +28,7 @@ from typing import Any
 import polars as pl
 import ray
 from chaos_cluster import Nodes, end_of, start_driver
-from chaos_fence import written_by_the_replaced
+from chaos_fence import decided, written_by_the_replaced
 from chaos_job import Plan, build, reference, rows_came_since, slots, stood_still_ms, submit
 from chaos_links import Hosts
 from common import ENDED
@@ -318,6 +318,14 @@ class Run:
         for name, expected in reference(self.plan).items():
             self.outcome.note(name, pl.DataFrame(tables[name].to_arrow()), expected, self.say)
         self.outcome.problems += written_by_the_replaced(self.plan)
+        log = decided(self.plan)
+        attempts, losses = len(log.attempts), end.coordinator_losses
+        self.say(f"  by its log: {attempts} attempts, {len(log.checkpoints)} checkpoints, {losses} coordinators lost")
+        for attempt, reason in log.failures.items():
+            self.say(f"  attempt {attempt} failed: {reason}")
+        self.outcome.problems += log.wrong
+        if attempts > 1 and all(one.fault.kind in _LEAVES_TASKS for one in self.outcome.struck):
+            self.outcome.problems.append(f"{attempts} attempts, and nothing but coordinators was lost")
 
     def _close(self, runtime: RayRuntime | None, detached: bool) -> None:
         if runtime is not None:
@@ -366,6 +374,7 @@ LINK_KINDS = tuple(_CUTS)
 """These need hosts."""
 _STRIKES |= _CUTS
 KINDS = tuple(_STRIKES)
+_LEAVES_TASKS = ("coordinator killed", "driver killed")
 _NOTICED = tuple(kind for kind in KINDS if kind.startswith(("task", "coordinator", "node")))
 
 

@@ -1,10 +1,9 @@
 """Calls on Ray that must not get lost unnoticed, for every process of a job.
 
-Ray does not repeat a call that did not arrive (`max_task_retries=0`: a repeated one could arrive twice, and late), and
-says so only to somebody who asks for its result. Data frames need no result: the number of the next frame tells. For
-every other call the caller asks. A receiver that has died is noticed at once by the coordinator, so a lost call has
-consequences only after a while, when the attempt that it belonged to should be gone: what is left then is a connection
-that broke while both ends live.
+Ray repeats frames and grants of credit that did not arrive: these have numbers, and may come twice, and late. It
+repeats no other call (`max_task_retries=0`), and says so only to somebody who asks for its result. So the caller asks.
+A receiver that has died is noticed at once by the coordinator, so a lost call has consequences only after a while, when
+the attempt that it belonged to should be gone: what is left then is a connection that broke while both ends live.
 """
 
 from __future__ import annotations

@@ -55,6 +55,7 @@ from tidegate.actors.runtimes.ray.process.signs_of_life import IO_THREAD_NAMES, 
 from tidegate.actors.runtimes.ray.task.channel_calls import ChannelCalls
 from tidegate.actors.runtimes.ray.task.deliveries import Deliveries
 from tidegate.actors.runtimes.ray.task.frame_heads import Head, read_head
+from tidegate.actors.runtimes.ray.task.frame_order import OrderedFrames
 from tidegate.actors.runtimes.ray.task.row_counts import RowCounts
 from tidegate.actors.runtimes.ray.task.warm_standby import WarmStandby
 from tidegate.actors.runtimes.ray.task.warm_up import prepare
@@ -112,7 +113,8 @@ class TaskProcess(SignsOfLife):
 
     # --- calls of Ray ---------------------------------------------------------------------------------------------
 
-    @ray.method(concurrency_group="data", num_returns=0, enable_task_events=False)
+    # Ray sends frames and grants again where a connection breaks: they have numbers (`frame_order.py`).
+    @ray.method(concurrency_group="data", num_returns=0, enable_task_events=False, max_task_retries=-1)
     def frame(self, head: Head, elements: tuple[Any, ...], place: tuple[Any, ...] | None = None) -> None:
         """Elements came in on a channel; the first one has the number in `head`. `place`: where its batches lie."""
         attempt, channel, first_sequence = read_head(head)
@@ -128,7 +130,7 @@ class TaskProcess(SignsOfLife):
             return "the receiver runs another attempt"
         return running.channels.incoming.take(channel, offer)
 
-    @ray.method(concurrency_group="control", enable_task_events=False)
+    @ray.method(concurrency_group="control", enable_task_events=False, max_task_retries=-1)
     def credit(self, head: Head, window_bytes: int) -> None:
         """The receiver of a channel has room for a total number of bytes."""
         attempt, channel, total_bytes = read_head(head)
@@ -306,6 +308,7 @@ class _RunningTask:
         descriptor = context.describe(order.task, order.attempt)
         self.deliveries = Deliveries(process._mailbox, lambda action: process._guarded(self, action))
         self.channels = ChannelCalls(order, context, descriptor, process.info().node_id, self.deliveries, self._later)
+        self._frames = OrderedFrames(self.take, self.call_later)
         self._counts = RowCounts(process._coordinator, context, descriptor)
         descriptor = replace(descriptor, backend=replace(descriptor.backend, restore_threads=RESTORE_THREADS))
         store = retrying(process._open_store)
@@ -338,7 +341,7 @@ class _RunningTask:
     def receive(self, at_ms: int, channel: ChannelId, first_sequence: int, packed: Packed) -> None:
         """A frame came in."""
         if (arrived := self.channels.received(at_ms, channel, first_sequence, packed)) is not None:
-            self.take(arrived)
+            self._frames.arrived(arrived)
 
     def send_frame(self, frame: do.SendFrame) -> None:
         self.channels.send(frame)
