@@ -75,9 +75,9 @@ class Watched:
             member.handle.answer(AWAY)
             self.mailbox.pass_time()
 
-    def _probe(self, node: str) -> Reference:
+    def _probe(self, node: str) -> Future[None]:
         self.probed.append((node, Reference()))
-        return self.probed[-1][1]
+        return self.probed[-1][1].future()
 
     def _give_up(self, member: Member, why: str) -> None:
         self.given_up.append(member)

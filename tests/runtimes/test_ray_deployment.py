@@ -10,7 +10,7 @@ import pytest
 from deployments import AWAY, FIRST, SECOND, Deployed, Handle, failed_tasks, started
 from ray.exceptions import ActorDiedError
 from ray.util.placement_group import PlacementGroup
-from ray_fakes import SINK, SOURCE, TIMEOUT_S, Reference
+from ray_fakes import SINK, SOURCE, TIMEOUT_S
 from waiting import until
 
 from tidegate.actors.coordinator.messages import events as co
@@ -199,7 +199,7 @@ def test_an_attempt_begins_when_it_is_known_where_slots_are_free(monkeypatch: py
 
 def test_an_attempt_starts_nothing_on_a_node_from_which_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was started there waited for the link, and failed with the node: two restarts for one cut."""
-    probe = Reference()
+    probe: Future[None] = Future()
     monkeypatch.setattr(lost_nodes, "start_there", lambda node: probe)
     deployed = Deployed()
     for member in started(deployed):
@@ -211,7 +211,7 @@ def test_an_attempt_starts_nothing_on_a_node_from_which_nobody_answers(monkeypat
     assert (_orders(deployed), deployed.deployment.suspect_nodes) == (1, 1)
     assert waits_for is not None
     assert "word of node" in waits_for
-    probe.call.set_exception(ActorDiedError())
+    probe.set_exception(ActorDiedError())
     assert (_orders(deployed), deployed.staff.avoided, deployed.deployment.waits_for()) == (2, frozenset(), None)
 
 

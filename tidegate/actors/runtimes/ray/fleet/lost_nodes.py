@@ -10,8 +10,10 @@ Rules:
 - Meanwhile Ray would still start processes on such a node, and they would be lost with it: a second restart for one
   loss. So an attempt waits, unless spare processes on other nodes can take over at once, or processes can start on
   others because nothing is reserved, or in free slots of the reservation (`slots_elsewhere.py`).
-- A node from which nobody answers any more is suspect (`suspect_nodes.py`), and avoided as well. A small task of Ray is
-  given to it. Its answer says that the node is back, its failure that Ray has given the node up.
+- A node from which nobody answers any more is suspect (`suspect_nodes.py`), and avoided as well. Ray is asked to start
+  a small actor there, which the head of Ray does itself: over the connection by which it checks the node's health. So
+  its answer says that Ray keeps the node, its failure that Ray has given it up. Others may reach a node whose link is
+  back long before Ray's head does, and what begins there then is lost if that comes too late.
 - Ray is asked again and again, for a bounded time. A process that answers after all is given up: its place is taken.
 """
 
@@ -38,15 +40,27 @@ from tidegate.storage.clock import monotonic_ms
 log = logging.getLogger(__name__)
 
 
-@ray.remote(num_cpus=0, max_retries=0)
-def _nothing() -> None:
-    """Something that a node does when it can."""
+class _Presence:
+    """Something that a node starts when it can."""
+
+    def here(self) -> None:
+        """It has started."""
 
 
-def start_there(node: str) -> Any:
-    """Start something on this node, and nowhere else; returns its reference."""
+_PresenceActor: Any = ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0)(_Presence)
+
+
+def start_there(node: str) -> Future[None]:
+    """Have Ray's head start something on this node, and nowhere else; done when it has, or never will."""
     there: Any = NodeAffinitySchedulingStrategy(node, soft=False)
-    return _nothing.options(scheduling_strategy=there).remote()
+    actor = _PresenceActor.options(scheduling_strategy=there).remote()
+    started: Future[None] = actor.here.remote().future()
+    started.add_done_callback(partial(_let_go, actor))
+    return started
+
+
+def _let_go(actor: Any, started: Future[None]) -> None:
+    """It ends when nobody has its handle any more, and not before it has started."""
 
 
 @dataclass(slots=True, eq=False)
@@ -75,7 +89,7 @@ class LostNodes:
         suspects: SuspectNodes,
         reconnections: Reconnections,
         is_kept: Callable[[Member], bool],
-        probe: Callable[[str], Any] | None = None,
+        probe: Callable[[str], Future[None]] | None = None,
     ) -> None:
         self._mailbox = mailbox
         self._give_up = give_up
@@ -98,7 +112,7 @@ class LostNodes:
         if not self._suspects.is_silent(node, others_ms, monotonic_ms()):
             return
         log.warning("nobody on node %s answers: it is suspect, and nothing is started there", node)
-        self._probe(node).future().add_done_callback(
+        self._probe(node).add_done_callback(
             lambda future: self._mailbox.post(lambda: self._probed(node, future.exception()))
         )
         self._mailbox.call_later(SUSPECT_MS_MAX, self._pass_time)

@@ -6,8 +6,8 @@ waits for the link, and fails with the node: a second restart for one cut. Rules
 - A node is suspect when a process there counts as hung, and all others that are known there have been silent for half
   of that time at least. A process that hangs alone, among others that answer, says nothing of its node.
 - The node of the coordinator is never suspect: it would not hear the others either.
-- A suspicion ends when somebody on the node answers, when Ray says that the node is dead, or after `limit_ms`: then
-  processes are started there again.
+- A suspicion ends when Ray's head has reached the node, or says that it is dead, or after `limit_ms`: then processes
+  are started there again.
 """
 
 from __future__ import annotations
