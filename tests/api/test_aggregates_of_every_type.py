@@ -248,3 +248,24 @@ def test_as_changes_and_behind_them(backend: str, tmp_path: Path) -> None:
         rows, ["k"], EVERY
     )
     assert _rows(left.to_arrow(), "k", CHANGING) == _expected(rows, ["k"], CHANGING)
+
+
+@pytest.mark.slow
+def test_combined_before_they_are_sent(tmp_path: Path) -> None:
+    """Rows of a batch that are combined by key and slice come to the same, also when the first null comes late."""
+    kinds = ("n", "count", "min", "max", "sum", "every", "some", "twice", "rows")
+    cases = {name: EVERY[name] for name in EVERY if name.split("_")[0] in kinds and name != "sum_f"}
+    rows = made()
+    with local(2, rows_max=20) as env:
+        keyed = env.from_batches(rows, splits=1, timestamp="t").key_by("k")
+        running = keyed.aggregate(**_aggregates(cases), emit="final", name="running").collect()
+        windowed = {
+            place: PLACES[place][0](keyed).aggregate(**_aggregates(cases), name=place).collect()
+            for place in ("tumbling", "sliding", "cumulating")
+        }
+        assert [edge.combines is not None for edge in env.plan("p").context.graph.edges].count(True) == 4
+        finish(env, tmp_path, local_aggregation="on")
+    assert _rows(running.to_arrow(), "k", cases) == _expected(rows, ["k"], cases)
+    for place, found in windowed.items():
+        _, in_windows, by = PLACES[place]
+        assert _rows(found.to_arrow(), "k", cases) == _expected(in_windows(rows), by, cases)
