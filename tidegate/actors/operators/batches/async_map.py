@@ -147,9 +147,7 @@ class AsyncMap(Operator):
         held = [asked.call.rows for asked in self._asked.values()]
         if not held:
             return None
-        return OperatorSnapshot(
-            self.context.uid, (FrozenTable(IN_FLIGHT, StateKind.LIST, lambda: pa.concat_batches(held)),)
-        )
+        return OperatorSnapshot(self.context.uid, (FrozenTable(IN_FLIGHT, StateKind.LIST, lambda: _together(held)),))
 
     def finish(self, emit: Emit) -> Iterator[None]:
         """Wait for all results."""
@@ -234,3 +232,11 @@ class AsyncMap(Operator):
         columns = [column.cast(f.type) for column, f in zip(rows.columns, self._errors_to.schema, strict=False)]
         batch = pa.RecordBatch.from_arrays([*columns, texts], schema=self._errors_to.schema)
         self.context.emit_aside(self._errors_to.name, batch)
+
+
+def _together(held: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """All rows in one batch. A column that was all null in early rows has the type that it has found since."""
+    if all(rows.schema.equals(held[0].schema) for rows in held):
+        return pa.concat_batches(held)
+    tables = [pa.Table.from_batches([rows]) for rows in held]
+    return pa.concat_tables(tables, promote_options="default").combine_chunks().to_batches()[0]
