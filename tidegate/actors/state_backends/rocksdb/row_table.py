@@ -10,8 +10,8 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
 from typing import cast
 
 import numpy as np
@@ -79,7 +79,10 @@ class RocksRows:
         with reported("read RocksDB", self._session.folder):
             cursor = self._session.database.iter()
             for position in sorted(range(len(prefixes)), key=prefixes.__getitem__):
-                runs[position] = self._noted(self._there(cursor, prefixes[position]))
+                first = len(self._found)
+                self._note(_read(cursor, prefixes[position]))
+                several = len(self._found) - first > 1
+                runs[position] = self._in_order(first) if several else np.arange(first, len(self._found))
         of_slots = upserted.slots.tolist()
         number_of_rows = np.array([len(runs[slot]) for slot in of_slots], dtype=np.int64)
         refs = [runs[slot] for slot in of_slots]
@@ -104,19 +107,15 @@ class RocksRows:
         parts: list[pa.RecordBatch] = []
         refs: list[NDArray[np.int64]] = []
         rows = 0
-        last = len(self._session.key_groups) - 1
-        for place, group in enumerate(self._session.key_groups):
-            entries = self._there(cursor, HEAD.pack(group, self.state.number))
-            found, of_found = self._group(entries, columns)
-            if len(of_found):
-                parts.append(found)
-                refs.append(of_found)
-                rows += len(of_found)
-            if rows >= rows_max or (rows and place == last):
-                together, of_all = _together(parts), np.concatenate(refs)
-                for start in range(0, rows, rows_max):
-                    yield together.slice(start, rows_max), of_all[start : start + rows_max]
+        for found, of_found in self._read_in_order(cursor, columns):
+            parts.append(found)
+            refs.append(of_found)
+            rows += len(of_found)
+            if rows >= rows_max:
+                yield from _cut(parts, refs, rows_max)
                 parts, refs, rows = [], [], 0
+        if rows:
+            yield from _cut(parts, refs, rows_max)
 
     def remove(self, refs: NDArray[np.int64]) -> None:
         """Remove rows, when the batch ends."""
@@ -167,30 +166,46 @@ class RocksRows:
                 return
             yield [entry for entry in piece if entry[0] not in self._gone] if self._gone else piece
 
-    def _noted(self, pieces: Iterator[list[tuple[bytes, bytes]]]) -> NDArray[np.int64]:
-        """Refs of what is read, by number."""
-        first = len(self._found)
-        for piece in pieces:
-            self._note(piece)
-        return self._in_order(first)
+    def _read_in_order(
+        self, cursor: rocksdict.RdictIter, columns: Sequence[str]
+    ) -> Iterator[tuple[pa.RecordBatch, NDArray[np.int64]]]:
+        """Some columns of all rows with their refs: of several small key groups, or of a large one."""
+        small: list[tuple[bytes, bytes]] = []
+        for group in self._session.key_groups:
+            pieces = self._there(cursor, HEAD.pack(group, self.state.number))
+            first, second = next(pieces, []), next(pieces, None)
+            if small and (second is not None or len(small) + len(first) > _PIECE_ROWS):
+                yield self._group([small], columns)
+                small = []
+            if second is not None:
+                yield self._group(chain((first, second), pieces), columns)
+            else:
+                small += sorted(first, key=lambda entry: _number_of(entry[0]))
+        if small:
+            yield self._group([small], columns)
 
     def _group(
-        self, pieces: Iterator[list[tuple[bytes, bytes]]], columns: Sequence[str]
+        self, pieces: Iterable[list[tuple[bytes, bytes]]], columns: Sequence[str]
     ) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
-        """Some columns of what is read, by number, with its refs."""
+        """Some columns of what is read, with its refs. Several pieces are of one key group: they are put in order."""
         first = len(self._found)
         parts = []
         for piece in pieces:
             parts.append(self._decoded(piece, columns))
             self._note(piece)
+        if len(parts) == 1:
+            return parts[0], np.arange(first, len(self._found))
         refs = self._in_order(first)
-        return (_together(parts).take(pa.array(refs - first)) if parts else self._decoded([], columns)), refs
+        return _together(parts).take(pa.array(refs - first)), refs
 
-    def _note(self, piece: Sequence[tuple[bytes, bytes]]) -> None:
-        for key, value in piece:
-            held = self._held_bytes + len(value) <= _HELD_BYTES
-            self._held_bytes += len(value) if held else 0
-            self._found.append((key, value if held else None))
+    def _note(self, entries: Iterable[tuple[bytes, bytes]]) -> None:
+        """Give refs to rows, but to those that go. Values are held up to the limit, and none behind it."""
+        found, gone, held_bytes = self._found, self._gone, self._held_bytes
+        for key, value in entries:
+            if not gone or key not in gone:
+                held_bytes += len(value)
+                found.append((key, value if held_bytes <= _HELD_BYTES else None))
+        self._held_bytes = held_bytes
 
     def _in_order(self, first: int) -> NDArray[np.int64]:
         """The refs of what was found since, by number."""
@@ -221,6 +236,15 @@ class RocksRows:
 
 def _together(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     return parts[0] if len(parts) == 1 else pa.concat_batches(list(parts))
+
+
+def _cut(
+    parts: Sequence[pa.RecordBatch], refs: Sequence[NDArray[np.int64]], rows_max: int
+) -> Iterator[tuple[pa.RecordBatch, NDArray[np.int64]]]:
+    """Rows and their refs in batches of so many."""
+    rows, of_rows = _together(parts), np.concatenate(refs)
+    for start in range(0, len(of_rows), rows_max):
+        yield rows.slice(start, rows_max), of_rows[start : start + rows_max]
 
 
 def _number_of(key: bytes) -> int:
