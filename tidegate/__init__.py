@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from tidegate.actors.operators.state.state_types import Pickled
     from tidegate.actors.operators.state.timers import TimeDomain, TimerService
     from tidegate.actors.operators.state.ttl import StateTtl
+    from tidegate.actors.operators.watermarks.alignment import WatermarkAlignment
     from tidegate.actors.operators.window_functions.process_windows import (
         ProcessWindowContext,
         ProcessWindowFunction,
@@ -154,6 +155,7 @@ else:
         "TimerService": "actors.operators.state.timers",
         "Tumbling": "actors.operators.windows.window_specs",
         "ValueState": "actors.operators.state.keyed_state",
+        "WatermarkAlignment": "actors.operators.watermarks.alignment",
         "WindowedStream": "api.streams.windowed_stream",
         "approx_count_distinct": "actors.operators.aggregates.functions.sketches",
         "approx_quantile": "actors.operators.aggregates.functions.sketches",
@@ -245,6 +247,7 @@ __all__ = [
     "TimerService",
     "Tumbling",
     "ValueState",
+    "WatermarkAlignment",
     "WindowedStream",
     "approx_count_distinct",
     "approx_quantile",

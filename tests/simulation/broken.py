@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
 from broken_aggregates import AGGREGATE_FIXED, AGGREGATE_PATCHES
+from broken_alignment import ALIGNMENT_FIXED, ALIGNMENT_PATCHES
 from broken_causes import CAUSE_BREAKS, CAUSE_FIXED, CAUSE_PATCHES
 from broken_changelog import CHANGELOG_FIXED, CHANGELOG_PATCHES
 from broken_combining import COMBINING_FIXED, COMBINING_PATCHES
@@ -87,6 +88,7 @@ _FIXED: Mapping[str, Mapping[str, Hashable]] = {
     **NODE_FIXED,
     **COPY_FIXED,
     **COMBINING_FIXED,
+    **ALIGNMENT_FIXED,
 }
 """Breaks that need several unlikely things at once, and hundreds of seeds when all of these are drawn: the last grant
 of a channel lost and rows that wait for it; a savepoint that has written something and fails as often as is tried; a
@@ -122,6 +124,7 @@ BROKEN: dict[str, Break] = {
             | NODE_PATCHES
             | COPY_PATCHES
             | COMBINING_PATCHES
+            | ALIGNMENT_PATCHES
         ).items()
     },
 }

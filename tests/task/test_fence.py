@@ -18,6 +18,7 @@ ORDERS = (
     ev.TasksStarted(0),
     ev.CoordinatorTookOver(0, FIRST, Generation(0)),
     ev.SplitsAssigned(0, FIRST, 0, ()),
+    ev.WatermarkAnnounced(0, FIRST, 0),
     ev.CheckpointTriggered(0, FIRST, CheckpointId(1), 0),
     ev.CheckpointAborted(0, FIRST, CheckpointId(1)),
     ev.CheckpointCompleted(0, FIRST, CheckpointId(1)),

@@ -35,7 +35,7 @@ class Reading:
         return read.split.split_id
 
     def gets(self, first: int, *splits: SourceSplit) -> None:
-        self.cursor.assigned(SplitsAssigned(0, ATTEMPT, first, splits))
+        self.cursor.told(SplitsAssigned(0, ATTEMPT, first, splits))
 
 
 def question(first: int) -> tuple[TaskInstruction, ...]:

@@ -46,6 +46,8 @@ class SubtaskMetrics:
     """Names of operators with keyed state, and about how much each has."""
     user: tuple[UserMetric, ...] = ()
     """What the functions of the user count of themselves."""
+    alignment_drift_ms: int | None = None
+    """How far a source is ahead of the slowest member of its watermark group; None where that is not known."""
 
     @property
     def at_rest(self) -> SubtaskMetrics:
@@ -61,6 +63,7 @@ class SubtaskMetrics:
             idle_ms_per_second=0.0,
             is_back_pressured=False,
             queued_bytes=0,
+            alignment_drift_ms=None if self.alignment_drift_ms is None else 0,
         )
 
 

@@ -84,8 +84,7 @@ class TaskMachine:
             self._instructions.append,
             ChangelogWriter.of(d.backend, self._chain, self._instructions.append),
         )
-        self._source: SourceCursor | None = None
-        self._operators_finished = False
+        self.source: SourceCursor | None = None
         self._finishing: Iterator[None] = iter(())
         self._end = EndOfData(drain=True)
         self.covered_by: CheckpointId | None = None  # the completed checkpoint that lets the task end
@@ -96,7 +95,7 @@ class TaskMachine:
         self._windows = InputWindows(d, self._inputs, self._pacer)
         self._processing_time = ProcessingTimeTimer(self._chain, self._instructions.append)
         self.fence = CoordinatorFence()
-        self._at_ms = 0
+        self._at_ms, self._operators_finished = 0, False
 
     @property
     def runnable(self) -> bool:
@@ -109,8 +108,8 @@ class TaskMachine:
             return False
         if self.status is TaskStatus.FINISHING or (self.status is TaskStatus.RUNNING and self._processing_time.due):
             return True
-        if self._source is not None:
-            return self.status is TaskStatus.RUNNING and (self._source.has_batch or self._source.at_end)
+        if self.source is not None:
+            return self.status is TaskStatus.RUNNING and (self.source.has_batch or self.source.at_end)
         return self._inputs.next_channel(self._checkpoints.blocks) is not None
 
     def handle(self, event: ev.TaskEvent) -> list[do.TaskInstruction]:
@@ -154,7 +153,7 @@ class TaskMachine:
         if self.status is not TaskStatus.CREATED:
             raise ProtocolError(f"{self.descriptor.task} is {self.status.value} and was told that it is restored")
         tables = dict(event.tables)
-        self._source = begin_source(self.descriptor, self._chain, tables, event.finished)
+        self.source = begin_source(self.descriptor, self._chain, tables, event.finished)
         self._checkpoints.restored(event.lineage)
         self._operators_finished = event.finished
         if not event.finished:
@@ -165,7 +164,7 @@ class TaskMachine:
             self._inputs.recover(channel, batches)
         # Not RUNNING yet: sources, restored input and due timers would emit to tasks that may not be there.
         self.status = TaskStatus.READY
-        self._instructions.append(report_ready(self.descriptor, self._source, event))
+        self._instructions.append(report_ready(self.descriptor, self.source, event))
 
     @_on.register
     def _on_started(self, event: ev.TasksStarted) -> None:
@@ -202,8 +201,8 @@ class TaskMachine:
                 self._checkpoints.timer(max(event.at_ms, event.due_at_ms))
             case ev.TaskTimer.PROCESSING_TIME:
                 self._processing_time.fired(max(event.at_ms, event.due_at_ms))
-            case ev.TaskTimer.SOURCE | ev.TaskTimer.SPLITS if self._source is not None:
-                self._source.timer_due(event.timer)
+            case _ if self.source is not None:
+                self.source.timer_due(event.timer)
 
     @_on.register
     def _on_turn(self, event: ev.TurnGranted) -> None:
@@ -216,8 +215,8 @@ class TaskMachine:
         elif self.status is TaskStatus.RUNNING and self._processing_time.due:
             self._processing_time.run(event.at_ms)
             self._stage(force=False)
-        elif self._source is not None:
-            self._process_source(self._source)
+        elif self.source is not None:
+            self._process_source(self.source)
         else:
             self._process_input(event.at_ms)
         self._outputs.turn_over(self._chain.pace.rows)
@@ -225,15 +224,15 @@ class TaskMachine:
 
     @_on.register
     def _on_batch_read(self, event: ev.SourceBatchRead) -> None:
-        if self._source is None:
+        if self.source is None:
             raise ProtocolError(f"{self.descriptor.task} has no source and was read for")
-        if (pause_ms := self._source.batch_read(event)) is not None:
+        if (pause_ms := self.source.batch_read(event)) is not None:
             self._instructions.append(do.SetTaskTimer(ev.TaskTimer.SOURCE, event.at_ms + pause_ms))
 
     @_on.register
-    def _on_splits(self, event: ev.SplitsAssigned) -> None:
-        if self._source is not None and event.attempt == self.attempt:
-            self._source.assigned(event)
+    def _on_told_of_source(self, event: ev.SplitsAssigned | ev.WatermarkAnnounced) -> None:
+        if self.source is not None and event.attempt == self.attempt:
+            self.source.told(event)
 
     @_on.register
     def _on_trigger(self, event: ev.CheckpointTriggered) -> None:
@@ -246,7 +245,7 @@ class TaskMachine:
                 event.checkpoint_id, reason, f"task {self.descriptor.task} is {self.status.value}"
             )
             return
-        reading = self._source is not None and self.status is TaskStatus.RUNNING
+        reading = self.source is not None and self.status is TaskStatus.RUNNING
         barrier = Barrier(event.checkpoint_id, event.triggered_at_ms, event.options, event.base)
         if reading and self.descriptor.externally_induced and not event.options.kind.is_savepoint:
             self._induced.triggered(barrier)
@@ -352,7 +351,7 @@ class TaskMachine:
         self._end = end
         if not self._operators_finished:
             self._finishing = self._chain.finish(end.drain)
-        if end.drain and self._source is not None:
+        if end.drain and self.source is not None:
             self._advance([Watermark(MAX_WATERMARK_MS)])
         self.status = TaskStatus.FINISHING
         self._checkpoints.hold()
@@ -385,8 +384,8 @@ class TaskMachine:
 
     def _freeze(self, cut: Cut) -> tuple[OperatorSnapshot, ...]:
         snapshots = [] if self._operators_finished else self._chain.snapshot(cut)
-        if self._source is not None and (source := self.descriptor.source) is not None:
-            snapshots.insert(0, OperatorSnapshot(source.uid, (self._source.freeze(),)))
+        if self.source is not None and (source := self.descriptor.source) is not None:
+            snapshots.insert(0, OperatorSnapshot(source.uid, (self.source.freeze(),)))
         return tuple(snapshots)
 
     def _stage(self, force: bool) -> None:
@@ -395,6 +394,7 @@ class TaskMachine:
     # --- output and reading ---------------------------------------------------------------------------------------
 
     def _read_ahead(self) -> None:
-        if self._source is None or self.status is not TaskStatus.RUNNING or self._outputs.over_limit:
+        if self.source is None or self.status is not TaskStatus.RUNNING:
             return
-        self._instructions += self._source.next_steps(self._pacer.rows_within(self._outputs.turn_rows_max), self._at_ms)
+        rows_max = None if self._outputs.over_limit else self._pacer.rows_within(self._outputs.turn_rows_max)
+        self._instructions += self.source.next_steps(rows_max, self._at_ms)

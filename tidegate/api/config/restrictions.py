@@ -28,6 +28,10 @@ FIXED: Mapping[str, tuple[bool, str]] = MappingProxyType(
         ),
         "state.checkpoints.create-subdir": (True, "each job has a folder of its own under state.checkpoints.dir"),
         "execution.checkpointing.create-subdir": (True, "each job has a folder of its own under state.checkpoints.dir"),
+        "pipeline.watermark-alignment.allow-unaligned-source-splits": (
+            False,
+            "splits of every source wait on their own: see alignment= of assign_timestamps",
+        ),
         "state.backend.async": (True, "state is always written while the job goes on"),
     }
 )

@@ -42,6 +42,7 @@ from tidegate.api.config.sections.checkpoint_config import CheckpointConfig
 from tidegate.api.config.sections.heartbeat_config import heartbeats_of
 from tidegate.api.config.shown_settings import shown_settings
 from tidegate.api.given_names import check_name
+from tidegate.api.submission.aligned_sources import aligned_sources
 from tidegate.api.submission.assigned_sources import assigned_sources
 from tidegate.api.submission.collected_places import collect_url, with_places
 from tidegate.api.submission.left_to_sinks import check_sinks, commit_left_over
@@ -162,7 +163,7 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
         for v in graph.vertices
         if v.source is not None
     }
-    assigned = assigned_sources(graph, splits, metadata)
+    assigned, aligned = assigned_sources(graph, splits, metadata), aligned_sources(graph)
     in_memory = request.checkpoints.checkpoint_storage == "jobmanager"
     context = JobContext(
         request.job_id,
@@ -191,7 +192,7 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
         log=request.log,
         configuration=shown_settings(request.checkpoints, request.restart),
     )
-    spec = replace(_spec(request, graph, restore), assigned_sources=assigned)
+    spec = replace(_spec(request, graph, restore), assigned_sources=assigned, aligned_sources=aligned)
     return Submission(spec, context, savepoints, request.detached, now_ms(), staged.companions)
 
 

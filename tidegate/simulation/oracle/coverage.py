@@ -45,6 +45,7 @@ EFFECTS = {
     "savepoint_fenced": "a coordinator that was replaced could not make a savepoint whole: a tombstone was there",
     "row_without_coordinator": "a task took something in while there was no coordinator",
     "source_paused": "no split of a source had anything, and it was asked again after a pause",
+    "source_held": "a source had nothing left to read but splits too far ahead of others in event time",
     "split_assigned": "the coordinator gave a split to a subtask that had asked",
     "split_assigned_again": "a split was given away again after a failure: no checkpoint knew who had it",
     "split_in_pool": "a checkpoint completed with splits that no subtask had yet",

@@ -25,6 +25,7 @@ from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as do
 from tidegate.actors.task.task_machine import TaskMachine
 from tidegate.simulation.oracle.coverage import Coverage
+from tidegate.simulation.oracle.decisions.alignment import AlignmentOracle
 from tidegate.simulation.oracle.decisions.limits import check_held
 from tidegate.simulation.oracle.decisions.records import RecordsOracle
 from tidegate.simulation.oracle.decisions.splits import SplitsOracle
@@ -79,6 +80,7 @@ class Oracle:
         self.records = RecordsOracle(disk, spec)
         self.savepoints = SavepointFoldersOracle(disk, spec.job_id, self.coverage)
         self.splits = SplitsOracle(spec, self.coverage)
+        self.alignment = AlignmentOracle(spec)
         self.spec = spec
         self.graph = graph
         self._tasks = frozenset(spec.tasks)

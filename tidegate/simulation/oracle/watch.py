@@ -88,6 +88,10 @@ class Watch:
                 self.coverage.saw("copy_restored")
             case task_do.SetTaskTimer(timer=TaskTimer.SOURCE):
                 self.coverage.saw("source_paused")
+            case task_do.ReadSource(split=split):
+                self.oracle.alignment.reads(machine, split.split_id)
+            case task_do.ReportWatermark(waits=True):
+                self.coverage.saw("source_held")
             case task_do.ReportEndOfData():
                 self.cut_short[machine.descriptor.task] = instruction.stop is not None
             case task_do.ReportFinished():

@@ -79,6 +79,9 @@ _WINDOWS_SHARE = 0.08
 _TEXTS = "texts"
 _TEXTS_SHARE = 0.06
 """Seeds that stand for the pipeline of aggregates with values of any width, which was added later too."""
+_PACED = "paced"
+_PACED_SHARE = 0.06
+"""Seeds that stand for the pipeline whose sources wait for each other, which was added later too."""
 _RARE: tuple[Mapping[str, Hashable], ...] = (
     {"ask": "a burst"},
     {"ask": "many savepoints"},
@@ -159,7 +162,7 @@ def draw(seed: int) -> Scenario:
     chance = random.Random(f"scenario {seed}")
     values: dict[str, Hashable] = {}
     for name, choices in DIMENSIONS.items():
-        added = (*_ADDED.get(name, ()), _ORDERED, *_APART, *_OF_TIME, *_CHANGING, _WINDOWS, _TEXTS)
+        added = (*_ADDED.get(name, ()), _ORDERED, *_APART, *_OF_TIME, *_CHANGING, _WINDOWS, _TEXTS, _PACED)
         choices = tuple(choice for choice in choices if choice not in added)
         allowed = [c for c in choices if not any((before, (name, c)) in CONTRADICTIONS for before in values.items())]
         weights = [dict(zip(choices, _WEIGHTS.get(name, (1,) * len(choices)), strict=True))[c] for c in allowed]
@@ -217,6 +220,9 @@ def draw(seed: int) -> Scenario:
     later = random.Random(f"texts {seed}")
     if later.random() < _TEXTS_SHARE:
         return replace(scenario, values={**scenario.values, "topology": _TEXTS, "mode": "exactly-once"})
+    later = random.Random(f"paced {seed}")
+    if later.random() < _PACED_SHARE:
+        return replace(scenario, values={**scenario.values, "topology": _PACED})
     return scenario
 
 

@@ -28,6 +28,7 @@ from tidegate.simulation.pipelines.change_topologies import (
 )
 from tidegate.simulation.pipelines.late_topologies import expect_late, late
 from tidegate.simulation.pipelines.operator_states import RULED, KeptRows, RuledTotals
+from tidegate.simulation.pipelines.paced_topology import expect_paced, paced
 from tidegate.simulation.pipelines.pieces import (
     SCHEMA,
     SPLITS,
@@ -297,4 +298,5 @@ TOPOLOGIES: Mapping[str, Topology] = {
     "matches": Topology(matches, expect_matches),
     "windows": Topology(windowed, expect_windowed),
     "texts": Topology(texts, expect_texts),
+    "paced": Topology(paced, expect_paced),
 }

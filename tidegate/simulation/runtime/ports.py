@@ -96,6 +96,8 @@ class WatchedHost(TaskHost):
             task = self.machine.descriptor.task
             self.watch.takeovers.obeyed(task, type(ordered).__name__, ordered.generation, self._heard_of)
             self._heard_of = max(self._heard_of, ordered.generation)
+            if isinstance(ordered, ev.WatermarkAnnounced):
+                self.watch.oracle.alignment.heard(self.machine, ordered)
             self.processes.obeys(task, self._heard_of)
         for instruction in instructions:
             self.watch.task_does(self.machine, instruction)

@@ -24,6 +24,7 @@ _OF_SUBTASK = {
     "isBackPressured": "is_back_pressured",
     "currentInputWatermark": "input_watermark_ms",
     "currentOutputWatermark": "output_watermark_ms",
+    "watermarkAlignmentDrift": "alignment_drift_ms",
 }
 
 

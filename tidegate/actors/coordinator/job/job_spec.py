@@ -112,6 +112,16 @@ class AssignedSource:
 
 @wire
 @dataclass(frozen=True, slots=True)
+class AlignedSource:
+    """A source whose splits wait for the slowest one of a group, and are at most so far ahead of it in event time."""
+
+    vertex: VertexId
+    group: str
+    max_drift_ms: int
+
+
+@wire
+@dataclass(frozen=True, slots=True)
 class JobSpec:
     """A job as the coordinator sees it: tasks and operators by name, no code."""
 
@@ -145,6 +155,13 @@ class JobSpec:
     tasks start anew, as in older versions."""
     assigned_sources: tuple[AssignedSource, ...] = ()
     """All other sources, and those of older logs, have their splits dealt out before the job starts."""
+
+    aligned_sources: tuple[AlignedSource, ...] = ()
+    """Sources that wait for each other in event time."""
+
+    def aligned_source(self, task: TaskId) -> AlignedSource | None:
+        """The source of a task, if it waits for others."""
+        return next((source for source in self.aligned_sources if source.vertex == task.vertex), None)
 
     def assigned_source(self, vertex: VertexId) -> AssignedSource | None:
         """The source of a vertex, if its splits are assigned."""

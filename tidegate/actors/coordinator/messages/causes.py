@@ -30,6 +30,7 @@ BEGINS = (
     ev.ProcessGivenUp,
     ev.TaskReachedEndOfData,
     ev.SplitsRequested,
+    ev.WatermarkReported,
     ev.StorageWentAway,
 )
 """Events that begin a chain. They answer no order, or not always."""

@@ -14,6 +14,7 @@ from tidegate.actors.coordinator.messages.splits import SplitsRequested as Split
 from tidegate.actors.coordinator.messages.takeovers import CoordinatorStarted as CoordinatorStarted
 from tidegate.actors.coordinator.messages.takeovers import ProcessGivenUp as ProcessGivenUp
 from tidegate.actors.coordinator.messages.takeovers import TaskAnswered as TaskAnswered
+from tidegate.actors.coordinator.messages.watermarks import WatermarkReported as WatermarkReported
 from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.protocol.snapshot_metrics import NO_METRICS, SnapshotMetrics
@@ -368,6 +369,7 @@ CoordinatorEvent = (
     | ProcessGivenUp
     | TaskAnswered
     | SplitsRequested
+    | WatermarkReported
     | TaskReachedEndOfData
     | TaskFinished
     | CheckpointRequested

@@ -79,6 +79,8 @@ def _of_tasks(event: object) -> str:
             return f"task {task} of attempt {attempt} goes on under coordinator generation {generation}"
         case ev.SplitsRequested(attempt=attempt, task=task):
             return f"task {task} of attempt {attempt} asked for more splits"
+        case ev.WatermarkReported(attempt=attempt, task=task):
+            return f"task {task} of attempt {attempt} told how far it is in event time"
         case ev.TaskReachedEndOfData(attempt=attempt, task=task, stop=int(number)):
             return f"task {task} of attempt {attempt} was stopped, with savepoint {number}"
         case ev.TaskReachedEndOfData(attempt=attempt, task=task):

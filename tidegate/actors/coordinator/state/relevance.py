@@ -48,6 +48,8 @@ def changes_nothing(event: ev.CoordinatorEvent, state: CoordinatorState) -> bool
             | ev.SplitsRequested(attempt=attempt, task=task)
         ):
             return not state.is_current(task, attempt)
+        case ev.WatermarkReported():
+            return True  # Answered beside the machine: it changes nothing that lasts.
         case ev.StorageWentAway():
             return state.spec is None or state.storage_away
         case ev.StorageCameBack():

@@ -35,6 +35,7 @@ from tidegate.actors.hosts.coordinator.decisions_log import say, wants_details
 from tidegate.actors.hosts.coordinator.event_border import fit_for_the_log
 from tidegate.actors.hosts.coordinator.inlined_state import InlinedState
 from tidegate.actors.hosts.coordinator.log_writer import LogPosition, LogWriter, StoredFold
+from tidegate.actors.hosts.coordinator.watermark_answers import WatermarkAnswers
 from tidegate.actors.hosts.outage_notes import NotesOfMany, OutageNotes
 from tidegate.actors.hosts.ports import CoordinatorPort
 from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason, bounded_text, error_text
@@ -119,6 +120,7 @@ class CoordinatorHost:
         self._log = LogWriter(event_log, position, self.generation, port, incarnation, entries_a_snapshot)
         self._effects = effects
         self._port = port
+        self._watermarks = WatermarkAnswers(port, self.generation)
         self._inlined = InlinedState()
         self._state_notes = OutageNotes("state of checkpoints", port.monotonic_ms)
         self._metadata_notes = OutageNotes("metadata of checkpoints", port.monotonic_ms)
@@ -158,6 +160,10 @@ class CoordinatorHost:
     def handle(self, event: ev.CoordinatorEvent) -> None:
         """Take in one fact."""
         if self._halted:
+            return
+        if isinstance(event, ev.WatermarkReported):
+            if self.in_charge:
+                self._watermarks.answer(self.machine.state, event)
             return
         if self._log.away and self._refused(event):
             return

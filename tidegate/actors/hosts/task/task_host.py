@@ -235,6 +235,8 @@ class TaskHost:
                     port.report(co.TaskReady(port.now_ms(), instruction.attempt, task, *told))
                 case do.RequestSplits(attempt, first):
                     port.report(co.SplitsRequested(port.now_ms(), attempt, task, first))
+                case do.ReportWatermark(attempt, watermark_ms, waits):
+                    port.report(co.WatermarkReported(port.now_ms(), attempt, task, watermark_ms, waits))
                 case do.AnswerTakeover():
                     port.report(answer_of(task, port.now_ms(), instruction))
                 case do.ReportEndOfData():

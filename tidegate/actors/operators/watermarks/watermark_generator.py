@@ -25,6 +25,7 @@ import pyarrow as pa
 from tidegate.actors.kernels.columns import fixed_values, plain, valid_mask
 from tidegate.actors.operators.operator import Columns, Emit, Operator, OperatorContext, together
 from tidegate.actors.operators.operator_errors import blame
+from tidegate.actors.operators.watermarks.alignment import WatermarkAlignment
 from tidegate.actors.operators.watermarks.watermark_pieces import Times, as_they_are, pieces_of
 from tidegate.actors.operators.watermarks.window_end import WindowEnd
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
@@ -96,8 +97,8 @@ class WatermarkGenerator(Operator):
     Rows without a timestamp do not count. With `nulls_to` they go to that side output instead of being passed on.
 
     `punctuated_by`: a column of booleans that says which rows count; None: all that have a timestamp.
-    `idleness_ms`: after how long without rows a split of an unbounded source is idle; None: never. ConfigurationError
-    for a negative delay.
+    `idleness_ms`: after how long without rows a split of an unbounded source is idle; None: never. `alignment`: which
+    sources wait for each other in event time. ConfigurationError for a negative delay.
     """
 
     generates_watermarks = True
@@ -109,6 +110,7 @@ class WatermarkGenerator(Operator):
         idleness_ms: int | None = None,
         nulls_to: str | None = None,
         punctuated_by: str | None = None,
+        alignment: WatermarkAlignment | None = None,
     ) -> None:
         if max_out_of_orderness_ms < 0:
             raise ConfigurationError(f"max_out_of_orderness must not be negative: {max_out_of_orderness_ms} ms")
@@ -117,6 +119,7 @@ class WatermarkGenerator(Operator):
         self.idleness_ms = idleness_ms
         self._nulls_to = nulls_to
         self._punctuated_by = punctuated_by
+        self.alignment = alignment
         self._newest_ms: dict[int | None, int] = {}
         """The greatest timestamp of each split. Shared with the splits, which are what is in a checkpoint."""
 
@@ -163,6 +166,11 @@ class WatermarkGenerator(Operator):
                 self._newest_ms[split] = piece.newest_ms
             self._advance({split})
         splits.rows_after_ms = None
+
+    def split_watermark_ms(self, split: int | None) -> int:
+        """The watermark of one split: MIN_WATERMARK_MS before it has one; None: of those read one after the other."""
+        newest_ms = self._newest_ms.get(split)
+        return MIN_WATERMARK_MS if newest_ms is None else self._behind(newest_ms)
 
     def splits_moved(self) -> None:
         """Splits that do not hold event time back any more do not count."""

@@ -139,6 +139,9 @@ INPUT_WATERMARK_LAG = _task("current_input_watermark_lag_ms", Kind.GAUGE, "How f
     "clock of the process; 0 after the last one, and in a process that has given the task up")  # fmt: skip
 OUTPUT_WATERMARK_LAG = _task("current_output_watermark_lag_ms", Kind.GAUGE, "Likewise that of the output: for sources",
     "watermarkLag")  # fmt: skip
+ALIGNMENT_DRIFT = _task("watermark_alignment_drift_ms", Kind.GAUGE, "How far a source task is ahead of the slowest "
+    "member of its watermark group; not there without a group, and before all of it have a watermark",
+    "watermarkAlignmentDrift")  # fmt: skip
 START_DELAY = _task(
     "checkpoint_start_delay_ms",
     Kind.GAUGE,
@@ -178,8 +181,9 @@ JOB_METRICS = (STATUS, *JOB_VALUES, CHECKPOINT_DURATION)
 TASK_METRICS = (
     RECORDS_IN, RECORDS_OUT, BYTES_IN, BYTES_OUT, RECORDS_IN_RATE, RECORDS_OUT_RATE, BYTES_IN_RATE, BYTES_OUT_RATE,
     BUSY_TIME, BACK_PRESSURED_TIME, IDLE_TIME, BACK_PRESSURED, QUEUED, INPUT_WATERMARK, OUTPUT_WATERMARK,
-    INPUT_WATERMARK_LAG, OUTPUT_WATERMARK_LAG, START_DELAY, ALIGNMENT, SYNC, ASYNC, SNAPSHOT_FULL_SIZE, SNAPSHOT_SIZE,
-    SNAPSHOT_IN_FLIGHT, STATE_ROWS, STATE_TIMERS, STATE_SIZE, RESTORES, STANDBY_CHECKPOINT,
+    INPUT_WATERMARK_LAG, OUTPUT_WATERMARK_LAG, ALIGNMENT_DRIFT, START_DELAY, ALIGNMENT, SYNC, ASYNC,
+    SNAPSHOT_FULL_SIZE, SNAPSHOT_SIZE, SNAPSHOT_IN_FLIGHT, STATE_ROWS, STATE_TIMERS, STATE_SIZE, RESTORES,
+    STANDBY_CHECKPOINT,
 )  # fmt: skip
 S3_REQUESTS = Metric("tidegate_process_s3_requests", Kind.GAUGE, JOB_TAGS, "Requests to S3, repeated ones included")
 STORAGE_RETRIES = Metric("tidegate_process_storage_retries", Kind.GAUGE, JOB_TAGS, "Requests to any storage that were "

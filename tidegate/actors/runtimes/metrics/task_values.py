@@ -38,6 +38,7 @@ class TaskTotals:
     output_watermark_ms: int | None = None
     states: tuple[tuple[str, StateSize], ...] = ()
     user: tuple[UserMetric, ...] = ()
+    alignment_drift_ms: int | None = None
 
     @staticmethod
     def of(host: TaskHost, at_ms: int) -> TaskTotals:
@@ -45,6 +46,7 @@ class TaskTotals:
         host.look(at_ms)
         machine, times = host.machine, host.times
         outputs = machine.outputs
+        alignment = None if machine.source is None else machine.source.alignment
         return TaskTotals(
             at_ms,
             host.rows_in,
@@ -60,6 +62,7 @@ class TaskTotals:
             outputs.watermark_ms,
             machine.chain.state_sizes,
             machine.chain.user_metrics,
+            None if alignment is None else alignment.drift_ms,
         )
 
 
@@ -102,6 +105,7 @@ class TaskMeter:
             now.output_watermark_ms,
             now.states,
             now.user,
+            now.alignment_drift_ms,
         )
 
 
@@ -140,6 +144,8 @@ def gauges_of(told: SubtaskMetrics) -> dict[Metric, float]:
         if watermark_ms is not None:
             gauges[metric] = watermark_ms
             gauges[lag] = _lag_ms(watermark_ms, told.at_ms)
+    if told.alignment_drift_ms is not None:
+        gauges[m.ALIGNMENT_DRIFT] = told.alignment_drift_ms
     return gauges
 
 

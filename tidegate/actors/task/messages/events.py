@@ -196,6 +196,17 @@ class SplitsAssigned:
 
 @wire
 @dataclass(frozen=True, slots=True)
+class WatermarkAnnounced:
+    """The coordinator tells how far the slowest split is of all sources that this one waits for in event time."""
+
+    at_ms: int
+    attempt: AttemptNumber
+    watermark_ms: int
+    generation: Generation = UNFENCED
+
+
+@wire
+@dataclass(frozen=True, slots=True)
 class SnapshotPersisted:
     """The state of a snapshot is durable. `handle` is None for a stateless task; `sync_ms`: its synchronous part.
 
@@ -281,7 +292,8 @@ class CallsAnswered:
 @wire
 class TaskTimer(enum.Enum):
     """What a timer is for: to send output that has lingered, to ask for credit that has not come, to end an alignment
-    that takes too long, to fire timers of operators, to ask a source again that had no rows, or for splits again."""
+    that takes too long, to fire timers of operators, to ask a source again that had no rows, or for splits again, or to
+    tell how far the task is in event time."""
 
     FLUSH = "flush"
     CREDIT = "credit"
@@ -289,6 +301,7 @@ class TaskTimer(enum.Enum):
     PROCESSING_TIME = "processing_time"
     SOURCE = "source"
     SPLITS = "splits"
+    WATERMARKS = "watermarks"
 
 
 @wire
@@ -314,6 +327,7 @@ TaskEvent = (
     | TurnGranted
     | SourceBatchRead
     | SplitsAssigned
+    | WatermarkAnnounced
     | CheckpointTriggered
     | CheckpointAborted
     | CheckpointCompleted
@@ -331,6 +345,12 @@ WriteAnswered = SnapshotPersisted | ChannelStatePersisted | SnapshotFailed | Seg
 """What has become of something that the task had written to storage: it is durable, or never will be."""
 
 CoordinatorOrder = (
-    TasksStarted | CoordinatorTookOver | SplitsAssigned | CheckpointTriggered | CheckpointAborted | CheckpointCompleted
+    TasksStarted
+    | CoordinatorTookOver
+    | SplitsAssigned
+    | WatermarkAnnounced
+    | CheckpointTriggered
+    | CheckpointAborted
+    | CheckpointCompleted
 )
 """Events that only a coordinator causes: the task's fence looks at their generation."""

@@ -206,6 +206,16 @@ class AnswerTakeover:
 
 @wire
 @dataclass(frozen=True, slots=True)
+class ReportWatermark:
+    """Tell the coordinator how far the source is in event time (see its event `WatermarkReported`)."""
+
+    attempt: AttemptNumber
+    watermark_ms: int | None
+    waits: bool
+
+
+@wire
+@dataclass(frozen=True, slots=True)
 class ReportEndOfData:
     """Tell the coordinator that the operators have finished and only a final checkpoint is missing.
 
@@ -252,6 +262,7 @@ TaskInstruction = (
     | GrantCredit
     | ReadSource
     | RequestSplits
+    | ReportWatermark
     | PersistSnapshot
     | PersistChannelState
     | PersistSegment

@@ -32,6 +32,8 @@ from tidegate.actors.operators.operator import Emit, EmitAside, OperatorContext,
 from tidegate.actors.operators.sinks.staging import StagedRows, StagingSink
 from tidegate.actors.operators.source_splits import SourceSplits
 from tidegate.actors.operators.user_metrics import UserMetric, UserMetrics
+from tidegate.actors.operators.watermarks.alignment import WatermarkAlignment
+from tidegate.actors.operators.watermarks.watermark_generator import WatermarkGenerator
 from tidegate.actors.protocol.side_outputs import SideOutput
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.actors.state_backends.common.backend import KeyedBackend
@@ -153,6 +155,12 @@ class OperatorChain:
         """After how long without rows a split of the source is idle; None: never."""
         found = [link.operator.idleness_ms for link in self._links if link.operator.generates_watermarks]
         return found[0] if found else None
+
+    @property
+    def aligned_generator(self) -> tuple[WatermarkAlignment, WatermarkGenerator] | None:
+        """What makes the watermarks that splits of the source wait for, and how; None: they wait for nobody."""
+        generators = (link.operator for link in self._links if isinstance(link.operator, WatermarkGenerator))
+        return next(((each.alignment, each) for each in generators if each.alignment is not None), None)
 
     def splits_moved(self) -> None:
         """Tell generators of watermarks that other splits of the source hold event time back now."""

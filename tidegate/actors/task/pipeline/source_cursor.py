@@ -8,6 +8,8 @@ The task machine asks it for reads, and tells it the answers. Rules:
 - What a source wants to remember of a split (its payload), and the splits that it has found, belong to the position:
   they count when the answer that told them is processed, together with its rows. So they are in a checkpoint if and
   only if these rows are. A split that was found is read from then on.
+- A split that is too far ahead of its group in event time is not read (`split_alignment.py`). The time for which it
+  was held counts for no idleness.
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ import pyarrow as pa
 from tidegate.actors.operators.source_splits import EventTimes, SourceSplits
 from tidegate.actors.sources.source import SOURCE_STATE, SourceSplit
 from tidegate.actors.task.channels.turn_pacer import ROWS_UNLIMITED
-from tidegate.actors.task.messages.events import SourceBatchRead, SplitsAssigned, TaskTimer
+from tidegate.actors.task.messages.events import SourceBatchRead, SplitsAssigned, TaskTimer, WatermarkAnnounced
 from tidegate.actors.task.messages.instructions import ReadSource, TaskInstruction
+from tidegate.actors.task.pipeline.split_alignment import SplitAlignment
 from tidegate.actors.task.pipeline.split_requests import SplitRequests
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError, ProtocolError
@@ -110,7 +113,8 @@ class SourceCursor:
 
     `event_times`: how far event time is in the splits, which belongs to their positions.
 
-    With `requests` it gets more splits from the coordinator, as long as there are any.
+    With `requests` it gets more splits from the coordinator, as long as there are any. With `alignment` splits wait
+    for others in event time.
 
     While no open split has anything it pauses: a millisecond at first, then twice as long each time, but never longer
     than PAUSE_MAX_MS.
@@ -125,8 +129,12 @@ class SourceCursor:
         idleness_ms: int | None = None,
         requests: SplitRequests | None = None,
         event_times: SourceSplits | None = None,
+        alignment: SplitAlignment | None = None,
     ) -> None:
         self._requests = requests
+        self.alignment = alignment
+        self._all_held = False
+        """Whether every split that could be read now is too far ahead."""
         self._event_times = SourceSplits() if event_times is None else event_times
         for index, position in enumerate(positions):
             self._event_times.restore(None if in_turn is None else index, position.event_times)
@@ -187,36 +195,74 @@ class SourceCursor:
         """Rows of its splits that count as processed; -1 for the length of a split that is not known counts as none."""
         return sum(max(0, position.next_offset) for position in self._positions)
 
-    def next_steps(self, rows_max: int, at_ms: int) -> Sequence[TaskInstruction]:
-        """The read to ask for now or, when all splits were read, the question for more of them."""
+    def next_steps(self, rows_max: int | None, at_ms: int) -> Sequence[TaskInstruction]:
+        """The read to ask for now, or the question for more splits when all were read; then what to tell of event time.
+
+        `rows_max`: of so many rows at most; None: there is no room for any.
+        """
+        steps = () if rows_max is None else self._reading(rows_max, at_ms)
+        return steps if self.alignment is None else (*steps, *self.alignment.steps(at_ms, self._all_held))
+
+    def _reading(self, rows_max: int, at_ms: int) -> tuple[TaskInstruction, ...]:
         if self._requests is not None and not self._open and self._outstanding is None:
             return self._requests.ask(at_ms)
         read = self.next_read(rows_max)
         return () if read is None else (read,)
 
-    def assigned(self, event: SplitsAssigned) -> None:
-        """The coordinator has answered: read these splits as well, if they are new."""
+    def told(self, event: SplitsAssigned | WatermarkAnnounced) -> None:
+        """The coordinator has answered: read these splits as well, if they are new; or, so far is the group."""
+        if isinstance(event, WatermarkAnnounced):
+            assert self.alignment is not None, "a task that waits for nobody is told of nobody"
+            self.alignment.announced(event.watermark_ms)
+            return
         assert self._requests is not None, "a task that does not ask for splits gets none"
         for split in self._requests.answered(event):
             self._add(split)
 
     def timer_due(self, timer: TaskTimer) -> None:
-        """A pause is over, or a question for splits is old: it is repeated if it was not answered."""
+        """A pause is over, a question for splits is old (it is repeated if it was not answered), or a report is."""
         if timer is TaskTimer.SOURCE:
             self.resume()
-        elif self._requests is not None:
+        elif timer is TaskTimer.SPLITS and self._requests is not None:
             self._requests.ask_again()
+        elif timer is TaskTimer.WATERMARKS and self.alignment is not None:
+            self.alignment.timer_due()
 
     def next_read(self, rows_max: int = ROWS_UNLIMITED) -> ReadSource | None:
         """The read to ask for now, of `rows_max` rows at most, if any."""
         waits = self._pause_ms is not None or self._outstanding is not None
-        if not self._open or waits or len(self._ready) >= self._read_ahead:
+        if not self._open:
+            self._all_held = False
+        if not self._open or waits or len(self._ready) >= self._read_ahead or not self._choose():
             return None
         self._outstanding = self._reads
         self._reads += 1
         index = self._open[self._turn]
         rows_max = min(rows_max, self._rows_max)
         return ReadSource(self._outstanding, self._read_in[index], self._offsets[index], rows_max)
+
+    def _choose(self) -> bool:
+        """Go on to the next split that may be read. False: all are too far ahead in event time."""
+        if self.alignment is None:
+            return True
+        for step in range(len(self._open)):
+            turn = (self._turn + step) % len(self._open)
+            if not self._held(self._open[turn]):
+                self._turn, self._all_held = turn, False
+                return True
+            self._rows_at_ms.pop(self._open[turn], None)
+        self._all_held = True
+        return False
+
+    @property
+    def _asked_in_turn(self) -> int:
+        """How many splits have to have nothing before the source pauses."""
+        if self._splits is None:
+            return 1
+        return len(self._open) if self.alignment is None else sum(not self._held(index) for index in self._open)
+
+    def _held(self, index: int) -> bool:
+        return self.alignment is not None and self.alignment.holds(None if self._splits is None else index)
 
     def batch_read(self, event: SourceBatchRead) -> int | None:
         """A read was answered. Returns for how many milliseconds to pause, until `resume`; None: not at all.
@@ -330,7 +376,7 @@ class SourceCursor:
 
     def _missed(self) -> int | None:
         self._misses += 1
-        if self._misses < (1 if self._splits is None else len(self._open)):
+        if self._misses < self._asked_in_turn:
             return None
         self._misses = 0
         self._pause_ms = self._next_pause_ms

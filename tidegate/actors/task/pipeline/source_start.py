@@ -9,6 +9,7 @@ from tidegate.actors.task.messages import instructions as do
 from tidegate.actors.task.messages.events import TaskRestored
 from tidegate.actors.task.pipeline.operator_chain import OperatorChain
 from tidegate.actors.task.pipeline.source_cursor import SourceCursor, positions_from_tables
+from tidegate.actors.task.pipeline.split_alignment import SplitAlignment
 from tidegate.actors.task.pipeline.split_requests import SplitRequests
 from tidegate.actors.task.pipeline.task_descriptor import TaskDescriptor
 from tidegate.storage.ids import OperatorUid
@@ -22,7 +23,8 @@ def begin_source(
 
     It begins where the checkpoint was, at the start if the checkpoint does not know the source, and at the end if the
     task had finished. It asks for more splits if the coordinator assigns them. The splits of an unbounded source are
-    read in turn, and the chain hears which one rows are from.
+    read in turn, and the chain hears which one rows are from. Splits wait for others in event time if the program says
+    so.
     """
     if d.source is None:
         return None
@@ -31,6 +33,8 @@ def begin_source(
         positions = positions_from_tables(restored[d.source.uid])
     told = chain.splits if is_unbounded(d.source.source) else None
     requests = SplitRequests(d.attempt) if d.asks_for_splits and not finished else None
+    found = None if finished else chain.aligned_generator
+    alignment = None if found is None else SplitAlignment(d.attempt, *found, chain.splits)
     return SourceCursor(
         positions,
         d.source_rows_max,
@@ -38,6 +42,7 @@ def begin_source(
         idleness_ms=chain.idleness_ms,
         requests=requests,
         event_times=chain.splits,
+        alignment=alignment,
     )
 
 

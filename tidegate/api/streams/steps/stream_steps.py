@@ -26,6 +26,7 @@ from tidegate.actors.operators.operator import OperatorFactory
 from tidegate.actors.operators.rows.process_batches import process_operator
 from tidegate.actors.operators.rows.process_functions import ProcessFunction
 from tidegate.actors.operators.sinks.sink import Sink
+from tidegate.actors.operators.watermarks.alignment import WatermarkAlignment
 from tidegate.actors.operators.watermarks.watermark_generator import WatermarkGenerator, check_event_time
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.actors.protocol.side_outputs import OutputTag
@@ -243,6 +244,7 @@ class StreamSteps:
         idleness: str | timedelta | int | None = None,
         nulls_to: str | None = None,
         punctuated_by: str | None = None,
+        alignment: WatermarkAlignment | None = None,
         name: str = "assign_timestamps",
         uid: str | None = None,
         parallelism: int | None = None,
@@ -255,18 +257,17 @@ class StreamSteps:
         column of booleans, only rows for which it is true move event time on.
 
         Right behind an unbounded source each split has a watermark of its own, and the slowest split counts. With
-        `idleness` (a duration) a split without rows for so long does not hold event time back any more.
-        Raises ConfigurationError.
+        `idleness` (a duration) a split without rows for so long does not hold it back. With `alignment` splits are not
+        read while they are far ahead of others. Raises ConfigurationError.
         """
         if self.schema is not None:
             check_event_time(self.schema, column, punctuated_by)
-        delay_ms = parse_duration_ms(max_out_of_orderness, setting="max_out_of_orderness")
+        updating, delay_ms = self._updating, parse_duration_ms(max_out_of_orderness, setting="max_out_of_orderness")
         # As parallel as the stream before it, so chained to it: there the rows still have the source's order.
         parallelism = parallelism if parallelism is not None else self._inputs[0][0].parallelism
         idleness_ms = idleness_of(idleness, column, [node for node, _ in self._inputs], parallelism)
-        updating = self._updating
         timed = self._then(
-            partial(WatermarkGenerator, column, delay_ms, idleness_ms, nulls_to, punctuated_by),
+            partial(WatermarkGenerator, column, delay_ms, idleness_ms, nulls_to, punctuated_by, alignment),
             self.schema,
             name,
             uid,

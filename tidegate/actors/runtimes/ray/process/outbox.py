@@ -4,6 +4,7 @@ Rules:
 
 - While Ray restarts the coordinator a report waits, and is sent again after a while. Data flows meanwhile.
 - What waits is bounded. A task that has more to say than that has failed: its coordinator is away for too long.
+- How far a task is in event time it tells again anyway, and later knows better: that does not wait.
 - Reports may come twice, and out of order when some had to wait: a coordinator knows what it has heard.
 - A coordinator that heard a report and was lost before it had written that down asks when it is back.
 """
@@ -16,7 +17,7 @@ from typing import Any
 
 from ray.exceptions import ActorDiedError, RayActorError
 
-from tidegate.actors.coordinator.messages.events import CoordinatorEvent
+from tidegate.actors.coordinator.messages.events import CoordinatorEvent, WatermarkReported
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
 
 WAITING_MAX = 1_000
@@ -60,7 +61,9 @@ class Outbox:
     def _told(self, event: CoordinatorEvent, heard: Future[None], error: BaseException | None) -> None:
         # A coordinator that has died for good comes never back; one that is away only does not answer.
         away = isinstance(error, RayActorError) and not isinstance(error, ActorDiedError)
-        if away and self._waiting <= WAITING_MAX:
+        if away and isinstance(event, WatermarkReported):
+            error = None
+        elif away and self._waiting <= WAITING_MAX:
             self._mailbox.call_later(SEND_AGAIN_MS, lambda: self._try(event, heard))
             return
         self._waiting -= 1
