@@ -335,6 +335,22 @@ def test_no_memory_is_made_where_none_is_needed(size_bytes: int, rows: int) -> N
     assert not ends.offers
 
 
+def test_only_so_many_channels_share_memory(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """A descriptor is kept open for each: the rest go by Ray's calls, on either side, and arrive all the same."""
+    monkeypatch.setattr(frame_exchange, "CHANNELS_MAX", 1)
+    ends = Ends("node")
+    for channel in (CHANNEL, OTHER):
+        assert ends.send(channel, numbers(0, 10_000)) == (numbers(0, 10_000),)
+    assert [channel for channel, _ in ends.offers] == [CHANNEL]
+    ends.settle()
+    assert ends.carried(CHANNEL, numbers(1))[1] is not None
+    assert ends.send(OTHER, numbers(1)) == (numbers(1),)
+    own = OwnSegment(SIZE_BYTES)
+    assert ends.incoming.take(OTHER, own.offer("node")) == frame_exchange.TOO_MANY
+    assert ends.incoming.take(CHANNEL, own.offer("node")) == ""
+    assert len(caplog.records) == 1
+
+
 def _memory_of_this_process() -> list[str]:
     """The anonymous memory of ours that is mapped."""
     return [line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:tidegate" in line]

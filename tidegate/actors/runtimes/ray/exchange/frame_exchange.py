@@ -8,6 +8,8 @@
   there from the moment on when the receiver has taken it. A receiver on another node, or one that cannot see the
   memory, refuses, and all goes on as before.
 - Frames for which there is no room go by Ray's call. Nothing ever waits for room here: that is what credit is for.
+- Each mapping keeps a descriptor open, of which a process has a thousand or so: channels beyond `CHANNELS_MAX` stay
+  with Ray's calls.
 - Segments go with the attempt, on both sides. The receiver's rows stay for as long as somebody holds them.
 """
 
@@ -30,6 +32,9 @@ log = logging.getLogger(__name__)
 
 OFFER_AFTER_BYTES = 64 * 1024
 """Rows of this size go by Ray's calls before a segment is made: a channel with little to say needs none."""
+CHANNELS_MAX = 128
+"""Channels of a task that share memory, of its outputs and of its inputs each."""
+TOO_MANY = f"{CHANNELS_MAX} channels of a task share memory already"
 ELSEWHERE = "another node"
 """The answer of a receiver that is on another node."""
 
@@ -88,6 +93,9 @@ class Outgoing:
         if sent_bytes < OFFER_AFTER_BYTES:
             return
         del self._sent_bytes[channel]
+        if len(self._offered) + len(self._writers) >= CHANNELS_MAX:
+            self._refuse(channel, TOO_MANY)
+            return
         try:
             segment = self._offered[channel] = OwnSegment(self._size_bytes)
         except (OSError, ValueError) as error:
@@ -113,6 +121,8 @@ class Incoming:
         """Take what the sender of a channel offers. Returns why not; empty: it is taken."""
         if offer.node_id != self._node_id:
             return ELSEWHERE
+        if len(self._readers) >= CHANNELS_MAX and channel not in self._readers:
+            return TOO_MANY
         try:
             self._readers[channel] = FrameReader(ForeignSegment.open(offer))
         except (OSError, ValueError) as error:
