@@ -202,9 +202,9 @@ PREDICATE_FIXED: Mapping[str, Mapping[str, str | int]] = {
     "predicates: savepoints are copied without a limit": {**_SLOW_COPIES, "rows": 150},
     "predicates: a savepoint is copied twice at a time": {"ask": "savepoint"},
     "predicates: a savepoint is deleted while it is copied": _SLOW_COPIES,
-    "predicates: an acknowledgement that counts is refused": {"faults": "echoes", "interval_ms": 60},
+    "predicates: an acknowledgement that counts is refused": {"faults": "slow echoes", "interval_ms": 60, "rows": 150},
     "predicates: the queue of requests has no end": {"ask": "a burst", "faults": "none"},
     "predicates: two coordinators are one generation": {"faults": "coordinator"},
 }
 """What is not drawn for them: fates that are unknown, a storage that leaves several commits, rows in flight, users who
-ask for a lot, copies that take long, and acknowledgements that come twice while checkpoints are written."""
+ask for a lot, copies that take long, and acknowledgements that come twice while a slow storage writes checkpoints."""

@@ -70,6 +70,10 @@ _FAULTS = {
     "echoes": Faults(
         crash=0.03, storage=0.2, duplicate=0.9, delay="0ms..300ms", duration="10s", crashes_max=10
     ),
+    "slow echoes": Faults(
+        crash=0.03, storage=0.05, slow=0.3, slow_by="600ms", duplicate=0.9, delay="0ms..300ms", duration="10s",
+        crashes_max=20,
+    ),
     "restores": Faults(
         crash=0.02, restore_crash=0.08, coordinator_crash=0.01, storage=0.02, delay="0ms..60ms",
         duration=FAULTS_DURATION, crashes_max=10,

@@ -67,7 +67,9 @@ class Program:
             case Tumbling():
                 return floored(times, self.spec.size_ms, self.spec.offset_ms) + self.spec.size_ms
             case Sliding():
-                return floored(times, self.spec.slide_ms, self.spec.offset_ms) + self.spec.slide_ms
+                # Where the slide does not divide the size, windows end between the starts of others.
+                size_ms, slide_ms = self.spec.size_ms, self.spec.slide_ms
+                return floored(times - size_ms, slide_ms, self.spec.offset_ms) + slide_ms + size_ms
             case Cumulating():
                 return floored(times, self.spec.step_ms, 0) + self.spec.step_ms
             case Session():
@@ -76,7 +78,7 @@ class Program:
                 return times + _NEVER_MS
 
 
-_PROGRAMS = (
+PROGRAMS = (
     Program(Tumbling(20)),
     Program(Sliding(40, 10)),
     Program(Cumulating(10, 40), emit="update"),
@@ -96,6 +98,7 @@ _PROGRAMS = (
     Program(Tumbling(12), remembers=True),
     Program(Tumbling(15), punctuated=True),
 )
+"""The number of rows chooses one."""
 
 
 def windowed(env: StreamEnvironment, inputs: Sequence[Data], width: Sequence[int]) -> None:
@@ -185,7 +188,7 @@ def _results(spec: Tumbling | Sliding | Cumulating | Session | Count, rows: Sequ
                 groups[key, session[0][2], session[-1][2] + spec.gap_ms] = [value for _, value, _ in session]
     else:
         for key, value, time_ms in rows:
-            for start, end in _windows_of(spec, time_ms):
+            for start, end in windows_of(spec, time_ms):
                 groups[key, start, end].append(value)
     return counted([(*window, len(values), builtins.sum(values)) for window, values in groups.items()])
 
@@ -195,7 +198,7 @@ def _sums_so_far(spec: Tumbling | Sliding | Cumulating | Session | Count, rows: 
     assert isinstance(spec, Tumbling), "windows that end one after the other"
     groups: dict[tuple[int, int, int], list[int]] = defaultdict(list)
     for key, value, time_ms in rows:
-        ((start, end),) = _windows_of(spec, time_ms)
+        ((start, end),) = windows_of(spec, time_ms)
         groups[key, start, end].append(value)
     totals: Counter[int] = Counter()
     found = []
@@ -205,7 +208,7 @@ def _sums_so_far(spec: Tumbling | Sliding | Cumulating | Session | Count, rows: 
     return counted(found)
 
 
-def _windows_of(spec: Tumbling | Sliding | Cumulating, time_ms: int) -> Iterator[tuple[int, int]]:
+def windows_of(spec: Tumbling | Sliding | Cumulating, time_ms: int) -> Iterator[tuple[int, int]]:
     """The windows that hold a time, found by trying."""
     match spec:
         case Tumbling():
@@ -247,7 +250,7 @@ def _moves(row: Row) -> bool:
 
 
 def _program(data: Data) -> Program:
-    return _PROGRAMS[len(data) % len(_PROGRAMS)]
+    return PROGRAMS[len(data) % len(PROGRAMS)]
 
 
 def _rows(data: Data) -> list[Row]:
