@@ -1,4 +1,4 @@
-"""Queries that keep figures of each key for ever, and tell them again when they change: q15, q17."""
+"""Queries that keep figures of each key for ever, and tell them again when they change: q15, q16, q17."""
 
 from __future__ import annotations
 
@@ -84,7 +84,21 @@ def _q15_reference(rows: Rows) -> pl.DataFrame:
     return _distinct_reference(rows, pl.col("date_time").cast(pl.String).str.slice(0, 10).alias("day")).collect()
 
 
+def _q16(events: Events) -> tg.Stream:
+    bids = events.bids.select("channel", "auction", "bidder", "price", _day(), "date_time")
+    figures = bids.key_by("channel", "day").aggregate(uid="figures", last=tg.max("date_time"), **_distinct())
+    return figures.select(pl.all().exclude("last"), minute=pl.col("last").dt.strftime("%H:%M"))
+
+
+def _q16_reference(rows: Rows) -> pl.DataFrame:
+    text = pl.col("date_time").cast(pl.String)
+    keys = pl.col("channel"), text.str.slice(0, 10).alias("day")
+    minutes = rows.bids.group_by(*keys).agg(minute=text.str.slice(11, 5).max())
+    return _distinct_reference(rows, *keys).join(minutes, on=["channel", "day"]).collect()
+
+
 QUERIES = (
     Query("q15", "figures of each day", ("bid",), _q15, _q15_reference, keys=("day",)),
+    Query("q16", "figures of each channel and day", ("bid",), _q16, _q16_reference, keys=("channel", "day")),
     Query("q17", "figures of each auction and day", ("bid",), _q17, _q17_reference, keys=("auction", "day")),
 )

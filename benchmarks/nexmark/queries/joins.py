@@ -1,6 +1,7 @@
-"""Queries over two streams: q3, q4, q9, q20. They are joins without a window, so all rows stay in state, as in Flink's.
+"""Queries over two streams: q3, q4, q6, q9, q20.
 
-Winners of auctions (q4, q9) are told as they are so far, and take back what was told before.
+They are joins without a window, so all rows stay in state, as in Flink's. Winners of auctions (q4, q6, q9) are told
+as they are so far, and take back what was told before.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import polars as pl
 
 import tidegate as tg
 from nexmark import auctions
+from nexmark.queries.newest_sales import SALES, NewestSales
 from nexmark.query import Events, Query, Rows
 
 STATES = ("OR", "ID", "CA")
@@ -72,6 +74,19 @@ def _q4_reference(rows: Rows) -> pl.DataFrame:
     return _winners_reference(rows).group_by("category").agg(final=pl.col("price").mean()).collect()
 
 
+def _q6(events: Events) -> tg.Stream:
+    bids = _in_time(events, ("id", "seller", "date_time", "expires"), ("price", "bid_time")).key_by("id")
+    best = bids.top_n(1, by=("price", "bid_time"), descending=(True, False), name="winners", uid="winners")
+    sales = tg.udaf(NewestSales(), "bid_time", "id", "price")
+    return best.key_by("seller").aggregate(final=sales, emit="changes", uid="averages")
+
+
+def _q6_reference(rows: Rows) -> pl.DataFrame:
+    newest = pl.struct("bid_time", "id").rank("ordinal", descending=True).over("seller")
+    sales = _winners_reference(rows).filter(newest <= SALES)
+    return sales.group_by("seller").agg(final=pl.col("price").mean()).collect()
+
+
 Q20_AUCTION = {
     "item_name": "item_name",
     "description": "description",
@@ -105,6 +120,7 @@ def _q20_reference(rows: Rows) -> pl.DataFrame:
 QUERIES = (
     Query("q3", "local items", ("person", "auction"), _q3, _q3_reference),
     Query("q4", "average price of a category", ("auction", "bid"), _q4, _q4_reference, keys=("category",)),
+    Query("q6", "average price of a seller", ("auction", "bid"), _q6, _q6_reference, keys=("seller",)),
     Query("q9", "winning bids", ("auction", "bid"), _q9, _q9_reference, keys=("id",)),
     Query("q20", "bids with their auctions", ("auction", "bid"), _q20, _q20_reference),
 )

@@ -1,4 +1,4 @@
-"""Queries over windows of event time: q5, q7, q8, q11."""
+"""Queries over windows: q5, q7, q8, q11 of event time, and q12 of processing time."""
 
 from __future__ import annotations
 
@@ -84,9 +84,25 @@ def _q11_reference(rows: Rows) -> pl.DataFrame:
     return result.select(Q11).collect()
 
 
+def _q12(events: Events) -> tg.Stream:
+    windows = events.bids.key_by("bidder").window(tg.Tumbling(WINDOW_MS), time="processing", fire_at_end=True)
+    counts = windows.aggregate(bid_count=tg.count(), name="counts", uid="counts")
+    return counts.select("bidder", "bid_count", start_time="window_start", end_time="window_end")
+
+
+def _q12_reference(rows: Rows) -> pl.DataFrame:
+    return rows.bids.group_by("bidder").agg(bid_count=pl.len().cast(pl.Int64)).collect()
+
+
+def _of_all_windows(rows: pl.DataFrame) -> pl.DataFrame:
+    """How the clock has divided the bids is open, but not how many there are."""
+    return rows.group_by("bidder").agg(pl.col("bid_count").sum())
+
+
 QUERIES = (
     Query("q5", "hot items", ("bid",), _q5, _q5_reference),
     Query("q7", "highest bid", ("bid",), _q7, _q7_reference),
     Query("q8", "monitor new users", ("person", "auction"), _q8, _q8_reference),
     Query("q11", "user sessions", ("bid",), _q11, _q11_reference),
+    Query("q12", "windows of the clock", ("bid",), _q12, _q12_reference, comparable=_of_all_windows),
 )
