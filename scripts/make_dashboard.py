@@ -120,6 +120,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
         "Event time",
         (
             by_vertex("Lag of the watermark behind the clock", "max", m.OUTPUT_WATERMARK_LAG, "ms"),
+            by_vertex("How far sources are ahead of their watermark group", "max", m.ALIGNMENT_DRIFT, "ms"),
             by_vertex("Watermark of the input", "min", m.INPUT_WATERMARK, "dateTimeAsIso"),
             by_vertex("Watermark of the output", "min", m.OUTPUT_WATERMARK, "dateTimeAsIso"),
         ),

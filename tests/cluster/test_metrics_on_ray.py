@@ -66,7 +66,8 @@ def env(raydp_session: RayDPSession) -> Iterator[tg.StreamEnvironment]:
 def test_prometheus_sees_a_job_with_all_that_the_dashboard_asks_for(env: tg.StreamEnvironment, tmp_path: Path) -> None:
     """Also after a task was killed, whose metrics go on from the spare process under the task's name."""
     keys, counts = pa.schema([("k", pa.int64())]), pa.schema([("k", pa.int64()), ("n", pa.int64())])
-    rows = env.from_rate(200, timestamp="timestamp", splits=1)
+    waits = tg.WatermarkAlignment("all", max_drift="1s", update_interval="100ms")
+    rows = env.from_rate(200, splits=1).assign_timestamps("timestamp", alignment=waits)
     assert rows.schema is not None
     keyed = rows.map_batches(Keying(), schema=keys.append(rows.schema.field("timestamp")), name="key")
     keyed.key_by("k").process(Counting(), schema=counts, name="count").to_table(str(tmp_path / "table"))
@@ -89,6 +90,8 @@ def test_prometheus_sees_a_job_with_all_that_the_dashboard_asks_for(env: tg.Stre
         assert restarts["value"][1] == "1"
         (recovery,) = prometheus.ask(f'ray_tidegate_job_last_recovery_ms{{job="{NAME}"}}')
         assert float(recovery["value"][1]) > 0
+        (drift,) = prometheus.ask(f'ray_tidegate_task_watermark_alignment_drift_ms{{job="{NAME}"}}')
+        assert float(drift["value"][1]) >= 0, "the coordinator tells the source how far its group is"
         rules = prometheus.rules()
         assert {rule["health"] for rule in rules} == {"ok"}
         # What jobs before it on this Ray have left may still be seen, and be old.
