@@ -23,6 +23,7 @@ from broken_fallback import FALLBACK_BREAKS, FALLBACK_FIXED
 from broken_layers import LAYER_BREAKS, LAYER_FIXED, LAYER_PATCHES
 from broken_nodes import NODE_FIXED, NODE_PATCHES
 from broken_predicates import PREDICATE_FIXED, PREDICATE_PATCHES
+from broken_relations import RELATION_FIXED, RELATION_PATCHES
 from broken_requests import REQUEST_FIXED, REQUEST_PATCHES
 from broken_restarts import RESTART_FIXED, RESTART_PATCHES
 from broken_rules import RULE_BREAKS, RULE_FIXED, Patch
@@ -84,6 +85,7 @@ _FIXED: Mapping[str, Mapping[str, Hashable]] = {
     **TIME_FIXED,
     **WINDOW_FIXED,
     **AGGREGATE_FIXED,
+    **RELATION_FIXED,
     **SPLIT_FIXED,
     **NODE_FIXED,
     **COPY_FIXED,
@@ -120,6 +122,7 @@ BROKEN: dict[str, Break] = {
             | TIME_PATCHES
             | WINDOW_PATCHES
             | AGGREGATE_PATCHES
+            | RELATION_PATCHES
             | SPLIT_PATCHES
             | NODE_PATCHES
             | COPY_PATCHES

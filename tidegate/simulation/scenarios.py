@@ -90,6 +90,8 @@ _ADOPTION_MS = {"adopt": 3_000, "restart": None}
 _LOG_ENTRIES = {"long": None, "short": 8}
 """A log that is cut: hardly any scenario has as many entries as it usually takes."""
 _UNDO_BYTES = {"keep": 1 << 20, "keep a little": 1_000, "read": 0}
+_IN_ORDER = ("ordered", "late", "windows", "relations")
+"""Pipelines that rely on the order of rows within the splits that they see."""
 _ROW_BY_ROW = ("sim://rows", "sim://late", "sim://kept")
 """Tables that get a row for each row of the input; the others get one for each key."""
 _BUFFERS = {"tiny": (300, 300), "small": (1_000, 1_500), "wide": (20_000, 20_000)}
@@ -210,7 +212,7 @@ def _changed_sources(scenario: Scenario) -> Callable[[Source], Source] | None:
     if topology == "induced":
         return None
     # Rows are in order within the splits that the pipeline sees.
-    parts = PARTS if scenario.values.get("splits") == "many" and topology not in ("ordered", "late", "windows") else 1
+    parts = PARTS if scenario.values.get("splits") == "many" and topology not in _IN_ORDER else 1
     return partial(CutSource, parts=parts, static_splits=scenario.values.get("splits") == "dealt out")
 
 

@@ -82,6 +82,9 @@ _TEXTS_SHARE = 0.06
 _PACED = "paced"
 _PACED_SHARE = 0.06
 """Seeds that stand for the pipeline whose sources wait for each other, which was added later too."""
+_RELATIONS = "relations"
+_RELATIONS_SHARE = 0.1
+"""Seeds that stand for the pipeline of joins, changes, rankings, times to live and calls, which was added later too."""
 _RARE: tuple[Mapping[str, Hashable], ...] = (
     {"ask": "a burst"},
     {"ask": "many savepoints"},
@@ -132,8 +135,8 @@ CONTRADICTIONS: tuple[tuple[tuple[str, Hashable], tuple[str, Hashable]], ...] = 
     (("max_concurrent", 2), ("min_pause_ms", 100)),
     (("max_concurrent", 3), ("min_pause_ms", 100)),
     (("topology", "broadcast"), ("then", "rescaled")),
-    *((("topology", name), ("mode", "at-least-once")) for name in (*_CHANGING, _WINDOWS, _TEXTS)),
-    (("topology", "windows"), ("sources", "finding")),
+    *((("topology", name), ("mode", "at-least-once")) for name in (*_CHANGING, _WINDOWS, _TEXTS, _RELATIONS)),
+    *((("topology", name), ("sources", "finding")) for name in (_WINDOWS, _RELATIONS)),
 )
 """Values that are never drawn together, the later dimension gives way: what a submission refuses, rows that would
 depend on the parallelism, and changes of rows that were processed twice."""
@@ -162,7 +165,8 @@ def draw(seed: int) -> Scenario:
     chance = random.Random(f"scenario {seed}")
     values: dict[str, Hashable] = {}
     for name, choices in DIMENSIONS.items():
-        added = (*_ADDED.get(name, ()), _ORDERED, *_APART, *_OF_TIME, *_CHANGING, _WINDOWS, _TEXTS, _PACED)
+        apart_ones = (_ORDERED, *_APART, *_OF_TIME, *_CHANGING, _WINDOWS, _TEXTS, _PACED, _RELATIONS)
+        added = (*_ADDED.get(name, ()), *apart_ones)
         choices = tuple(choice for choice in choices if choice not in added)
         allowed = [c for c in choices if not any((before, (name, c)) in CONTRADICTIONS for before in values.items())]
         weights = [dict(zip(choices, _WEIGHTS.get(name, (1,) * len(choices)), strict=True))[c] for c in allowed]
@@ -216,13 +220,16 @@ def draw(seed: int) -> Scenario:
         return replace(scenario, values={**scenario.values, "faults": "restores"})
     later = random.Random(f"windows {seed}")
     if later.random() < _WINDOWS_SHARE:
-        return _windowed(later, scenario)
+        return _of_programs(later, scenario, _WINDOWS)
     later = random.Random(f"texts {seed}")
     if later.random() < _TEXTS_SHARE:
         return replace(scenario, values={**scenario.values, "topology": _TEXTS, "mode": "exactly-once"})
     later = random.Random(f"paced {seed}")
     if later.random() < _PACED_SHARE:
         return replace(scenario, values={**scenario.values, "topology": _PACED})
+    later = random.Random(f"related {seed}")
+    if later.random() < _RELATIONS_SHARE:
+        return _of_programs(later, scenario, _RELATIONS)
     return scenario
 
 
@@ -271,9 +278,9 @@ def _apart(chance: random.Random, scenario: Scenario) -> Scenario:
     return replace(scenario, values=values, rows=chance.randrange(30, 80))
 
 
-def _windowed(chance: random.Random, scenario: Scenario) -> Scenario:
-    """The same with the pipeline of windows. Half of these have more rows, and fire more windows while they run."""
-    values = {**scenario.values, "topology": _WINDOWS, "mode": "exactly-once"}
+def _of_programs(chance: random.Random, scenario: Scenario, topology: str) -> Scenario:
+    """The same with a pipeline whose program the rows choose. Half of these have more rows, and so more on the way."""
+    values = {**scenario.values, "topology": topology, "mode": "exactly-once"}
     if values["sources"] == "finding":
         values["sources"] = "trickling"
     if chance.random() < _AS_DRAWN:

@@ -51,6 +51,7 @@ from tidegate.simulation.pipelines.pipeline_functions import (
     numbered_rows,
     timed_rows,
 )
+from tidegate.simulation.pipelines.relation_topologies import expect_relations, relations
 from tidegate.simulation.pipelines.side_topologies import aside, expect_aside
 from tidegate.simulation.pipelines.window_topologies import expect_windowed, windowed
 from tidegate.simulation.runtime.run import Rows, counted
@@ -299,4 +300,5 @@ TOPOLOGIES: Mapping[str, Topology] = {
     "windows": Topology(windowed, expect_windowed),
     "texts": Topology(texts, expect_texts),
     "paced": Topology(paced, expect_paced),
+    "relations": Topology(relations, expect_relations),
 }

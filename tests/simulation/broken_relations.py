@@ -1,0 +1,98 @@
+"""Rules of joins, changes, times to live, early results and calls, broken on purpose; patches while a seed runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tidegate.actors.operators.aggregates.expiring_aggregate import ExpiringAggregate
+from tidegate.actors.operators.aggregates.functions.multisets import KeptValues
+from tidegate.actors.operators.batches.async_map import AsyncMap
+from tidegate.actors.operators.joins.asof_join import AsOfJoin
+from tidegate.actors.operators.joins.join_columns import RIGHT
+from tidegate.actors.operators.joins.join_operator import MOMENT
+from tidegate.actors.operators.operator import Emit
+from tidegate.actors.operators.state.rows_operator import RowsOperator
+from tidegate.actors.operators.windows.early_results import EarlyResults
+from tidegate.simulation.pipelines.relation_topologies import PROGRAMS
+from tidegate.storage.state.snapshot import StateTable
+
+Patch = Callable[[], AbstractContextManager[Any]]
+
+_load, _begins, _early = RowsOperator.load, ExpiringAggregate._begins, EarlyResults.__init__
+_joined = AsOfJoin.advance_watermark
+
+
+def _one_side(self: RowsOperator, tables: Sequence[StateTable]) -> None:
+    """Breaks: both sides of a join are restored. Here the left one alone."""
+    _load(self, [table for table in tables if table.state != "right"])
+
+
+def _as_it_was(self: KeptValues, state: pa.RecordBatch, *_: object) -> dict[str, pa.Array]:
+    """Breaks: a value that is taken back goes. Here it stays."""
+    return dict(zip(state.schema.names, state.columns, strict=True))
+
+
+def _never_anew(self: ExpiringAggregate, *arguments: Any) -> NDArray[np.uint8]:
+    """Breaks: a key begins anew when its time is over. Here it goes on."""
+    return np.zeros_like(_begins(self, *arguments))
+
+
+def _as_if_out(self: EarlyResults, every_ms: int, *, restored: bool) -> None:
+    """Breaks: after a restore all results count as changed. Here as if all had come out."""
+    _early(self, every_ms, restored=False)
+
+
+def _all_versions(self: AsOfJoin, watermark_ms: int, emit: Emit) -> Iterator[None]:
+    """Breaks: the newest version of a key stays. Here all go that event time has passed."""
+    yield from _joined(self, watermark_ms, emit)
+    versions = self.tables[RIGHT]
+    for rows, refs in versions.scan([MOMENT], 1_000):
+        versions.remove(refs[rows.column(MOMENT).to_numpy() <= watermark_ms])
+    versions.done()
+
+
+RELATION_PATCHES: dict[str, tuple[int, Patch]] = {
+    "joins: a side is forgotten at a restore": (6, lambda: patch.object(RowsOperator, "load", _one_side)),
+    "joins: versions that hold are let go": (6, lambda: patch.object(AsOfJoin, "advance_watermark", _all_versions)),
+    "changes: a value that was taken back stays": (6, lambda: patch.object(KeptValues, "retract", _as_it_was)),
+    "ttl: a key does not begin anew": (6, lambda: patch.object(ExpiringAggregate, "_begins", _never_anew)),
+    "early results: what has not come out is forgotten at a restore": (
+        6,
+        lambda: patch.object(EarlyResults, "__init__", _as_if_out),
+    ),
+    "calls: rows under way are in no checkpoint": (6, lambda: patch.object(AsyncMap, "snapshot", lambda *_: None)),
+    "calls: a watermark overtakes rows": (6, lambda: patch.object(AsyncMap, "let_pass", lambda *_: True)),
+}
+"""Every such break: its invariant, and the patch."""
+
+_PROGRAM_OF = {
+    "joins: a side is forgotten at a restore": "near",
+    "joins: versions that hold are let go": "versions",
+    "changes: a value that was taken back stays": "multisets",
+    "ttl: a key does not begin anew": "lives",
+    "early results: what has not come out is forgotten at a restore": "early",
+    "calls: rows under way are in no checkpoint": "calls",
+    "calls: a watermark overtakes rows": "calls",
+}
+_NUMBERS = {program.build.__name__.strip("_"): number for number, program in enumerate(PROGRAMS)}
+_RELATIONS: Mapping[str, Hashable] = {
+    "topology": "relations",
+    "mode": "exactly-once",
+    "sources": "at once",
+    "survivors": "read",
+    "savepoints": "canonical",
+    "state": "whole",
+    "faults": "tasks",
+}
+"""State is read back from rows, which the breaks of restores change."""
+RELATION_FIXED: Mapping[str, Mapping[str, Hashable]] = {
+    rule: {**_RELATIONS, "rows": 6 * len(PROGRAMS) + _NUMBERS[program]} for rule, program in _PROGRAM_OF.items()
+}
+"""What is not drawn for them. The number of rows chooses the program."""
