@@ -141,6 +141,18 @@ def test_it_tells_how_far_it_is_at_every_interval_and_when_it_has_to_wait() -> N
     assert source.tells() == [(400, False)]
 
 
+def test_a_source_that_waits_tells_at_once_where_rows_that_were_read_ahead_have_moved_it() -> None:
+    """Or the group would wait for where it was, until the interval is over."""
+    source = Source(in_turn=False)
+    source.hears(0)
+    assert source.reads(150) == "a"
+    source.tells()
+    assert source.tells() == []
+    source.generator.process(pa.record_batch({"t": [180]}), lambda _: None)
+    assert source.tells() == [(179, True)]
+    assert source.tells() == []
+
+
 def test_a_split_that_is_held_is_not_idle() -> None:
     """The time for which it was held counts for no idleness; one that has nothing is idle, and does not count."""
     source = Source()

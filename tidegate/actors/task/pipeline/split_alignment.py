@@ -8,8 +8,10 @@
 - Only reading is held: what was read before is processed, and barriers, savepoints and the end of the job pass as ever.
 - Splits that are idle, or at their end, do not count. A split that is held is not idle.
 - Nobody knows at the start how far the others are. A split that has a watermark by then waits for the first answer.
-- The task tells its own lowest watermark again and again, and at once when it has nothing left to read. So whatever
-  is lost, an answer comes with the next one: a message, or a coordinator, may delay a split and never stop it.
+- The task tells its own lowest watermark again and again, and at once when it has nothing left to read. What was read
+  ahead moves it on after that: it is told at once as well, or the others would wait for where the task was.
+- So whatever is lost, an answer comes with the next one: a message, or a coordinator, may delay a split and never stop
+  it.
 - Nothing of this is in a checkpoint. It says when rows are read, and not which.
 """
 
@@ -42,8 +44,9 @@ class SplitAlignment:
         """The lowest watermark of the group, as the coordinator has told it last."""
         self._due = True
         """Whether it is time to tell the coordinator how far this task is."""
-        self._told_waiting = False
-        """Whether the coordinator knows that the task has nothing to read until others have come nearer."""
+        self._waits_at: tuple[int | None] | None = None
+        """The watermark with which the coordinator was told that the task has nothing to read until others have come
+        nearer; None: it has something."""
 
     @property
     def lowest_ms(self) -> int | None:
@@ -80,9 +83,9 @@ class SplitAlignment:
 
     def steps(self, at_ms: int, waits: bool) -> tuple[do.TaskInstruction, ...]:
         """What to tell the coordinator now. `waits`: all splits that can be read are held."""
-        told_waiting, self._told_waiting = self._told_waiting, waits
+        told, self._waits_at = self._waits_at, (self.lowest_ms,) if waits else None
         if not self._due:
-            return (self._report(waits),) if waits and not told_waiting else ()
+            return (self._report(waits),) if waits and self._waits_at != told else ()
         self._due = False
         again = do.SetTaskTimer(TaskTimer.WATERMARKS, at_ms + self._alignment.update_interval_ms)
         return self._report(waits), again
