@@ -98,9 +98,7 @@ def test_decisions_have_numbers_of_their_own_and_are_in_the_list() -> None:
     """Two that are made at the same time must not share one; a page that no list names is not found."""
     folder = ROOT / "docs" / "decisions"
     pages = sorted(path.name for path in files() if path.parent == folder and path.name != "README.md")
-    numbers = [int(name[:4]) for name in pages if name[4] == "-"]
-    assert numbers == sorted(set(numbers))
-    assert len(numbers) == len(pages)
+    assert [name[:5] for name in pages] == [f"{number:04d}-" for number in range(1, len(pages) + 1)]
     index = (folder / "README.md").read_text(encoding="utf-8")
     assert [name for name in pages if f"[{name[:4]} " not in index or f"]({name})" not in index] == []
     assert [
