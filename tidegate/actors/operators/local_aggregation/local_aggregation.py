@@ -33,5 +33,13 @@ class LocalAggregation:
 
     @property
     def is_exact(self) -> bool:
-        """Whether aggregates of these kinds can be combined without a difference; types of columns may forbid it."""
-        return all(a.kind in _KINDS and not a.taken_back for a in self.aggregates.values())
+        """Whether aggregates of these kinds can be combined without a difference; types of columns may forbid it.
+
+        A choice depends on the order of rows, across slices too where they share a node: late rows of sliding and
+        cumulating windows go straight to nodes of several slices. Combined rows no longer tell that order.
+        """
+        from tidegate.actors.operators.windows.window_specs import Tumbling
+
+        one_slice = self.window is None or isinstance(self.window, Tumbling)
+        kinds = _KINDS if one_slice else _KINDS - CHOICES
+        return all(a.kind in kinds and not a.taken_back for a in self.aggregates.values())
