@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from backend_model import BACKENDS, KEYS, key_batch, key_of
@@ -59,3 +60,32 @@ def test_values_are_read_in_pieces_and_not_held(monkeypatch: pytest.MonkeyPatch)
     assert [part.num_rows for part, _ in table.scan(["k"], 1000)] == [_ROWS // 2]
     table.done()
     backend.close()
+
+
+@pytest.mark.parametrize("rows_of_later", [3, 9])
+def test_rows_that_are_removed_while_a_scan_goes_on_are_not_in_it(
+    monkeypatch: pytest.MonkeyPatch, rows_of_later: int
+) -> None:
+    """Also those that were read ahead when their turn had not come: a row has its own ref, whatever goes."""
+    monkeypatch.setattr(row_table, "_PIECE_ROWS", 4)
+    backend = BACKENDS["rocksdb"](True)
+    table = backend.rows("r", _VALUES)
+    backend.fix_keys(KEYS)
+    keys = [0, 0, 0, *[1] * rows_of_later, *[2] * rows_of_later]
+    texts = [str(number) for number in range(len(keys))]
+    table.append(key_batch(keys), pa.record_batch([pa.array(range(len(keys))), pa.array(texts)], schema=_VALUES))
+
+    scan = table.scan(["i", "k"], 1)
+    part, refs = next(scan)
+    seen = {int(refs[0]): part.column("i")[0].as_py()}
+    others = [key for key in range(3) if key_of(key)[0] != part.column("k")[0].as_py()]
+    found = table.find(key_batch(others))
+    gone = dict(zip(found.refs.tolist(), table.take(found.refs, ["i"]).column(0).to_pylist(), strict=True))
+    table.remove(found.refs[::2])
+    removed = {gone[ref] for ref in found.refs[::2].tolist()}
+    for part, refs in scan:
+        assert part.num_rows == len(refs)
+        seen |= dict(zip(refs.tolist(), part.column("i").to_pylist(), strict=True))
+    assert table.take(np.array(list(seen), dtype=np.int64), ["i"]).column(0).to_pylist() == list(seen.values())
+    assert sorted(seen.values()) == sorted(set(range(len(keys))) - removed)
+    table.done()

@@ -157,14 +157,14 @@ class RocksRows:
             self._session.position = max(self._session.position, last + 1)
 
     def _there(self, cursor: rocksdict.RdictIter, prefix: bytes) -> Iterator[list[tuple[bytes, bytes]]]:
-        """The entries whose keys begin so, but those that go, in pieces. StorageError."""
+        """The entries whose keys begin so, in pieces. StorageError."""
         entries = _read(cursor, prefix)
         while True:
             with reported("read RocksDB", self._session.folder):
                 piece = list(islice(entries, _PIECE_ROWS))
             if not piece:
                 return
-            yield [entry for entry in piece if entry[0] not in self._gone] if self._gone else piece
+            yield piece
 
     def _read_in_order(
         self, cursor: rocksdict.RdictIter, columns: Sequence[str]
@@ -187,12 +187,16 @@ class RocksRows:
     def _group(
         self, pieces: Iterable[list[tuple[bytes, bytes]]], columns: Sequence[str]
     ) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
-        """Some columns of what is read, with its refs. Several pieces are of one key group: they are put in order."""
+        """Some columns of what is read, with its refs. Several pieces are of one key group: they are put in order.
+
+        A piece may have been read before rows of it were removed, by who was given the rows in front of it.
+        """
         first = len(self._found)
         parts = []
         for piece in pieces:
-            parts.append(self._decoded(piece, columns))
-            self._note(piece)
+            there = [entry for entry in piece if entry[0] not in self._gone] if self._gone else piece
+            parts.append(self._decoded(there, columns))
+            self._note(there)
         if len(parts) == 1:
             return parts[0], np.arange(first, len(self._found))
         refs = self._in_order(first)
