@@ -6,7 +6,7 @@ The sender of an edge to an aggregate calls it before rows are split by key. Rul
   there is nothing to snapshot.
 - The groups of a batch come in the order of their first rows. To merge them gives what adding the rows gives, bit for
   bit. Where that is not so the rows are sent: sums of floats depend on the order of additions; variances and sketches
-  likewise; lists are no shorter.
+  likewise; lists are no shorter; choices depend on the order of rows, which slices that share a node lose (`is_exact`).
 - Rows of windows are grouped by slice as well: one row's time stands for all, to whoever asks for their windows, and
   whether they are late. Watermarks stand between batches, before as after, so each is judged by the same one.
 - What is wrong with a batch is for the aggregate to say: then the rows are sent. So are they if a sum of a batch alone
