@@ -1,0 +1,112 @@
+"""Rows a second, and rows a second of processor time, of a job whose rows nobody keeps: local, and on Ray.
+
+The local runtime takes one core. On Ray two subtasks read and two work: rows a second are the slope of the rows read
+between 15 and 90 % of them, and processor time is that of the job's processes meanwhile. A run there has to take
+seconds: take some 200,000,000 rows.
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from common import ENDED, Run, local_ray
+from nexmark import measure
+from nexmark.measure import cpu_seconds, dropped
+from ray import cloudpickle
+from rich.console import Console
+
+import tidegate as tg
+from tidegate.actors.operators.local_aggregation.combining_rule import CombiningMode
+
+TIMEOUT_S = 900.0
+LOOKS_MIN = 5
+RUNTIMES = ("local", "ray")
+Program = Callable[[tg.StreamEnvironment, int], tg.Stream]
+"""Of an environment and a number of rows in all: the stream that is measured."""
+# Processes of a job cannot import these modules.
+for module in (measure, sys.modules[__name__]):
+    cloudpickle.register_pickle_by_value(module)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all runs of a benchmark share."""
+
+    rows: int
+    interval: str
+    folder: Path
+    combining: CombiningMode | None = None
+
+    def start(self, name: str, program: Program, env: tg.StreamEnvironment) -> tg.Job:
+        """The program's job."""
+        program(env, self.rows).map_batches(dropped, name="dropped")
+        checkpoints = tg.CheckpointConfig(interval=self.interval, storage=str(self.folder))
+        once = tg.RestartStrategy.none()
+        return env.execute(
+            name, checkpoints=checkpoints, restart=once, progress="off", local_aggregation=self.combining
+        )
+
+
+def local_rate(name: str, program: Program, settings: Settings) -> tuple[float, float]:
+    """Rows a second, and rows a second of processor time, of one run in this process."""
+    with tg.StreamEnvironment.local(2) as env:
+        cpu, begun = time.process_time(), time.monotonic()
+        settings.start(name, program, env).wait("15min")
+        seconds, cpu = time.monotonic() - begun, time.process_time() - cpu
+    return settings.rows / seconds, settings.rows / cpu
+
+
+def ray_rate(name: str, program: Program, settings: Settings) -> tuple[float, float]:
+    """The same of one run on the Ray that is up, without its start and its end."""
+    run, spent, rows = Run(), list[tuple[int, float]](), settings.rows
+    with tg.StreamEnvironment.ray(parallelism=2) as env:
+        job = settings.start(name, program, env)
+        source, deadline = "", time.monotonic() + TIMEOUT_S
+        while run.end is None:
+            progress = job.progress()
+            source = source or next(iter(progress.rows_in), "")
+            run.see(progress, source)
+            if progress.status not in ENDED:
+                cpu = sum(cpu_seconds(process.pid) for process in job.processes())
+                spent.append((progress.rows_in.get(source, 0), cpu))
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{name} is not over after {TIMEOUT_S:g} s: {progress}")
+            time.sleep(0.1)
+        job.wait("1min")
+    steady = [(at, read) for at, read in run.samples if 0.15 * rows <= read <= 0.9 * rows]
+    costs = [(cpu, read) for read, cpu in spent if 0.15 * rows <= read <= 0.9 * rows]
+    if len(steady) < LOOKS_MIN or len(costs) < LOOKS_MIN:
+        raise ValueError(f"{name} was over after {len(steady)} looks; take more --rows")
+    return _slope(steady), _slope(costs)
+
+
+def _slope(points: Sequence[tuple[float, int]]) -> float:
+    """Rows a second, by least squares, of (seconds, rows)."""
+    return float(np.polyfit([at for at, _ in points], [rows for _, rows in points], 1)[0])
+
+
+def measure_all(
+    programs: Mapping[str, Program], runtime: str, rounds: int, settings: Settings, console: Console
+) -> None:
+    """All programs on one runtime, in turns, and their medians."""
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in programs}
+    rate = local_rate if runtime == "local" else ray_rate
+    with local_ray() if runtime == "ray" else nullcontext():
+        for _ in range(rounds):
+            for name, program in programs.items():
+                shutil.rmtree(settings.folder, ignore_errors=True)
+                found[name].append(rate(name, program, settings))
+                shutil.rmtree(settings.folder, ignore_errors=True)
+                told = " and ".join(f"{each / 1e6:.1f}" for each in found[name][-1])
+                console.print(f"{name} on {runtime}: {told} M rows/s, by time and by core", highlight=False)
+    for name, runs in found.items():
+        by_time, by_core = (statistics.median(run[i] for run in runs) / 1e6 for i in (0, 1))
+        console.print(f"median of {name} on {runtime}: {by_time:.1f} M rows/s, {by_core:.1f} M a core", highlight=False)
