@@ -1,8 +1,8 @@
 """Rows a second, and rows a second of processor time, of a job whose rows nobody keeps: local, and on Ray.
 
-The local runtime takes one core. On Ray two subtasks read and two work: rows a second are the slope of the rows read
-between 15 and 90 % of them, and processor time is that of the job's processes meanwhile. A run there has to take
-seconds: take some 200,000,000 rows.
+Rows a second are the slope of the rows read between 15 and 90 % of them, so start and end do not count; processor time
+is that of the job's processes meanwhile. The local runtime takes one core. On Ray two subtasks read and two work; a run
+has to take seconds there: take some 200,000,000 rows.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import shutil
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from tidegate.actors.operators.local_aggregation.combining_rule import Combining
 TIMEOUT_S = 900.0
 LOOKS_MIN = 5
 RUNTIMES = ("local", "ray")
+POLL_S = {"local": 0.02, "ray": 0.1}
 Program = Callable[[tg.StreamEnvironment, int], tg.Stream]
 """Of an environment and a number of rows in all: the stream that is measured."""
 # Processes of a job cannot import these modules.
@@ -55,19 +56,18 @@ class Settings:
         )
 
 
-def local_rate(name: str, program: Program, settings: Settings) -> tuple[float, float]:
-    """Rows a second, and rows a second of processor time, of one run in this process."""
-    with tg.StreamEnvironment.local(2) as env:
-        cpu, begun = time.process_time(), time.monotonic()
-        settings.start(name, program, env).wait("15min")
-        seconds, cpu = time.monotonic() - begun, time.process_time() - cpu
-    return settings.rows / seconds, settings.rows / cpu
+@contextmanager
+def environment(runtime: str) -> Iterator[tg.StreamEnvironment]:
+    """This process, or the Ray that is up."""
+    made = tg.StreamEnvironment.local(2) if runtime == "local" else tg.StreamEnvironment.ray(parallelism=2)
+    with made as env:
+        yield env
 
 
-def ray_rate(name: str, program: Program, settings: Settings) -> tuple[float, float]:
-    """The same of one run on the Ray that is up, without its start and its end."""
-    run, spent, rows = Run(), list[tuple[int, float]](), settings.rows
-    with tg.StreamEnvironment.ray(parallelism=2) as env:
+def rate(name: str, program: Program, runtime: str, settings: Settings) -> tuple[float, float]:
+    """Rows a second, and rows a second of processor time, of one run."""
+    run, spent, rows = Run(), list[tuple[float, int]](), settings.rows
+    with environment(runtime) as env:
         job = settings.start(name, program, env)
         source, deadline = "", time.monotonic() + TIMEOUT_S
         while run.end is None:
@@ -75,17 +75,24 @@ def ray_rate(name: str, program: Program, settings: Settings) -> tuple[float, fl
             source = source or next(iter(progress.rows_in), "")
             run.see(progress, source)
             if progress.status not in ENDED:
-                cpu = sum(cpu_seconds(process.pid) for process in job.processes())
-                spent.append((progress.rows_in.get(source, 0), cpu))
+                spent.append((_processor_s(job, runtime), progress.rows_in.get(source, 0)))
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{name} is not over after {TIMEOUT_S:g} s: {progress}")
-            time.sleep(0.1)
+            time.sleep(POLL_S[runtime])
         job.wait("1min")
-    steady = [(at, read) for at, read in run.samples if 0.15 * rows <= read <= 0.9 * rows]
-    costs = [(cpu, read) for read, cpu in spent if 0.15 * rows <= read <= 0.9 * rows]
+    steady, costs = (
+        [(x, read) for x, read in points if 0.15 * rows <= read <= 0.9 * rows] for points in (run.samples, spent)
+    )
     if len(steady) < LOOKS_MIN or len(costs) < LOOKS_MIN:
         raise ValueError(f"{name} was over after {len(steady)} looks; take more --rows")
     return _slope(steady), _slope(costs)
+
+
+def _processor_s(job: tg.Job, runtime: str) -> float:
+    """What the job's processes have used."""
+    if runtime == "local":
+        return time.process_time()
+    return sum(cpu_seconds(process.pid) for process in job.processes())
 
 
 def _slope(points: Sequence[tuple[float, int]]) -> float:
@@ -98,12 +105,11 @@ def measure_all(
 ) -> None:
     """All programs on one runtime, in turns, and their medians."""
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in programs}
-    rate = local_rate if runtime == "local" else ray_rate
     with local_ray() if runtime == "ray" else nullcontext():
         for _ in range(rounds):
             for name, program in programs.items():
                 shutil.rmtree(settings.folder, ignore_errors=True)
-                found[name].append(rate(name, program, settings))
+                found[name].append(rate(name, program, runtime, settings))
                 shutil.rmtree(settings.folder, ignore_errors=True)
                 told = " and ".join(f"{each / 1e6:.1f}" for each in found[name][-1])
                 console.print(f"{name} on {runtime}: {told} M rows/s, by time and by core", highlight=False)
