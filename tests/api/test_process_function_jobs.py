@@ -115,6 +115,58 @@ def test_a_restored_job_goes_on_with_state_and_timers(tmp_path: Path) -> None:
     assert rows(found.to_arrow()) == sorted(expected, key=repr)
 
 
+class Flushed(tg.ProcessFunction):
+    """Keeps the rows of a key until its timer fires, which only the end of the input can bring about."""
+
+    def open(self, context: tg.ProcessContext) -> None:
+        self.count = context.state(tg.ValueState("count", pa.int64()))
+
+    def process(self, row: dict[str, Any], context: tg.ProcessContext) -> None:
+        self.count.update((self.count.value() or 0) + 1)
+        context.timer_service.register_processing_time_timer(2**60)
+
+    def on_timer(self, timestamp: int, context: tg.ProcessContext) -> Iterator[dict[str, Any]]:
+        assert context.current_processing_time == timestamp
+        yield {"k": context.current_key["k"], "n": self.count.value()}
+
+
+@pytest.mark.parametrize("fires", [True, False])
+def test_timers_of_processing_time_at_the_end_of_the_input(fires: bool, tmp_path: Path) -> None:
+    """They fire once if that is asked for, else they are dropped. A stop that is not for good leaves them in its
+    savepoint, and a restore at another parallelism has them."""
+    schema = pa.schema({"k": pa.int64(), "n": pa.int64()})
+
+    def job(env: tg.StreamEnvironment, source: GatedSource) -> tg.CollectedRows:
+        keyed = env.from_source(source, uid="source").key_by("k")
+        return keyed.process(Flushed(), schema=schema, uid="flushed", fire_at_end=fires).collect(uid="collected")
+
+    with opening(GatedSource(60, 60, gates=[30])) as source, local(2) as env:
+        stopped = job(env, source)
+        first = env.execute("test job", checkpoints=config(tmp_path))
+        source.await_gate(30)
+        path = first.stop(savepoint=str(tmp_path / "savepoints"))
+        assert rows(stopped.to_arrow()) == []
+    with opening(GatedSource(60, 60)) as source, local(3) as env:
+        found = job(env, source)
+        finish(env, tmp_path, restore=path)
+
+    assert rows(found.to_arrow()) == ([(k, 24) for k in range(5)] if fires else [])
+
+
+def test_a_drained_stop_is_an_end_of_the_input(tmp_path: Path) -> None:
+    """What waits for the clock comes out before the savepoint, as it does for a bounded input."""
+    schema = pa.schema({"k": pa.int64(), "n": pa.int64()})
+    with opening(GatedSource(60, 60, gates=[30])) as source, local(2) as env:
+        keyed = env.from_source(source).key_by("k")
+        found = keyed.process(Flushed(), schema=schema, fire_at_end=True).collect()
+        job = env.execute("test job", checkpoints=config(tmp_path))
+        source.await_gate(30)
+        job.stop(drain=True, savepoint=str(tmp_path / "savepoints"))
+    counts = found.to_arrow()
+    assert sorted(counts["k"].to_pylist()) == list(range(5))
+    assert sum(counts["n"].to_pylist()) >= 60  # 2 splits of 30 rows before the gate
+
+
 class Enrich(tg.CoProcessFunction):
     """Gives each order the name of its customer, whichever of the two comes first."""
 

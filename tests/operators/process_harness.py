@@ -39,6 +39,7 @@ class Driven:
         schema: pa.Schema | None = None,
         backend: StateBackendOptions | None = None,
         now_ms: int = 0,
+        fire_at_end: bool = False,
     ) -> None:
         self.out: list[Row] = []
         self.batches: list[pa.RecordBatch] = []
@@ -46,7 +47,9 @@ class Driven:
         self._partitioners = [HashPartitioner(k, MAX_PARALLELISM, parallelism) if k else None for k in keys]
         self.operators: list[ProcessOperator] = []
         for subtask in range(parallelism):
-            operator = process_operator(function, keys, timestamps or [None] * len(keys), schema)
+            operator = process_operator(
+                function, keys, timestamps or [None] * len(keys), schema, fire_at_end=fire_at_end
+            )
             uid, index = OperatorUid("op-uid"), SubtaskIndex(subtask)
             owned = key_group_range(subtask, MAX_PARALLELISM, parallelism)
             tables = [part for table in restored if (part := cut(table, keys[0], MAX_PARALLELISM, owned)).rows.num_rows]

@@ -137,6 +137,28 @@ def test_timers_by_the_batch() -> None:
     assert calls == [(event, [10], ["b"]), (event, [25], ["b"]), (processing, [10, 10], ["a", "b"])]
 
 
+@pytest.mark.parametrize("fires", [True, False])
+def test_timers_by_the_batch_at_the_end_of_the_input(fires: bool) -> None:
+    """Those of processing time that are left come together if that is asked for, as if the last moment had come; those
+    that the call registers do not."""
+    calls: list[Any] = []
+
+    class Timed(Seen):
+        def on_timer_batch(self, keys: pa.RecordBatch, context: ProcessBatchContext) -> None:
+            calls.append((context.current_processing_time, keys["k"].to_pylist()))
+            context.timer_service.register_many(90, None, TimeDomain.PROCESSING_TIME)
+
+    def call(function: Seen, batch: pa.RecordBatch, context: ProcessBatchContext) -> None:
+        context.timer_service.register_many([50, 40], None, TimeDomain.PROCESSING_TIME)
+
+    driven = Driven(Timed(call), fire_at_end=fires)
+    driven.rows(*_rows("b", "a"))
+    driven.end()
+
+    assert calls == ([(50, ["a", "b"])] if fires else [])
+    assert driven.operators[0].next_processing_time_ms() is None
+
+
 def test_timestamps_come_with_the_batch() -> None:
     """Event time of each row, null where it has none; no array where the stream has no event time."""
     told = []

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from process_harness import MAX_PARALLELISM, Driven, Row
 
 from tidegate.actors.kernels.hashing import hash_columns
-from tidegate.actors.operators.rows import process_operator
 from tidegate.actors.operators.rows.process_functions import ProcessContext, ProcessFunction, Rows
+from tidegate.actors.operators.state import fires_left
 from tidegate.actors.operators.state.keys import KeyCodec, sort_key
 from tidegate.actors.operators.state.timer_step import TimerStep
 from tidegate.actors.operators.state.timers import TimeDomain
@@ -110,6 +110,32 @@ def test_processing_time_timers_fire_by_the_clock() -> None:
     assert operator.next_processing_time_ms() is None
 
 
+def test_processing_time_timers_fire_at_the_end_of_the_input_if_that_is_asked_for() -> None:
+    """Once, in order, as if their moments had come; what they register of processing time is dropped, so that a timer
+    that sets itself again ends, and what they register of event time still fires."""
+    told: list[tuple[int, int]] = []
+
+    def again(at: int, context: ProcessContext) -> None:
+        timers = context.timer_service
+        told.append((at, timers.current_processing_time()))
+        assert context.current_processing_time == timers.current_processing_time()
+        if context.time_domain is TimeDomain.PROCESSING_TIME:
+            timers.register_event_time_timer(at + 1)
+        timers.register_processing_time_timer(timers.current_processing_time() + 10)
+        timers.delete_processing_time_timer(70)
+
+    driven = Driven(Alarms(again), fire_at_end=True)
+    driven.rows(clock("b", 60), clock("a", 40), clock("a", 70), clock("c", 5), event("a", 30))
+    driven.clock(10)
+    (operator,) = driven.operators
+    del driven.out[:], told[:]
+
+    by_event, by_clock = [(6, "c"), (30, "a")], [(20, "a"), (20, "c"), (40, "a"), (60, "b")]
+    assert fired(driven.end()) == [*by_event, *by_clock, (21, "a"), (21, "c"), (41, "a"), (61, "b")]
+    assert told[2:] == [*((at, at) for at, _ in by_clock), (21, 10), (21, 10), (41, 10), (61, 10)]
+    assert operator.next_processing_time_ms() is None
+
+
 def test_all_event_time_timers_fire_at_the_end_of_the_input() -> None:
     """The last watermark is not before any moment that can be registered, also that at the end of time."""
     driven = Driven(Alarms())
@@ -155,7 +181,7 @@ def test_timers_without_end_are_an_error() -> None:
 @pytest.mark.parametrize("timers", [1, 1500])
 def test_many_timers_without_end_are_an_error_too(timers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many are due at the start, and also where they are counted several times; chains that end are none."""
-    monkeypatch.setattr(process_operator, "_CHAINED_TIMERS_MAX", 3)
+    monkeypatch.setattr(fires_left, "_CHAINED_TIMERS_MAX", 3)
     finite = Driven(Alarms(lambda at, ask: ask.timer_service.register_event_time_timer(at + 1) if at < 3 else None))
     finite.rows(*(event(k, 1) for k in range(timers)))
     assert len(finite.end()) == 3 * timers

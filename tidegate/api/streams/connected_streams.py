@@ -59,6 +59,7 @@ class ConnectedStreams(Generic[S]):
         parallelism: int | None = None,
         batch_rows: tuple[int, int] | None = None,
         side_outputs: Sequence[OutputTag] = (),
+        fire_at_end: bool = False,
         **slot: Unpack[SlotOptions],
     ) -> S:
         """Call `process1` with each row of the first stream and `process2` with each of the second, in no fixed order.
@@ -66,7 +67,8 @@ class ConnectedStreams(Generic[S]):
         If the second stream is broadcast, the function may be a `tg.KeyedBroadcastProcessFunction` (the first stream is
         keyed) or a `tg.BroadcastProcessFunction` (it is not). Their methods are `process` and `process_broadcast`.
         `schema` is that of the rows that it returns; give it if a table, an aggregate or a key follows. With
-        `side_outputs` it may emit rows under these tags as well.
+        `side_outputs` it may emit rows under these tags as well. Processing-time timers that are left when the inputs
+        end fire with `fire_at_end=True` alone.
         """
         keys, timestamps = self._keys, (self._first.timestamp, self._second.timestamp)
         made_by = ProcessOperator
@@ -75,7 +77,9 @@ class ConnectedStreams(Generic[S]):
             made_by = BroadcastProcessOperator
         else:
             self._check_keys()
-        (factory := partial(made_by, function, keys, timestamps, schema, side_outputs))()
+        if fire_at_end and not keys[0]:
+            raise ConfigurationError(f"{name}: without key_by there are no timers; leave fire_at_end= out")
+        (factory := partial(made_by, function, keys, timestamps, schema, side_outputs, fire_at_end))()
         first, second = (
             stream._partitioned(Partitioning(PartitioningKind.HASH, names)) if names else stream
             for stream, names in zip((self._first, self._second), keys, strict=True)

@@ -184,14 +184,17 @@ class KeyedStream:
         parallelism: int | None = None,
         batch_rows: tuple[int, int] | None = None,
         side_outputs: Sequence[OutputTag] = (),
+        fire_at_end: bool = False,
         **slot: Unpack[SlotOptions],
     ) -> Stream:
         """Call a `tg.ProcessFunction` with each row or batch, with state and timers of the row's key.
 
         `schema` is that of the rows that it returns; give it if a table, an aggregate or a key follows. With
-        `side_outputs` it may emit rows under these tags as well (see `Stream.side_output`).
+        `side_outputs` it may emit rows under these tags as well (see `Stream.side_output`). Processing-time timers that
+        are left when the input ends fire with `fire_at_end=True` alone.
         """
-        (factory := partial(process_operator, function, (self.keys,), (self.stream.timestamp,), schema, side_outputs))()
+        of_stream = (self.keys,), (self.stream.timestamp,), schema, side_outputs, fire_at_end
+        (factory := partial(process_operator, function, *of_stream))()
         return self.partitioned()._then(
             factory, schema, name, uid, parallelism, batch_rows, slot, side_outputs=side_outputs
         )

@@ -50,7 +50,7 @@ class DelayedRows(ProcessFunction):
 
 
 class FlushedRows(ProcessFunction):
-    """Emits the rows of a key together, some time after the first of them has come."""
+    """Emits the rows of a key together, some time after the first of them has come, or when the input ends."""
 
     def open(self, context: ProcessContext) -> None:
         """Values that wait."""
@@ -61,7 +61,6 @@ class FlushedRows(ProcessFunction):
         self._waiting.add(row["v"])
         timers = context.timer_service
         timers.register_processing_time_timer(timers.current_processing_time() + FLUSH_MS)
-        timers.register_event_time_timer(LAST_MS)
 
     def on_timer(self, timestamp: int, context: ProcessContext) -> list[Row]:
         """What waits leaves."""

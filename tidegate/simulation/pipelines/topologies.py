@@ -185,7 +185,8 @@ def _timers(env: StreamEnvironment, inputs: Sequence[Data], width: Sequence[int]
 def _flushes(env: StreamEnvironment, inputs: Sequence[Data], width: Sequence[int]) -> None:
     first, second = (source_of(env, inputs[i], i, width[i]) for i in (0, 2))
     keyed = first.union(second).key_by("k")
-    table_of(keyed.process(FlushedRows(), schema=SCHEMA, uid="flush", parallelism=width[1]), "rows", width[1])
+    flushed = keyed.process(FlushedRows(), schema=SCHEMA, uid="flush", parallelism=width[1], fire_at_end=True)
+    table_of(flushed, "rows", width[1])
 
 
 def _expect_flushes(inputs: Sequence[Data], _: Sequence[int]) -> Rows:

@@ -20,7 +20,8 @@ from tidegate.actors.operators.batches.batch_results import BatchResults
 from tidegate.actors.operators.operator import Emit
 from tidegate.actors.operators.operator_errors import Blame, blame
 from tidegate.actors.operators.rows.process_functions import BaseProcessFunction, ProcessBatchContext, ProcessFunction
-from tidegate.actors.operators.rows.process_operator import FiresLeft, ProcessOperator
+from tidegate.actors.operators.rows.process_operator import ProcessOperator
+from tidegate.actors.operators.state.fires_left import FiresLeft
 from tidegate.actors.operators.state.timers import TimeDomain
 from tidegate.actors.protocol.side_outputs import OutputTag
 from tidegate.storage.errors import ConfigurationError
@@ -39,8 +40,9 @@ class BatchProcessOperator(ProcessOperator):
         timestamps: Sequence[str | None] = (None,),
         schema: pa.Schema | None = None,
         side_outputs: Sequence[OutputTag] = (),
+        fire_at_end: bool = False,
     ) -> None:
-        super().__init__(function, keys, timestamps, schema, side_outputs)
+        super().__init__(function, keys, timestamps, schema, side_outputs, fire_at_end)
         self._results = BatchResults(self._pinned)
         self._timers_by_batch = _defines(function, "on_timer_batch")
         self._parts: list[pa.RecordBatch] = []
@@ -94,6 +96,7 @@ def process_operator(
     timestamps: Sequence[str | None] = (None,),
     schema: pa.Schema | None = None,
     side_outputs: Sequence[OutputTag] = (),
+    fire_at_end: bool = False,
 ) -> ProcessOperator:
     """The operator of a function: by row or by batch, as its methods say. Raises as `ProcessOperator`.
 
@@ -108,13 +111,13 @@ def process_operator(
                     "keep the one that is meant"
                 )
         if by_batch:
-            return BatchProcessOperator(function, keys, timestamps, schema, side_outputs)
+            return BatchProcessOperator(function, keys, timestamps, schema, side_outputs, fire_at_end)
         if _defines(function, "on_timer_batch"):
             raise ConfigurationError(
                 f"{type(function).__name__} defines on_timer_batch without process_batch: where rows come one by one, "
                 "timers do too; define on_timer"
             )
-    return ProcessOperator(function, keys, timestamps, schema, side_outputs)
+    return ProcessOperator(function, keys, timestamps, schema, side_outputs, fire_at_end)
 
 
 def _defines(function: ProcessFunction, method: str) -> bool:

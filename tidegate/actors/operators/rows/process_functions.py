@@ -54,8 +54,19 @@ class ProcessContext(FunctionContext):
         """What the timer waited for; None outside of `on_timer`."""
         self.current_watermark = MIN_WATERMARK_MS
         """The newest watermark, in milliseconds; `MIN_WATERMARK_MS` before the first one, also after a restore."""
-        self.timer_service = TimerService(timers, scope, lambda: context.time.now_ms, lambda: self.current_watermark)
+        self.timer_service = TimerService(
+            timers, scope, lambda: self.current_processing_time, lambda: self.current_watermark
+        )
         """Registers and deletes timers of the current key."""
+
+    @property
+    def current_processing_time(self) -> int:
+        """Processing time in milliseconds: when the task took up what is being processed.
+
+        In `on_timer` it is never before the moment of the timer, also where that fires because the input has ended.
+        """
+        now_ms = super().current_processing_time
+        return now_ms if self.time_domain is not TimeDomain.PROCESSING_TIME else max(now_ms, self._fires_ms())
 
     @property
     def current_key(self) -> dict[str, Any]:
@@ -102,6 +113,10 @@ class ProcessContext(FunctionContext):
         """
         return self._operator_states.broadcast_state(declared)
 
+    def _fires_ms(self) -> int:
+        """The moment of the timer that fires."""
+        return MIN_WATERMARK_MS if self.timestamp is None else self.timestamp
+
 
 class ProcessBatchContext(ProcessContext):
     """What `process_batch` and `on_timer_batch` can ask for, beside what every function can.
@@ -133,6 +148,10 @@ class ProcessBatchContext(ProcessContext):
     def begin_batch(self, times: Callable[[], pa.Array | None]) -> None:
         """Called before the function gets a batch. `times` gives the timestamps of its rows."""
         self._groups, self._times = None, times
+
+    def _fires_ms(self) -> int:
+        times = self._times() if self.timestamp is None else None
+        return super()._fires_ms() if times is None else int(times.to_numpy().max())
 
 
 class BaseProcessFunction:

@@ -8,7 +8,8 @@ Rules:
   are gone, and what they emitted has left.
 - A key must come to the subtask that owns its key group. Each batch is checked for that.
 - The types of the key columns are those of the first batch, or of the restored state, and never change.
-- At the end of the input all event-time timers have fired, by the last watermark. Processing-time timers are dropped.
+- At the end of the input all event-time timers have fired, by the last watermark. Processing-time timers are dropped,
+  or fire then if that is asked for. What is registered of processing time from then on is dropped, so the end is one.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from tidegate.actors.operators.output_schema import PinnedSchema
 from tidegate.actors.operators.own_copies import own_copy
 from tidegate.actors.operators.rows.process_functions import BaseProcessFunction, ProcessContext
 from tidegate.actors.operators.side_rows import SideRows
+from tidegate.actors.operators.state.fires_left import FiresLeft
 from tidegate.actors.operators.state.key_scope import KeyScope
 from tidegate.actors.operators.state.keyed_state_store import KeyedStates
 from tidegate.actors.operators.state.keys import KeyCodec, check_owner, key_columns, key_schema
@@ -39,6 +41,7 @@ from tidegate.actors.operators.state.timers import TimeDomain, Timers
 from tidegate.actors.operators.watermarks.watermark_generator import event_times_ms
 from tidegate.actors.protocol.errors import OperatorError
 from tidegate.actors.protocol.side_outputs import OutputTag
+from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.actors.state_backends.common.backend import KeyedBackend, KeyRef
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError
@@ -46,7 +49,6 @@ from tidegate.storage.state.handover import taken
 from tidegate.storage.state.snapshot import Cut, FrozenState, OperatorSnapshot, StateTable
 
 _CHANGE_BYTES = 64
-_CHAINED_TIMERS_MAX = 1000
 
 Handler = Callable[[dict[str, Any], ProcessContext], Iterable[Mapping[str, Any]] | None]
 
@@ -56,7 +58,8 @@ class ProcessOperator(Operator):
 
     `keys`: the key columns, none if the stream is not keyed. The names of the first input are those of the state.
     `timestamps`: the column of event time, or None. `schema`: that of the output; None: the first rows fix it.
-    `side_outputs`: the tags under which the function may emit rows.
+    `side_outputs`: the tags under which the function may emit rows. `fire_at_end`: whether processing-time timers that
+    are left at the end of the input fire then.
     Raises ConfigurationError for a function of the wrong kind, or one that cannot be copied.
     """
 
@@ -72,6 +75,7 @@ class ProcessOperator(Operator):
         timestamps: Sequence[str | None] = (None,),
         schema: pa.Schema | None = None,
         side_outputs: Sequence[OutputTag] = (),
+        fire_at_end: bool = False,
     ) -> None:
         inputs = len(function.INPUT_METHODS) if isinstance(function, BaseProcessFunction) else 0
         if not inputs or len(keys) != inputs or len(timestamps) != inputs:
@@ -80,6 +84,7 @@ class ProcessOperator(Operator):
         self._function = own_copy(function)
         self._keys, self.has_keyed_state = tuple(keys), bool(keys[0])
         self._timestamps = tuple(timestamps)
+        self._fires_at_end = fire_at_end
         self._pinned = PinnedSchema(schema)
         self._scope = KeyScope()
         self._states: KeyedStates | None = None
@@ -188,7 +193,13 @@ class ProcessOperator(Operator):
             self._states.hand_over()
 
     def finish(self, emit: Emit) -> Iterator[None]:
-        """Drop the processing-time timers and emit what the function has left, in steps of a batch."""
+        """Fire or drop the processing-time timers, and emit what the function has left, in steps of a batch."""
+        self._timers.end(TimeDomain.PROCESSING_TIME)
+        if self._fires_at_end and self._timers.is_due(TimeDomain.PROCESSING_TIME, MAX_WATERMARK_MS):
+            yield from self._fire(TimeDomain.PROCESSING_TIME, MAX_WATERMARK_MS, emit)
+            yield
+            yield from self._fire(TimeDomain.EVENT_TIME, MAX_WATERMARK_MS, emit)  # what these have registered
+            yield
         self._timers.drop(TimeDomain.PROCESSING_TIME)
         with blame_call(self.context, "finish"):
             rows = iter(self._function.finish(self._ask) or ())
@@ -365,30 +376,6 @@ class ProcessOperator(Operator):
         self._ask.timestamp = None
         self._sides.flush()
         self._emit_rows(emit, 1)
-
-
-class FiresLeft:
-    """Notices timers that register one another without end: counts how many may still fire before that is certain."""
-
-    def __init__(self, timers: Timers) -> None:
-        self._timers = timers
-        self._left = self._counted_to = _CHAINED_TIMERS_MAX
-        self._all_counted = False
-
-    def spend_one(self) -> None:
-        """A timer fires. RuntimeError if that would never end."""
-        if self._left == 0:
-            if self._all_counted:
-                raise RuntimeError(
-                    f"each timer registered another one that was due at once, {_CHAINED_TIMERS_MAX} in a row; at the "
-                    "end of the input every event-time timer is due: register none while context.current_watermark "
-                    "is tg.MAX_WATERMARK_MS"
-                )
-            # Each timer that is left may be the first of a chain. Counting costs no more than what has fired already.
-            rows = self._timers.count(self._counted_to)
-            self._all_counted = rows < self._counted_to
-            self._left, self._counted_to = _CHAINED_TIMERS_MAX * (rows + 1), _CHAINED_TIMERS_MAX * self._counted_to
-        self._left -= 1
 
 
 def _renamed(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:

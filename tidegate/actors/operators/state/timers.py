@@ -54,6 +54,7 @@ class Timers:
         self._moments: list[int] = []
         self._registered: list[bool] = []
         self._step: TimerStep | None = None
+        self._ended: TimeDomain | None = None
 
     def count(self, limit: int) -> int:
         """About how many timers there are, never too few, up to `limit`: it counts no further."""
@@ -61,6 +62,8 @@ class Timers:
 
     def change(self, domain: TimeDomain, moment: int, registered: bool) -> None:
         """Register a timer of the current key, or delete it."""
+        if registered and domain is self._ended:
+            return
         number = self._scope.current_number("a timer")
         self._note(number, domain.number, moment, registered)
         if self._step is not None and self._step.domain == domain.number:
@@ -68,6 +71,8 @@ class Timers:
 
     def change_many(self, domain: TimeDomain, moments: Sequence[int], registered: bool, numbers: Sequence[int]) -> None:
         """Register or delete timers of the keys with these numbers."""
+        if registered and domain is self._ended:
+            return
         self._numbers += numbers
         self._domains += [domain.number] * len(numbers)
         self._moments += moments
@@ -111,6 +116,10 @@ class Timers:
             self._backend.change(keys, self._domains, self._moments, self._registered)
             self._numbers, self._domains, self._moments, self._registered = [], [], [], []
 
+    def end(self, domain: TimeDomain) -> None:
+        """The time of a domain ends with what is registered now: what is registered from now on is dropped."""
+        self._ended = domain
+
     def drop(self, domain: TimeDomain) -> None:
         """Delete all timers of a domain."""
         while self._backend is not None and self.first_ms(domain) is not None:
@@ -149,7 +158,10 @@ class TimerService:
         self._timers.change(TimeDomain.EVENT_TIME, _moment(timestamp_ms), registered=True)
 
     def register_processing_time_timer(self, timestamp_ms: int) -> None:
-        """Call `on_timer` for this key when the clock reaches the moment. Dropped if the input ends before."""
+        """Call `on_timer` for this key when the clock reaches the moment.
+
+        If the input ends before, it is dropped, or fires then with `process(..., fire_at_end=True)`.
+        """
         self._timers.change(TimeDomain.PROCESSING_TIME, _moment(timestamp_ms), registered=True)
 
     def delete_event_time_timer(self, timestamp_ms: int) -> None:
