@@ -28,8 +28,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from nexmark.published import AIM, FELDERA, FLINK
 from performance_page import Results, Suite, page, regressions
 
+SPARK = "Spark"
+PUBLISHED = {"Flink, published": FLINK, "Feldera, published": FELDERA, "aim": AIM}
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "performance.md"
@@ -51,11 +54,21 @@ class Script:
 
 
 def _of_nexmark(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The median run of each query, in events a second of a core."""
+    """The median run of each query, in events a second of a core, with Spark's and what others have published."""
     rates: dict[str, list[float]] = {}
     for run in runs:
         rates.setdefault(f"{run['query']}, {run['runtime']}", []).append(run["per_core"])
-    return {name: sorted(of)[len(of) // 2] for name, of in rates.items()}
+    medians = {name: sorted(of)[len(of) // 2] for name, of in rates.items()}
+    ours = {name: rate for name, rate in medians.items() if not name.endswith(f", {SPARK}")}
+    yardsticks: dict[str, float] = {}
+    for name in ours:
+        query = name.partition(",")[0]
+        if (spark := medians.get(f"{query}, {SPARK}")) is not None:
+            yardsticks[f"{name}, {SPARK}"] = spark
+        for peer, published in PUBLISHED.items():
+            if query in published:
+                yardsticks[f"{name}, {peer}"] = published[query] * 1_000.0
+    return ours | yardsticks
 
 
 SCRIPTS = (
@@ -78,12 +91,28 @@ SCRIPTS = (
     ),
     Script(
         "nexmark_throughput.py",
-        ("--queries", "q0,q1,q5,q7,q17", "--events", "10000000", "--runtimes", "local", "--rounds", "3"),
-        "Nexmark: local runtime, a checkpoint a second",
+        ("--events", "2000000", "--runtimes", "local", "--rounds", "1", "--spark"),
+        "Nexmark: local runtime, a checkpoint a second, beside Spark's Structured Streaming",
         "events a second and core",
         True,
-        (),
+        (SPARK, *PUBLISHED),
         _of_nexmark,
+    ),
+    Script(
+        "keyed_rows.py",
+        ("--runtimes", "local", "--rounds", "3"),
+        "Counts and sums by key, and words: local runtime, a checkpoint a second",
+        "rows a second",
+        True,
+        ("floor",),
+    ),
+    Script(
+        "narrow_rows.py",
+        ("--runtimes", "ray", "--rows", "200000000", "--rounds", "3", "--programs", "q1,q2,W3"),
+        "Narrow rows on Ray with two cores, a checkpoint a second",
+        "rows a second",
+        True,
+        (),
     ),
     Script(
         "keyed_throughput.py",

@@ -6,19 +6,24 @@
 `keys-N` counts and sums an int64 for each of N int64 keys, drawn evenly, `keys-zipf` for keys drawn by Zipf 1.1;
 `words` counts words drawn evenly from 100,000, `words-zipf` words drawn by Zipf 1.1 from a million. Blocks of rows are
 made once in memory and handed out in turns; even keys are shifted by the block, so that all of them come. Results leave
-at the end. A checkpoint each `--interval`. How it is measured on either runtime says `rates.py`.
+at the end. A checkpoint each `--interval`. How it is measured on either runtime says `rates.py`. A floor is a plain
+loop over the same batches on one core, the making of them included, as it is in the job.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import numba
 import numpy as np
+import polars as pl
 import pyarrow as pa
 from common import describe_machine
 from rates import RUNTIMES, Program, Settings, measure_all
@@ -29,6 +34,7 @@ import tidegate as tg
 
 BLOCK = 1 << 17
 BLOCKS = 16
+FLOOR_ROWS = 20_000_000
 ZIPF = 1.1
 MODES = ("auto", "on", "off")
 # Processes of a job cannot import this module.
@@ -105,23 +111,59 @@ def program(keys: int | None, words: bool) -> Program:
     return built
 
 
-PROGRAMS: dict[str, Program] = {
-    **{f"keys-{keys}": program(keys, words=False) for keys in (10, 1_000, 100_000, 1_000_000, 10_000_000, 50_000_000)},
-    "keys-zipf": program(None, words=False),
-    "words": program(100_000, words=True),
-    "words-zipf": program(None, words=True),
+def floor(keys: int | None, words: bool) -> float:
+    """Rows a second of processor time of a plain loop over the same batches, after all of them have been seen once.
+
+    For N keys it adds up in arrays, without an index; else polars groups each batch, and keeps nothing.
+    """
+    reader, split = Keyed(FLOOR_ROWS, keys, words).reader(), tg.SourceSplit("floor", b"0", FLOOR_ROWS)
+    counts, totals = (np.zeros(keys or 1, np.int64) for _ in range(2))
+    spent, rows = 0.0, 0
+    for measured in (False, True):
+        started, offset = time.process_time(), 0
+        while (read := reader.read(split, offset, BLOCK)).batch is not None:
+            offset, batch = read.next_offset, read.batch
+            if keys and not words:
+                _added(batch["key"].to_numpy(), batch["value"].to_numpy(), counts, totals)
+            else:
+                sums = () if words else (pl.col("value").sum(),)
+                pl.DataFrame(pl.from_arrow(batch)).group_by("key").agg(pl.len(), *sums)
+        if measured:
+            spent, rows = time.process_time() - started, offset
+    return rows / spent
+
+
+@numba.njit(cache=False)
+def _added(
+    keys: np.ndarray[tuple[int], np.dtype[np.int64]],
+    values: np.ndarray[tuple[int], np.dtype[np.int64]],
+    counts: np.ndarray[tuple[int], np.dtype[np.int64]],
+    totals: np.ndarray[tuple[int], np.dtype[np.int64]],
+) -> None:
+    for row in range(len(keys)):
+        counts[keys[row]] += 1
+        totals[keys[row]] += values[row]
+
+
+KINDS: dict[str, tuple[int | None, bool]] = {
+    **{f"keys-{keys}": (keys, False) for keys in (10, 1_000, 100_000, 1_000_000, 10_000_000, 50_000_000)},
+    "keys-zipf": (None, False),
+    "words": (100_000, True),
+    "words-zipf": (None, True),
 }
+"""How many keys, None for Zipf, and whether they are words."""
 
 
 def main() -> int:
     """Measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--programs", default=",".join(PROGRAMS), help="names with commas between (default: all)")
+    parser.add_argument("--programs", default=",".join(KINDS), help="names with commas between (default: all)")
     parser.add_argument("--rows", type=int, default=20_000_000, help="rows of a run (default 20,000,000)")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each (default 3)")
     parser.add_argument("--interval", default="1s", help="time between checkpoints (default 1s)")
     parser.add_argument("--runtimes", default="local", help="local (default), ray, or both")
     parser.add_argument("--local-aggregation", default="auto", help="auto (default), on, off, or some of them")
+    parser.add_argument("--json", type=Path, help="write the medians and floors there")
     parser.add_argument("--folder", type=Path, default=Path(".bench/keyed"), help="where files go")
     arguments = parser.parse_args()
     console = Console()
@@ -129,14 +171,23 @@ def main() -> int:
     names, runtimes, modes = (
         each.split(",") for each in (arguments.programs, arguments.runtimes, arguments.local_aggregation)
     )
-    known = (*PROGRAMS, *RUNTIMES, *MODES)
+    known = (*KINDS, *RUNTIMES, *MODES)
     if unknown := [name for name in (*names, *runtimes, *modes) if name not in known]:
         parser.error(f"there is no {', '.join(unknown)}; there are {', '.join(known)}")
+    figures: dict[str, float] = {}
+    floors = {name: floor(*KINDS[name]) for name in names}
+    for name, rate in floors.items():
+        console.print(f"floor of {name}: {rate / 1e6:.1f} M rows/s and core", highlight=False)
     for runtime in runtimes:
         for mode in modes:
-            console.print(f"local aggregation: {mode}", highlight=False)
             settings = Settings(arguments.rows, arguments.interval, arguments.folder.resolve(), mode)
-            measure_all({name: PROGRAMS[name] for name in names}, runtime, arguments.rounds, settings, console)
+            programs = {f"{name}, {mode}" if len(modes) > 1 else name: program(*KINDS[name]) for name in names}
+            figures |= measure_all(programs, runtime, arguments.rounds, settings, console)
+        for name, mode in [(name, mode) for name in names for mode in modes]:
+            kind = f"{name}, {mode}" if len(modes) > 1 else name
+            figures[f"{kind}, {runtime}, a core, floor"] = floors[name]
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(figures, indent=1))
     return 0
 
 

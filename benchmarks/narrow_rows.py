@@ -11,6 +11,7 @@ runtime says `rates.py`.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -118,6 +119,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="runs of each (default 3)")
     parser.add_argument("--interval", default="1s", help="time between checkpoints (default 1s)")
     parser.add_argument("--runtimes", default="local", help="local (default), ray, or both")
+    parser.add_argument("--json", type=Path, help="write the medians there")
     parser.add_argument("--folder", type=Path, default=Path(".bench/narrow"), help="where files go")
     arguments = parser.parse_args()
     console = Console()
@@ -126,8 +128,12 @@ def main() -> int:
     if unknown := [name for name in (*names, *runtimes) if name not in (*STEPS, *RUNTIMES)]:
         parser.error(f"there is no {', '.join(unknown)}; there are {', '.join((*STEPS, *RUNTIMES))}")
     settings = Settings(arguments.rows, arguments.interval, arguments.folder.resolve())
+    figures: dict[str, float] = {}
     for runtime in runtimes:
-        measure_all({name: program(STEPS[name]) for name in names}, runtime, arguments.rounds, settings, console)
+        programs = {name: program(STEPS[name]) for name in names}
+        figures |= measure_all(programs, runtime, arguments.rounds, settings, console)
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(figures, indent=1))
     return 0
 
 

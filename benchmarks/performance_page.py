@@ -12,7 +12,11 @@ WORSE = 0.15
 
 @dataclass(frozen=True)
 class Suite:
-    """The figures of one benchmark in one run, and those of them that are floors and peers."""
+    """The figures of one benchmark in one run, and those of them that are floors and peers, `yardsticks`.
+
+    A yardstick is a figure that all others are compared with, or one of a figure alone: that of `q0` is then called
+    `q0, Spark`, where `Spark` is the yardstick.
+    """
 
     script: str
     title: str
@@ -28,6 +32,17 @@ class Suite:
     def times_as_good(self, figure: float, other: float) -> float:
         """How many times as good a figure is as another one."""
         return figure / other if self.higher_is_better else other / figure
+
+    def is_yardstick(self, name: str) -> bool:
+        """Whether others are compared with this figure, and it with none."""
+        return any(name == each or name.endswith(f", {each}") for each in self.yardsticks)
+
+    def ratio(self, name: str, yardstick: str) -> float | None:
+        """How many times as good a figure is as its yardstick of this name. None if it has none."""
+        if self.is_yardstick(name) or not name.startswith(self.compared):
+            return None
+        other = self.figures.get(f"{name}, {yardstick}", self.figures.get(yardstick))
+        return None if other is None else self.times_as_good(self.figures[name], other)
 
 
 @dataclass(frozen=True)
@@ -55,9 +70,10 @@ def changed(
         for other in results.suites if results.machine["kind"] == machine["kind"] else ():
             if other.script == suite.script and other.command == suite.command and name in other.figures:
                 ratio = suite.times_as_good(suite.figures[name], other.figures[name])
-                floor = suite.yardsticks[0] if suite.yardsticks else None
-                if floor is not None and floor != name and floor in other.figures:
-                    ratio /= suite.times_as_good(suite.figures[floor], other.figures[floor])
+                floor = suite.yardsticks[0] if suite.yardsticks else ""
+                now, before = suite.ratio(name, floor), other.ratio(name, floor)
+                if now is not None and before is not None:
+                    ratio = now / before
                 return results.name, ratio
     return None
 
@@ -67,7 +83,7 @@ def regressions(newest: Results, earlier: Sequence[Results]) -> Iterator[str]:
     for suite in newest.suites:
         for name, figure in suite.figures.items():
             known = changed(suite, name, newest.machine, earlier)
-            if known is not None and name not in suite.yardsticks and known[1] < 1 - WORSE:
+            if known is not None and not suite.is_yardstick(name) and known[1] < 1 - WORSE:
                 yield f"{suite.script}, {name}: {_shown(figure)} {suite.unit}, x {known[1]:.2f} of {known[0]}"
 
 
@@ -93,12 +109,10 @@ def page(results: Sequence[Results]) -> str:
         heads = ["", suite.unit, *(f"x {name}" for name in suite.yardsticks), "x before"]
         lines += [_row(heads), _row(["---"] * len(heads))]
         for name, figure in suite.figures.items():
-            ratios = [
-                f"{suite.times_as_good(figure, suite.figures[other]):.2f}"
-                if name not in suite.yardsticks and name.startswith(suite.compared)
-                else ""
-                for other in suite.yardsticks
-            ]
+            if suite.is_yardstick(name) and name not in suite.yardsticks:
+                continue  # a ratio in the line of its figure
+            found = [suite.ratio(name, other) for other in suite.yardsticks]
+            ratios = ["" if ratio is None else f"{ratio:.2f}" for ratio in found]
             known = changed(suite, name, newest.machine, earlier)
             change = "" if known is None else f"x {known[1]:.2f}"
             lines.append(_row([name, _shown(figure), *ratios, change]))

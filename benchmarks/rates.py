@@ -102,8 +102,8 @@ def _slope(points: Sequence[tuple[float, int]]) -> float:
 
 def measure_all(
     programs: Mapping[str, Program], runtime: str, rounds: int, settings: Settings, console: Console
-) -> None:
-    """All programs on one runtime, in turns, and their medians."""
+) -> dict[str, float]:
+    """All programs on one runtime, in turns. Returns the medians, in rows a second of a core and of time."""
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in programs}
     with local_ray() if runtime == "ray" else nullcontext():
         for _ in range(rounds):
@@ -113,6 +113,10 @@ def measure_all(
                 shutil.rmtree(settings.folder, ignore_errors=True)
                 told = " and ".join(f"{each / 1e6:.1f}" for each in found[name][-1])
                 console.print(f"{name} on {runtime}: {told} M rows/s, by time and by core", highlight=False)
+    medians: dict[str, float] = {}
     for name, runs in found.items():
-        by_time, by_core = (statistics.median(run[i] for run in runs) / 1e6 for i in (0, 1))
-        console.print(f"median of {name} on {runtime}: {by_time:.1f} M rows/s, {by_core:.1f} M a core", highlight=False)
+        by_time, by_core = (statistics.median(run[i] for run in runs) for i in (0, 1))
+        told = f"median of {name} on {runtime}: {by_time / 1e6:.1f} M rows/s, {by_core / 1e6:.1f} M a core"
+        console.print(told, highlight=False)
+        medians |= {f"{name}, {runtime}, a core": by_core, f"{name}, {runtime}, a second": by_time}
+    return medians

@@ -55,3 +55,20 @@ def test_lower_may_be_better() -> None:
     machine = {"kind": "a machine", "python": "3.11"}
     assert list(regressions(Results("2", machine, [suite]), [Results("1", machine, [slower])])) == []
     assert len(list(regressions(Results("2", machine, [slower]), [Results("1", machine, [suite])]))) == 1
+
+
+def test_a_yardstick_may_be_that_of_one_figure() -> None:
+    """It is a column of the page, not a line, and a floor of its own counts out the machine for that figure alone."""
+
+    def results(name: str, rate: float, floor: float) -> Results:
+        figures = {"q0": rate, "q0, floor": floor, "q0, Spark": 50.0, "q1": 10.0}
+        suite = Suite("x.py", "X", "python x.py", "rows a second", True, figures, ("floor", "Spark"), "", 0.0)
+        return Results(name, {"kind": "a machine", "python": "3.11"}, [suite])
+
+    before, slower = results("1", 100.0, 200.0), results("2", 50.0, 100.0)
+    assert list(regressions(slower, [before])) == []
+    assert [line.split(":")[0] for line in regressions(results("2", 100.0, 300.0), [before])] == ["x.py, q0"]
+    lines = page([before]).splitlines()
+    assert "| q0 | 100.0 | 0.50 | 2.00 |  |" in lines
+    assert "| q1 | 10.0 |  |  |  |" in lines
+    assert not any(line.startswith("| q0, ") for line in lines)
