@@ -91,9 +91,9 @@ class Program:
         )
 
     def environment(self, parallelism: int = 2) -> tg.StreamEnvironment:
-        """Segments are written after very few changes."""
+        """Segments are written after very few changes, one a turn at most: so batches are not put together."""
         options = tg.DataPlaneOptions(source_rows_max=50, backend=StateBackendOptions(segment_bytes=2_000))
-        return tg.StreamEnvironment.local(parallelism, options=options)
+        return tg.StreamEnvironment.local(parallelism, config={"task.merged-rows": 1}, options=options)
 
     def build(self, env: tg.StreamEnvironment, source: GatedSource) -> tuple[tg.CollectedRows, tg.CollectedRows]:
         """Counts at the end, and `Running`."""

@@ -55,6 +55,27 @@ class _Forgetful(InputChannel):
         return super().take(*args)
 
 
+class _Lossy(InputChannel):
+    """The last row of what was put together gets lost."""
+
+    __slots__ = ()
+
+    def _take_merged(self, rows_max: int) -> pa.RecordBatch | None:
+        batch = super()._take_merged(rows_max)
+        return None if batch is None else batch.slice(0, batch.num_rows - 1)
+
+
+class _Grasping(InputChannel):
+    """Puts a batch together with the one behind the next element."""
+
+    __slots__ = ()
+
+    def _take_merged(self, rows_max: int) -> pa.RecordBatch | None:
+        if len(self.queue) > 2 and isinstance(self.queue[2], pa.RecordBatch):
+            self.queue[1], self.queue[2] = self.queue[2], self.queue[1]
+        return super()._take_merged(rows_max)
+
+
 class _Unbounded(OutputChannel):
     __slots__ = ()
 
@@ -324,6 +345,8 @@ TASK_BREAKS: dict[str, tuple[int, Protocol]] = {
     "duplicates are accepted": (1, Protocol(task_machine=_with_inputs(_Gullible))),
     "gaps are ignored": (1, Protocol(task_machine=_with_inputs(_Careless))),
     "an element is skipped": (1, Protocol(task_machine=_with_inputs(_Forgetful))),
+    "a row is lost where batches are put together": (1, Protocol(task_machine=_with_inputs(_Lossy))),
+    "batches are put together over a barrier": (1, Protocol(task_machine=_with_inputs(_Grasping))),
     "an element passes a blocked channel": (2, Protocol(task_machine=_never_blocks)),
     "a snapshot is taken at the first barrier": (3, Protocol(task_machine=_with_table(_SNAPSHOT_FIRST))),
     "at-least-once takes its snapshot at the first barrier": (3, Protocol(task_machine=_hasty_tracker)),

@@ -41,7 +41,9 @@ BY_X = Partitioning(PartitioningKind.HASH, ("x",))
 SCHEMA = pa.schema([("x", pa.int64())])
 UNALIGNED = BarrierOptions(Alignment.UNALIGNED)
 FORCED = BarrierOptions(Alignment.FORCED_ALIGNED)
-TIGHT = BufferLimits(credit_bytes=ONE_ROW_BYTES, queue_bytes_max=100 * ONE_ROW_BYTES, frame_bytes_min=1)
+AS_SENT = BufferLimits(merged_rows_max=1)
+"""Every batch is processed by itself, so that a log tells them apart."""
+TIGHT = replace(AS_SENT, credit_bytes=ONE_ROW_BYTES, queue_bytes_max=100 * ONE_ROW_BYTES, frame_bytes_min=1)
 """One row may leave, the others wait in the output queue."""
 InstructionT = TypeVar("InstructionT")
 
@@ -133,7 +135,7 @@ def describe(
     source = graph.vertex(vertex).source
     splits = () if source is None else tuple(SplitPosition(s) for s in source.source.splits())
     mine = splits[subtask :: graph.vertex(vertex).parallelism]
-    return describe_task(graph, task, ATTEMPT, mine, limits or BufferLimits(), rows_max)
+    return describe_task(graph, task, ATTEMPT, mine, limits or AS_SENT, rows_max)
 
 
 class Subject:

@@ -87,6 +87,7 @@ def live(
     credit_rows=st.sampled_from([1, 2, 4, 1_000]),
     queue_rows=st.sampled_from([1, 4, 1_000]),
     turn_rows=st.sampled_from([1, 2, 1_000]),
+    merged_rows=st.sampled_from([1, 3, 1_000]),
     target_ms=st.sampled_from([0, 10, 200]),
     options=st.lists(st.sampled_from(OPTIONS), min_size=1, max_size=3, unique=True),
 )
@@ -99,6 +100,7 @@ def test_a_job_that_is_restored_again_and_again_loses_and_repeats_nothing(
     credit_rows: int,
     queue_rows: int,
     turn_rows: int,
+    merged_rows: int,
     target_ms: int,
     options: list[BarrierOptions],
 ) -> None:
@@ -111,6 +113,7 @@ def test_a_job_that_is_restored_again_and_again_loses_and_repeats_nothing(
         queue_bytes_max=queue_rows * ONE_ROW_BYTES,
         frame_bytes_min=1,
         turn_rows_max=turn_rows,
+        merged_rows_max=merged_rows,
         debloat_target_ms=target_ms,
         window_bytes_min=1,
     )

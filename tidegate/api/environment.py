@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from tidegate.actors.graph.event_time import with_event_time
 from tidegate.actors.graph.filtered_sources import with_needed_rows
 from tidegate.actors.graph.needed_columns import with_needed_columns
 from tidegate.actors.graph.stream_graph import translate
@@ -226,7 +227,7 @@ class StreamEnvironment(Topologies):
         check_changes_come_once(nodes, config)
         combining = combining_mode(local_aggregation, settings.local_aggregation)
         graph = translate(nodes, self._program.max_parallelism, combining)
-        graph = with_needed_rows(with_needed_columns(graph, nodes), nodes)
+        graph = with_event_time(with_needed_rows(with_needed_columns(graph, nodes), nodes))
         urls = [store.url, *(table.url for table in self._program.tables)]
         if config.savepoints is not None:
             urls.append(self.open_store(config.savepoints).url)

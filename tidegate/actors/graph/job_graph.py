@@ -91,6 +91,7 @@ class JobEdge:
     `input` is the input of the first downstream operator at which they arrive. Several edges may share one (a union).
     `side`: the side output of an upstream operator whose rows these are; None: the output of the chain.
     `combines`: how senders may combine the rows of a batch; None: not at all.
+    `event_time`: whether anything behind the edge waits for watermarks (`with_event_time`).
     """
 
     index: int
@@ -100,6 +101,7 @@ class JobEdge:
     input: int = 0
     side: SideOutput | None = None
     combines: LocalAggregation | None = None
+    event_time: bool = True
 
 
 @dataclass(frozen=True, slots=True)

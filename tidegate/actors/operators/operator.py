@@ -117,6 +117,14 @@ class Operator:
     has_keyed_state: bool = False
     """Whether the operator may have keyed state; known before it is opened."""
 
+    @property
+    def waits_for_event_time(self) -> bool:
+        """Whether watermarks make the operator do anything; known before it is opened.
+
+        Others do not see them: showing them costs more than a batch.
+        """
+        return type(self).advance_watermark is not Operator.advance_watermark
+
     watermark_ms: int | None = None
     """The watermark of an operator that generates them; the chain looks at it after each batch. None: none yet."""
 

@@ -23,6 +23,7 @@ EFFECTS = {
     "snapshot_acknowledged": "a task's snapshot was acknowledged",
     "channel_blocked": "an aligned barrier blocked a channel",
     "at_least_once": "a completed at-least-once checkpoint holds rows that followed its barrier on a channel",
+    "batches_merged": "a task took several batches that waited on a channel as one",
     "in_flight_restored": "in-flight data of a completed checkpoint was restored",
     "alignment_timeout": "a barrier with a timeout became unaligned",
     "concurrent_checkpoints": "a snapshot was taken while an older checkpoint was in progress",

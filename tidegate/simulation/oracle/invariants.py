@@ -12,6 +12,7 @@ where it ended. An at-least-once checkpoint may have taken more than was put bef
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -96,7 +97,10 @@ class Oracle:
         """The attempt of each task: regions restart on their own."""
         self._sent: dict[ChannelId, int] = {}
         self._sent_rows: dict[ChannelId, int] = {}
+        self._sent_controls: dict[ChannelId, deque[int]] = {}
+        """The numbers of elements that are no batches, and that may not have been taken."""
         self._taken: dict[ChannelId, int] = {}
+        self._taken_rows: dict[ChannelId, int] = {}
         self._starving_since_ms: dict[ChannelId, int] = {}
         """Channels that wait for credit, and since when they have neither sent anything nor asked."""
         self._finished: set[TaskId] = set()
@@ -136,7 +140,8 @@ class Oracle:
         self.attempts |= dict.fromkeys(again, attempt)
         self.splits.deployed(again)
         for channel in (channel for task in again for channel in self._inputs[task]):
-            for positions in (self._sent, self._sent_rows, self._taken, self._starving_since_ms):
+            known = (self._sent, self._sent_rows, self._sent_controls, self._taken, self._taken_rows)
+            for positions in (*known, self._starving_since_ms):
                 positions.pop(channel, None)
         self._finished -= again
         self._cuts.clear()
@@ -161,6 +166,8 @@ class Oracle:
         if frame.first_sequence != due:
             raise InvariantViolated(1, f"{frame.channel} sends {frame.first_sequence} where {due} is due")
         self._sent[frame.channel] = due + len(frame.elements)
+        controls = [due + i for i, element in enumerate(frame.elements) if not isinstance(element, pa.RecordBatch)]
+        self._sent_controls.setdefault(frame.channel, deque()).extend(controls)
         self._sent_rows[frame.channel] = self._sent_rows.get(frame.channel, 0) + _rows(frame.elements)
 
     def before_turn(self, machine: TaskMachine) -> bool:
@@ -182,19 +189,38 @@ class Oracle:
             if event.attempt == machine.attempt:
                 self._check_queue(machine, event.channel)
         elif isinstance(event, ev.TurnGranted):
-            moved = 0
-            for channel, taken in machine._inputs.positions():
-                before = self._taken.get(channel, 0)
-                if taken == before:
-                    continue
-                moved += taken - before
-                if taken < before or moved > 1 or taken > self._sent.get(channel, 0):
-                    raise InvariantViolated(1, f"{channel} was at {before} and is at {taken}")
-                self._taken[channel] = taken
-            if full and moved:
+            if self._check_taken(machine) and full:
                 raise InvariantViolated(10, f"{machine.descriptor.task} takes input while an output queue is full")
         elif isinstance(event, ev.CheckpointAborted):
             check_held(machine, event)
+
+    def _check_taken(self, machine: TaskMachine) -> bool:
+        """A turn takes one element of one channel, or several batches in a row, all of whose rows are processed."""
+        moved = rows = 0
+        for (channel, taken), (_, rows_taken) in zip(
+            machine._inputs.positions(), machine._inputs.row_positions(), strict=True
+        ):
+            rows += rows_taken - self._taken_rows.get(channel, 0)
+            self._taken_rows[channel] = rows_taken
+            before = self._taken.get(channel, 0)
+            if taken == before:
+                continue
+            controls = self._sent_controls.get(channel, deque())
+            while controls and controls[0] < before:
+                controls.popleft()
+            alone = taken == before + 1 or not controls or controls[0] >= taken
+            if moved or taken < before or not alone or taken > self._sent.get(channel, 0):
+                raise InvariantViolated(1, f"{channel} was at {before} and is at {taken}")
+            moved = taken - before
+            self._taken[channel] = taken
+        limits = machine.descriptor.limits
+        if rows and rows != machine._chain.pace.rows:
+            raise InvariantViolated(1, f"{rows} rows were taken, and {machine._chain.pace.rows} were processed")
+        if moved > 1 and rows > limits.merged_rows_max:
+            raise InvariantViolated(10, f"{rows} rows were put together, and {limits.merged_rows_max} may be")
+        if moved > 1:
+            self.coverage.saw("batches_merged")
+        return moved > 0
 
     def _check_starving(self, machine: TaskMachine, now_ms: int) -> None:
         for channel, output in machine._outputs._channels.items():

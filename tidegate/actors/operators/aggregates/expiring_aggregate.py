@@ -92,6 +92,11 @@ class ExpiringAggregate(KeyedAggregate):
         super().open(context, restored)
         self._late = context.metrics.counter(LATE_RECORDS)
 
+    @property
+    def waits_for_event_time(self) -> bool:
+        """Only if keys expire in event time."""
+        return self._time is not None
+
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
         """Forget, in steps, keys whose time to live is over."""
         if self._time is None or watermark_ms == MAX_WATERMARK_MS:

@@ -116,6 +116,11 @@ class RegularJoin(JoinOperator):
         if len(gone.times) or len(came.times):
             self._join(index, gone, came, emit)
 
+    @property
+    def waits_for_event_time(self) -> bool:
+        """Only if keys expire in event time."""
+        return self._ttl_ms is not None
+
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
         """Forget what is older than the time to live, if it is time for that."""
         if self._ttl_ms is not None and watermark_ms != MAX_WATERMARK_MS:

@@ -111,6 +111,11 @@ class Deduplicate(Operator):
         elif len(rows):
             emit(gather(batch, rows))
 
+    @property
+    def waits_for_event_time(self) -> bool:
+        """Only if keys expire in event time."""
+        return self._ttl_ms is not None
+
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
         """Forget, in steps, keys whose time to live is over."""
         if self._ttl_ms is None or watermark_ms == MAX_WATERMARK_MS:

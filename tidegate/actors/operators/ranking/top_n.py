@@ -178,6 +178,11 @@ class TopN(RowsOperator):
             self._tell(all_rows[0], all_groups, ranks, per_group, emit)
         table.done()
 
+    @property
+    def waits_for_event_time(self) -> bool:
+        """Only if keys expire in event time."""
+        return self._ttl_ms is not None
+
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
         """Forget keys whose time to live is over, if it is time for that."""
         if self._ttl_ms is not None and watermark_ms != MAX_WATERMARK_MS:

@@ -4,6 +4,7 @@ The task machine queues what arrives, and takes an element in each turn. Rules t
 
 - Elements are taken in exactly the order of their numbers. A repeated one is dropped, a gap raises (invariant 1).
 - Restored in-flight rows (`recover`) come before everything that arrives.
+- Small batches that wait one behind the other are taken as one (`merging.py`); each still counts as an element.
 - A queue never holds more than the credit that was granted plus one element (invariant 10): a sender may overdraw by
   one element, so that an element larger than the whole credit can pass.
 - Receiving never blocks. A blocked channel keeps receiving; `next_channel` just does not offer it.
@@ -25,6 +26,8 @@ from tidegate.actors.protocol.stream_elements import (
     ends_in_flight,
 )
 from tidegate.actors.task import invariants
+from tidegate.actors.task.channels.debloating import BATCHES_A_WINDOW
+from tidegate.actors.task.channels.merging import MERGED_BYTES_MAX, merged, neighbours
 from tidegate.actors.task.channels.turn_pacer import ROWS_UNLIMITED
 from tidegate.storage.errors import ProtocolError
 from tidegate.storage.ids import CheckpointId
@@ -37,6 +40,7 @@ class InputChannel:
         "_granted_bytes",
         "_head_bytes",
         "_left_bytes",
+        "_merged_rows_max",
         "arrived",
         "channel",
         "data_over",
@@ -49,8 +53,9 @@ class InputChannel:
         "window_bytes",
     )
 
-    def __init__(self, channel: ChannelId, window_bytes: int) -> None:
+    def __init__(self, channel: ChannelId, window_bytes: int, merged_rows_max: int = 1) -> None:
         self.channel = channel
+        self._merged_rows_max = merged_rows_max
         self.recovered: deque[pa.RecordBatch] = deque()
         """Batches that a checkpoint has stored as in flight, and that were restored."""
         self.queue: deque[Element] = deque()
@@ -97,7 +102,10 @@ class InputChannel:
         return new
 
     def take(self, rows_max: int = ROWS_UNLIMITED) -> Element:
-        """Take the next element. Of a batch with more than `rows_max` rows it takes so many; the rest comes next."""
+        """Take the next element, or several small batches as one.
+
+        Of a batch with more than `rows_max` rows it takes so many; the rest comes next.
+        """
         if self.recovered:
             batch = self.recovered.popleft()
             if batch.num_rows > rows_max:
@@ -105,6 +113,29 @@ class InputChannel:
             part = batch.slice(0, rows_max)
             self.last_bytes = element_size_bytes(part)
             return part
+        batch = self._take_merged(rows_max)
+        return batch if batch is not None else self._take_one(rows_max)
+
+    def _take_merged(self, rows_max: int) -> pa.RecordBatch | None:
+        """Several batches that wait at the head; half of the window at most, so that the sender can fill the rest."""
+        rows_max = min(rows_max, self._merged_rows_max)
+        lonely = len(self.queue) < 2 or not isinstance(self.queue[1], pa.RecordBatch)
+        if lonely or rows_max < 2 or self._head_bytes is not None:
+            return None
+        found = neighbours(self.queue, rows_max, min(MERGED_BYTES_MAX, self.window_bytes // BATCHES_A_WINDOW))
+        batch = merged([part for part, _ in found]) if found else None
+        if batch is None:
+            return None
+        self.last_bytes = sum(size_bytes for _, size_bytes in found)
+        self.rows_taken += batch.num_rows
+        self.taken_bytes += self.last_bytes
+        self.taken += len(found)
+        for _ in found:
+            self.queue.popleft()
+        invariants.check_contiguous(self.taken, len(self.queue), self.arrived)
+        return batch
+
+    def _take_one(self, rows_max: int) -> Element:
         element = self.queue.popleft()
         size_bytes = element_size_bytes(element) if self._head_bytes is None else self._head_bytes
         self.last_bytes = size_bytes if self._head_bytes is None else self._left_bytes
@@ -150,8 +181,8 @@ class InputChannel:
 class InputGate:
     """All input channels of a task, served in turn."""
 
-    def __init__(self, channels: Sequence[ChannelId], window_bytes: int) -> None:
-        self._channels = {channel: InputChannel(channel, window_bytes) for channel in channels}
+    def __init__(self, channels: Sequence[ChannelId], window_bytes: int, merged_rows_max: int = 1) -> None:
+        self._channels = {channel: InputChannel(channel, window_bytes, merged_rows_max) for channel in channels}
         self._order = deque(channels)
         self._recovering = False
         """Whether restored in-flight batches may still wait, on any channel."""

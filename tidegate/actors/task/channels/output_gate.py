@@ -9,6 +9,8 @@
 - A frame is sent when enough bytes are queued, when a control element is queued (a barrier must not linger), or when
   the linger time is over. The size adapts: it grows while the receiver is the bottleneck (large frames cost least per
   row), and shrinks while frames leave by time (latency matters more then).
+- A watermark that nobody behind a channel waits for goes along with what leaves by time, or before the next other
+  control element: only the newest one. So it neither makes frames small nor keeps batches apart.
 - When a queue is full the task takes no more input: back-pressure goes on to the source (invariant 10).
 - For a receiver with a *narrow* window, smaller than `credit_bytes`, queues, frames and batches stay small as well:
   what waits here delays barriers just as much.
@@ -17,15 +19,23 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from tidegate.actors.protocol.identity import ChannelId
-from tidegate.actors.protocol.stream_elements import Barrier, Control, Element, Watermark, element_size_bytes
+from tidegate.actors.protocol.stream_elements import (
+    MAX_WATERMARK_MS,
+    Barrier,
+    Control,
+    Element,
+    Watermark,
+    element_size_bytes,
+)
 from tidegate.actors.task import invariants
 from tidegate.actors.task.channels.debloating import BATCHES_A_WINDOW, SenderPace
+from tidegate.actors.task.channels.merging import MERGED_ROWS_MAX
 from tidegate.actors.task.channels.turn_pacer import ROWS_UNLIMITED
 from tidegate.storage.errors import ProtocolError
 from tidegate.storage.ids import CheckpointId
@@ -52,6 +62,8 @@ class BufferLimits:
     """What a task holds for one unaligned snapshot, all channels together, before it declines the checkpoint."""
     turn_rows_max: int = ROWS_UNLIMITED
     """Rows that a task processes at most before it looks at what else has come in."""
+    merged_rows_max: int = MERGED_ROWS_MAX
+    """Rows up to which small batches that wait on a channel are handed to the operators as one; 1: as they came."""
     debloat_target_ms: int = 0
     """Time that the receiver should need for what is in flight; 0: only bytes count."""
     window_bytes_min: int = 4 * 1024
@@ -69,8 +81,10 @@ class OutputChannel:
     """What waits to be sent on one channel."""
 
     __slots__ = (
+        "_awaited",
         "_credit_bytes",
         "_frame_bytes",
+        "_held",
         "_limits",
         "_urgent",
         "_window_bytes",
@@ -84,8 +98,11 @@ class OutputChannel:
         "sent_bytes",
     )
 
-    def __init__(self, channel: ChannelId, limits: BufferLimits) -> None:
+    def __init__(self, channel: ChannelId, limits: BufferLimits, awaited: bool = True) -> None:
         self.channel = channel
+        self._awaited = awaited
+        self._held: Watermark | None = None
+        """The newest watermark, if nobody waits for it and it has not been queued yet."""
         self.queue: deque[Element] = deque()
         self.queued_bytes = 0
         self.next_sequence = 0
@@ -133,8 +150,29 @@ class OutputChannel:
         """The credit that was granted in total, if the first queued element waits for more."""
         return self._credit_bytes if self.queue and not self.sendable else None
 
+    @property
+    def lingering(self) -> bool:
+        """Whether something would leave if the linger time were over."""
+        return self.sendable or (self._held is not None and not self.queue)
+
     def put(self, element: Element) -> None:
         """Queue an element."""
+        if isinstance(element, Watermark):
+            self._held = None
+            if not self._awaited and element.timestamp_ms < MAX_WATERMARK_MS:
+                self._held = element
+                return
+        elif not isinstance(element, pa.RecordBatch):
+            self._release()
+        self._queue(element)
+
+    def _release(self) -> None:
+        """Queue the watermark that is held."""
+        held, self._held = self._held, None
+        if held is not None:
+            self._queue(held)
+
+    def _queue(self, element: Element) -> None:
         self.queue.append(element)
         if isinstance(element, pa.RecordBatch):
             size_bytes = element_size_bytes(element)
@@ -168,6 +206,9 @@ class OutputChannel:
 
     def take_frame(self, flush: bool) -> tuple[int, tuple[Element, ...]] | None:
         """The next frame as (number of its first element, elements), or None when it is not time or not allowed."""
+        by_time = flush and self.queued_bytes > 0 and not self._urgent
+        if flush:
+            self._release()
         if not self.sendable:
             if self.queue:
                 self._frame_bytes = min(self._frame_bytes * 2, self._limits.frame_bytes_max)
@@ -177,7 +218,7 @@ class OutputChannel:
             full = full or self.queued_bytes >= self.narrow_bytes // BATCHES_A_WINDOW
         if not (flush or self._urgent or full):
             return None
-        if flush and not self._urgent and self.queued_bytes * 2 < self._frame_bytes:
+        if by_time and self.queued_bytes * 2 < self._frame_bytes:
             self._frame_bytes = max(self._frame_bytes // 2, self._limits.frame_bytes_min)
         first_sequence = self.next_sequence
         elements: list[Element] = []
@@ -203,8 +244,11 @@ class OutputChannel:
 class OutputGate:
     """All output channels of a task."""
 
-    def __init__(self, channels: Sequence[ChannelId], limits: BufferLimits) -> None:
-        self._channels = {channel: OutputChannel(channel, limits) for channel in channels}
+    def __init__(
+        self, channels: Sequence[ChannelId], limits: BufferLimits, unawaited: Collection[ChannelId] = ()
+    ) -> None:
+        """`unawaited`: channels behind which nobody waits for watermarks."""
+        self._channels = {channel: OutputChannel(channel, limits, channel not in unawaited) for channel in channels}
         self.lingering = False
         """Whether `take_frames` has left something that credit would allow to be sent."""
         self.starving = False
@@ -278,10 +322,8 @@ class OutputGate:
         for channel in self._channels.values():
             while (frame := channel.take_frame(flush)) is not None:
                 frames.append((channel.channel, *frame))
-            if channel.queue:
-                sendable = channel.sendable
-                self.lingering = self.lingering or sendable
-                self.starving = self.starving or not sendable
+            self.lingering = self.lingering or channel.lingering
+            self.starving = self.starving or channel.starved_at_bytes is not None
         return frames
 
     def row_positions(self) -> tuple[tuple[ChannelId, int], ...]:

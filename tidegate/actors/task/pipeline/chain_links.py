@@ -21,7 +21,7 @@ class Link:
     rows_max: int
     """It gets no more rows than this at once."""
     waits: bool
-    """Whether watermarks make it do anything. Others do not see them: showing them costs more than a batch."""
+    """`Operator.waits_for_event_time`, asked once."""
     generated_ms: int = MIN_WATERMARK_MS
     """The newest watermark of its own that was passed on."""
     next_ms: int | None = None
@@ -36,4 +36,4 @@ def link_of(spec: OperatorSpec, emit: Emit) -> Link:
     """Make the operator of a spec."""
     operator = spec.factory()
     rows_max = ROWS_UNLIMITED if spec.batch_rows is None else spec.batch_rows.most
-    return Link(operator, emit, rows_max, type(operator).advance_watermark is not Operator.advance_watermark)
+    return Link(operator, emit, rows_max, operator.waits_for_event_time)

@@ -38,7 +38,9 @@ class Emitter:
                 partitioner = CombiningPartitioner(edge.combines, partitioner)
             channels = {int(channel.downstream): channel for channel in edge.channels}
             self._edges.setdefault(edge.side, []).append((partitioner, channels))
-        self.gate = OutputGate([c for edge in d.outputs for c in edge.channels], d.limits)
+        every = [channel for edge in d.outputs for channel in edge.channels]
+        unawaited = [channel for edge in d.outputs if not edge.event_time for channel in edge.channels]
+        self.gate = OutputGate(every, d.limits, unawaited)
 
     @property
     def outputs(self) -> tuple[Callable[[pa.RecordBatch], None], Callable[[int], None], Callable[[bool], None]]:

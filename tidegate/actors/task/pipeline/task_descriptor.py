@@ -30,6 +30,8 @@ class OutputEdge:
     """The side output whose rows go over it; None: the output of the chain."""
     combines: LocalAggregation | None = None
     """How the rows of a batch may be combined before they are split; None: not at all."""
+    event_time: bool = True
+    """Whether anything behind it waits for watermarks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,7 @@ def describe_task(
             graph.supports_unaligned(edge),
             edge.side,
             edge.combines,
+            edge.event_time,
         )
         for edge in graph.edges
         if edge.upstream == task.vertex

@@ -27,6 +27,7 @@ _LIMIT_OF = {
     "window_min": "window_bytes_min",
     "in_flight": "in_flight_bytes_max",
     "turn_rows": "turn_rows_max",
+    "merged_rows": "merged_rows_max",
 }
 """Setting to the field of `BufferLimits`."""
 
@@ -89,6 +90,11 @@ class BufferSettings(Section):
         default=_LIMITS.turn_rows_max, alias=KEYS["turn_rows"][0]
     )
     """Rows that a task processes at most before it looks at what else has come in."""
+
+    merged_rows: Annotated[int, BeforeValidator(of.positive)] = Field(
+        default=_LIMITS.merged_rows_max, alias=KEYS["merged_rows"][0]
+    )
+    """Rows up to which small batches that wait for a task are handed to its operators as one; 1: as they came."""
 
     source_rows: Annotated[int, BeforeValidator(of.positive)] = Field(
         default=_OPTIONS.source_rows_max, alias=KEYS["source_rows"][0]

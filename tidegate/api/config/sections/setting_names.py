@@ -73,6 +73,7 @@ KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "window_min": ("taskmanager.network.memory.buffer-debloat.min-window",),
         "in_flight": ("execution.checkpointing.unaligned.max-in-flight",),
         "turn_rows": ("task.turn-rows",),
+        "merged_rows": ("task.merged-rows",),
         "source_rows": ("task.source-batch-rows",),
         "changelog_segment": ("state.changelog.segment-size",),
         "log_level": ("log.level",),
