@@ -205,7 +205,7 @@ def calls(draw: st.DrawFn) -> tuple[Any, list[Any]]:
     found = [np.zeros(rows, dtype=np.int32) for _ in range(3)]
     counters = np.zeros(4, dtype=np.int64)
     met, null = np.zeros(4, dtype=np.uint64), np.zeros(2, dtype=np.int64)
-    known: tuple[Any, ...] = (table, np.uint64(57), null, met)
+    known: tuple[Any, ...] = (table, null, met)
     return draw(
         st.sampled_from(
             [

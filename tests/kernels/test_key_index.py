@@ -84,8 +84,10 @@ def test_growing_within_a_batch(columns: tuple[str, ...]) -> None:
         assert result.new_rows.tolist() == new_rows
 
 
-def test_equal_hashes_are_told_apart_by_bytes() -> None:
-    """With a hash that is the same for all keys, every key still has a slot of its own."""
+@pytest.mark.parametrize("hashed", [42, 2**64 - 1])
+def test_equal_hashes_are_told_apart_by_bytes(hashed: int) -> None:
+    """With a hash that is the same for all keys, every key still has a slot of its own; after the last entry of a table
+    the first one follows."""
     texts = [None if i % 50 == 49 else f"key-{i % 700}" for i in range(1500)]
     column = pa.array(texts)
     form = key_form(column, "k")
@@ -93,11 +95,29 @@ def test_equal_hashes_are_told_apart_by_bytes() -> None:
     index = BytesIndex()
     model: dict[Hashable, int] = {}
     for _ in range(2):
-        result = index.upsert(form, np.full(len(texts), 42, dtype=np.uint64))
+        result = index.upsert(form, np.full(len(texts), hashed, dtype=np.uint64))
         slots, first_rows, new_rows = upsert_reference(model, texts)
         assert result.slots.tolist() == slots
         assert result.first_rows.tolist() == first_rows
         assert result.new_rows.tolist() == new_rows
+
+
+@pytest.mark.parametrize("columns", [("i",), ("s",), ("i", "j")])
+def test_memory_of_an_index(columns: tuple[str, ...]) -> None:
+    """A table that has grown is at least a third full, and one that was filled at once at least half, however many keys
+    there are."""
+    entry_bytes = 32 if len(columns) == 2 else 16
+    for keys in (100_000, 140_000, 190_000):
+        numbers = np.arange(keys)
+        texts = pa.array(numbers).cast(pa.string())
+        batch = pa.record_batch({"i": numbers, "j": numbers, "s": texts}).select(list(columns))
+        grown, filled = KeyIndex(columns), KeyIndex(columns)
+        for start in range(0, keys, 10_000):
+            grown.upsert(batch.slice(start, 10_000))
+        assert filled.fill(batch)
+        beside_bytes = 20 * keys if columns == ("s",) else keys
+        assert grown.size_bytes < 3 * entry_bytes * keys + beside_bytes
+        assert filled.size_bytes < 2 * entry_bytes * keys + beside_bytes
 
 
 def test_key_longer_than_the_arena() -> None:

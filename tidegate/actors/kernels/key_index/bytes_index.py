@@ -13,37 +13,40 @@ from numpy.typing import NDArray
 from tidegate.actors.kernels.columns import Strings
 from tidegate.actors.kernels.jit import kernel, load64, prefetch
 from tidegate.actors.kernels.key_index.entries import (
+    AHEAD_ROWS,
     CAPACITY_MIN,
-    SLOTS_MAX,
     Progress,
     Upserted,
     bitmap_of,
+    capacity_after,
     capacity_for,
     enlarged,
+    following,
     forget,
+    home_of,
     keys_max,
     meet,
     take_null,
 )
 from tidegate.actors.kernels.key_index.filling import spread
 
-_BLOCK_ROWS = 16
+_ENTRY = 2
+"""Words of an entry."""
 _ARENA_BYTES_MIN = 1 << 14
 
 
 class BytesIndex:
     """Open-addressing table of byte strings → slots 0, 1, 2, … in order of first appearance."""
 
-    __slots__ = ("_arena", "_met", "_null", "_offsets", "_shift", "_table", "size")
+    __slots__ = ("_arena", "_met", "_null", "_offsets", "_table", "size")
 
     def __init__(self) -> None:
         self.size = 0
-        self._table = np.zeros(2 * CAPACITY_MIN, dtype=np.int64)
-        self._shift = np.uint64(64 - CAPACITY_MIN.bit_length() + 1)
+        self._table = np.zeros(_ENTRY * CAPACITY_MIN, dtype=np.int64)
         self._null = np.zeros(2, dtype=np.int64)
-        self._met = bitmap_of(CAPACITY_MIN // 2)
+        self._met = bitmap_of(keys_max(CAPACITY_MIN, _ENTRY))
         self._arena = np.empty(_ARENA_BYTES_MIN, dtype=np.uint8)
-        self._offsets = np.zeros(CAPACITY_MIN // 2 + 1, dtype=np.int64)
+        self._offsets = np.zeros(keys_max(CAPACITY_MIN, _ENTRY) + 1, dtype=np.int64)
 
     @property
     def size_bytes(self) -> int:
@@ -59,7 +62,6 @@ class BytesIndex:
         while True:
             _upsert(
                 self._table,
-                self._shift,
                 self._null,
                 self._met,
                 self._offsets,
@@ -86,8 +88,9 @@ class BytesIndex:
         False if a key comes twice or was known: then the index is of no use any more.
         """
         rows = len(hashes)
-        if 4 * (self.size + rows + keys_to_come) > len(self._table):
-            self._grow(capacity_for(self.size + rows + keys_to_come))
+        keys_in_all = self.size + rows + keys_to_come
+        if keys_in_all > keys_max(len(self._table) // _ENTRY, _ENTRY):
+            self._grow(capacity_for(keys_in_all, _ENTRY))
         if not take_null(self._null, self.size, keys.valid):
             return False
         used_bytes = int(self._offsets[self.size])
@@ -99,7 +102,7 @@ class BytesIndex:
         _append(self._offsets, self._arena, self.size, keys.offsets, keys.data, keys.valid)
         ordered = spread(hashes.view(np.int64), hashes, keys.valid, self._table.nbytes)
         slots = (self._offsets, self._arena, np.int64(self.size))
-        filled = _fill(self._table, self._shift, *slots, ordered.words, ordered.rows)
+        filled = _fill(self._table, *slots, ordered.words, ordered.rows)
         self.size += rows
         return bool(filled)
 
@@ -110,26 +113,24 @@ class BytesIndex:
         if needed_bytes > len(self._arena):
             self._arena = enlarged(self._arena, used_bytes, max(needed_bytes, 2 * len(self._arena)))
         else:
-            self._grow(len(self._table))
+            self._grow(capacity_after(len(self._table) // _ENTRY, _ENTRY))
 
     def _grow(self, capacity: int) -> None:
-        assert self.size < SLOTS_MAX, f"{self.size} keys in one subtask: raise the parallelism"
-        table = np.zeros(2 * capacity, dtype=np.int64)
-        self._shift = np.uint64(64 - capacity.bit_length() + 1)
-        _rehash(self._table, table, self._shift)
+        table = np.zeros(_ENTRY * capacity, dtype=np.int64)
+        _rehash(self._table, table)
         self._table = table
-        self._met = enlarged(self._met, len(self._met), len(table) // 256 + 1)
-        self._offsets = enlarged(self._offsets, self.size + 1, len(table) // 4 + 1)
+        self._met = enlarged(self._met, len(self._met), keys_max(capacity, _ENTRY) // 64 + 1)
+        self._offsets = enlarged(self._offsets, self.size + 1, keys_max(capacity, _ENTRY) + 1)
 
 
 @kernel
-def _rehash(old: NDArray[np.int64], new: NDArray[np.int64], shift: np.uint64) -> None:
-    mask = new.shape[0] // 2 - 1
+def _rehash(old: NDArray[np.int64], new: NDArray[np.int64]) -> None:
+    entries = new.shape[0] // 2
     for position in range(0, old.shape[0], 2):
         if old[position + 1] != 0:
-            home = np.int64(np.uint64(old[position]) >> shift)
+            home = home_of(np.uint64(old[position]), entries)
             while new[2 * home + 1] != 0:
-                home = (home + 1) & mask
+                home = following(home, entries)
             new[2 * home] = old[position]
             new[2 * home + 1] = old[position + 1]
 
@@ -171,29 +172,28 @@ def _append(
 @kernel
 def _fill(
     table: NDArray[np.int64],
-    shift: np.uint64,
     arena_offsets: NDArray[np.int64],
     arena: NDArray[np.uint8],
     first_slot: np.int64,
     words: NDArray[np.int64],
     rows: NDArray[np.int32],
 ) -> bool:
-    mask = table.shape[0] // 2 - 1
+    entries = table.shape[0] // 2
     for i in range(words.shape[0]):
-        if i + _BLOCK_ROWS < words.shape[0]:
-            prefetch(table, 2 * np.int64(np.uint64(words[i + _BLOCK_ROWS]) >> shift))
+        if i + AHEAD_ROWS < words.shape[0]:
+            prefetch(table, 2 * home_of(np.uint64(words[i + AHEAD_ROWS]), entries))
         word = words[i]
         slot = first_slot + rows[i]
         start = arena_offsets[slot]
         length = arena_offsets[slot + 1] - start
-        home = np.int64(np.uint64(word) >> shift)
+        home = home_of(np.uint64(word), entries)
         while table[2 * home + 1] != 0:
             if table[2 * home] == word:
                 known = arena_offsets[table[2 * home + 1] - 1]
                 known_length = arena_offsets[table[2 * home + 1]] - known
                 if known_length == length and _equal(arena, known, arena, start, length):
                     return False
-            home = (home + 1) & mask
+            home = following(home, entries)
         table[2 * home] = word
         table[2 * home + 1] = slot + 1
     return True
@@ -202,7 +202,6 @@ def _fill(
 @kernel
 def _upsert(
     table: NDArray[np.int64],
-    shift: np.uint64,
     null: NDArray[np.int64],
     met: NDArray[np.uint64],
     arena_offsets: NDArray[np.int64],
@@ -216,50 +215,48 @@ def _upsert(
     new_rows: NDArray[np.int32],
     counters: NDArray[np.int64],
 ) -> None:
-    mask = table.shape[0] // 2 - 1
-    size_max = keys_max(table.shape[0], 2)
+    entries = table.shape[0] // 2
+    size_max = keys_max(entries, 2)
     masked = valid.shape[0] > 0
     row, size, first, new = counters[0], counters[1], counters[2], counters[3]
     rows = hashes.shape[0]
-    full = False
-    while row < rows and not full:
-        stop = min(row + _BLOCK_ROWS, rows)
-        for i in range(row, stop):
-            prefetch(table, 2 * np.int64(hashes[i] >> shift))
-        while row < stop:
-            word = np.int64(hashes[row])
-            start = offsets[row]
-            length = offsets[row + 1] - start
-            home = np.int64(hashes[row] >> shift)
-            entries = table
-            if masked and not valid[row]:
-                entries = null
-                home = np.int64(0)
-                length = np.int64(0)
-            else:
-                while entries[2 * home + 1] != 0:
-                    if entries[2 * home] == word:
-                        slot = entries[2 * home + 1] - 1
-                        known = arena_offsets[slot]
-                        if arena_offsets[slot + 1] - known == length and _equal(arena, known, data, start, length):
-                            break
-                    home = (home + 1) & mask
-            meta = entries[2 * home + 1]
-            if meta == 0:
-                used = arena_offsets[size]
-                if size >= size_max or used + length > arena.shape[0]:
-                    full = True
-                    break
-                for j in range(length):
-                    arena[used + j] = data[start + j]
-                entries[2 * home] = word
-                size += 1
-                arena_offsets[size] = used + length
-                entries[2 * home + 1] = meta = size
-                new_rows[new] = row
-                new += 1
-            slots[row] = meta - 1
-            first_rows[first] = row
-            first += meet(met, meta - 1)
-            row += 1
+    for i in range(row, min(row + AHEAD_ROWS, rows)):
+        prefetch(table, 2 * home_of(hashes[i], entries))
+    while row < rows:
+        if row + AHEAD_ROWS < rows:
+            prefetch(table, 2 * home_of(hashes[row + AHEAD_ROWS], entries))
+        word = np.int64(hashes[row])
+        start = offsets[row]
+        length = offsets[row + 1] - start
+        home = home_of(hashes[row], entries)
+        found_in = table
+        if masked and not valid[row]:
+            found_in = null
+            home = np.int64(0)
+            length = np.int64(0)
+        else:
+            while found_in[2 * home + 1] != 0:
+                if found_in[2 * home] == word:
+                    slot = found_in[2 * home + 1] - 1
+                    known = arena_offsets[slot]
+                    if arena_offsets[slot + 1] - known == length and _equal(arena, known, data, start, length):
+                        break
+                home = following(home, entries)
+        meta = found_in[2 * home + 1]
+        if meta == 0:
+            used = arena_offsets[size]
+            if size >= size_max or used + length > arena.shape[0]:
+                break
+            for j in range(length):
+                arena[used + j] = data[start + j]
+            found_in[2 * home] = word
+            size += 1
+            arena_offsets[size] = used + length
+            found_in[2 * home + 1] = meta = size
+            new_rows[new] = row
+            new += 1
+        slots[row] = meta - 1
+        first_rows[first] = row
+        first += meet(met, meta - 1)
+        row += 1
     counters[0], counters[1], counters[2], counters[3] = row, size, first, new

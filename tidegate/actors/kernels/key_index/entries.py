@@ -2,9 +2,13 @@
 
 An entry is 16 bytes, so that a probe touches one cache line: a word (the key itself, or the hash of its bytes) and
 slot + 1, which is 0 when the entry is free. An entry's home is given by the *high* bits of its hash (the low ones chose
-the key group and are alike within a subtask), so a table grows by reading and writing forwards only. Tables are at most
-half full, small ones a quarter (`keys_max`); probing is linear. Which keys a batch has met already is a bitmap over
-slots, small enough for the cache and cleared through the rows that set its bits.
+the key group and are alike within a subtask), so a table grows by reading and writing forwards only. A table has any
+number of entries (`home_of`), and grows by half. At most nine in sixteen of them are taken, of small ones a quarter
+(`keys_max`); probing is linear. Which keys a batch has met already is a bitmap over slots, small enough for the cache
+and cleared through the rows that set its bits.
+
+What an index waits for is memory. So a row's home is computed and its cache line asked for `AHEAD_ROWS` rows before its
+turn. In that way the misses of many rows overlap, and never end all at once.
 """
 
 from __future__ import annotations
@@ -20,7 +24,12 @@ from tidegate.actors.kernels.jit import kernel
 CAPACITY_MIN = 1024
 SPARSE_WORDS = 1 << 17
 """Tables up to a megabyte are kept emptier than others."""
+_HIGH = np.uint64(32)
 SLOTS_MAX = (1 << 31) - 2
+AHEAD_ROWS = 32
+"""A power of two."""
+AHEAD_MASK = AHEAD_ROWS - 1
+"""Row r has entry `r & AHEAD_MASK` of the homes that are known ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +86,17 @@ def enlarged(values: NDArray[Any], used: int, length: int) -> NDArray[Any]:
     return larger
 
 
-def capacity_for(keys: int) -> int:
-    """Entries of a table for so many keys."""
+def capacity_for(keys: int, entry_words: int) -> int:
+    """Entries of a table for so many keys, and some more."""
     assert keys <= SLOTS_MAX, f"{keys} keys in one subtask: raise the parallelism"
-    entries = max(CAPACITY_MIN, 1 << max(2 * keys - 1, 1).bit_length())
-    return 2 * entries if 2 * entries < SPARSE_WORDS else entries
+    sparse = max(CAPACITY_MIN, 4 * keys)
+    return sparse if entry_words * sparse <= SPARSE_WORDS else max(SPARSE_WORDS // entry_words, keys) * 15 // 8
+
+
+def capacity_after(entries: int, entry_words: int) -> int:
+    """Entries of the table that follows one of so many which is full."""
+    assert keys_max(entries, entry_words) < SLOTS_MAX, "too many keys in one subtask: raise the parallelism"
+    return 2 * entries if entry_words * entries <= SPARSE_WORDS else entries + entries // 2
 
 
 def take_null(null: NDArray[np.int64], first_slot: int, valid: NDArray[np.uint8]) -> bool:
@@ -98,14 +113,25 @@ def take_null(null: NDArray[np.int64], first_slot: int, valid: NDArray[np.uint8]
 
 
 @kernel
-def keys_max(words: int, entry_words: int) -> int:
-    """How many keys a table of so many words takes before it grows.
+def keys_max(entries: int, entry_words: int) -> int:
+    """How many keys a table of so many entries takes before it grows.
 
     One that stays in the cache is kept emptier: there what a probe costs is not memory, but that the processor guesses
     wrong whether the first entry is the right one.
     """
-    entries = words // entry_words
-    return entries // 4 if words <= SPARSE_WORDS else entries // 2
+    return entries // 4 if entries * entry_words <= SPARSE_WORDS else entries * 9 // 16
+
+
+@kernel
+def home_of(hashed: np.uint64, entries: int) -> np.int64:
+    """The first entry to look at for a hash. It grows with the high half of the hash."""
+    return np.int64(((hashed >> _HIGH) * np.uint64(entries)) >> _HIGH)
+
+
+@kernel
+def following(entry: np.int64, entries: int) -> np.int64:
+    """The entry to look at after one."""
+    return np.int64(entry + 1 if entry + 1 < entries else 0)
 
 
 @kernel

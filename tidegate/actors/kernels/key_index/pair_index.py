@@ -2,8 +2,7 @@
 
 Both words lie in the entry itself, 32 bytes, so a probe touches one cache line. As bytes (`bytes_index.py`) such keys
 would have to be encoded, hashed and compared in an arena, which costs a cache miss more and twice the time. An entry is
-the two words, which of them are null (their words are 0 then), and slot + 1, which is 0 when it is free. Rows are taken
-in blocks, as in `word_index.py`.
+the two words, which of them are null (their words are 0 then), and slot + 1, which is 0 when it is free.
 """
 
 from __future__ import annotations
@@ -14,20 +13,23 @@ from numpy.typing import NDArray
 from tidegate.actors.kernels.columns import NO_MASK, Words
 from tidegate.actors.kernels.jit import kernel, prefetch
 from tidegate.actors.kernels.key_index.entries import (
+    AHEAD_MASK,
+    AHEAD_ROWS,
     CAPACITY_MIN,
-    SLOTS_MAX,
     Progress,
     Upserted,
     bitmap_of,
+    capacity_after,
     capacity_for,
     enlarged,
+    following,
     forget,
+    home_of,
     keys_max,
     meet,
 )
 from tidegate.actors.kernels.key_index.filling import spread
 
-_BLOCK_ROWS = 16
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 _ENTRY = 4
@@ -36,14 +38,13 @@ _ENTRY = 4
 class PairIndex:
     """Open-addressing table of pairs of int64 words → slots 0, 1, 2, … in order of first appearance."""
 
-    __slots__ = ("_homes", "_met", "_shift", "_table", "size")
+    __slots__ = ("_homes", "_met", "_table", "size")
 
     def __init__(self) -> None:
         self.size = 0
         self._table = np.zeros(_ENTRY * CAPACITY_MIN, dtype=np.int64)
-        self._shift = np.uint64(64 - CAPACITY_MIN.bit_length() + 1)
-        self._met = bitmap_of(CAPACITY_MIN // 2)
-        self._homes = np.empty(_BLOCK_ROWS, dtype=np.int64)
+        self._met = bitmap_of(keys_max(CAPACITY_MIN, _ENTRY))
+        self._homes = np.empty(AHEAD_ROWS, dtype=np.int64)
 
     @property
     def size_bytes(self) -> int:
@@ -56,7 +57,6 @@ class PairIndex:
         while True:
             _upsert(
                 self._table,
-                self._shift,
                 self._met,
                 self._homes,
                 first.words,
@@ -73,7 +73,7 @@ class PairIndex:
                 result = progress.result()
                 forget(self._met, result.slots, result.first_rows)
                 return result
-            self._grow(2 * (len(self._table) // _ENTRY))
+            self._grow(capacity_after(len(self._table) // _ENTRY, _ENTRY))
 
     def fill(self, first: Words, second: Words, keys_to_come: int = 0) -> bool:
         """Give the next slots to many keys at once, in their order; so many more follow.
@@ -81,24 +81,22 @@ class PairIndex:
         False if a key comes twice or was known: then the index is of no use any more.
         """
         keys = self.size + len(first.words) + keys_to_come
-        if 2 * keys > len(self._table) // _ENTRY:
-            self._grow(capacity_for(keys))
+        if keys > keys_max(len(self._table) // _ENTRY, _ENTRY):
+            self._grow(capacity_for(keys, _ENTRY))
         hashes = np.empty(len(first.words), dtype=np.uint64)
         words = first.words, first.valid, second.words, second.valid
         _mix_all(*words, hashes)
         ordered = spread(first.words, hashes, NO_MASK, self._table.nbytes)
         del hashes
-        filled = _fill(self._table, self._shift, *words, ordered.rows, np.int64(self.size))
+        filled = _fill(self._table, *words, ordered.rows, np.int64(self.size))
         self.size += len(first.words)
         return bool(filled)
 
     def _grow(self, capacity: int) -> None:
-        assert self.size < SLOTS_MAX, f"{self.size} keys in one subtask: raise the parallelism"
         table = np.zeros(_ENTRY * capacity, dtype=np.int64)
-        self._shift = np.uint64(64 - capacity.bit_length() + 1)
-        _rehash(self._table, table, self._shift)
+        _rehash(self._table, table)
         self._table = table
-        self._met = enlarged(self._met, len(self._met), capacity // 128 + 1)
+        self._met = enlarged(self._met, len(self._met), keys_max(capacity, _ENTRY) // 64 + 1)
 
 
 @kernel
@@ -139,7 +137,6 @@ def _mix_all(
 @kernel
 def _fill(
     table: NDArray[np.int64],
-    shift: np.uint64,
     first: NDArray[np.int64],
     first_valid: NDArray[np.uint8],
     second: NDArray[np.int64],
@@ -147,17 +144,17 @@ def _fill(
     rows: NDArray[np.int32],
     first_slot: np.int64,
 ) -> bool:
-    mask = table.shape[0] // 4 - 1
+    entries = table.shape[0] // 4
     for i in range(rows.shape[0]):
         row = rows[i]
         nulls = _nulls(row, first_valid, second_valid)
         a = np.int64(0) if nulls & 1 else first[row]
         b = np.int64(0) if nulls & 2 else second[row]
-        at = 4 * np.int64(_mix(a, b, nulls) >> shift)
+        at = 4 * home_of(_mix(a, b, nulls), entries)
         while table[at + 3] != 0:
             if table[at] == a and table[at + 1] == b and table[at + 2] == nulls:
                 return False
-            at = 4 * (((at >> 2) + 1) & mask)
+            at = 4 * following(at >> 2, entries)
         table[at] = a
         table[at + 1] = b
         table[at + 2] = nulls
@@ -166,13 +163,13 @@ def _fill(
 
 
 @kernel
-def _rehash(old: NDArray[np.int64], new: NDArray[np.int64], shift: np.uint64) -> None:
-    mask = new.shape[0] // 4 - 1
+def _rehash(old: NDArray[np.int64], new: NDArray[np.int64]) -> None:
+    entries = new.shape[0] // 4
     for position in range(0, old.shape[0], 4):
         if old[position + 3] != 0:
-            at = 4 * np.int64(_mix(old[position], old[position + 1], old[position + 2]) >> shift)
+            at = 4 * home_of(_mix(old[position], old[position + 1], old[position + 2]), entries)
             while new[at + 3] != 0:
-                at = 4 * (((at >> 2) + 1) & mask)
+                at = 4 * following(at >> 2, entries)
             for j in range(4):
                 new[at + j] = old[position + j]
 
@@ -180,7 +177,6 @@ def _rehash(old: NDArray[np.int64], new: NDArray[np.int64], shift: np.uint64) ->
 @kernel
 def _upsert(
     table: NDArray[np.int64],
-    shift: np.uint64,
     met: NDArray[np.uint64],
     homes: NDArray[np.int64],
     first: NDArray[np.int64],
@@ -192,42 +188,43 @@ def _upsert(
     new_rows: NDArray[np.int32],
     counters: NDArray[np.int64],
 ) -> None:
-    mask = table.shape[0] // 4 - 1
-    size_max = keys_max(table.shape[0], 4)
+    entries = table.shape[0] // 4
+    size_max = keys_max(entries, 4)
     row, size, firsts, new = counters[0], counters[1], counters[2], counters[3]
     rows = first.shape[0]
-    full = False
-    while row < rows and not full:
-        block = row
-        stop = min(row + _BLOCK_ROWS, rows)
-        for i in range(block, stop):
-            nulls = _nulls(i, first_valid, second_valid)
-            a = np.int64(0) if nulls & 1 else first[i]
-            b = np.int64(0) if nulls & 2 else second[i]
-            home = 4 * np.int64(_mix(a, b, nulls) >> shift)
-            homes[i - block] = home
+    for i in range(row, min(row + AHEAD_ROWS, rows)):
+        nulls = _nulls(i, first_valid, second_valid)
+        a = np.int64(0) if nulls & 1 else first[i]
+        b = np.int64(0) if nulls & 2 else second[i]
+        homes[i & AHEAD_MASK] = at = 4 * home_of(_mix(a, b, nulls), entries)
+        prefetch(table, at)
+    while row < rows:
+        at = homes[row & AHEAD_MASK]
+        ahead = row + AHEAD_ROWS
+        if ahead < rows:
+            nulls = _nulls(ahead, first_valid, second_valid)
+            a = np.int64(0) if nulls & 1 else first[ahead]
+            b = np.int64(0) if nulls & 2 else second[ahead]
+            homes[row & AHEAD_MASK] = home = 4 * home_of(_mix(a, b, nulls), entries)
             prefetch(table, home)
-        while row < stop:
-            nulls = _nulls(row, first_valid, second_valid)
-            a = np.int64(0) if nulls & 1 else first[row]
-            b = np.int64(0) if nulls & 2 else second[row]
-            at = homes[row - block]
-            while table[at + 3] != 0 and (table[at] != a or table[at + 1] != b or table[at + 2] != nulls):
-                at = 4 * (((at >> 2) + 1) & mask)
-            meta = table[at + 3]
-            if meta == 0:
-                if size >= size_max:
-                    full = True
-                    break
-                table[at] = a
-                table[at + 1] = b
-                table[at + 2] = nulls
-                size += 1
-                table[at + 3] = meta = size
-                new_rows[new] = row
-                new += 1
-            slots[row] = meta - 1
-            first_rows[firsts] = row
-            firsts += meet(met, meta - 1)
-            row += 1
+        nulls = _nulls(row, first_valid, second_valid)
+        a = np.int64(0) if nulls & 1 else first[row]
+        b = np.int64(0) if nulls & 2 else second[row]
+        while table[at + 3] != 0 and (table[at] != a or table[at + 1] != b or table[at + 2] != nulls):
+            at = 4 * following(at >> 2, entries)
+        meta = table[at + 3]
+        if meta == 0:
+            if size >= size_max:
+                break
+            table[at] = a
+            table[at + 1] = b
+            table[at + 2] = nulls
+            size += 1
+            table[at + 3] = meta = size
+            new_rows[new] = row
+            new += 1
+        slots[row] = meta - 1
+        first_rows[firsts] = row
+        firsts += meet(met, meta - 1)
+        row += 1
     counters[0], counters[1], counters[2], counters[3] = row, size, firsts, new
