@@ -9,7 +9,7 @@ from tidegate.actors.state_backends.rocksdb.rocksdb_backend import RocksBackend
 from tidegate.storage.ids import OperatorUid
 
 MEMORY_BYTES = 4 * 1024 * 1024
-CACHE_BYTES = 37_600
+CACHE_BYTES = 35_520
 """An empty index, and room for some 15 rows: less than most tests have."""
 
 

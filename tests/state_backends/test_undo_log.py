@@ -33,6 +33,7 @@ from tidegate.actors.kernels import accumulate
 from tidegate.actors.kernels.columns import NO_MASK
 from tidegate.actors.kernels.paged import PAGE_ROWS
 from tidegate.actors.state_backends.columnar import frozen_slots, key_space
+from tidegate.actors.state_backends.columnar.changes import undo_log
 from tidegate.actors.state_backends.columnar.columnar_backend import ColumnarBackend
 from tidegate.actors.state_backends.common import value_heap
 from tidegate.actors.state_backends.common.backend import CellSpec, KeyedBackend, ValueSpec
@@ -261,6 +262,50 @@ def test_memory_follows_what_has_changed() -> None:
     tables(table.backend.freeze(Cut(CheckpointId(2))))
     table.batch([(17, 9.0)])
     assert table.backend.kept(CheckpointId(2)) is not None
+
+
+@pytest.mark.parametrize("share", [1, 100])
+def test_older_checkpoints_give_way_to_copies(share: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All copies of pages together take no more than the state, also while a second snapshot is written; where few rows
+    of each page have changed, the older checkpoint is kept all the same, row by row."""
+    monkeypatch.setattr(undo_log, "COPIES_BYTES_MIN", 0)
+    table = Table(_made(_ENOUGH), True)
+    undo = table.backend._space.undo  # type: ignore[attr-defined]
+    table.batch([(key, 1.0) for key in range(20_000)])
+    written, sizes = [], []
+    for number in (1, 2, 3):
+        written.append(table.backend.freeze(Cut(CheckpointId(number))))
+        table.batch([(key, float(number)) for key in range(0, 20_000, share)])
+        sizes.append(undo.size_bytes)
+        if number > 1:
+            assert table.backend.kept(CheckpointId(number)) is not None
+            assert (table.backend.kept(CheckpointId(number - 1)) is None) == (share == 1)
+            assert max(sizes) < 1.2 * sizes[0]
+    before = {row["n"] for stored in tables(written[2]) for row in stored.rows.to_pylist()}
+    table.backend.go_back(CheckpointId(3))
+    again = table.backend.table("t", COLUMNS)
+    assert set(again.column("n").take(np.arange(20_000)).to_pylist()) == before == ({3} if share == 1 else {1, 3})
+
+
+def test_what_is_noted_in_vain_is_noted_less_often() -> None:
+    """A part that outgrows the limit alone is begun again at once, then after one checkpoint, two, four; once a part
+    fits, each freeze begins one again. What a standby has read is kept in any case."""
+    table = Table(_made(20_000), True)
+    table.batch([(key, 1.0) for key in range(20_000)])
+
+    def kept(numbers: range, changed: int) -> list[int]:
+        begun = []
+        for number in numbers:
+            tables(table.backend.freeze(Cut(CheckpointId(number))))
+            if table.backend.kept(CheckpointId(number)) is not None:
+                begun.append(number)
+            table.batch([(key, 2.0) for key in range(changed)])
+        return begun
+
+    assert kept(range(1, 10), 2_000) == [1, 2, 4, 7]
+    table.backend.keep(CheckpointId(10))
+    assert table.backend.kept(CheckpointId(10)) is not None
+    assert kept(range(11, 15), 10) == [11, 12, 13, 14]
 
 
 def test_pages_that_were_copied_are_put_back() -> None:

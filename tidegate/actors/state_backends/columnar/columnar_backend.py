@@ -184,7 +184,7 @@ class ColumnarBackend:
         frozen += self.timers.freeze(cut)
         for rows in self._rows.values():
             frozen += rows.freeze(cut)
-        self.keep(cut.checkpoint_id)
+        self._keep(cut.checkpoint_id, after_freeze=True)
         return frozen
 
     def freeze_native(self, cut: Cut) -> FrozenNative | None:
@@ -202,10 +202,7 @@ class ColumnarBackend:
 
     def keep(self, checkpoint_id: CheckpointId) -> None:
         """The current state is that of this checkpoint. Starts noting changes, if the undo log has memory."""
-        if self._space.schema is not None:
-            self._space.undo.begin(checkpoint_id, (*self._tables.values(), *self._cells.values()))
-            for state in self._apart:
-                state.keep(checkpoint_id)
+        self._keep(checkpoint_id, after_freeze=False)
 
     def completed(self, checkpoint_id: CheckpointId) -> None:
         """A checkpoint has completed: nobody goes back to an older one."""
@@ -275,6 +272,13 @@ class ColumnarBackend:
     def close(self) -> None:
         """End the threads of an unfinished restore. The memory goes with the backend."""
         self._space.close()
+
+    def _keep(self, checkpoint_id: CheckpointId, after_freeze: bool) -> None:
+        if self._space.schema is not None:
+            states = (*self._tables.values(), *self._cells.values())
+            self._space.undo.begin(checkpoint_id, states, after_freeze)
+            for state in self._apart:
+                state.keep(checkpoint_id, after_freeze)
 
     @property
     def _apart(self) -> list[ColumnarTimers | ColumnarRows]:

@@ -151,10 +151,10 @@ class ColumnarRows:
             if bool(np.any(numbers[1:] < numbers[:-1])):
                 self._space.keep(np.argsort(numbers, kind="stable").astype(np.int32))
 
-    def keep(self, checkpoint_id: CheckpointId) -> None:
+    def keep(self, checkpoint_id: CheckpointId, after_freeze: bool) -> None:
         """The current rows are those of this checkpoint."""
         if self._space.schema is not None:
-            self.undo.begin(checkpoint_id, (self._table,))
+            self.undo.begin(checkpoint_id, (self._table,), after_freeze)
 
     def kept(self) -> list[StateTable]:
         """A table without rows that stands for this state."""

@@ -226,6 +226,7 @@ class ColumnarTable(PagedState[TableNotes]):
         """Note what these slots hold, if they are not noted yet."""
         slots = notes.first(slots)
         if len(slots):
+            self._make_room(len(slots))
             columns = [column.paged for column in self._columns.values()]
             values, valid = tuple(c.raw(slots) for c in columns), tuple(c.raw_valid(slots) for c in columns)
             notes.add(NotedRows(slots, self._live.raw(slots), values, valid, len(slots) * self._beyond_bytes()))
@@ -235,6 +236,8 @@ class ColumnarTable(PagedState[TableNotes]):
         if not self._pins.any():
             return
         pages = touched_pages(slots, self._pins.counts)
+        if self._notes is not None:
+            self._make_room(len(pages) * PAGE_ROWS)
         columns = [column.paged.copy_pages(pages) for column in self._columns.values()]
         live, versions = self._live.copy_pages(pages), self._pins.replaced(pages).tolist()
         if self._notes is not None:
@@ -242,6 +245,11 @@ class ColumnarTable(PagedState[TableNotes]):
             for i, page in enumerate(pages.tolist()):
                 former = tuple(of_column[i] for of_column in columns)
                 self._notes.keep(page, KeptPage(versions[i], live[i], former, beyond))
+
+    def _make_room(self, rows: int) -> None:
+        """So many rows are about to be noted, or copied with their pages: what is kept of earlier ones may give way."""
+        row_bytes = 1 + sum(column.value_bytes for column in self._columns.values())
+        self._space.undo.make_room(rows * row_bytes, self._space.slots * row_bytes)
 
     def _beyond_bytes(self) -> int:
         """About how many bytes of a row are not in its pages."""

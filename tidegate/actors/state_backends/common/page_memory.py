@@ -7,8 +7,9 @@ kernel takes them back one by one before anybody learns of its death. In slabs o
 Rules:
 - A page belongs to its array. When the last reference to the array goes, on any thread, the page is free again. A view
   of the array keeps it alive; a raw address does not.
-- Free pages are used again before new ones. A slab without used pages goes back to the system, but for one of each
-  size, so that a page that comes and goes costs nothing.
+- Free pages are used again before new ones, because memory that is new is dear. Of each size one slab without used
+  pages is kept, and as many as there are with some. So a page that comes and goes costs nothing, and what the copies of
+  one snapshot took is there for those of the next. All others go back to the system.
 - The contents of a new page are undefined.
 - The first pages of each size come one by one: a small state takes no slab.
 """
@@ -59,16 +60,26 @@ class _Pages:
         """By the identity of the reference, which cannot be hashed."""
         self._returned: deque[weakref.ref[NDArray[Any]]] = deque()
         """Of arrays that are gone. Any thread adds to it, at any moment, also within a call of this class."""
+        self._slabs = 0
+        self._in_use = 0
+        """How many slabs have used pages."""
 
-    def page(self, values: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-        """A page as an array."""
+    def take(self, count: int, values: int, dtype: np.dtype[Any]) -> list[NDArray[Any]]:
+        """Several pages as arrays."""
+        self.take_back()
+        pages = [self._page(values, dtype) for _ in range(count)]
+        self.trim()
+        return pages
+
+    def _page(self, values: int, dtype: np.dtype[Any]) -> NDArray[Any]:
         if self._singles < SINGLE_PAGES_MAX:
             self._singles += 1
             return np.empty(values, dtype=dtype)
-        self.take_back()
         if not self._open:
             self._open.append(_Slab(self._page_bytes))
+            self._slabs += 1
         slab = self._open[-1]
+        self._in_use += len(slab.free) == slab.pages
         number = slab.free.pop()
         if not slab.free:
             self._open.pop()
@@ -84,12 +95,20 @@ class _Pages:
             slab.free.append(number)
             if len(slab.free) == 1:
                 self._open.append(slab)
-            elif len(slab.free) == slab.pages and len(self._open) > 1:
-                self._open.remove(slab)
+            self._in_use -= len(slab.free) == slab.pages
 
-    def slabs(self) -> int:
-        """How many slabs there are."""
-        return len({id(slab) for slab in self._open} | {id(slab) for _, slab, _ in self._used.values()})
+    def trim(self) -> None:
+        """Give slabs without used pages back to the system, where there are too many."""
+        excess = self._slabs - self._in_use - max(1, self._in_use)
+        if excess > 0:
+            unused = [id(slab) for slab in self._open if len(slab.free) == slab.pages][:excess]
+            self._open = [slab for slab in self._open if id(slab) not in unused]
+            self._slabs -= excess
+
+    @property
+    def bytes(self) -> int:
+        """What its slabs take."""
+        return self._slabs * SLAB_BYTES
 
 
 class PageMemory:
@@ -110,7 +129,7 @@ class PageMemory:
             pages = self._sizes.get(page_bytes)
             if pages is None:
                 pages = self._sizes[page_bytes] = _Pages(page_bytes)
-            return [pages.page(values, dtype) for _ in range(count)]
+            return pages.take(count, values, dtype)
 
     @property
     def bytes(self) -> int:
@@ -118,7 +137,8 @@ class PageMemory:
         with self._lock:
             for pages in self._sizes.values():
                 pages.take_back()
-            return SLAB_BYTES * sum(pages.slabs() for pages in self._sizes.values())
+                pages.trim()
+            return sum(pages.bytes for pages in self._sizes.values())
 
 
 PAGE_MEMORY = PageMemory()

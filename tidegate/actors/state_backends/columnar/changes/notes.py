@@ -4,7 +4,8 @@ A vectorised state notes columns, cells note Python objects. Rules of a vectoris
 - A page that the owner copies because a snapshot reads it is kept as it was: to go back is to put it back. None of its
   slots is noted alone.
 - All other slots are noted one by one, before they change for the first time.
-- Where memory is short, a kept page is exchanged for notes of those of its slots that have changed.
+- Where memory is short, a kept page is exchanged for notes of its slots that have changed, unless most have.
+- Noted rows are put together into pages of `PAGE_MEMORY`: what notes leave is there for copies of the next snapshot.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from tidegate.actors.kernels.paged import PAGE_BITS, PAGE_ROWS, Bitmap, mark_below, mark_first
 from tidegate.actors.state_backends.columnar.changes.dirty_slots import flags, words_for
+from tidegate.actors.state_backends.common.page_memory import PAGE_MEMORY
 from tidegate.actors.state_backends.common.pages import FormerPage, pages_for
 
 ENTRY_BYTES = 100
@@ -45,6 +47,13 @@ class NotedRows:
         arrays: list[NDArray[Any]] = [self.slots, self.live, *self.values]
         arrays += [valid for valid in self.valid if valid is not None]
         return self.beyond_bytes + sum(array.nbytes + ENTRY_BYTES for array in arrays)
+
+    def part(self, start: int, stop: int) -> NotedRows:
+        """Some of the rows, in the same memory."""
+        valid = tuple(None if valid is None else valid[start:stop] for valid in self.valid)
+        values = tuple(values[start:stop] for values in self.values)
+        beyond = self.beyond_bytes * (stop - start) // max(1, len(self.slots))
+        return NotedRows(self.slots[start:stop], self.live[start:stop], values, valid, beyond)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +85,16 @@ class KeptPage:
 class TableNotes:
     """The `Notes` of a vectorised state, which had this many slots and rows at the freeze."""
 
-    __slots__ = ("_bits", "_is_kept", "kept", "noted", "rows", "size_bytes", "slots_below")
+    __slots__ = ("_bits", "_is_kept", "_loose", "_packed", "kept", "rows", "size_bytes", "slots_below")
 
     def __init__(self, slots_below: int, rows: int) -> None:
         self.slots_below = slots_below
         """Slots from this one on were empty."""
         self.rows = rows
-        self.noted: list[NotedRows] = []
+        self._packed: list[NotedRows] = []
+        """Notes of `PAGE_ROWS` rows each."""
+        self._loose: list[NotedRows] = []
+        """Others, with fewer rows in all."""
         self.kept: dict[int, KeptPage] = {}
         """Former pages, by their numbers."""
         self._is_kept: NDArray[np.bool_] = np.zeros(pages_for(slots_below), dtype=np.bool_)
@@ -101,8 +113,19 @@ class TableNotes:
 
     def add(self, rows: NotedRows) -> None:
         """Note these rows, of slots that `first` gave."""
-        self.noted.append(rows)
+        self._loose.append(rows)
         self.size_bytes += rows.size_bytes
+        if sum(len(each.slots) for each in self._loose) >= PAGE_ROWS:
+            loose, self._loose = self._loose, []
+            for packed in _packed(loose):
+                (self._packed if len(packed.slots) == PAGE_ROWS else self._loose).append(packed)
+                self.size_bytes += packed.size_bytes
+            self.size_bytes -= sum(each.size_bytes for each in loose)
+
+    @property
+    def noted(self) -> list[NotedRows]:
+        """All rows that are noted without their page."""
+        return [*self._packed, *self._loose]
 
     def keep(self, page: int, former: KeptPage) -> None:
         """Keep a page as it was, before any of its slots changes. A page of later slots alone is not needed."""
@@ -119,15 +142,8 @@ class TableNotes:
         yield from (former.columns[position][0] for former in self.kept.values())
 
     def shrink(self) -> bool:
-        """Exchange a kept page for notes of its slots. False if there is none."""
-        if not self.kept:
-            return False
-        page, former = self.kept.popitem()
-        self._is_kept[page] = False
-        self.size_bytes -= former.size_bytes
-        if len(slots := self._changed(page << PAGE_BITS, (page + 1) << PAGE_BITS)):
-            self.add(former.rows(page, slots))
-        return True
+        """Exchange a kept page for notes of its slots. False if there is none, or that would gain little."""
+        return bool(self.kept) and self._exchange(PAGE_ROWS // 2)
 
     def slots(self) -> NDArray[np.int32]:
         """The slots that are noted, alone or with their page."""
@@ -135,8 +151,8 @@ class TableNotes:
 
     def rebuild(self, kept: NDArray[np.int32]) -> None:
         """Renumber slots: slot `kept[i]` becomes slot i."""
-        while self.shrink():
-            pass
+        while self.kept:
+            self._exchange(PAGE_ROWS)
         self.slots_below = int(np.searchsorted(kept, self.slots_below))
         for rows in self.noted:
             rows.slots[:] = np.searchsorted(kept, rows.slots)
@@ -144,9 +160,65 @@ class TableNotes:
         self._bits = np.zeros(words_for(self.slots_below), dtype=np.uint64)
         self.first(np.concatenate([np.zeros(0, dtype=np.int32), *(rows.slots for rows in self.noted)]))
 
+    def _exchange(self, slots_max: int) -> bool:
+        """Exchange the page kept last for notes of its slots, if no more than so many have changed."""
+        page, former = self.kept.popitem()
+        slots = self._changed(page << PAGE_BITS, (page + 1) << PAGE_BITS)
+        if len(slots) > slots_max:
+            self.kept[page] = former
+            return False
+        self._is_kept[page] = False
+        self.size_bytes -= former.size_bytes
+        if len(slots):
+            self.add(former.rows(page, slots))
+        return True
+
     def _changed(self, start: int, stop: int) -> NDArray[np.int32]:
         stop = min(stop, self.slots_below)
         return (start + np.flatnonzero(flags((self._bits,), start, stop))).astype(np.int32)
+
+
+def _packed(notes: list[NotedRows]) -> Iterator[NotedRows]:
+    """The same rows, put together, `PAGE_ROWS` in each but the last."""
+    parts: list[NotedRows] = []
+    room = PAGE_ROWS
+    for rows in notes:
+        start = 0
+        while start < len(rows.slots):
+            stop = min(start + room, len(rows.slots))
+            parts.append(rows.part(start, stop))
+            room -= stop - start
+            start = stop
+            if not room:
+                yield _together(parts, PAGE_ROWS)
+                parts, room = [], PAGE_ROWS
+    if parts:
+        yield _together(parts, PAGE_ROWS - room)
+
+
+def _together(parts: list[NotedRows], rows: int) -> NotedRows:
+    """All of these notes, which have so many rows together."""
+
+    def joined(arrays: list[NDArray[Any]]) -> NDArray[Any]:
+        dtype = arrays[0].dtype
+        whole = PAGE_MEMORY.page(rows, dtype) if rows == PAGE_ROWS else np.empty(rows, dtype=dtype)
+        return np.concatenate(arrays, out=whole)
+
+    def joined_valid(column: int) -> NDArray[np.uint8] | None:
+        valid = [part.valid[column] for part in parts]
+        if all(each is None for each in valid):
+            return None
+        ones = (np.ones(len(part.slots), dtype=np.uint8) for part in parts)
+        return joined([one if each is None else each for each, one in zip(valid, ones, strict=True)])
+
+    columns = range(len(parts[0].values))
+    return NotedRows(
+        joined([part.slots for part in parts]),
+        joined([part.live for part in parts]),
+        tuple(joined([part.values[column] for part in parts]) for column in columns),
+        tuple(joined_valid(column) for column in columns),
+        sum(part.beyond_bytes for part in parts),
+    )
 
 
 class CellNotes:

@@ -10,11 +10,15 @@ changed since. Rules:
 - All notes together have a memory limit. Beyond it notes take less memory where they can, the oldest first. Then the
   oldest part is dropped. When the last one is dropped, nothing is noted until the next freeze. With a limit of 0
   nothing is ever noted.
+- A page that a snapshot reads is copied in any case, and kept in the newest part. What older parts keep gives way to
+  such copies (`make_room`): with them, all that is noted takes no more than the state itself and an eighth.
+- A part that alone outgrows the limit was noted in vain. Once that has happened twice in a row, the next freeze begins
+  none, after the third time the next two, then four, up to `_SKIPPED_MAX`. A part that fits ends that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,6 +27,9 @@ from numpy.typing import NDArray
 
 from tidegate.storage.ids import CheckpointId
 
+COPIES_BYTES_MIN = 1 << 25
+"""For so much memory older checkpoints are kept, however small the state is."""
+_SKIPPED_MAX = 8
 _PARTS_MAX = 16
 """At most so many checkpoints can be gone back to: more than may be pending, and some that failed."""
 
@@ -92,6 +99,9 @@ class UndoLog:
         self._beside = beside
         self._states: list[UndoableState] = []
         self._parts: list[_Part] = []
+        self._outgrown = 0
+        """How many parts in a row have outgrown the limit, each alone."""
+        self._to_skip = 0
 
     @property
     def size_bytes(self) -> int:
@@ -103,11 +113,19 @@ class UndoLog:
         """Whether there is no checkpoint to go back to."""
         return not self._parts
 
-    def begin(self, checkpoint_id: CheckpointId, states: Iterable[UndoableState]) -> None:
-        """All states were just frozen for this checkpoint, or loaded from it. Begin a part."""
+    def begin(self, checkpoint_id: CheckpointId, states: Iterable[UndoableState], after_freeze: bool = False) -> None:
+        """All states were just frozen for this checkpoint, or loaded from it. Begin a part.
+
+        `after_freeze`: so that none need be begun, where it would be in vain.
+        """
         if self._parts and self._parts[-1].checkpoint_id >= checkpoint_id:
             self.clear()  # checkpoint numbers only grow, so these parts belong to something else
         if not self.bytes_max:
+            return
+        if self._parts:
+            self._outgrown = self._to_skip = 0
+        if after_freeze and self._to_skip:
+            self._to_skip -= 1
             return
         self._states = list(states)
         self._parts.append(_Part(checkpoint_id, [{state.name: state.begin_notes() for state in self._states}]))
@@ -139,14 +157,15 @@ class UndoLog:
 
     def settle(self) -> None:
         """Shrink notes and drop the oldest parts until the limit holds."""
-        bytes_max = self.bytes_max - sum(log.size_bytes for log in self._beside)
-        for notes in self._notes():
-            while self.size_bytes > bytes_max and notes.shrink():
-                pass
-        while self._parts and self.size_bytes > bytes_max:
-            del self._parts[0]
-        if not self._parts:
+        if self._parts and not self._fit(self._limit_bytes, spared=0):
+            self._to_skip = min(1 << self._outgrown >> 1, _SKIPPED_MAX)
+            self._outgrown += 1
             self.clear()
+
+    def make_room(self, copies_bytes: int, state_bytes: int) -> None:
+        """So much is about to be kept or noted of a state that takes `state_bytes` in all: older parts give way."""
+        bytes_max = min(self._limit_bytes, max(state_bytes + state_bytes // 8, COPIES_BYTES_MIN))
+        self._fit(bytes_max - copies_bytes, spared=1)
 
     def clear(self) -> None:
         """Drop everything: there is no checkpoint to go back to any more."""
@@ -174,5 +193,19 @@ class UndoLog:
         for notes in self._notes():
             notes.rebuild(kept)
 
-    def _notes(self) -> Iterator[Notes]:
-        return (notes for part in self._parts for by_state in part.notes for notes in by_state.values())
+    @property
+    def _limit_bytes(self) -> int:
+        return self.bytes_max - sum(log.size_bytes for log in self._beside)
+
+    def _fit(self, bytes_max: int, spared: int) -> bool:
+        """Shrink and drop parts until the rest takes so much, but for the newest `spared`. False if no part is left."""
+        for notes in self._notes(self._parts[: len(self._parts) - spared]):
+            while self.size_bytes > bytes_max and notes.shrink():
+                pass
+        while len(self._parts) > spared and self.size_bytes > bytes_max:
+            del self._parts[0]
+        return bool(self._parts)
+
+    def _notes(self, parts: Sequence[_Part] | None = None) -> Iterator[Notes]:
+        parts = self._parts if parts is None else parts
+        return (notes for part in parts for by_state in part.notes for notes in by_state.values())

@@ -118,10 +118,10 @@ class ColumnarTimers:
         self._space.build_index()
         self._table.loaded()
 
-    def keep(self, checkpoint_id: CheckpointId) -> None:
+    def keep(self, checkpoint_id: CheckpointId, after_freeze: bool) -> None:
         """The current timers are those of this checkpoint."""
         if self._space.schema is not None:
-            self._space.undo.begin(checkpoint_id, (self._table,))
+            self._space.undo.begin(checkpoint_id, (self._table,), after_freeze)
 
     def settle(self) -> None:
         """Trim the undo log to its limit."""
