@@ -40,7 +40,8 @@ KINDS = ("person", "auction", "bid")
 class Workload:
     """`events` events, `rate` a second of event time, out of order in groups of `out_of_order` (1: in order).
 
-    `block` is how many events are made at once; texts differ with it. `events` is a multiple of it.
+    `block` is how many events are made at once; texts differ with it. `events` is a multiple of it. So many events are
+    `skipped`: numbers begin behind them, and auctions and people of theirs are known to those that come.
     """
 
     events: int
@@ -48,6 +49,7 @@ class Workload:
     out_of_order: int = 1_000
     block: int = 50_000
     seed: int = 0
+    skipped: int = 0
 
     def __post_init__(self) -> None:
         if math.gcd(self.out_of_order, STRIDE) != 1:
@@ -58,6 +60,8 @@ class Workload:
             )
         if self.events <= 0 or self.events % self.block:
             raise ValueError(f"{self.events} events are not a number of whole blocks of {self.block}")
+        if self.skipped % self.block:
+            raise ValueError(f"{self.skipped} skipped events are not a number of whole blocks of {self.block}")
 
     def rows(self, kind: str, events: int | None = None) -> int:
         """How many rows of a kind some events have, which are whole blocks; without a number all events."""
@@ -66,7 +70,7 @@ class Workload:
 
     def numbers(self, kind: str, block: int) -> Numbers:
         """Numbers of the events of a kind in a block, in the order in which they come."""
-        return block * self.block + _order(kind, self.block, self.out_of_order)
+        return self.skipped + block * self.block + _order(kind, self.block, self.out_of_order)
 
     def times(self, numbers: Numbers) -> Numbers:
         """When events happen, in ms since 1970."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from nexmark.faults import run_seed
+from nexmark.faults import DATA, expected, run_seed, workload_of
+from nexmark.queries import QUERIES
 
 from tidegate.testing import SimulationReport
 
@@ -14,3 +15,9 @@ def test_a_query_gives_the_same_under_faults(name: str, seed: int) -> None:
     """Whatever crashes, whatever storage does, and at another parallelism after a savepoint."""
     report: SimulationReport = run_seed(name, seed).report
     assert report.ok, f"{report}\n{report.sequence()}"
+
+
+@pytest.mark.parametrize("name", list(QUERIES))
+def test_each_workload_has_rows_for_its_query(name: str) -> None:
+    """A table that must be empty would show only what is too much."""
+    assert all(expected(name, workload_of(name, data)) for data in DATA)

@@ -26,7 +26,17 @@ from tidegate.simulation.pipelines.finding_source import FindingSource
 from tidegate.simulation.pipelines.topologies import TOPOLOGIES, draw_inputs
 from tidegate.simulation.pipelines.trickling_source import TricklingSource
 from tidegate.simulation.report import SimulationReport, report_of
-from tidegate.simulation.runtime.run import STORAGE, Action, JobRun, JobSetting, Protocol, Rows, Simulation, difference
+from tidegate.simulation.runtime.run import (
+    STORAGE,
+    Action,
+    Build,
+    JobRun,
+    JobSetting,
+    Protocol,
+    Rows,
+    Simulation,
+    difference,
+)
 from tidegate.simulation.shrink import shortest
 from tidegate.simulation.world.faults import Faults
 from tidegate.storage.checkpoints.metadata import SavepointFormat, SnapshotKind
@@ -125,7 +135,7 @@ def simulate_random(seed: int, *, protocol: Protocol | None = None, shrink: bool
 
 def simulate_scenario(scenario: Scenario, *, protocol: Protocol | None = None, shrink: bool = True) -> SimulationReport:
     """Run one scenario: a drawn one that is kept as a test stays the same when there is more to draw."""
-    faults = _FAULTS[str(scenario.values["faults"])]
+    faults = faults_of(scenario)
     report = _run(scenario, faults, protocol)
     if report.ok or not shrink:
         return report
@@ -133,9 +143,24 @@ def simulate_scenario(scenario: Scenario, *, protocol: Protocol | None = None, s
     return _with_fewer_rows(scenario, found, protocol)
 
 
-def settings_of(scenario: Scenario) -> tuple[Faults, CheckpointConfig, DataPlaneOptions]:
-    """Faults, checkpoints and buffers of a scenario, for other pipelines: see `benchmarks/nexmark/faults.py`."""
-    return _FAULTS[str(scenario.values["faults"])], _checkpoints(scenario), _options(scenario)
+def faults_of(scenario: Scenario) -> Faults:
+    """The faults of a scenario."""
+    return _FAULTS[str(scenario.values["faults"])]
+
+
+def setting_of(scenario: Scenario, build: Build) -> JobSetting:
+    """A job of a scenario that runs to its end, over any pipeline: see `benchmarks/nexmark/faults.py`."""
+    return JobSetting(
+        build,
+        parallelism=1,
+        checkpoints=_checkpoints(scenario),
+        options=_options(scenario),
+        settle_ms_max=SETTLE_MS_MAX,
+        adoption_timeout_ms=_ADOPTION_MS[str(scenario.values.get("takeover", "restart"))],
+        local_copies=_keeps_copies(scenario),
+        local_aggregation="off" if scenario.values.get("combined", "never") == "never" else "on",
+        log_entries=_LOG_ENTRIES[str(scenario.values.get("log", "long"))],
+    )
 
 
 def _with_fewer_rows(scenario: Scenario, report: SimulationReport, protocol: Protocol | None) -> SimulationReport:
@@ -165,21 +190,14 @@ def _run(scenario: Scenario, faults: Faults, protocol: Protocol | None) -> Simul
             topology.build(env, inputs, widths)
 
         strategies = _FAILING if fails else _SURVIVING
-        return JobSetting(
-            build,
-            parallelism=1,
-            checkpoints=_checkpoints(scenario),
-            options=_options(scenario),
+        return replace(
+            setting_of(scenario, build),
             restart=strategies[str(scenario.values.get("restart", "fixed-delay"))],
             hooks=(_Hook(),) if scenario.values["hooks"] == "one" else (),
             actions=actions,
             restore=restore,
-            settle_ms_max=SETTLE_MS_MAX,
-            adoption_timeout_ms=_ADOPTION_MS[str(scenario.values.get("takeover", "restart"))],
             sources=_changed_sources(scenario),
-            local_copies=_keeps_copies(scenario),
             local_aggregation="on" if scenario.values.get("combined", "never") in ("always", combined) else "off",
-            log_entries=_LOG_ENTRIES[str(scenario.values.get("log", "long"))],
         )
 
     ending = scenario.values["ending"]
