@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 from local_jobs import NO_RESTART, GatedSource, config, local, opening
+from waiting import until
 
 import tidegate as tg
+from tidegate.storage.files.file_system_store import FileSystemStore
+from tidegate.storage.tables.table_log import TableEntryKind, TableLog
 
 ROWS, GATES = 40, [10, 20]
 GONE = "the table at "
@@ -22,12 +25,18 @@ def begin(env: tg.StreamEnvironment, source: GatedSource, folder: Path, table: s
     return env.execute("moved", checkpoints=settings, restart=NO_RESTART, restore=restore)
 
 
+def has_commit(table: Path) -> bool:
+    """Whether a table has one."""
+    return any(entry.kind is TableEntryKind.COMMITTED for entry in TableLog(FileSystemStore(str(table))).entries())
+
+
 def stopped_after_a_copy(folder: Path) -> str:
     """Stop a job with a savepoint; the copy `early` of its table was made before its last commit, `late` after it."""
     with opening(GatedSource(ROWS, ROWS, gates=GATES)) as source, local() as env:
         job = begin(env, source, folder, "old", None)
         source.await_gate(GATES[0])
         job.trigger_checkpoint()
+        until("its commit", lambda: has_commit(folder / "old"))  # or files would come and go while they are copied
         shutil.copytree(folder / "old", folder / "early")
         source.open_gate(GATES[0])
         source.await_gate(GATES[1])

@@ -116,6 +116,7 @@ def test_windows_emit_the_same(
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", [Sliding(8, 2), Cumulating(2, 8)], ids=str)
 def test_late_rows_of_several_slices_keep_their_order(spec: Spec) -> None:
     """Rows for slices that have ended meet in one node: the last of them is the last that came, whatever its slice."""
