@@ -66,6 +66,7 @@ def test_tables_are_let_go_of_as_they_are_taken_in(
 ) -> None:
     """While one table of keyed state is taken in, those before it are gone, although the task holds the event."""
     monkeypatch.setattr(frozen_slots, "CHUNK_ROWS_MIN", 100)
+    monkeypatch.setattr(frozen_slots, "CHUNK_BYTES_MIN", 0)
     monkeypatch.setattr(keyed_aggregate, "_RESTORED_ROWS", 1)
     tables = _stored(make)
     assert len(tables) > 10

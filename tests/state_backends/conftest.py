@@ -16,4 +16,5 @@ def small_blocks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(frozen, "BLOCK_ROWS", PAGE_ROWS)
         patch.setattr(frozen, "CHUNK_ROWS_MIN", 100)
+        patch.setattr(frozen, "CHUNK_BYTES_MIN", 0)
         yield

@@ -232,6 +232,7 @@ def test_only_the_pages_that_change_are_copied() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(frozen, "BLOCK_ROWS", PAGE_ROWS)
         patch.setattr(frozen, "CHUNK_ROWS_MIN", PAGE_ROWS)
+        patch.setattr(frozen, "CHUNK_BYTES_MIN", 0)
         (state,) = table.backend.freeze(Cut(CheckpointId(1)))
         chunks = state.chunks()
         next(chunks)

@@ -23,7 +23,7 @@ from tidegate.storage.files.store import Buffer, Store
 from tidegate.storage.files.wrapped_store import WrappedStore
 
 FREE_MS = 100
-PARTS = 8
+PARTS = 12
 STEP_MS = 20
 """So much is written between two decisions."""
 PAUSED_MS_MAX = 10_000

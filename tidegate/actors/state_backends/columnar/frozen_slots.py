@@ -2,7 +2,7 @@
 
 The asynchronous part of a snapshot draws the chunks. Rules:
 - A block is `block_rows` slots or more, and less than twice as many rows. Its rows are sorted by key group and cut
-  between key groups into chunks of at least `CHUNK_ROWS_MIN` rows.
+  between key groups into chunks of at least `CHUNK_ROWS_MIN` rows and `CHUNK_BYTES_MIN` bytes.
 - The pages of a block are released as soon as it is encoded. Then the owner need not copy them any more, and if it has,
   their memory is free.
 - If only a few slots have changed, their rows are gathered at the freeze, and no page stays pinned.
@@ -34,6 +34,8 @@ GATHERED_ROWS_MAX = 8192
 """Up to so many rows are gathered at the freeze. It takes a few ms; pinned pages would be copied one by one."""
 GATHERED_BYTES_MAX = 1 << 22
 CHUNK_ROWS_MIN = 8192
+CHUNK_BYTES_MIN = 1 << 19
+"""A chunk costs some 0.1 ms, and a restore at another parallelism reads whole ones."""
 
 
 class FrozenValues(Protocol):
@@ -153,12 +155,13 @@ class GatheredSlots:
 
 
 def _cut(chunk: StateChunk) -> Iterator[StateChunk]:
-    """Cut between key groups into chunks of at least `CHUNK_ROWS_MIN` rows."""
+    """Cut between key groups into chunks of at least so many rows and bytes."""
     starts = np.array(chunk.group_rows)
+    rows_min = max(CHUNK_ROWS_MIN, CHUNK_BYTES_MIN * chunk.rows.num_rows // max(1, chunk.rows.nbytes))
     groups, first = len(starts) - 1, 0
     while first < groups:
-        stop = min(int(np.searchsorted(starts, starts[first] + CHUNK_ROWS_MIN)), groups)
-        if starts[groups] - starts[stop] < CHUNK_ROWS_MIN:
+        stop = min(int(np.searchsorted(starts, starts[first] + rows_min)), groups)
+        if starts[groups] - starts[stop] < rows_min:
             stop = groups
         rows = chunk.rows.slice(int(starts[first]), int(starts[stop] - starts[first]))
         bounds = starts[first : stop + 1] - starts[first]
