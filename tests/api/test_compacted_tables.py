@@ -75,8 +75,8 @@ def test_what_was_written_in_vain_is_deleted(tmp_path: Path, monkeypatch: pytest
     there = data_files(tmp_path)
     write = compacted_tables.rewritten
 
-    def overtaken(*args: object) -> object:
-        files = write(*args)  # type: ignore[arg-type]
+    def overtaken(*args: object, **options: object) -> object:
+        files = write(*args, **options)  # type: ignore[arg-type]
         table.log.claim(JobId("b-1"), None, "append")
         return files
 
@@ -85,8 +85,8 @@ def test_what_was_written_in_vain_is_deleted(tmp_path: Path, monkeypatch: pytest
         table.compact()
     assert data_files(tmp_path) == there
 
-    def killed(*args: object) -> object:
-        write(*args)  # type: ignore[arg-type]
+    def killed(*args: object, **options: object) -> object:
+        write(*args, **options)  # type: ignore[arg-type]
         monkeypatch.setattr(compacted_tables, "delete_unreferenced", lambda *_: 0)
         raise KeyboardInterrupt
 

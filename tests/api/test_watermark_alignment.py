@@ -87,6 +87,24 @@ def test_alignment_bounds_what_a_join_keeps(tmp_path: Path, drift: int | None) -
         assert max(kept) <= _AHEAD
 
 
+def test_who_waits_goes_on_when_the_slowest_source_ends(tmp_path: Path) -> None:
+    """At once, and not with the next of the intervals, which are longer than any job. Sources take a group, too."""
+    slow, quick = pa.table({"t": [0, 1, 2]}), pa.table({"t": list(range(10_000))})
+    waits = tg.WatermarkAlignment("both", 10, "1h")
+    with tg.StreamEnvironment.local(parallelism=1) as env:
+        sides = [env.from_batches(data, splits=1, timestamp="t", alignment=waits) for data in (slow, quick)]
+        rows = sides[0].union(sides[1]).collect()
+        job = env.execute("union", checkpoints=tg.CheckpointConfig(storage=tmp_path / "checkpoints"))
+        assert job.wait("1min") == "finished"
+    assert rows.to_arrow().num_rows == 10_003
+
+
+def test_a_group_needs_event_time() -> None:
+    """A source that has none cannot be ahead of others."""
+    with tg.StreamEnvironment.local() as env, pytest.raises(tg.ConfigurationError, match="name its column, timestamp="):
+        env.from_batches(pa.table({"t": [1]}), alignment=tg.WatermarkAlignment("a", 1))
+
+
 def _apart(env: tg.StreamEnvironment) -> tg.Stream:
     source = env.from_batches(pa.table({"t": [1, 2]}), splits=1, parallelism=1)
     return source.rebalance().assign_timestamps("t", alignment=tg.WatermarkAlignment("a", 1), parallelism=2)

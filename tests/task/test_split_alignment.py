@@ -184,6 +184,19 @@ def test_splits_at_their_end_and_idle_ones_hold_nobody_back() -> None:
     assert source.alignment.lowest_ms is None
 
 
+@pytest.mark.parametrize("in_turn", [True, False])
+def test_the_end_is_told_at_once(in_turn: bool) -> None:
+    """When the last rows have been processed, and not at the next interval: who waits for this task goes on."""
+    source = Source(in_turn)
+    source.hears(MAX_WATERMARK_MS)
+    assert source.reads(5, at_end=True) == "a"
+    source.tells()
+    assert source.reads(9, at_end=True) == "b"
+    assert source.tells() == [(None, False)]
+    source.cursor.timer_due(TaskTimer.WATERMARKS)
+    assert source.tells() == []
+
+
 def test_the_drift_is_that_to_the_slowest_member() -> None:
     """Known when both are; never negative, as the group may have gone on since."""
     source = Source(in_turn=False)

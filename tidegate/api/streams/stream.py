@@ -19,6 +19,7 @@ from tidegate.actors.operators.aggregates.column_expressions import column_names
 from tidegate.actors.operators.ranking.deduplicate import Deduplicate
 from tidegate.actors.operators.rows.process_batches import process_operator
 from tidegate.actors.operators.rows.process_functions import ProcessFunction
+from tidegate.actors.operators.watermarks.alignment import WatermarkAlignment
 from tidegate.actors.operators.watermarks.window_end import WindowEnd, same_time
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.actors.protocol.side_outputs import OutputTag
@@ -303,9 +304,14 @@ def timed(
     max_out_of_orderness: str | timedelta | int,
     uid: str | None,
     idleness: str | timedelta | int | None = None,
+    alignment: WatermarkAlignment | None = None,
 ) -> Stream:
     """The stream, with event time from the column `timestamp` if that is named."""
     if timestamp is None:
+        if alignment is not None:
+            raise ConfigurationError(
+                "alignment= is for event time, and the source has none: name its column, timestamp="
+            )
         return stream
     uid = None if uid is None else f"{uid}-timestamps"
-    return stream.assign_timestamps(timestamp, max_out_of_orderness, idleness=idleness, uid=uid)
+    return stream.assign_timestamps(timestamp, max_out_of_orderness, idleness=idleness, alignment=alignment, uid=uid)

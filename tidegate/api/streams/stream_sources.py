@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import pyarrow as pa
 
 from tidegate.actors.graph.stream_graph import StreamNode
+from tidegate.actors.operators.watermarks.alignment import WatermarkAlignment
 from tidegate.actors.sources.files.delta_source import DeltaSource
 from tidegate.actors.sources.files.file_source import FolderSource, source_of_files
 from tidegate.actors.sources.files.formats import FileFormat
@@ -61,6 +62,7 @@ class StreamSources:
         splits: int | None = None,
         timestamp: str | None = None,
         max_out_of_orderness: str | timedelta | int = 0,
+        alignment: WatermarkAlignment | None = None,
         name: str = "from_batches",
         uid: str | None = None,
         parallelism: int | None = None,
@@ -68,11 +70,12 @@ class StreamSources:
         """A stream over data in memory: Arrow, or a polars frame. The data travels with the job: keep it small.
 
         It is read in `splits` parts (16 by default), dealt out to the subtasks. A restored job needs the same data and
-        splits. With `timestamp`, event time comes from this column, as with `Stream.assign_timestamps`.
+        splits. With `timestamp`, event time comes from this column, and `alignment` says which sources wait for each
+        other, as with `Stream.assign_timestamps`.
         """
         source = MemorySource.of(data, splits if splits is not None else MEMORY_SPLITS)
         stream = self.from_source(source, name=name, uid=uid, parallelism=parallelism)
-        return timed(stream, timestamp, max_out_of_orderness, uid)
+        return timed(stream, timestamp, max_out_of_orderness, uid, alignment=alignment)
 
     def from_dataframe(
         self,
@@ -81,6 +84,7 @@ class StreamSources:
         timestamp: str | None = None,
         max_out_of_orderness: str | timedelta | int = 0,
         idleness: str | timedelta | int | None = None,
+        alignment: WatermarkAlignment | None = None,
         name: str = "from_dataframe",
         uid: str | None = None,
         parallelism: int | None = None,
@@ -91,7 +95,7 @@ class StreamSources:
     ) -> Stream:
         """A stream over a Spark DataFrame, bounded or streaming.
 
-        With `timestamp`, event time comes from this column, as with `Stream.assign_timestamps`.
+        With `timestamp`, event time comes from this column; `alignment` is as with `Stream.assign_timestamps`.
 
         Bounded: when the job is executed, Spark's executors write the rows to files, once. The job reads these files,
         so what it replays after a failure is exactly what it read before. A DataFrame that only reads Parquet files,
@@ -131,7 +135,7 @@ class StreamSources:
             )
             source = DataFrameSource(df, stage)
         stream = self.from_source(source, name=name, uid=uid, parallelism=parallelism)
-        return timed(stream, timestamp, max_out_of_orderness, uid, idleness)
+        return timed(stream, timestamp, max_out_of_orderness, uid, idleness, alignment)
 
     def from_files(
         self,
@@ -148,6 +152,7 @@ class StreamSources:
         timestamp: str | None = None,
         max_out_of_orderness: str | timedelta | int = 0,
         idleness: str | timedelta | int | None = None,
+        alignment: WatermarkAlignment | None = None,
         name: str = "from_files",
         uid: str | None = None,
         parallelism: int | None = None,
@@ -183,7 +188,7 @@ class StreamSources:
             source = source_of_files(os.fspath(files), format, schema, columns, make, skip, partitions)
             idleness = idleness if idleness is not None or timestamp is None else IDLENESS
         stream = self.from_source(source, name=name, uid=uid, parallelism=parallelism)
-        return timed(stream, timestamp, max_out_of_orderness, uid, idleness)
+        return timed(stream, timestamp, max_out_of_orderness, uid, idleness, alignment)
 
     def from_delta(
         self,
@@ -192,6 +197,7 @@ class StreamSources:
         version: int | None = None,
         timestamp: str | None = None,
         max_out_of_orderness: str | timedelta | int = 0,
+        alignment: WatermarkAlignment | None = None,
         name: str = "from_delta",
         uid: str | None = None,
         parallelism: int | None = None,
@@ -204,7 +210,7 @@ class StreamSources:
         """
         source = DeltaSource.open(os.fspath(url), version)
         stream = self.from_source(source, name=name, uid=uid, parallelism=parallelism)
-        return timed(stream, timestamp, max_out_of_orderness, uid)
+        return timed(stream, timestamp, max_out_of_orderness, uid, alignment=alignment)
 
     def from_kafka(
         self,
@@ -221,6 +227,7 @@ class StreamSources:
         timestamp: str | None = None,
         max_out_of_orderness: str | timedelta | int = 0,
         idleness: str | timedelta | int | None = None,
+        alignment: WatermarkAlignment | None = None,
         name: str = "from_kafka",
         uid: str | None = None,
         parallelism: int | None = None,
@@ -254,7 +261,7 @@ class StreamSources:
         source = KafkaSource(servers, tuple(topics), form, start, end is not None, every_ms, given, errors == "skip")
         stream = self.from_source(source, name=name, uid=uid, parallelism=parallelism)
         column = timestamp if not by_record else TIMESTAMP if form.timestamp else "timestamp"
-        return timed(stream, column, max_out_of_orderness, uid, idleness)
+        return timed(stream, column, max_out_of_orderness, uid, idleness, alignment)
 
     def from_rate(
         self,
@@ -264,6 +271,7 @@ class StreamSources:
         splits: int | None = None,
         timestamp: str | None = None,
         max_out_of_orderness: str | timedelta | int = 0,
+        alignment: WatermarkAlignment | None = None,
         name: str = "from_rate",
         uid: str | None = None,
         parallelism: int | None = None,
@@ -278,7 +286,7 @@ class StreamSources:
         """
         source = RateSource(rows_per_second, rows, RATE_SPLITS if splits is None else splits)
         stream = self.from_source(source, name=name, uid=uid, parallelism=parallelism)
-        return timed(stream, timestamp, max_out_of_orderness, uid)
+        return timed(stream, timestamp, max_out_of_orderness, uid, alignment=alignment)
 
     def from_socket(
         self, host: str, port: int, *, lossy: bool = False, name: str = "from_socket", uid: str | None = None

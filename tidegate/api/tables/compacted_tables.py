@@ -22,7 +22,6 @@ from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId
 from tidegate.storage.tables.compaction.small_files import rewrites_of, rewritten, worth_it
 from tidegate.storage.tables.handed_rows import newest_mark
 from tidegate.storage.tables.table_files import DATA_FOLDER, data_dir, delete_unreferenced
-from tidegate.storage.tables.table_info import TableInfo
 from tidegate.storage.tables.table_log import TableLog
 
 _PREFIX = "compaction_"
@@ -63,16 +62,15 @@ def compact_table(url: str, open_store: OpenStore, file_bytes: int) -> TableComp
         files, owner = log.claim_compaction(job_id, line, owner), job_id
         if not swept:
             swept = _sweep(store, job_id)
-        after -= len(files) - _compact(store, log, log.snapshot().info, job_id, files, file_bytes)
+        after -= len(files) - _compact(store, log, job_id, files, file_bytes)
     return TableCompaction(before, after)
 
 
-def _compact(
-    store: Store, log: TableLog, info: TableInfo, job_id: JobId, files: tuple[DataFile, ...], file_bytes: int
-) -> int:
-    committing = False
+def _compact(store: Store, log: TableLog, job_id: JobId, files: tuple[DataFile, ...], file_bytes: int) -> int:
+    info, folder, committing = log.snapshot().info, data_dir(job_id, AttemptNumber(0)), False
     try:
-        new = rewritten(store, info, data_dir(job_id, AttemptNumber(0)), "", rewrites_of(files, file_bytes))
+        begins = info.deletes and log.has_one_line()
+        new = rewritten(store, info, folder, "", rewrites_of(files, file_bytes), from_beginning=begins)
         committing = True
         log.commit(job_id, CheckpointId(0), new)
     except BaseException as error:

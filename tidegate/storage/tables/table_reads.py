@@ -123,6 +123,13 @@ class TableReads:
         with self._lock:
             return tuple(self._tail.with_parts(lambda: self._tail.entries_of(members)))
 
+    def has_one_line(self) -> bool:
+        """Whether all jobs that have ever claimed the table go on from one another; the whole log is read for it."""
+        with self._lock:
+            return self._tail.with_parts(
+                lambda: len({e.claim.line for e in self._tail.entries_after(-1) if e.claim is not None}) == 1
+            )
+
     def shown_entries(self) -> tuple[TableFold, tuple[TableEntry, ...]]:
         """What the log says now, and the entries whose files are shown, in the order of the table."""
         with self._lock:

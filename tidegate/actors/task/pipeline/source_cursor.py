@@ -201,7 +201,7 @@ class SourceCursor:
         `rows_max`: of so many rows at most; None: there is no room for any.
         """
         steps = () if rows_max is None else self._reading(rows_max, at_ms)
-        return steps if self.alignment is None else (*steps, *self.alignment.steps(at_ms, self._all_held))
+        return steps if self.alignment is None else (*steps, *self.alignment.steps(at_ms, self._all_held, self.at_end))
 
     def _reading(self, rows_max: int, at_ms: int) -> tuple[TaskInstruction, ...]:
         if self._requests is not None and not self._open and self._outstanding is None:

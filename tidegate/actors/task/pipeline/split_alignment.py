@@ -10,6 +10,7 @@
 - Nobody knows at the start how far the others are. A split that has a watermark by then waits for the first answer.
 - The task tells its own lowest watermark again and again, and at once when it has nothing left to read. What was read
   ahead moves it on after that: it is told at once as well, or the others would wait for where the task was.
+- A task that has come to its end tells so at once: the others need not wait for it until their next turn.
 - So whatever is lost, an answer comes with the next one: a message, or a coordinator, may delay a split and never stop
   it.
 - Nothing of this is in a checkpoint. It says when rows are read, and not which.
@@ -47,6 +48,8 @@ class SplitAlignment:
         self._waits_at: tuple[int | None] | None = None
         """The watermark with which the coordinator was told that the task has nothing to read until others have come
         nearer; None: it has something."""
+        self._ended = False
+        """Whether the coordinator was told that the task holds nobody back any more."""
 
     @property
     def lowest_ms(self) -> int | None:
@@ -81,8 +84,11 @@ class SplitAlignment:
         """An interval is over."""
         self._due = True
 
-    def steps(self, at_ms: int, waits: bool) -> tuple[do.TaskInstruction, ...]:
-        """What to tell the coordinator now. `waits`: all splits that can be read are held."""
+    def steps(self, at_ms: int, waits: bool, at_end: bool) -> tuple[do.TaskInstruction, ...]:
+        """What to tell the coordinator now. `waits`: all splits that can be read are held; `at_end`: all were read."""
+        if at_end:
+            ended, self._ended = self._ended, True
+            return () if ended else (do.ReportWatermark(self._attempt, None, False),)
         told, self._waits_at = self._waits_at, (self.lowest_ms,) if waits else None
         if not self._due:
             return (self._report(waits),) if waits and self._waits_at != told else ()

@@ -57,7 +57,8 @@ class RunningCompaction:
         if fold is None or fold.owner != self._job_id or fold.pending:
             self._units = None
             return False
-        level, units = next_compaction(self._known(), self._settings)
+        known = self._known()
+        level, units = next_compaction(known, self._settings)
         mark = self._take_charge() if units else None
         if mark is None:
             return False
@@ -67,7 +68,9 @@ class RunningCompaction:
         # No other process ever writes files of these names, however long it takes to notice that it is not in charge.
         prefix, folder = compacted_name(mark, self._steps), compacted_dir(self._job_id)
         rewrites = rewrites_of(files, self._settings.file_bytes)
-        new = rewritten(self._store, fold.info, folder, prefix, rewrites, may_go_on)
+        # The second reads the whole log, through one of its own as in `_known`: seldom, for the first units alone.
+        begins = fold.info.deletes and units[0] is known[0] and TableLog(self._store).has_one_line()
+        new = rewritten(self._store, fold.info, folder, prefix, rewrites, may_go_on, from_beginning=begins)
         if not self._log.compact(self._job_id, self._nonce, members, level, new):
             self._units, self._mark = None, None
             return False
