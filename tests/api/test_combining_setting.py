@@ -90,5 +90,5 @@ def test_results_are_the_same(mode: Any) -> None:
 
 def test_its_columns_cannot_be_called_as_ours() -> None:
     """A stream with such a column would be taken for combined rows."""
-    with tg.StreamEnvironment.local() as env, pytest.raises(tg.ConfigurationError, match="rename it"):
+    with tg.StreamEnvironment.local() as env, pytest.raises(tg.ConfigurationError, match="rename the column"):
         env.from_batches(pa.table({COMBINED: [1]}))

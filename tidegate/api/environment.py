@@ -22,7 +22,7 @@ from tidegate.actors.sources.master_hooks import MasterHook
 from tidegate.api.accompanied_job import AccompaniedJob
 from tidegate.api.checkpoint_calls import CheckpointCalls, call_with_arrow, calling_with_spark, check_functions
 from tidegate.api.config.sections.checkpoint_config import CheckpointConfig
-from tidegate.api.given_names import combining_mode, pointer
+from tidegate.api.given_names import check_given, combining_mode, pointer
 from tidegate.api.progress.display import ProgressKind, progress_kind, show_progress, stop_progress
 from tidegate.api.submission.changes_once import check_changes_come_once
 from tidegate.api.submission.job import Job
@@ -217,6 +217,8 @@ class StreamEnvironment(Topologies):
         local_aggregation: CombiningMode | None = None,
     ) -> JobRequest:
         """The request for a job, after the checks that need only the program and the stores."""
+        check_given("checkpoints", checkpoints, CheckpointConfig, 'tg.CheckpointConfig(interval="10s", storage=...)')
+        check_given("restart", restart, RestartStrategy, 'tg.RestartStrategy.fixed_delay(attempts=3, delay="1s")')
         settings, config = self._config.job, self._config.checkpoints_of(checkpoints, self._standbys)
         name = settings.name if name is None else name
         if name is None:

@@ -1,4 +1,4 @@
-"""Checks names that users give: places, uids of operators, names of jobs. A wrong one is refused where it is given."""
+"""Checks what users give: places, uids of operators, names and settings of jobs. It is refused where it is given."""
 
 from __future__ import annotations
 
@@ -54,6 +54,12 @@ def check_uid(uid: object, name: str) -> None:
             f"{setting}: uid {uid!r} is too long for names of files; use at most {_ESCAPED_UID_BYTES_MAX} letters and "
             "digits (any other character counts for up to 12)"
         )
+
+
+def check_given(setting: str, given: object, kind: type, example: str) -> None:
+    """Raise ConfigurationError for an argument of `execute` that is neither None nor of its kind."""
+    if given is not None and not isinstance(given, kind):
+        raise ConfigurationError(f"execute({setting}=...): give {example}, not {given!r}")
 
 
 def combining_mode(given: str | None, configured: CombiningMode) -> CombiningMode:

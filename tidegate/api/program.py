@@ -17,6 +17,7 @@ from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.store import OpenStore
 from tidegate.storage.ids import OperatorUid
 from tidegate.storage.schemas.plain_types import holds_views, without_views
+from tidegate.storage.schemas.reserved_names import check_not_reserved
 
 _NAME_IN_UID_CHARACTERS = 100
 
@@ -52,7 +53,11 @@ class Program:
         return OperatorUid(uid)
 
     def add_node(self, node: StreamNode) -> None:
-        """Add an operator. ConfigurationError if its input is of an earlier program, or its schema has views."""
+        """Add an operator. ConfigurationError if its input is of an earlier program, or its schema cannot be."""
+        if not isinstance(node.parallelism, int) or isinstance(node.parallelism, bool) or node.parallelism < 1:
+            raise ConfigurationError(
+                f"operator {node.name!r}: parallelism={node.parallelism!r}: at least 1 is needed, a whole number"
+            )
         if node.schema is not None:
             check_plain(node.schema, f"operator {node.name!r}")
         for tag in node.side_outputs:
@@ -72,9 +77,15 @@ class Program:
 
 
 def check_plain(schema: pa.Schema, where: str) -> None:
-    """Raise ConfigurationError for what is no schema, and for a column of views, which files and kernels lack."""
+    """Raise ConfigurationError for what is no schema, for columns that are called as tidegate's own, and for views.
+
+    Files and kernels lack views.
+    """
     if not isinstance(schema, pa.Schema):
         raise ConfigurationError(f"{where}: the schema must be a pyarrow Schema, not {type(schema).__name__}")
+    check_not_reserved(schema.names, where)
+    if doubles := sorted({name for name in schema.names if schema.names.count(name) > 1}):
+        raise ConfigurationError(f"{where}: columns {doubles} are there twice; rename or drop one of each")
     for field in schema:
         if holds_views(field.type):
             instead = without_views(field.type)

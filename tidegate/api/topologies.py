@@ -281,8 +281,8 @@ class Topologies(StreamSources):
 
     @parallelism.setter
     def parallelism(self, parallelism: int) -> None:
-        if parallelism < 1:
-            raise ConfigurationError(f"parallelism={parallelism}: at least 1 is needed")
+        if not isinstance(parallelism, int) or parallelism < 1:
+            raise ConfigurationError(f"parallelism={parallelism!r}: at least 1 is needed, a whole number")
         self._program.parallelism = parallelism
 
     @property

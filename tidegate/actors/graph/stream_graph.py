@@ -23,7 +23,6 @@ from tidegate.actors.graph.job_graph import (
 from tidegate.actors.graph.resources import Resources
 from tidegate.actors.operators.batch_rows import BatchRows
 from tidegate.actors.operators.batches.async_function import AsyncFunction
-from tidegate.actors.operators.combined_rows import COMBINED
 from tidegate.actors.operators.local_aggregation.combining_rule import CombiningMode
 from tidegate.actors.operators.local_aggregation.local_aggregation import LocalAggregation
 from tidegate.actors.operators.operator import OperatorFactory
@@ -76,8 +75,6 @@ class StreamNode:
     def __post_init__(self) -> None:
         if [self.source, self.factory, self.taps].count(None) != 2:
             raise AssertionError("a node is a source, an operator, or a side output of one")
-        if isinstance(self.schema, pa.Schema) and COMBINED in self.schema.names:  # anything else is refused by its type
-            raise ConfigurationError(f"{self.name!r}: a column cannot be called {COMBINED!r}; rename it")
         if self.ordinals and len(self.ordinals) != len(self.inputs):
             raise AssertionError("each input has an ordinal, or none has")
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from tidegate.actors.operators.row_values import InexactValueError, exact_array, exact_cast
 from tidegate.storage.schemas.plain_types import plain_schema, settled_type
+from tidegate.storage.schemas.polars_frames import check_polars_has, with_types_of_polars
 
 if TYPE_CHECKING:
     import polars as pl
@@ -145,7 +146,7 @@ class FromPolars:
         """
         if self._schema is None or not self._schema.equals(source):
             self._schema = source
-            self._dtypes = polars_frame(pa.RecordBatch.from_pylist([], source)).schema
+            self._dtypes = empty_frame(source).schema
         columns = []
         for series in frame.get_columns():
             column = series.rechunk().to_arrow()
@@ -158,12 +159,18 @@ class FromPolars:
 
 
 def polars_frame(batch: pa.RecordBatch) -> pl.DataFrame:
-    """The batch as a polars frame, without a copy where polars has the type."""
+    """The batch as a polars frame, without a copy where polars has the type. ConfigurationError where it lacks one."""
     import polars as pl
 
+    check_polars_has(batch.schema)
     frame = pl.from_arrow(batch)
     assert isinstance(frame, pl.DataFrame)
     return frame
+
+
+def empty_frame(schema: pa.Schema) -> pl.DataFrame:
+    """A frame with these columns and no rows; one that polars lacks has another type."""
+    return polars_frame(pa.RecordBatch.from_pylist([], with_types_of_polars(schema)))
 
 
 def _retyped(column: pa.Array, wanted: pa.DataType) -> pa.Array:

@@ -27,8 +27,8 @@ class MemorySource:
     """Splits a table into `splits` ranges of consecutive rows."""
 
     def __init__(self, data: pa.Table, splits: int) -> None:
-        if splits < 1:
-            raise ConfigurationError(f"from_batches(splits={splits}): at least 1 is needed")
+        if not isinstance(splits, int) or splits < 1:
+            raise ConfigurationError(f"from_batches(splits={splits!r}): at least 1 is needed, a whole number")
         try:
             self._batch = data.combine_chunks().to_batches()
         except pa.ArrowInvalid as error:

@@ -40,8 +40,11 @@ class RateSource:
 
     def __post_init__(self) -> None:
         wrong = None
-        if self.rows_per_second is not None and not 0 < self.rows_per_second < float("inf"):
-            wrong = f"rows_per_second={self.rows_per_second}: give a positive number, or None for no limit"
+        rate, counts = self.rows_per_second, [self.split_count, *(() if self.rows is None else (self.rows,))]
+        if rate is not None and not (isinstance(rate, int | float) and 0 < rate < float("inf")):
+            wrong = f"rows_per_second={rate!r}: give a positive number, or None for no limit"
+        elif not all(isinstance(count, int) for count in counts):
+            wrong = f"rows={self.rows!r}, splits={self.split_count!r}: give whole numbers"
         elif self.rows is not None and self.rows < 0:
             wrong = f"rows={self.rows}: give the number of rows, or None for rows without end"
         elif self.split_count < 1:

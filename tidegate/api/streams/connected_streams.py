@@ -11,6 +11,7 @@ from typing import Generic, TypeVar, Unpack
 
 import pyarrow as pa
 
+from tidegate.actors.operators.aggregates.column_expressions import column_names
 from tidegate.actors.operators.rows.broadcast_process import (
     BroadcastProcessFunction,
     BroadcastProcessOperator,
@@ -44,7 +45,7 @@ class ConnectedStreams(Generic[S]):
 
         The columns correspond in order, and must be of the same types; state is stored under the names of the first.
         """
-        names1, names2 = ((keys,) if isinstance(keys, str) else tuple(keys) for keys in (keys1, keys2))
+        names1, names2 = (column_names(keys, "connect: key_by") for keys in (keys1, keys2))
         for names, stream in ((names1, self._first), (names2, self._second)):
             check_keys(names, stream.schema)
         return ConnectedStreams(self._first, self._second, (names1, names2))

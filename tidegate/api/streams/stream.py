@@ -25,6 +25,7 @@ from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.actors.protocol.side_outputs import OutputTag
 from tidegate.api.streams.connected_streams import ConnectedStreams
 from tidegate.api.streams.steps.columns import check_keys
+from tidegate.api.streams.steps.given import check_stream
 from tidegate.api.streams.steps.same_columns import with_same_columns
 from tidegate.api.streams.steps.slot_options import SlotOptions
 from tidegate.api.streams.steps.updating import Updating, united
@@ -56,6 +57,8 @@ class Stream(StreamTables):
         int32. With `allow_missing` as well, a column that a stream lacks is null in its rows. ConfigurationError if a
         column has types of which none has the values of all.
         """
+        for other in others:
+            check_stream(other, Stream, "union")
         if allow_missing and not by_name:
             raise ConfigurationError("union: allow_missing=True needs by_name=True, because names tell what is missing")
         updating = united([(stream._updating, stream.input_parallelism) for stream in (self, *others)])
@@ -292,6 +295,8 @@ class KeyedStream:
 
 def _connected(first: Stream | KeyedStream, second: Stream | KeyedStream) -> ConnectedStreams[Stream]:
     """Two streams side by side, with the keys that they have."""
+    if not isinstance(second, KeyedStream):
+        check_stream(second, Stream, "connect")
     (one, keys1), (two, keys2) = (
         (stream.stream, stream.keys) if isinstance(stream, KeyedStream) else (stream, ()) for stream in (first, second)
     )
@@ -300,7 +305,7 @@ def _connected(first: Stream | KeyedStream, second: Stream | KeyedStream) -> Con
 
 def timed(
     stream: Stream,
-    timestamp: str | None,
+    timestamp: str | pl.Expr | None,
     max_out_of_orderness: str | timedelta | int,
     uid: str | None,
     idleness: str | timedelta | int | None = None,

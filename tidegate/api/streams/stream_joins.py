@@ -19,11 +19,13 @@ from tidegate.actors.operators.joins.regular_join import RegularJoin
 from tidegate.actors.operators.joins.window_join import WindowJoin
 from tidegate.actors.operators.windows.window_specs import Sliding, Tumbling
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
+from tidegate.api.streams.steps.given import check_stream
 from tidegate.api.streams.steps.stream_changes import StreamChanges
 from tidegate.api.streams.steps.stream_steps import StreamSteps
 from tidegate.api.streams.steps.updating import Updating
 from tidegate.api.tables.lookup_tables import LookedUp, reader_of
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.columns_text import columns_text
 from tidegate.storage.units import parse_duration_ms
 
 On = str | Sequence[str | tuple[str, str]]
@@ -58,6 +60,7 @@ class StreamJoins(StreamChanges):
         inner join of streams without: what was wrong is taken back, such as a row without a partner. See
         `docs/joins.md`.
         """
+        check_stream(other, StreamSteps, "join")
         if window is None:
             return self._joined_for_ever(other, on, how, ttl, suffix, name, uid, parallelism)
         if ttl is not None:
@@ -85,8 +88,14 @@ class StreamJoins(StreamChanges):
         of both streams has passed its interval. Columns are as of `join`, without windows. Rows that the watermark has
         passed are dropped.
         """
+        check_stream(other, StreamSteps, "interval_join")
         sides, schemas = _sides("interval_join", self, other, on, suffix)
-        lower, upper = (_signed_ms(bound) for bound in between)
+        if not isinstance(between, Sequence) or isinstance(between, str) or len(between) != 2:
+            raise ConfigurationError(
+                f"interval_join: between={between!r}: give the first and the last moment, seen from the left row, such "
+                'as between=("-5min", "10min")'
+            )
+        lower, upper = (_signed_ms(bound, "interval_join: between") for bound in between)
         make = partial(IntervalJoin, sides, schemas, lower, upper, how)
         return self._joined(other, sides, make().schema, make, name, uid, parallelism, None)
 
@@ -109,9 +118,10 @@ class StreamJoins(StreamChanges):
         names the columns of event time, and is there to be read: they are those of the streams. Columns are as of
         `join`, without windows, and event time is that of the left stream.
         """
+        check_stream(other, StreamSteps, "join_asof")
         sides, schemas = _sides("join_asof", self, other, on, suffix)
-        named = (by, by) if isinstance(by, str) else by
-        if named is not None and tuple(named) != sides.times:
+        named = None if by is None else column_names(by, "join_asof: by=")
+        if named is not None and (named if len(named) > 1 else named * 2) != sides.times:
             raise ConfigurationError(
                 f"join_asof: by={by!r}, and the event time of the streams is in {list(sides.times)}; name it with "
                 "assign_timestamps"
@@ -144,7 +154,10 @@ class StreamJoins(StreamChanges):
         if self._updating is not None:
             raise self._updating.refuse(name, "a later version of the table would take back another row than came")
         read, found, changes = reader_of(table)
-        schemas, keys = _schemas("lookup_join", self.schema, found), _keys("lookup_join", on)
+        schemas = _schemas("lookup_join", self.schema, found)
+        keys = _keys("lookup_join", on, schemas)
+        if max_rows < 1:
+            raise ConfigurationError(f"lookup_join: max_rows={max_rows!r}: give 1 or more")
         refresh_ms = None if refresh is None else parse_duration_ms(refresh, setting="lookup_join(refresh=...)")
         if refresh_ms is not None and (not changes or refresh_ms <= 0):
             raise ConfigurationError(
@@ -175,7 +188,7 @@ class StreamJoins(StreamChanges):
         ttl_ms = None if ttl is None else parse_duration_ms(ttl, setting="join(ttl=...)")
         if ttl_ms is None:
             schemas = _schemas("join", self.schema, other.schema)
-            sides = JoinSides(_keys("join", on), (None, None), suffix)
+            sides = JoinSides(_keys("join", on, schemas), (None, None), suffix)
         else:
             sides, schemas = _sides("join", self, other, on, suffix)
         changing = _has_changes(self), _has_changes(other)
@@ -218,7 +231,8 @@ def _sides(
             f"{what}: the {which} stream has no event time; name its column with timestamp= at the source, or with "
             "assign_timestamps"
         )
-    return JoinSides(_keys(what, on), (left.timestamp, right.timestamp), suffix), schemas
+    keys = _keys(what, on, schemas)
+    return JoinSides(keys, (left.timestamp, right.timestamp), suffix), schemas
 
 
 def _schemas(what: str, left: pa.Schema | None, right: pa.Schema | None) -> tuple[pa.Schema, pa.Schema]:
@@ -231,7 +245,7 @@ def _schemas(what: str, left: pa.Schema | None, right: pa.Schema | None) -> tupl
     return left, right
 
 
-def _keys(what: str, on: On) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _keys(what: str, on: On, schemas: tuple[pa.Schema, pa.Schema]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     several = on if isinstance(on, Sequence) and not isinstance(on, str) else [on]
     pairs = [
         column_names(each, f"{what}: on=") * (1 if isinstance(each, Sequence) and not isinstance(each, str) else 2)
@@ -239,6 +253,13 @@ def _keys(what: str, on: On) -> tuple[tuple[str, ...], tuple[str, ...]]:
     ]
     if any(len(pair) != 2 for pair in pairs):
         raise ConfigurationError(f"{what}: on={on!r}: give names of columns, or pairs of a left and a right name")
+    for side, schema in enumerate(schemas):
+        for name in (pair[side] for pair in pairs):
+            if name not in schema.names:
+                which = ("left", "right")[side]
+                raise ConfigurationError(
+                    f"{what}: on={on!r}: the {which} stream has no column {name!r}; it has {columns_text(schema)}"
+                )
     return tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs)
 
 
@@ -247,12 +268,12 @@ def _has_changes(stream: StreamSteps) -> bool:
     return stream._updating is not None and stream._updating.changes
 
 
-def _signed_ms(bound: str | timedelta | int) -> int:
+def _signed_ms(bound: str | timedelta | int, setting: str) -> int:
     """A duration, which may be negative."""
     if isinstance(bound, str) and bound.lstrip().startswith("-"):
-        return -parse_duration_ms(bound.lstrip()[1:])
+        return -parse_duration_ms(bound.lstrip()[1:], setting=setting)
     if isinstance(bound, timedelta) and bound < timedelta():
-        return -parse_duration_ms(-bound)
+        return -parse_duration_ms(-bound, setting=setting)
     if isinstance(bound, int) and bound < 0:
         return bound
-    return parse_duration_ms(bound)
+    return parse_duration_ms(bound, setting=setting)

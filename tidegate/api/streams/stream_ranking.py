@@ -45,6 +45,8 @@ def ranking_of(
         raise ConfigurationError(f'top_n: emit must be "changes", "update" or "final", not {emit!r}')
     columns = column_names(by, "top_n(by=...)")
     down = (descending,) * len(columns) if isinstance(descending, bool) else tuple(descending)
+    if rank is not None and not isinstance(rank, str):
+        raise ConfigurationError(f"top_n(rank={rank!r}): it is the name of the column for the rank")
     return Ranking(keys, n, columns, down, rank, emit == "changes", emit == "final", ties)
 
 

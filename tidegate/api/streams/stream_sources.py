@@ -31,6 +31,7 @@ from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.units import parse_duration_ms, parse_size_bytes
 
 if TYPE_CHECKING:
+    import polars as pl
     from pyspark.sql import DataFrame
 
 MEMORY_SPLITS = 16
@@ -60,7 +61,7 @@ class StreamSources:
         data: InMemory,
         *,
         splits: int | None = None,
-        timestamp: str | None = None,
+        timestamp: str | pl.Expr | None = None,
         max_out_of_orderness: str | timedelta | int = 0,
         alignment: WatermarkAlignment | None = None,
         name: str = "from_batches",
@@ -81,7 +82,7 @@ class StreamSources:
         self,
         df: DataFrame,
         *,
-        timestamp: str | None = None,
+        timestamp: str | pl.Expr | None = None,
         max_out_of_orderness: str | timedelta | int = 0,
         idleness: str | timedelta | int | None = None,
         alignment: WatermarkAlignment | None = None,
@@ -149,7 +150,7 @@ class StreamSources:
         max_file_age: str | timedelta | int | None = None,
         splits: int | None = None,
         on_error: Literal["fail", "skip"] = "fail",
-        timestamp: str | None = None,
+        timestamp: str | pl.Expr | None = None,
         max_out_of_orderness: str | timedelta | int = 0,
         idleness: str | timedelta | int | None = None,
         alignment: WatermarkAlignment | None = None,
@@ -172,6 +173,8 @@ class StreamSources:
         """
         if on_error not in ("fail", "skip"):
             raise ConfigurationError(f"from_files(on_error={on_error!r}): it is 'fail' or 'skip'")
+        if not isinstance(files, str | os.PathLike):
+            raise ConfigurationError(f"from_files({files!r}): give a path or a pattern, such as '/in/*.parquet'")
         skip = on_error == "skip"
         if discover is None:
             _refuse_for_bounded("from_files", idleness=idleness, max_file_age=max_file_age, splits=splits)
@@ -195,7 +198,7 @@ class StreamSources:
         url: str | os.PathLike[str],
         *,
         version: int | None = None,
-        timestamp: str | None = None,
+        timestamp: str | pl.Expr | None = None,
         max_out_of_orderness: str | timedelta | int = 0,
         alignment: WatermarkAlignment | None = None,
         name: str = "from_delta",
@@ -224,7 +227,7 @@ class StreamSources:
         discover: str | timedelta | int | None = None,
         properties: Mapping[str, object] | None = None,
         errors: Literal["fail", "skip"] = "fail",
-        timestamp: str | None = None,
+        timestamp: str | pl.Expr | None = None,
         max_out_of_orderness: str | timedelta | int = 0,
         idleness: str | timedelta | int | None = None,
         alignment: WatermarkAlignment | None = None,
@@ -253,7 +256,7 @@ class StreamSources:
             raise ConfigurationError("from_kafka: what ends finds no new partitions: leave end= or discover= out")
         check_start(start)
         kafka()
-        by_record = timestamp == "kafka"
+        by_record = isinstance(timestamp, str) and timestamp == "kafka"
         form = RecordFormat(value, key, by_record and isinstance(value, pa.Schema))
         every_ms = None if discover is None else parse_duration_ms(discover, setting="from_kafka(discover)")
         given = tuple((properties or {}).items())
@@ -269,7 +272,7 @@ class StreamSources:
         *,
         rows: int | None = None,
         splits: int | None = None,
-        timestamp: str | None = None,
+        timestamp: str | pl.Expr | None = None,
         max_out_of_orderness: str | timedelta | int = 0,
         alignment: WatermarkAlignment | None = None,
         name: str = "from_rate",
@@ -307,6 +310,10 @@ class StreamSources:
         self, source: Source, *, name: str = "source", uid: str | None = None, parallelism: int | None = None
     ) -> Stream:
         """A stream over a source of your own (see `tg.Source`)."""
+        lacks = [name for name in ("schema", "splits", "reader") if not hasattr(source, name)]
+        if lacks or isinstance(source, type):
+            what = f"has no {', '.join(lacks)}" if lacks else "is a class; give an object"
+            raise ConfigurationError(f"from_source takes an object like tg.Source; {source!r} {what}")
         if self._program.given_up:
             self._program.clear()
         node = StreamNode(

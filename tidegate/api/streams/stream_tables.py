@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Unpack
+from typing import Any, Unpack, get_args
 
+from tidegate.actors.operators.aggregates.column_expressions import column_names
 from tidegate.actors.operators.changes import CHANGE
 from tidegate.actors.operators.own_copies import own_copy
 from tidegate.actors.operators.sinks.own_sink import FLUSH_BYTES, OwnSink
@@ -19,6 +20,7 @@ from tidegate.actors.operators.sinks.sink import Sink
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.api.checkpoint_calls import CheckpointFunction, check_function
 from tidegate.api.given_names import location
+from tidegate.api.streams.steps.event_times import EventTimes
 from tidegate.api.streams.steps.slot_options import SlotOptions
 from tidegate.api.streams.steps.stream_calls import StreamCalls
 from tidegate.api.streams.steps.stream_steps import StreamSteps
@@ -33,7 +35,7 @@ from tidegate.storage.tables.table_log import IfExists, TableInfo, TableMode
 from tidegate.storage.units import parse_size_bytes
 
 
-class StreamTables(StreamJoins, StreamCalls):
+class StreamTables(StreamJoins, StreamCalls, EventTimes):
     """A stream whose rows can be written."""
 
     def to_table(
@@ -41,9 +43,9 @@ class StreamTables(StreamJoins, StreamCalls):
         url: str | os.PathLike[str],
         *,
         mode: TableMode = "append",
-        keys: tuple[str, ...] | list[str] = (),
+        keys: str | Sequence[str] = (),
         order_by: str | None = None,
-        partition_by: tuple[str, ...] | list[str] = (),
+        partition_by: str | Sequence[str] = (),
         if_exists: IfExists = "error",
         target_file_size: str | int = FILE_BYTES,
         auto_compact: bool = True,
@@ -73,14 +75,19 @@ class StreamTables(StreamJoins, StreamCalls):
         options = TableOptions.of(f"to_table {name!r}", if_exists, target_file_size, auto_compact, schema_evolution)
         if order_by is not None and self._updating is not None:
             raise self._updating.refuse(f"to_table {name!r}", "the newest row counts: leave order_by= out")
-        info = self._table_info(mode, tuple(keys), name, tuple(partition_by), order_by=order_by)
+        by = None if order_by is None else column_names(order_by, f"to_table {name!r}: order_by=")[0]
+        names, parts = (
+            column_names(given, f"to_table {name!r}: {what}=")
+            for what, given in (("keys", keys), ("partition_by", partition_by))
+        )
+        info = self._table_info(mode, names, name, parts, order_by=by)
         return self._written(location(url, f"to_table {name!r}"), info, options, name, uid, parallelism)
 
     def to_delta(
         self,
         url: str | os.PathLike[str],
         *,
-        partition_by: tuple[str, ...] | list[str] = (),
+        partition_by: str | Sequence[str] = (),
         if_exists: IfExists = "error",
         target_file_size: str | int = FILE_BYTES,
         auto_compact: bool = True,
@@ -97,7 +104,8 @@ class StreamTables(StreamJoins, StreamCalls):
         options = TableOptions.of(f"to_delta {name!r}", if_exists, target_file_size, auto_compact, schema_evolution)
         if self._updating is not None:
             raise self._updating.refuse(f"to_delta {name!r}")
-        info = self._table_info("append", (), name, tuple(partition_by), f"tidegate-{uuid.uuid4()}")
+        parts = column_names(partition_by, f"to_delta {name!r}: partition_by=")
+        info = self._table_info("append", (), name, parts, f"tidegate-{uuid.uuid4()}")
         assert self.schema is not None
         check_delta_schema(self.schema)
         return self._written(location(url, f"to_delta {name!r}"), info, options, name, uid, parallelism)
@@ -106,7 +114,7 @@ class StreamTables(StreamJoins, StreamCalls):
         self,
         sink: Sink,
         *,
-        keys: tuple[str, ...] | list[str] = (),
+        keys: str | Sequence[str] = (),
         flush_bytes: str | int = FLUSH_BYTES,
         name: str = "to_sink",
         uid: str | None = None,
@@ -124,6 +132,7 @@ class StreamTables(StreamJoins, StreamCalls):
             what = f"{sink.__name__} is a class; give an object" if isinstance(sink, type) else "give a tg.Sink"
             raise ConfigurationError(f"to_sink {name!r}: {what}, derived from tg.Sink, not {sink!r}")
         own_copy(sink)
+        keys = column_names(keys, f"to_sink {name!r}: keys=")
         flushed = parse_size_bytes(flush_bytes, setting="flush_bytes")
         if flushed <= 0:
             raise ConfigurationError(f"to_sink {name!r}: flush_bytes must be positive, not {flush_bytes!r}")
@@ -132,8 +141,8 @@ class StreamTables(StreamJoins, StreamCalls):
         if self._updating is not None:
             if self._updating.changes:
                 raise self._updating.refuse(repr(name), "a sink of your own would not know what is taken back")
-            self._updating.check_upsert(repr(name), tuple(keys))
-        rows = self._together(tuple(keys), parallelism) if keys else self
+            self._updating.check_upsert(repr(name), keys)
+        rows = self._together(keys, parallelism) if keys else self
         node_uid = self._program.new_uid(name, uid)
         rows._then(
             partial(OwnSink, flushed),
@@ -231,6 +240,8 @@ class StreamTables(StreamJoins, StreamCalls):
                 f"{name}: the columns of the stream are not known yet; give schema= to the map, flat_map or "
                 "map_batches before it"
             )
+        if mode not in get_args(TableMode):
+            raise ConfigurationError(f'{name}: a table is written in mode "append" or "upsert", not {mode!r}')
         schema, deletes = self.schema, mode == "upsert" and self._updating is not None and self._updating.changes
         if deletes:
             schema = schema.remove(schema.get_field_index(CHANGE))

@@ -7,6 +7,7 @@ Rules:
 - An expression that only names columns copies them, under any name, as they are. Their types are those that polars
   would give them; a column to which polars would give another type is computed.
 - Without rows or with them the columns and types are the same.
+- A column that polars cannot hold is copied, and no expression can read it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import polars as pl
 import pyarrow as pa
 
 from tidegate.actors.operators.operator import Columns
-from tidegate.actors.operators.output_schema import FromPolars, polars_frame
+from tidegate.actors.operators.output_schema import FromPolars, empty_frame, polars_frame
+from tidegate.storage.schemas.polars_frames import check_polars_has, polars_has, with_types_of_polars
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +55,22 @@ class Projection:
         return pa.RecordBatch.from_arrays([columns[name] for name in plan.output.names], names=plan.output.names)
 
     def _planned(self, schema: pa.Schema) -> _Plan:
-        frame = polars_frame(pa.RecordBatch.from_pylist([], schema))
-        output = self._from_polars.convert(computed(frame, self._expressions), schema).schema
+        frame = empty_frame(schema)
+        output = self._from_polars.convert(computed(frame, self._expressions), with_types_of_polars(schema)).schema
         copied: dict[str, str] = {}
         rest = []
         for expression in self._expressions:
             pairs = [*_copies(expression, frame)]
+            for new, old in pairs:
+                if not polars_has(schema.field(old).type):
+                    output = output.set(output.get_field_index(new), schema.field(old).with_name(new))
             if pairs and all(output.field(new).type == schema.field(old).type for new, old in pairs):
                 copied.update(pairs)
             else:
                 rest.append(expression)
-        return _Plan(schema, output, copied, tuple(rest), columns_read(rest))
+        reads = columns_read(rest)
+        check_polars_has(pa.schema([field for field in schema if reads is None or field.name in reads]))
+        return _Plan(schema, output, copied, tuple(rest), reads)
 
 
 def columns_read(expressions: Sequence[pl.Expr]) -> Columns:

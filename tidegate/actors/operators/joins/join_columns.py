@@ -36,6 +36,8 @@ class JoinSides:
 
     def __post_init__(self) -> None:
         left, right = self.keys
+        if not isinstance(self.suffix, str):
+            raise ConfigurationError(f"join: suffix={self.suffix!r}: give what stands behind a name that both have")
         if not left or len(left) != len(right):
             raise ConfigurationError(
                 f"join: on= needs at least one column, and as many of the right stream as of the left; they are "

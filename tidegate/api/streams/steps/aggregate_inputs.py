@@ -18,7 +18,6 @@ from tidegate.actors.operators.aggregates.aggregate import Aggregate
 from tidegate.actors.operators.aggregates.column_expressions import ColumnExpression, ColumnLike, column_like
 from tidegate.actors.operators.batches.expressions import Select
 from tidegate.actors.operators.batches.projection import columns_read
-from tidegate.actors.protocol.errors import OperatorError
 from tidegate.api.streams.steps.columns import schema_after
 from tidegate.storage.errors import ConfigurationError
 
@@ -131,20 +130,29 @@ def key_expressions(
     """
     names, expressions, replaced = [], [], set()
     for key in keys:
-        column = column_like(key, "key_by")
-        if isinstance(column, str):
-            names.append(column)
-            continue
-        name = column.expression.meta.output_name(raise_if_undetermined=False)
-        read = columns_read((column.expression,))
-        if name is None or read is None:
-            raise ConfigurationError(f"key_by({column}): an expression that is a key makes one column, with a name")
-        _check("key_by", column, schema)
+        name, expression = column_of(key, "key_by", schema)
         names.append(name)
-        expressions.append(column.expression)
-        if name in (read if schema is None else schema.names):
+        if expression is None:
+            continue
+        expressions.append(expression)
+        if name in ((columns_read((expression,)) or ()) if schema is None else schema.names):
             replaced.add(name)
     return tuple(names), tuple(expressions), frozenset(replaced)
+
+
+def column_of(given: object, where: str, schema: pa.Schema | None) -> tuple[str, pl.Expr | None]:
+    """The name of a column, and the expression that makes it, if it is none of the stream's.
+
+    Raises ConfigurationError for an expression that is not one column, or cannot be computed.
+    """
+    column = column_like(given, where)
+    if isinstance(column, str):
+        return column, None
+    name = column.expression.meta.output_name(raise_if_undetermined=False)
+    if name is None or columns_read((column.expression,)) is None:
+        raise ConfigurationError(f"{where}({column}): the expression has to make one column, with a name")
+    _check(where, column, schema)
+    return name, column.expression
 
 
 def check_not_replaced(aggregates: Mapping[str, Aggregate], replaced: frozenset[str]) -> None:
@@ -199,9 +207,6 @@ def _named(expressions: Sequence[ColumnExpression], taken: Sequence[str]) -> dic
 def _check(where: str, column: ColumnExpression, schema: pa.Schema | None) -> None:
     """ConfigurationError for an expression that is not one column, not row by row, or cannot be computed."""
     select = Select(column.expression)
-    try:
-        found = schema_after(select, schema)
-    except OperatorError as error:
-        raise ConfigurationError(f"{where}: {column} cannot be computed: {error.__cause__ or error}") from error
+    found = schema_after(select, schema, f"{where}: {column} cannot be computed")
     if found is not None and len(found) != 1:
         raise ConfigurationError(f"{where}: {column} makes the columns {found.names}; it must make one")

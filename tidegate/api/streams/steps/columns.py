@@ -13,11 +13,13 @@ import pyarrow as pa
 
 from tidegate.actors.graph.stream_graph import StreamNode
 from tidegate.actors.operators.operator import Operator, OperatorContext
-from tidegate.actors.operators.output_schema import polars_frame
+from tidegate.actors.operators.output_schema import empty_frame
 from tidegate.actors.operators.watermarks.window_end import WindowEnd
+from tidegate.actors.protocol.errors import OperatorError
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import OperatorUid, SubtaskIndex
 from tidegate.storage.schemas.columns_text import columns_text
+from tidegate.storage.schemas.reserved_names import check_not_reserved
 from tidegate.storage.units import parse_duration_ms
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ def passed_columns(expressions: Sequence[pl.Expr | str], schema: pa.Schema | Non
     import polars as pl
 
     passed: dict[str, str] = {}
-    frame = None if schema is None else polars_frame(pa.RecordBatch.from_pylist([], schema))
+    frame = None if schema is None else empty_frame(schema)
     for item in expressions:
         expression = pl.col(item) if isinstance(item, str) else item
         bare = expression.meta.undo_aliases()
@@ -50,7 +52,7 @@ def computed_columns(expressions: Sequence[pl.Expr], schema: pa.Schema | None) -
     if schema is None:
         names = (expression.meta.output_name(raise_if_undetermined=False) for expression in expressions)
         return frozenset(name for name in names if name is not None)
-    frame = polars_frame(pa.RecordBatch.from_pylist([], schema))
+    frame = empty_frame(schema)
     return frozenset(frame.select(*expressions).columns)
 
 
@@ -62,9 +64,10 @@ def name_after(column: str, passed: Mapping[str, str]) -> str | None:
 
 
 def check_keys(names: Sequence[str], schema: pa.Schema | None) -> None:
-    """ConfigurationError for a key that is named twice, or that is no column."""
+    """ConfigurationError for a key that is named twice, that is no column, or is called as one of tidegate's own."""
     if len(set(names)) < len(names):
         raise ConfigurationError(f"key_by({', '.join(names)}): a column is named twice")
+    check_not_reserved(names, "key_by")
     for key in names:
         if schema is not None and key not in schema.names:
             raise ConfigurationError(f"key_by: there is no column {key!r}; there are {columns_text(schema)}")
@@ -96,11 +99,26 @@ def reads_only(expression: pl.Expr, columns: Sequence[str]) -> bool:
     return not by_selector and set(expression.meta.root_names()) <= set(columns)
 
 
-def schema_after(operator: Operator, schema: pa.Schema | None) -> pa.Schema | None:
-    """The columns after an operator, found by running it on no rows. None without a schema. Raises OperatorError."""
+def schema_after(operator: Operator, schema: pa.Schema | None, where: str) -> pa.Schema | None:
+    """The columns after an operator, found by running it on no rows. None without a schema.
+
+    ConfigurationError, which begins with `where`, for what cannot be computed.
+    """
     if schema is None:
         return None
     operator.open(OperatorContext(OperatorUid("plan"), "plan", SubtaskIndex(0), 1, 1), ())
     emitted: list[pa.RecordBatch] = []
-    operator.process(pa.RecordBatch.from_pylist([], schema), emitted.append)
+    try:
+        operator.process(pa.RecordBatch.from_pylist([], schema), emitted.append)
+    except OperatorError as error:
+        raise ConfigurationError(f"{where}: {_reason(error.__cause__ or error, schema)}") from error
     return emitted[0].schema if emitted else schema
+
+
+def _reason(error: BaseException, schema: pa.Schema) -> str:
+    import polars as pl
+
+    if isinstance(error, pl.exceptions.ColumnNotFoundError):
+        # What polars lists are the columns that it was given, and not those of the stream.
+        return f"{str(error).partition('; valid columns')[0]}; there are {columns_text(schema)}"
+    return str(error)

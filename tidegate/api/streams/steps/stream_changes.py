@@ -7,6 +7,7 @@ from typing import Self
 
 import pyarrow as pa
 
+from tidegate.actors.operators.aggregates.column_expressions import column_names
 from tidegate.actors.operators.changes import CHANGE
 from tidegate.api.streams.steps.stream_steps import StreamSteps
 from tidegate.api.streams.steps.updating import Updating
@@ -24,7 +25,7 @@ class StreamChanges(StreamSteps):
         """
         if self._updating is not None:
             raise self._updating.refuse("as_changes")
-        keys = (keys,) if isinstance(keys, str) else tuple(keys)
+        keys = column_names(keys, "as_changes(keys=...)")
         if self.schema is None:
             raise ConfigurationError(
                 "as_changes: the columns of the stream are not known yet; give schema= to the step before"

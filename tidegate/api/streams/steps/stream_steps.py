@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
@@ -26,17 +25,15 @@ from tidegate.actors.operators.operator import OperatorFactory
 from tidegate.actors.operators.rows.process_batches import process_operator
 from tidegate.actors.operators.rows.process_functions import ProcessFunction
 from tidegate.actors.operators.sinks.sink import Sink
-from tidegate.actors.operators.watermarks.alignment import WatermarkAlignment
-from tidegate.actors.operators.watermarks.watermark_generator import WatermarkGenerator, check_event_time
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.actors.protocol.side_outputs import OutputTag
 from tidegate.api.program import Program
-from tidegate.api.streams.steps.columns import computed_columns, idleness_of, passed_columns, schema_after, time_after
+from tidegate.api.streams.steps.columns import computed_columns, passed_columns, schema_after, time_after
+from tidegate.api.streams.steps.given import check_function
 from tidegate.api.streams.steps.slot_options import SlotOptions, resources_of
-from tidegate.api.streams.steps.updating import Updating, after_function, nulls_tag
+from tidegate.api.streams.steps.updating import Updating, after_function
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.polars_frames import is_polars_expression
-from tidegate.storage.units import parse_duration_ms
 
 if TYPE_CHECKING:
     import polars as pl
@@ -104,6 +101,8 @@ class StreamSteps:
         `schema` is that of the result; give it if a table or an aggregate follows. After an aggregate that emits
         updates, `fn` must keep every row and its keys.
         """
+        if not isinstance(fn, BatchFunction):
+            check_function(fn, name, "a batch, or an object of a class derived from tg.BatchFunction")
         updating = after_function(self._updating, schema, repr(name))
         factory = batch_operator(fn, schema, name)
         return self._then(factory, schema, name, uid, parallelism, batch_rows, slot, updating=updating)
@@ -128,6 +127,7 @@ class StreamSteps:
         With `errors_to` a row for which `fn` raises does not fail the job: it goes to the side output of that name,
         with the column `error` (see `Stream.side_output`).
         """
+        check_function(fn, name, "a row, a dict")
         if errors_to is not None:
             tag = error_tag(errors_to, self.schema, name)
             made = partial(GuardedMap, fn, schema, tag)
@@ -148,6 +148,7 @@ class StreamSteps:
         **slot: Unpack[SlotOptions],
     ) -> Self:
         """Call `fn` with each row as a dict; it returns any number of new rows. `errors_to` as in `map`."""
+        check_function(fn, name, "a row, a dict")
         if errors_to is not None:
             tag = error_tag(errors_to, self.schema, name)
             made = partial(GuardedFlatMap, fn, schema, tag)
@@ -171,6 +172,8 @@ class StreamSteps:
         An expression must work row by row, here and in `with_columns` and `select`: ConfigurationError for `cum_sum`,
         `shift`, `over` and others that look at more than one row. `errors_to`, `traced`: for functions, as in `map`.
         """
+        if not is_polars_expression(condition):
+            check_function(condition, name, 'a row, a dict, or a polars expression such as pl.col("x") > 1')
         if errors_to is not None:
             if is_polars_expression(condition):
                 raise ConfigurationError(f"{name}: errors_to is for functions; an expression fails for no single row")
@@ -182,7 +185,7 @@ class StreamSteps:
             return self._then(factory, self.schema, name, uid, parallelism, batch_rows, slot)
         from tidegate.actors.operators.batches.expressions import FilterExpr
 
-        schema_after(FilterExpr(condition), self.schema)
+        schema_after(FilterExpr(condition), self.schema, name)
         if (updating := self._updating) is not None:
             updating.check_filter(repr(name), condition)
         return self._then(
@@ -207,7 +210,7 @@ class StreamSteps:
             from tidegate.api.streams.steps.aggregate_inputs import named_expressions
 
             expressions = (*expressions, *named_expressions(named, "with_columns"))
-        schema = schema_after(WithColumns(*expressions), self.schema)
+        schema = schema_after(WithColumns(*expressions), self.schema, name)
         untouched = {column: column for column in self._own_columns() - computed_columns(expressions, self.schema)}
         passed = {**untouched, **passed_columns(expressions, self.schema)}
         return self._computed(lambda: WithColumns(*expressions), schema, passed, name, uid, parallelism)
@@ -232,50 +235,9 @@ class StreamSteps:
             expressions = (*expressions, *named_expressions(named, "select"))
         if self._updating is not None:
             expressions = tuple(self._updating.with_kind(expressions))
-        schema = schema_after(Select(*expressions), self.schema)
+        schema = schema_after(Select(*expressions), self.schema, name)
         passed = passed_columns(expressions, self.schema)
         return self._computed(lambda: Select(*expressions), schema, passed, name, uid, parallelism)
-
-    def assign_timestamps(
-        self,
-        column: str,
-        max_out_of_orderness: str | timedelta | int = 0,
-        *,
-        idleness: str | timedelta | int | None = None,
-        nulls_to: str | None = None,
-        punctuated_by: str | None = None,
-        alignment: WatermarkAlignment | None = None,
-        name: str = "assign_timestamps",
-        uid: str | None = None,
-        parallelism: int | None = None,
-    ) -> Self:
-        """Take event time from a column: a timestamp, a date, or int64 milliseconds since 1970.
-
-        A watermark follows the greatest timestamp so far, behind it by `max_out_of_orderness` (a duration): rows older
-        than that are not expected any more. It replaces earlier event time. Rows that have a null there pass and do
-        not count; with `nulls_to="undated"` they go to that side output (see `side_output`). With `punctuated_by`, a
-        column of booleans, only rows for which it is true move event time on.
-
-        Right behind an unbounded source each split has a watermark of its own, and the slowest split counts. With
-        `idleness` (a duration) a split without rows for so long does not hold it back. With `alignment` splits are not
-        read while they are far ahead of others. Raises ConfigurationError.
-        """
-        if self.schema is not None:
-            check_event_time(self.schema, column, punctuated_by)
-        updating, delay_ms = self._updating, parse_duration_ms(max_out_of_orderness, setting="max_out_of_orderness")
-        # As parallel as the stream before it, so chained to it: there the rows still have the source's order.
-        parallelism = parallelism if parallelism is not None else self._inputs[0][0].parallelism
-        idleness_ms = idleness_of(idleness, column, [node for node, _ in self._inputs], parallelism)
-        timed = self._then(
-            partial(WatermarkGenerator, column, delay_ms, idleness_ms, nulls_to, punctuated_by, alignment),
-            self.schema,
-            name,
-            uid,
-            parallelism,
-            updating=updating,
-            side_outputs=nulls_tag(nulls_to, self.schema, updating),
-        )
-        return type(self)(self._program, timed._inputs, (), column, updating)
 
     def process(
         self,

@@ -1,0 +1,177 @@
+"""Slips of programs: each is told where it is made, with what was wrong and what to do, before anything runs."""
+
+from __future__ import annotations
+
+import decimal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pytest
+from local_jobs import finish, local, rows
+
+import tidegate as tg
+
+ROWS = pa.table({"k": ["a", "b"], "k2": [1, 2], "t": [1, 2], "x": [1.0, 2.0], "b": [True, False]})
+WIDE = pa.array([decimal.Decimal(1), None], pa.decimal256(50, 2))
+
+Stream = Any
+"""What a slip gets is wrong on purpose, also for a checker of types."""
+
+
+def timed(env: tg.StreamEnvironment) -> Stream:
+    """A stream with event time."""
+    return env.from_batches(ROWS, timestamp="t", splits=1)
+
+
+SLIPS: dict[str, tuple[Callable[[Any, Stream], object], str]] = {
+    "event time of a number": (
+        lambda env, s: s.assign_timestamps(3),
+        "takes the name of a column or",
+    ),
+    "event time of a wrong type": (
+        lambda env, s: s.assign_timestamps(pl.col("k") + "!"),
+        "of type string is no",
+    ),
+    "event time without a column": (
+        lambda env, s: s.assign_timestamps(pl.col("zz") * 2),
+        r'"zz"; there are \(k:',
+    ),
+    "event time of all columns": (lambda env, s: s.assign_timestamps(pl.all()), "one column"),
+    "punctuated by no boolean": (lambda env, s: s.assign_timestamps("t", punctuated_by=pl.col("x")), "it must be bool"),
+    "a group that is none": (lambda env, s: s.assign_timestamps("t", alignment="g"), r"is a tg\.WatermarkAlignment"),
+    "partitions by an expression": (
+        lambda env, s: s.to_table("out", partition_by=[pl.col("t") // 2]),
+        r"partition_by= takes names of columns, and .* compute it before, in with_columns",
+    ),
+    "partitions of Delta": (
+        lambda env, s: s.to_delta("out", partition_by=[pl.col("t") // 2]),
+        "takes names",
+    ),
+    "keys by an expression": (
+        lambda env, s: s.to_table("out", mode="upsert", keys=[pl.col("t") // 2]),
+        "keys= takes names of columns",
+    ),
+    "an order by an expression": (
+        lambda env, s: s.to_table("out", mode="upsert", keys=["k"], order_by=-pl.col("t")),
+        "order_by= takes names of columns",
+    ),
+    "a mode that there is not": (lambda env, s: s.to_table("out", mode="replace"), '"append" or "upsert", not'),
+    "a column of ours": (lambda env, s: s.with_columns(_tidegate_x=pl.col("x")), "'_tidegate_' are tidegate's own"),
+    "a key of ours": (lambda env, s: s.map(dict).key_by("_tidegate_slice"), "'_tidegate_' are tidegate's own"),
+    "an aggregate of ours": (lambda env, s: s.key_by("k").aggregate(_tidegate_x=tg.count()), "tidegate's own"),
+    "a side output of ours": (
+        lambda env, s: s.process(
+            tg.ProcessFunction(), side_outputs=[tg.OutputTag("bad", pa.schema({"_tidegate_deleted": pa.bool_()}))]
+        ),
+        "side output 'bad'.*tidegate's own",
+    ),
+    "columns twice": (
+        lambda env, s: env.from_batches(pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"])),
+        r"columns \['a'\] are there twice",
+    ),
+    "no such column": (lambda env, s: s.filter(pl.col("zz") > 1), r'^filter: .*"zz"; there are \(k: string, k2'),
+    "no such column in select": (
+        lambda env, s: s.select("zz", name="mine"),
+        r'^mine: unable to find column "zz";',
+    ),
+    "a type that does not fit": (
+        lambda env, s: s.with_columns(y=pl.col("k") * 2),
+        "^with_columns: .*explicit cast",
+    ),
+    "a condition that is none": (lambda env, s: s.filter(pl.col("x")), "^filter: filter needs a boolean expression"),
+    "no condition": (lambda env, s: s.filter("x > 1"), "filter takes a function of a row.*or a polars expression"),
+    "no function of rows": (lambda env, s: s.map(None), "map takes a function of a row, a dict, not None"),
+    "no function of many rows": (lambda env, s: s.flat_map(3), "flat_map takes a function of a row"),
+    "no function of batches": (lambda env, s: s.map_batches(3), "map_batches takes a function of a batch"),
+    "a parallelism in words": (lambda env, s: s.map(dict, parallelism="2"), "parallelism='2': at least 1 is needed"),
+    "a parallelism of part": (lambda env, s: s.map(dict, parallelism=2.5), "parallelism=2.5: at least 1 is needed"),
+    "a union with nothing": (lambda env, s: s.union(None), "union takes another stream, not NoneType"),
+    "a union with keys": (lambda env, s: s.union(s.key_by("k")), "not KeyedStream; a stream is .* before key_by"),
+    "a connection with nothing": (lambda env, s: s.connect(None), "connect takes another stream"),
+    "a connection by numbers": (lambda env, s: s.connect(s).key_by("k", 3), "connect: key_by takes the name"),
+    "a join with keys": (lambda env, s: s.join(s.key_by("k"), on="k"), "join takes another stream, not KeyedStream"),
+    "a join without its column": (lambda env, s: s.join(s, on=[("k", "zz")]), "the right stream has no column 'zz'"),
+    "a join with no suffix": (
+        lambda env, s: s.join(s, on="k", window=tg.Tumbling(1), suffix=None),
+        "suffix=None: give what stands behind",
+    ),
+    "three bounds": (lambda env, s: s.interval_join(s, on="k", between=(1, 2, 3)), "the first and the last moment"),
+    "one bound": (lambda env, s: s.interval_join(s, on="k", between="5min"), "the first and the last moment"),
+    "bounds in words": (
+        lambda env, s: s.interval_join(s, on="k", between=("a", "b")),
+        "interval_join: between: cannot read 'a'",
+    ),
+    "versions by a number": (lambda env, s: s.join_asof(s, on="k", by=3), "by= takes the name of a column"),
+    "no rows of a table": (
+        lambda env, s: s.lookup_join(pa.table({"k": ["a"]}), on="k", max_rows=0),
+        "max_rows=0: give 1 or more",
+    ),
+    "a rank that is no name": (
+        lambda env, s: s.key_by("k").top_n(3, by="x", rank=3),
+        "the column for the rank",
+    ),
+    "splits in words": (lambda env, s: env.from_batches(ROWS, splits="2"), "splits='2'"),
+    "no source": (lambda env, s: env.from_source(None), "None has no schema, splits, reader"),
+    "no files": (lambda env, s: env.from_files(None), "give a path or a pattern"),
+    "a rate in words": (lambda env, s: env.from_rate("x"), "rows_per_second='x': give a positive number"),
+    "rows in words": (lambda env, s: env.from_rate(1, rows="x"), "give whole numbers"),
+    "an environment of a stream": (
+        lambda env, s: tg.StreamEnvironment.local(s),
+        "at least 1 is needed, a whole number",
+    ),
+    "checkpoints in words": (lambda env, s: env.execute("x", checkpoints="1s"), r"give tg\.CheckpointConfig\(interval"),
+    "restarts in words": (lambda env, s: env.execute("x", restart="never"), r"give tg\.RestartStrategy\.fixed_delay"),
+    "timers without keys": (
+        lambda env, s: s.connect(s).process(tg.CoProcessFunction(), fire_at_end=True),
+        "without key_by there are no timers",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SLIPS)
+def test_slips_are_told(name: str) -> None:
+    """In words of the program."""
+    slip, words = SLIPS[name]
+    with local(1) as env, pytest.raises(tg.ConfigurationError, match=words):
+        slip(env, timed(env))
+
+
+def test_what_polars_cannot_hold_passes_and_is_not_read() -> None:
+    """Wide decimals: expressions over other columns leave them alone, one over them is refused."""
+    wide = pa.table({"d": WIDE, "t": [1, 2]})
+    with local(1) as env:
+        stream = env.from_batches(wide)
+        kept = stream.with_columns(y=pl.col("t") * 2).select("y", e="d")
+        assert kept.schema == pa.schema({"y": pa.int64(), "e": WIDE.type})
+        for refused in (
+            lambda: stream.filter(pl.col("d") > 0),
+            lambda: stream.with_columns(z=pl.col("d") * 2),
+            lambda: stream.select(pl.all() + 1),
+        ):
+            with pytest.raises(tg.ConfigurationError, match=r"'d' is decimal256\(50, 2\), which no expression"):
+                refused()
+
+
+def test_wide_decimals_pass(tmp_path: Path) -> None:
+    """Through steps that do not read them."""
+    with local(1) as env:
+        stream = env.from_batches(pa.table({"d": WIDE, "t": [1, 2]}), splits=1)
+        found = stream.with_columns(y=pl.col("t") * 2).filter(pl.col("y") > 2).select("y", e="d").collect()
+        finish(env, tmp_path)
+    assert found.to_arrow().to_pylist() == [{"y": 4, "e": None}]
+
+
+def test_event_time_of_an_expression(tmp_path: Path) -> None:
+    """A source takes one as well; it adds a column, or takes the place of one."""
+    with local(1) as env:
+        seconds = env.from_batches(ROWS, splits=1, timestamp=(pl.col("t") * 1000).alias("at"))
+        assert seconds.timestamp == "at"
+        found = seconds.window(tg.Tumbling("1s")).aggregate(n=tg.count()).select("window_end", "n").collect()
+        same = env.from_batches(ROWS, splits=1).assign_timestamps(pl.col("t") * 10, punctuated_by=pl.col("x") > 1)
+        replaced = same.select("t").collect()
+        finish(env, tmp_path)
+    assert found.to_arrow()["n"].to_pylist() == [1, 1]
+    assert rows(replaced.to_arrow()) == [(10,), (20,)]
