@@ -85,7 +85,7 @@ def _options(backend: str, folder: Path, cache_bytes: int | None) -> StateBacken
     return options if cache_bytes is None else replace(options, cache_bytes=cache_bytes)
 
 
-class _Writer:
+class SnapshotWriter:
     """Writes snapshots, one after the other, on a thread of its own."""
 
     def __init__(self, store: FileSystemStore) -> None:
@@ -130,7 +130,7 @@ def run(backend: str, keys: int, rows: int, every: int, cache_bytes: int | None,
     operator = KeyedAggregate(("key",), what)
     options = _options(backend, folder, cache_bytes)
     operator.open(OperatorContext(OperatorUid("op"), "op", SubtaskIndex(0), 1, MAX_PARALLELISM, backend=options), ())
-    writer = _Writer(open_store(str(folder / "store")))
+    writer = SnapshotWriter(open_store(str(folder / "store")))
     synchronous_ms: list[float] = []
     synchronous_cpu_ms: list[float] = []
 

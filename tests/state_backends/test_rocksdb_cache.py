@@ -14,7 +14,7 @@ from backend_model import KEYS, MAX_PARALLELISM, REMOVE, Table, composed, key_of
 from native_checkpoints import frozen
 from rocksdb_backends import CACHE_BYTES, rocks_backend
 
-from tidegate.actors.state_backends.rocksdb.cached_table import CachedTable
+from tidegate.actors.state_backends.rocksdb.cached.cached_table import CachedTable
 from tidegate.actors.state_backends.rocksdb.database_session import RocksSession
 from tidegate.actors.state_backends.rocksdb.rocksdb_backend import RocksBackend
 from tidegate.storage.errors import StorageError
@@ -181,7 +181,7 @@ def test_a_snapshot_is_written_beside_batches(table: Table, store: FileSystemSto
 def test_files_that_cannot_be_linked(table: Table, store: FileSystemStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever writes the snapshot is told; the task goes on, and the next snapshot has every row."""
 
-    def full(session: RocksSession, target: str) -> None:
+    def full(session: RocksSession, target: str, beside: bool) -> None:
         raise StorageError("the disk is full")
 
     table.batch([(key, 1.0) for key in range(9)])

@@ -72,7 +72,7 @@ def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_snapshot_that_finds_no_room_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The folder has gone (a disk that was unmounted, say): the task is told, and nothing half-made stays.
+    """The folder has gone (a disk that was unmounted, say): who writes it is told, and nothing half-made stays.
 
     Nobody waits until a write is over that has failed: here that would be for ever.
     """
@@ -83,8 +83,10 @@ def test_a_snapshot_that_finds_no_room_says_so(tmp_path: Path, monkeypatch: pyte
     os.rename(tmp_path / "work", tmp_path / "elsewhere")
     backend = cells.backend
     assert isinstance(backend, RocksBackend)
+    snapshot = backend.freeze_native(Cut(CheckpointId(1)))
+    assert snapshot is not None
     with pytest.raises(StorageError, match=r"cannot take a snapshot of RocksDB in the local folder .*chk-1"):
-        backend.freeze_native(Cut(CheckpointId(1)))
+        snapshot.files()
     assert os.listdir(tmp_path) == ["elsewhere"]
     backend.close()
 

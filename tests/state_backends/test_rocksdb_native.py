@@ -150,6 +150,7 @@ def test_a_checkpoint_that_was_given_up_leaves_nothing(store: FileSystemStore, t
     assert isinstance(backend, RocksBackend)
     given_up = backend.freeze_native(Cut(CheckpointId(1)))
     assert given_up is not None
+    given_up.files_are_there()
     assert len(os.listdir(tmp_path / "work")) == 2
     given_up.release()
     given_up.release()

@@ -51,6 +51,15 @@ def open_database(folder: str, memory_bytes: int, tuning: DatabaseTuning = _TUNI
     return database
 
 
+def room_beside(memory_bytes: int, tuning: DatabaseTuning = _TUNING) -> int:
+    """So much may be in the memory that RocksDB writes to, and it is sure not to make a file of it by itself.
+
+    It does if its write buffer is full, or if all of them are and this one has a quarter of the memory.
+    """
+    memory_bytes = max(memory_bytes, MEMORY_BYTES_MIN)
+    return min(_write_buffer_bytes(memory_bytes, tuning) * 3 // 4, memory_bytes // 5)
+
+
 def open_files(folder: str, memory_bytes: int) -> rocksdict.Rdict:
     """A stored database, to be read only; files that are missing are noticed when they are read.
 
@@ -94,7 +103,9 @@ def _options(memory_bytes: int, tuning: DatabaseTuning) -> rocksdict.Options:
     options.set_write_buffer_manager(
         rocksdict.WriteBufferManager.new_write_buffer_manager_with_cache(memory_bytes // 2, False, cache)
     )
-    options.set_write_buffer_size(tuning.write_buffer_bytes or max(MEMORY_BYTES_MIN // 2, memory_bytes // 6))
+    options.set_write_buffer_size(_write_buffer_bytes(memory_bytes, tuning))
+    # One is being written to, one waits for its file, and a snapshot may hand over a third without waiting.
+    options.set_max_write_buffer_number(3)
     options.set_max_background_jobs(tuning.threads)
     options.set_compression_type(rocksdict.DBCompressionType.lz4())
     options.set_target_file_size_base(_FILE_BYTES)
@@ -106,6 +117,10 @@ def _options(memory_bytes: int, tuning: DatabaseTuning) -> rocksdict.Options:
     options.set_stats_dump_period_sec(0)
     options.set_stats_persist_period_sec(0)
     return options
+
+
+def _write_buffer_bytes(memory_bytes: int, tuning: DatabaseTuning) -> int:
+    return tuning.write_buffer_bytes or max(MEMORY_BYTES_MIN // 2, memory_bytes // 6)
 
 
 def _advice(fault: str) -> str:

@@ -36,7 +36,7 @@ class ColumnarNamespaces(ColumnarTable):
         """Begin a batch. Keys without a row get one."""
         upserted = super().upsert(keys)
         if len(upserted.new_rows) and self._noted is not None:
-            _note(self._noted, fixed_values(keys.column(0))[upserted.new_rows], upserted.slots[upserted.new_rows])
+            note(self._noted, fixed_values(keys.column(0))[upserted.new_rows], upserted.slots[upserted.new_rows])
         return upserted
 
     def namespaces(self) -> NDArray[np.int64]:
@@ -103,12 +103,12 @@ class ColumnarNamespaces(ColumnarTable):
         if self._noted is None:
             noted: dict[int, list[NDArray[np.int32]]] = {}
             for keys, slots in key_pieces(self._space, self.live, _FOUND_ROWS):
-                _note(noted, fixed_values(keys.column(0)), slots)
+                note(noted, fixed_values(keys.column(0)), slots)
             self._noted = noted
         return self._noted
 
 
-def _note(noted: dict[int, list[NDArray[np.int32]]], namespaces: NDArray[np.int64], slots: NDArray[np.int32]) -> None:
+def note(noted: dict[int, list[NDArray[np.int32]]], namespaces: NDArray[np.int64], slots: NDArray[np.int32]) -> None:
     """Note slots, each once, under the namespace of each."""
     first = int(namespaces[0])
     if first == int(namespaces[-1]) and bool((namespaces == first).all()):

@@ -35,6 +35,11 @@ class VaryingColumn(PagedColumn):
         """About how many bytes a value takes."""
         return self.dtype.itemsize + self._heap.value_bytes
 
+    @property
+    def heap_bytes(self) -> int:
+        """Bytes of all values, those that nobody needs included."""
+        return self._heap.size_bytes
+
     def take(self, slots: NDArray[Any]) -> pa.Array:
         """Values of these slots (a copy)."""
         return self._heap.take(self.raw(slots))

@@ -12,7 +12,7 @@ import shutil
 import time
 import uuid
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -20,12 +20,21 @@ import pyarrow as pa
 import rocksdict
 
 from tidegate.actors.state_backends.common.state_size import StateSize
+from tidegate.actors.state_backends.rocksdb.overlap import Overlap
 from tidegate.actors.state_backends.rocksdb.unwritten import Unwritten
 from tidegate.storage.checkpoints.metadata import NativeState
 from tidegate.storage.errors import CorruptionError, StorageError
 from tidegate.storage.files.private_folders import FOLDER_MODE, open_private
 from tidegate.storage.ids import CheckpointId, OperatorUid
-from tidegate.storage.rocksdb.database import fetch, open_database, reported, unlogged
+from tidegate.storage.rocksdb.database import (
+    MEMORY_BYTES_MIN,
+    fetch,
+    open_database,
+    open_files,
+    reported,
+    room_beside,
+    unlogged,
+)
 from tidegate.storage.rocksdb.frozen import FrozenRocks
 from tidegate.storage.rocksdb.scan import scan_state
 from tidegate.storage.rocksdb.tuning import DatabaseTuning
@@ -47,6 +56,8 @@ _BYTES = ("rocksdb.total-sst-files-size", "rocksdb.cur-size-all-mem-tables")
 _TUNING = DatabaseTuning()
 _POLL_S = 0.0005
 _POLLS_MAX = 20_000
+_LOOKS_MAX = 20
+"""How often files are looked for while compactions replace them."""
 
 
 class OwnedFolder:
@@ -79,15 +90,15 @@ def _close(database: rocksdict.Rdict, folder: str) -> None:
 class _Links:
     """The folder of a snapshot, as long as somebody wants it."""
 
-    def __init__(self, session: RocksSession, target: str) -> None:
-        self._session = session
+    def __init__(self, link: Callable[[], None], target: str) -> None:
+        self._link = link
         self._target = target
         self._wanted = True
 
     def make(self) -> None:
         """Link the files. StorageError."""
         if self._wanted:
-            self._session.link(self._target)
+            self._link()
             if not self._wanted:  # it was given up meanwhile
                 self.give_up()
 
@@ -142,6 +153,7 @@ class RocksSession:
         """None once it is closed."""
         self.database: rocksdict.Rdict = open_database(folder, memory_bytes, tuning)
         self.owned_folder.has(self.database)
+        self._overlap = Overlap(self.database, room_beside(memory_bytes, tuning))
 
     @property
     def has_keys(self) -> bool:
@@ -203,7 +215,8 @@ class RocksSession:
     def write(self, batch: rocksdict.WriteBatch) -> None:
         """Apply writes, all of them or none. StorageError."""
         if not batch.is_empty():
-            self.settle()
+            if self.unwritten is not None and not (self.unwritten.beside and self._overlap.takes(batch)):
+                self.settle()
             self._write(batch)
 
     def apply(self, keys: Sequence[bytes], values: Sequence[bytes] | None) -> None:
@@ -227,28 +240,44 @@ class RocksSession:
     def remove_ranges(self, ranges: Iterable[tuple[bytes, bytes]]) -> None:
         """Remove what is stored from the first key of each range up to, not including, the second. StorageError."""
         self.settle()
+        self.apply_ranges(ranges)
+
+    def apply_ranges(self, ranges: Iterable[tuple[bytes, bytes]]) -> None:
+        """The same, of which a snapshot that is not written yet knows. StorageError."""
         with reported("write RocksDB", self.folder):
             for begin, end in ranges:
                 self.database.delete_range(begin, end, unlogged())
 
-    def freeze(self, checkpoint_id: CheckpointId, rows: Iterable[object]) -> FrozenRocks:
-        """A checkpoint of the database: memory is written to files, and all files are hard-linked.
+    def freeze(self, checkpoint_id: CheckpointId, rows: Iterable[object] | None) -> FrozenRocks:
+        """A checkpoint of the database: memory is written to files, and all files are hard-linked. StorageError.
 
-        That is done when the snapshot is written, or before anything else is: see `unwritten`, of which `rows` are.
+        That is done when the snapshot is written. `rows` are of `unwritten`: they must be written before anything else
+        is. None: there are none, and what comes later may be written at once (`Overlap`). The one before is settled.
         """
         self._frozen += 1
+        beside = rows is None
+        if beside:
+            with reported("write RocksDB", self.folder):
+                self._overlap.begin()
         target = f"{self.folder}.chk-{checkpoint_id}-{self._frozen}"
         groups = (self.key_groups.start, self.key_groups.stop)
-        links = _Links(self, target)
-        self.unwritten = unwritten = Unwritten(rows, links.make)
+        links = _Links(lambda: self.link(target, beside), target)
+        self.unwritten = unwritten = Unwritten(rows or (), links.make, beside)
         return FrozenRocks(self.uid, target, groups, self.describe(), unwritten.take, links.give_up)
 
-    def link(self, target: str) -> None:
-        """Link all files into a folder. StorageError; then the folder is not there."""
+    def link(self, target: str, beside: bool) -> None:
+        """Link all files into a folder. What has come since the freeze may be `beside`.
+
+        StorageError; then the folder is not there.
+        """
         try:
             with reported("take a snapshot of RocksDB", target):
-                self._write_memory()
-                rocksdict.Checkpoint(self.database).create_checkpoint(target)
+                if beside:
+                    self._link_beside(target)
+                else:
+                    self.database.flush(wait=False)
+                    self._memory_is_written()
+                    rocksdict.Checkpoint(self.database).create_checkpoint(target)
                 self._faults = self._faults_so_far()
         except BaseException:
             shutil.rmtree(target, ignore_errors=True)
@@ -272,18 +301,48 @@ class RocksSession:
     def _write(self, batch: rocksdict.WriteBatch) -> None:
         self.is_empty = False
         with reported("write RocksDB", self.folder):
-            self.database.write(batch, unlogged())
+            self._overlap.write(batch)
 
-    def _write_memory(self) -> None:
-        """Write memtables to files. Polls, because a blocking flush in rocksdict would stop the other threads.
+    def _link_beside(self, target: str) -> None:
+        """Link the files that hold what there was at the freeze, and not what has come into memory since.
 
-        It is no error if this is not done in time: creating the checkpoint waits too, and reports a failed write.
+        A checkpoint that RocksDB makes of an open database has all of it, so it is made of one that is opened to be
+        read: that knows the files alone.
         """
-        self.database.flush(wait=False)
+        if self._memory_is_written():
+            for left in reversed(range(_LOOKS_MAX)):
+                try:
+                    self._link_files(target)
+                    break
+                except StorageError:  # a compaction has deleted a file meanwhile
+                    shutil.rmtree(target, ignore_errors=True)
+                    if not left:
+                        raise
+        else:
+            rocksdict.Checkpoint(self.database).create_checkpoint(target)  # it reports why a write has failed
+        if not self._overlap.is_whole:
+            raise StorageError(f"what came after a snapshot of RocksDB in {self.folder} is in its files")
+
+    def _link_files(self, target: str) -> None:
+        files = open_files(self.folder, MEMORY_BYTES_MIN)
+        try:
+            with reported("take a snapshot of RocksDB", target):
+                rocksdict.Checkpoint(files).create_checkpoint(target)
+        finally:
+            files.close()
+
+    def _memory_is_written(self) -> bool:
+        """Wait until memtables that were handed over are files. Polls: a flush that waits would stop other threads.
+
+        False if that failed, or is not done in time: RocksDB waits too when it creates a checkpoint, and says why.
+        """
         for _ in range(_POLLS_MAX):
-            if not self.database.property_int_value(_UNWRITTEN) or self._faults_so_far() > self._faults:
-                return
+            if not self.database.property_int_value(_UNWRITTEN):
+                return True
+            if self._faults_so_far() > self._faults:
+                break
             time.sleep(_POLL_S)
+        return False
 
     def _faults_so_far(self) -> int:
         return self.database.property_int_value(_FAULTS) or 0

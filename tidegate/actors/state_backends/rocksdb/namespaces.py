@@ -1,7 +1,7 @@
 """`RocksNamespaces`: a vectorised state in RocksDB that reads the rows of a namespace with one seek a key group.
 
 The namespace is the first column of the key, so the rows of one lie together in each key group. Which namespaces there
-are is found by skipping from one to the next.
+are is found by skipping from one to the next. `StoredNamespaces` does both, also for states with rows in memory.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from tidegate.actors.state_backends.rocksdb.database_session import RocksSession
 from tidegate.actors.state_backends.rocksdb.vector_table import RocksTable
 from tidegate.storage.rocksdb.database import reported
 from tidegate.storage.rocksdb.keys import decode_rows
-from tidegate.storage.rocksdb.value_layout import HEAD
+from tidegate.storage.rocksdb.value_layout import HEAD, RocksState
 
 _NO_SLOTS: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
 _NAMESPACE = struct.Struct("<Bq")
@@ -26,23 +27,73 @@ _BEHIND = b"\xff"
 """No key goes on so behind a namespace: the next column begins with 0 or 1."""
 
 
+class StoredNamespaces:
+    """What the database has of a state with namespaces."""
+
+    def __init__(self, session: RocksSession, state: RocksState) -> None:
+        self._session = session
+        self._number = state.number
+
+    def found(self) -> dict[int, list[int]]:
+        """The namespaces that have a row, each with the key groups where it has one. StorageError."""
+        found: dict[int, list[int]] = {}
+        session = self._session
+        with reported("read RocksDB", session.folder):
+            cursor = session.database.iter()
+            for group in session.key_groups:
+                prefix = HEAD.pack(group, self._number)
+                cursor.seek(prefix)
+                while cursor.valid() and (key := cursor.key()).startswith(prefix):
+                    found.setdefault(_NAMESPACE.unpack_from(key, HEAD.size)[1], []).append(group)
+                    cursor.seek(key[: HEAD.size + _NAMESPACE.size] + _BEHIND)
+            cursor.status()
+        return found
+
+    def range_of(self, namespace: int, group: int) -> tuple[bytes, bytes]:
+        """Where its rows lie: the first key that one may have, and a key behind all of them."""
+        prefix = HEAD.pack(group, self._number) + _NAMESPACE.pack(1, namespace)
+        return prefix, prefix + _BEHIND
+
+    def rows(self, namespace: int, rows_max: int, groups: range) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        """Keys and values of the rows in a namespace, sorted by key group, as they are at first. StorageError."""
+        session = self._session
+        if not session.has_keys:
+            return
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        with reported("read RocksDB", session.folder):
+            cursor = session.database.iter()
+        for group in groups:
+            prefix, _ = self.range_of(namespace, group)
+            with reported("read RocksDB", session.folder):
+                cursor.seek(prefix)
+            more = True
+            while more:
+                with reported("read RocksDB", session.folder):
+                    while more and len(keys) < rows_max:
+                        more = cursor.valid() and (key := cursor.key()).startswith(prefix)
+                        if more:
+                            keys.append(key)
+                            values.append(cursor.value())
+                            cursor.next()
+                    cursor.status()
+                if len(keys) == rows_max:
+                    yield keys, values
+                    keys, values = [], []
+        if keys:
+            yield keys, values
+
+    def key_columns(self, keys: list[bytes]) -> pa.RecordBatch:
+        """The key columns of some keys."""
+        return decode_rows([key[HEAD.size :] for key in keys], self._session.key_schema)
+
+
 class RocksNamespaces(RocksTable):
     """A `NamespacedTable` whose rows are in RocksDB."""
 
     def namespaces(self) -> NDArray[np.int64]:
         """The namespaces that have a row, ascending. StorageError."""
-        found: set[int] = set()
-        session = self._session
-        with reported("read RocksDB", session.folder):
-            cursor = session.database.iter()
-            for group in session.key_groups:
-                prefix = HEAD.pack(group, self.state.number)
-                cursor.seek(prefix)
-                while cursor.valid() and (key := cursor.key()).startswith(prefix):
-                    found.add(_NAMESPACE.unpack_from(key, HEAD.size)[1])
-                    cursor.seek(key[: HEAD.size + _NAMESPACE.size] + _BEHIND)
-            cursor.status()
-        return np.array(sorted(found), dtype=np.int64)
+        return np.array(sorted(StoredNamespaces(self._session, self.state).found()), dtype=np.int64)
 
     def scan_namespace(
         self, namespace: int, rows_max: int, groups: range | None = None
@@ -65,34 +116,8 @@ class RocksNamespaces(RocksTable):
         self, namespace: int, rows_max: int, groups: range | None
     ) -> Iterator[tuple[list[bytes], pa.RecordBatch, NDArray[np.int32]]]:
         """Database keys, key columns and slots of the rows in a namespace, whose values the columns have then."""
-        session = self._session
-        if not session.has_keys:
-            return
-        keys: list[bytes] = []
-        values: list[bytes] = []
-        with reported("read RocksDB", session.folder):
-            cursor = session.database.iter()
-        for group in session.key_groups if groups is None else groups:
-            prefix = HEAD.pack(group, self.state.number) + _NAMESPACE.pack(1, namespace)
-            with reported("read RocksDB", session.folder):
-                cursor.seek(prefix)
-            more = True
-            while more:
-                with reported("read RocksDB", session.folder):
-                    while more and len(keys) < rows_max:
-                        more = cursor.valid() and (key := cursor.key()).startswith(prefix)
-                        if more:
-                            keys.append(key)
-                            values.append(cursor.value())
-                            cursor.next()
-                    cursor.status()
-                if len(keys) == rows_max:
-                    yield keys, *self._decoded(keys, values)
-                    keys, values = [], []
-        if keys:
-            yield keys, *self._decoded(keys, values)
-
-    def _decoded(self, keys: list[bytes], values: list[bytes]) -> tuple[pa.RecordBatch, NDArray[np.int32]]:
-        slots = np.arange(len(keys), dtype=np.int32)
-        self._fill(len(keys), slots, self.layout.columns(values), _NO_SLOTS)
-        return decode_rows([key[HEAD.size :] for key in keys], self._session.key_schema), slots
+        stored = StoredNamespaces(self._session, self.state)
+        for keys, values in stored.rows(namespace, rows_max, self._session.key_groups if groups is None else groups):
+            slots = np.arange(len(keys), dtype=np.int32)
+            self._fill(len(keys), slots, self.layout.columns(values), _NO_SLOTS)
+            yield keys, stored.key_columns(keys), slots

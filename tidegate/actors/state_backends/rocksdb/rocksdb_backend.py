@@ -1,7 +1,7 @@
 """`RocksBackend`: keeps keyed state in RocksDB on the local disk, so state may be larger than memory.
 
 Rules: a batch works on a working set, which is fetched and written with few calls; hot rows of vectorised states stay
-in memory (`cached_table.py`). Memory is bounded by the options and by what one batch touches. A checkpoint is made of
+in memory (`cached/`). Memory is bounded by the options and by what one batch touches. A checkpoint is made of
 the database's own files (`freeze_native`), of which only new ones are uploaded. Savepoints and the changelog are rows
 (`freeze`), which any backend can read. What is in memory alone is written when a snapshot is (`unwritten.py`).
 """
@@ -22,7 +22,8 @@ from tidegate.actors.state_backends.common.backend import CellSpec, Migrate, Val
 from tidegate.actors.state_backends.common.options import BackendPlace
 from tidegate.actors.state_backends.common.refusals import not_bound, strange_rows
 from tidegate.actors.state_backends.common.state_size import StateSize
-from tidegate.actors.state_backends.rocksdb.cached_table import CachedTable
+from tidegate.actors.state_backends.rocksdb.cached.cached_namespaces import CachedNamespaces
+from tidegate.actors.state_backends.rocksdb.cached.cached_table import CachedTable
 from tidegate.actors.state_backends.rocksdb.cells import RocksCells, RocksLists, RocksMaps, RocksValues
 from tidegate.actors.state_backends.rocksdb.database_session import RocksSession
 from tidegate.actors.state_backends.rocksdb.expiry_sweep import RocksSweeper
@@ -38,7 +39,6 @@ from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.rocksdb.database import reported
 from tidegate.storage.rocksdb.frozen import FrozenRocks
-from tidegate.storage.rocksdb.tables import is_varying
 from tidegate.storage.rocksdb.tuning import DatabaseTuning
 from tidegate.storage.rocksdb.value_layout import RocksDescription, RocksForm, RocksState
 from tidegate.storage.schemas.columns_text import columns_text
@@ -65,7 +65,7 @@ class RocksBackend:
         """Open it. Raises StorageError if the folder cannot be used.
 
         `keeps_changes`: `freeze` on a base gives only what has changed since then. Else hot rows of each vectorised
-        state of fixed width, without namespaces, take `cache_bytes` in memory.
+        state take `cache_bytes` in memory.
         """
         self._session = RocksSession(
             place.uid,
@@ -222,10 +222,8 @@ class RocksBackend:
         session = self._session
         if not session.has_keys or not session.describe().states:
             return None
-        frozen = session.freeze(cut.checkpoint_id, self._changed())
-        if not self._cached:
-            frozen.files_are_there()
-        return frozen
+        session.settle()
+        return session.freeze(cut.checkpoint_id, self._changed() if self._cached else None)
 
     def keep(self, checkpoint_id: CheckpointId) -> None:
         """Nothing to do: a task goes back by the files of the checkpoint, linked or downloaded."""
@@ -288,11 +286,11 @@ class RocksBackend:
         return [table for table in self._tables.values() if isinstance(table, CachedTable)]
 
     def _new_table(self, state: RocksState, columns: Sequence[ValueSpec]) -> RocksTable:
-        if self._place.namespace:
-            return RocksNamespaces(self._session, state, columns)
-        if self._cache_bytes and not is_varying(state.values):
-            return CachedTable(self._session, state, columns, self._place.key_names, self._cache_bytes)
-        return RocksTable(self._session, state, columns)
+        session, namespace = self._session, self._place.namespace
+        if self._cache_bytes:
+            cached = CachedNamespaces if namespace else CachedTable
+            return cached(session, state, columns, self._place.key_names, self._cache_bytes)
+        return (RocksNamespaces if namespace else RocksTable)(session, state, columns)
 
     def _changed(self) -> Iterator[object]:
         """Freeze what is in memory alone; the result writes it."""

@@ -20,9 +20,13 @@ Step = Callable[[], None]
 
 
 class Unwritten:
-    """`rows` writes them, a part with each item drawn. Then `use` makes what the snapshot needs, if it is wanted."""
+    """`rows` writes them, a part with each item drawn. Then `use` makes what the snapshot needs, if it is wanted.
 
-    def __init__(self, rows: Iterable[object], use: Step) -> None:
+    With `beside` there are no rows, and other writes need not wait if there is room for them (`overlap.py`).
+    """
+
+    def __init__(self, rows: Iterable[object], use: Step, beside: bool = False) -> None:
+        self.beside = beside
         self._lock = threading.Lock()
         self._rows: Iterable[object] | None = rows
         self._use: Step | None = use

@@ -97,11 +97,14 @@ class RocksTable:
     def put(self, keys: Sequence[bytes], columns: Sequence[pa.Array]) -> None:
         """Write rows over what is there. `columns` are the value columns. StorageError."""
         batch = rocksdict.WriteBatch(raw_mode=True)
-        layout = self.layout
-        rows = layout.packed(columns) if isinstance(layout, TableLayout) else packed_rows(columns, layout.schema)
-        for key, row in zip(keys, rows, strict=True):
+        for key, row in zip(keys, self.packed(columns), strict=True):
             batch.put(key, row)
         self._session.write(batch)
+
+    def packed(self, columns: Sequence[pa.Array]) -> list[bytes]:
+        """Rows of value columns, as they lie in the database."""
+        layout = self.layout
+        return layout.packed(columns) if isinstance(layout, TableLayout) else packed_rows(columns, layout.schema)
 
     def delete(self, keys: Sequence[bytes]) -> None:
         """Remove the rows of these keys, if there are any. StorageError."""

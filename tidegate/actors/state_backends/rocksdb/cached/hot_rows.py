@@ -25,6 +25,7 @@ from tidegate.actors.state_backends.columnar.frozen_slots import FrozenSlots
 from tidegate.actors.state_backends.columnar.key_space import KeySpace
 from tidegate.actors.state_backends.columnar.vector_table import ColumnarTable
 from tidegate.actors.state_backends.common.backend import ValueSpec
+from tidegate.actors.state_backends.common.varying_column import VaryingColumn
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.state.snapshot import Cut, FrozenState
 
@@ -53,9 +54,10 @@ class HotRows(ColumnarTable):
     @property
     def size_bytes(self) -> int:
         """About how much memory the rows take."""
-        columns = (column.paged for column in self._columns.values())
+        columns = [column.paged for column in self._columns.values()]
         row_bytes = _LIVE_BYTES + sum(column.dtype.itemsize + (len(column.valid_pages) > 0) for column in columns)
-        return self._space.slots * row_bytes + self._space.size_bytes
+        heaps_bytes = sum(column.heap_bytes for column in self._varying)
+        return self._space.slots * row_bytes + heaps_bytes + self._space.size_bytes
 
     @property
     def unwritten(self) -> bool:
@@ -68,11 +70,11 @@ class HotRows(ColumnarTable):
         known = self._space.slots
         upserted = self._space.upsert(keys)
         mark_below(self._asked_again, known, upserted.slots)
-        new, stored = upserted.new_rows, 0
-        if len(new):
-            found, columns = self._fetch(keys if len(new) == keys.num_rows else gather(keys, new))
+        wanted, stored = self._perhaps_stored(keys, upserted), 0
+        if len(wanted):
+            found, columns = self._fetch(keys if len(wanted) == keys.num_rows else gather(keys, wanted))
             stored = len(found)
-            self._take_in(upserted.slots[new[found]], columns)
+            self._take_in(upserted.slots[wanted[found]], columns)
         return Upserted(upserted.slots, upserted.first_rows, self._begin(upserted, stored=stored))
 
     def show(self, keys: pa.RecordBatch, columns: Sequence[pa.Array]) -> NDArray[np.int32]:
@@ -97,16 +99,21 @@ class HotRows(ColumnarTable):
 
     def make_room(self, size_bytes_max: int, write: Write) -> None:
         """Between batches, all snapshots being written: let rows go, if there are too many, and write them."""
+        self._let_values_go()
         slots, size_bytes = self._space.slots, self.size_bytes
-        if size_bytes <= size_bytes_max:
+        if size_bytes <= (size_bytes_max - size_bytes_max // _ROOM if self._varying else size_bytes_max):
             return
         left = size_bytes_max * slots // size_bytes
         gone = self._coldest(slots, slots - left + left // _ROOM)
         self._write(gone, write)
-        self._rows -= int(self.live(gone.astype(np.int32)).sum())
+        leaving = gone.astype(np.int32)
+        leaving = leaving[self.live(leaving)]
+        self._leave(leaving)
+        self._rows -= len(leaving)
         kept = np.ones(slots, dtype=np.bool_)
         kept[gone] = False
         self._space.keep(np.flatnonzero(kept).astype(np.int32))
+        self._let_values_go()
         self._asked_again[:] = 0
 
     def grow(self, slots: int) -> None:
@@ -124,6 +131,24 @@ class HotRows(ColumnarTable):
         self._asked_again = np.zeros(words_for(len(kept)), dtype=np.uint64)
         mark_below(self._asked_again, len(kept), asked)
         super().rebuild(kept, slots)
+
+    @property
+    def _varying(self) -> list[VaryingColumn]:
+        columns = (column.paged for column in self._columns.values())
+        return [column for column in columns if isinstance(column, VaryingColumn)]
+
+    def _let_values_go(self) -> None:
+        """Keep those values of varying width alone that a row here has."""
+        for column in self._varying:
+            slots = np.arange(self._space.slots, dtype=np.int32)
+            column.collect([column.raw(slots[self.live(slots)])])
+
+    def _perhaps_stored(self, keys: pa.RecordBatch, upserted: Upserted) -> NDArray[np.int32]:
+        """Of the rows with new keys those that the database may have."""
+        return upserted.new_rows
+
+    def _leave(self, gone: NDArray[np.int32]) -> None:
+        """These slots have rows, which are in the database now, and nowhere else."""
 
     def _take_in(self, slots: NDArray[np.int32], columns: Sequence[pa.Array]) -> None:
         """Put rows of the database into new slots."""

@@ -18,11 +18,10 @@ from tidegate.actors.kernels.key_index.entries import Upserted
 from tidegate.actors.state_backends.columnar.key_space import KeySpace
 from tidegate.actors.state_backends.common.backend import ValueSpec
 from tidegate.actors.state_backends.common.batch_column import BatchColumn
+from tidegate.actors.state_backends.rocksdb.cached.hot_rows import HotRows
 from tidegate.actors.state_backends.rocksdb.database_session import RocksSession
-from tidegate.actors.state_backends.rocksdb.hot_rows import HotRows
 from tidegate.actors.state_backends.rocksdb.keys import ordered_keys
 from tidegate.actors.state_backends.rocksdb.vector_table import RocksTable
-from tidegate.storage.rocksdb.tables import TableLayout
 from tidegate.storage.rocksdb.value_layout import RocksState
 from tidegate.storage.state.snapshot import FrozenState
 
@@ -42,11 +41,15 @@ class CachedTable(RocksTable):
         cache_bytes: int,
     ) -> None:
         super().__init__(session, state, specs)
-        assert isinstance(self.layout, TableLayout), "rows of varying width in a cache"
-        self._packed = self.layout.packed
         self._cache_bytes = cache_bytes
-        self._space = KeySpace(session.max_parallelism, key_names)
-        self.hot = HotRows(self._space, state.name, specs, self._fetched)
+        grouped_by = key_names[1:] if session.namespace else None
+        self._space = KeySpace(session.max_parallelism, key_names, grouped_by=grouped_by)
+        self.hot = self._hot_rows(specs)
+
+    @property
+    def rows(self) -> int:
+        """An estimate: of what the database has, or of what is in memory, if that is more."""
+        return max(super().rows, self.hot.rows)
 
     def upsert(self, keys: pa.RecordBatch) -> Upserted:
         """Begin a batch: fetch those of its rows that are not in memory."""
@@ -94,15 +97,22 @@ class CachedTable(RocksTable):
         if size_bytes <= self._cache_bytes:
             return
         if unwritten is None or unwritten.done or 2 * size_bytes > 3 * self._cache_bytes:
-            self._session.settle()
-            self.hot.written()
+            self._settle()
             self.hot.make_room(self._cache_bytes, self._write_rows)
+
+    def _hot_rows(self, specs: Sequence[ValueSpec]) -> HotRows:
+        return HotRows(self._space, self.state.name, specs, self._fetched)
+
+    def _settle(self) -> None:
+        """See to it that rows may be written."""
+        self._session.settle()
+        self.hot.written()
 
     def _fetched(self, keys: pa.RecordBatch) -> tuple[NDArray[np.int64], Sequence[pa.Array]]:
         session = self._session
         if session.is_empty:
             return np.zeros(0, dtype=np.int64), [pa.nulls(0, spec.data_type) for spec in self.specs]
-        stored, order = ordered_keys(keys, session.max_parallelism, self.state.number)
+        stored, order = ordered_keys(keys, session.max_parallelism, self.state.number, session.namespace)
         rows = session.fetch(stored)
         found = order[[row is not None for row in rows]]
         return found, self.layout.columns([row for row in rows if row is not None])
@@ -120,10 +130,11 @@ class CachedTable(RocksTable):
 
     def _in_parts(self, keys: pa.RecordBatch, values: Sequence[pa.Array] | None) -> Iterator[object]:
         """Write rows, or remove them, in the order of the database."""
-        stored, order = ordered_keys(keys, self._session.max_parallelism, self.state.number)
+        session = self._session
+        stored, order = ordered_keys(keys, session.max_parallelism, self.state.number, session.namespace)
         rows = pa.array(order)
-        packed = None if values is None else self._packed([column.take(rows) for column in values])
+        packed = None if values is None else self.packed([column.take(rows) for column in values])
         for start in range(0, len(stored), _WRITTEN_ROWS):
             part = slice(start, start + _WRITTEN_ROWS)
-            self._session.apply(stored[part], None if packed is None else packed[part])
+            session.apply(stored[part], None if packed is None else packed[part])
             yield None
