@@ -14,10 +14,13 @@ from numpy.typing import NDArray
 from tidegate.actors.operators.aggregates.expiring_aggregate import ExpiringAggregate
 from tidegate.actors.operators.aggregates.functions.multisets import KeptValues
 from tidegate.actors.operators.batches.async_map import AsyncMap
+from tidegate.actors.operators.changes import DELETE
 from tidegate.actors.operators.joins.asof_join import AsOfJoin
 from tidegate.actors.operators.joins.join_columns import RIGHT
 from tidegate.actors.operators.joins.join_operator import MOMENT
+from tidegate.actors.operators.joins.regular_join import RegularJoin
 from tidegate.actors.operators.operator import Emit
+from tidegate.actors.operators.ranking.top_n import TopN
 from tidegate.actors.operators.state.rows_operator import RowsOperator
 from tidegate.actors.operators.windows.early_results import EarlyResults
 from tidegate.simulation.pipelines.relation_topologies import PROGRAMS
@@ -26,7 +29,7 @@ from tidegate.storage.state.snapshot import StateTable
 Patch = Callable[[], AbstractContextManager[Any]]
 
 _load, _begins, _early = RowsOperator.load, ExpiringAggregate._begins, EarlyResults.__init__
-_joined = AsOfJoin.advance_watermark
+_joined, _pad_stored = AsOfJoin.advance_watermark, RegularJoin._pad_stored
 
 
 def _one_side(self: RowsOperator, tables: Sequence[StateTable]) -> None:
@@ -58,9 +61,22 @@ def _all_versions(self: AsOfJoin, watermark_ms: int, emit: Emit) -> Iterator[Non
     versions.done()
 
 
+def _padded_for_ever(self: RegularJoin, side: int, refs: NDArray[Any], kind: str, emit: Emit) -> None:
+    """Breaks: a row without a partner is taken back when one comes. Here it stays beside the pairs."""
+    if kind != DELETE:
+        _pad_stored(self, side, refs, kind, emit)
+
+
+def _no_ranking(self: TopN, tables: Sequence[StateTable]) -> None:
+    """Breaks: a ranking goes on after a restore. Here it begins anew."""
+    _load(self, [])
+
+
 RELATION_PATCHES: dict[str, tuple[int, Patch]] = {
     "joins: a side is forgotten at a restore": (6, lambda: patch.object(RowsOperator, "load", _one_side)),
     "joins: versions that hold are let go": (6, lambda: patch.object(AsOfJoin, "advance_watermark", _all_versions)),
+    "joins: a row without a partner stays": (6, lambda: patch.object(RegularJoin, "_pad_stored", _padded_for_ever)),
+    "rankings: all is forgotten at a restore": (6, lambda: patch.object(TopN, "load", _no_ranking)),
     "changes: a value that was taken back stays": (6, lambda: patch.object(KeptValues, "retract", _as_it_was)),
     "ttl: a key does not begin anew": (6, lambda: patch.object(ExpiringAggregate, "_begins", _never_anew)),
     "early results: what has not come out is forgotten at a restore": (
@@ -94,5 +110,9 @@ _RELATIONS: Mapping[str, Hashable] = {
 """State is read back from rows, which the breaks of restores change."""
 RELATION_FIXED: Mapping[str, Mapping[str, Hashable]] = {
     rule: {**_RELATIONS, "rows": 6 * len(PROGRAMS) + _NUMBERS[program]} for rule, program in _PROGRAM_OF.items()
+} | {
+    "joins: a row without a partner stays": {"topology": "matches", "mode": "exactly-once"},
+    "rankings: all is forgotten at a restore": {**_RELATIONS, "topology": "ranks"},
 }
-"""What is not drawn for them. The number of rows chooses the program."""
+"""What is not drawn for them. The number of rows chooses the program of relations. Rows of a table replace each other,
+so a row that stays shows in what is counted behind the join."""

@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from tidegate.actors.operators.operator import OperatorContext
 from tidegate.actors.operators.windows.count_windows import ROWS
@@ -52,6 +53,11 @@ def _restored_with(column: str, of: str, more: int) -> Callable[..., None]:
     return opened
 
 
+def _without_a_word(self: WindowOperator, batch: pa.RecordBatch, late: NDArray[np.bool_]) -> NDArray[np.int32]:
+    """Breaks: rows that are late for windows go to the side output. Here they are dropped."""
+    return np.flatnonzero(~late).astype(np.int32)
+
+
 WINDOW_PATCHES: dict[str, tuple[int, Patch]] = {
     "windows: a slice counts twice": (6, lambda: patch.object(CumulatingSlices, "merges", _left_behind)),
     "windows: what has fired fires again after a restore": (
@@ -73,6 +79,10 @@ WINDOW_PATCHES: dict[str, tuple[int, Patch]] = {
     "windows: what the end of the input leaves open is dropped": (
         6,
         lambda: patch.object(WindowOperator, "finish", lambda self, emit: iter(())),
+    ),
+    "windows: a late row is dropped in silence": (
+        6,
+        lambda: patch.object(WindowOperator, "_drop_late", _without_a_word),
     ),
     "windows: rows that a function has got stay": (
         6,
@@ -97,6 +107,7 @@ WINDOW_FIXED: Mapping[str, Mapping[str, Hashable]] = {
     "windows: a window of so many rows has one row after a restore": {**_WINDOWS, "rows": 78, "faults": "tasks"},
     "windows: a session that has grown is not taken back": {**_WINDOWS, "rows": 81},
     "windows: what the end of the input leaves open is dropped": {**_WINDOWS, "rows": 83},
+    "windows: a late row is dropped in silence": {"topology": "idle", "mode": "exactly-once", "sources": "at once"},
     "windows: rows that a function has got stay": {**_WINDOWS, "rows": 85},
 }
 """What is not drawn for them. The number of rows chooses the windows, as `window_topologies.py` says."""

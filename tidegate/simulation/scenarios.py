@@ -13,7 +13,7 @@ from functools import partial
 
 from tidegate.actors.coordinator.requests.request_decider import REQUESTS_MAX
 from tidegate.actors.hosts.job_context import DataPlaneOptions
-from tidegate.actors.sources.source import Source
+from tidegate.actors.sources.source import Source, is_unbounded
 from tidegate.actors.state_backends.common.options import StateBackendOptions
 from tidegate.actors.task.channels.output_gate import BufferLimits
 from tidegate.api.config.sections.checkpoint_config import CheckpointConfig
@@ -100,7 +100,7 @@ _ADOPTION_MS = {"adopt": 3_000, "restart": None}
 _LOG_ENTRIES = {"long": None, "short": 8}
 """A log that is cut: hardly any scenario has as many entries as it usually takes."""
 _UNDO_BYTES = {"keep": 1 << 20, "keep a little": 1_000, "read": 0}
-_IN_ORDER = ("ordered", "late", "windows", "relations")
+_IN_ORDER = ("ordered", "late", "windows", "relations", "idle")
 """Pipelines that rely on the order of rows within the splits that they see."""
 _ROW_BY_ROW = ("sim://rows", "sim://late", "sim://kept")
 """Tables that get a row for each row of the input; the others get one for each key."""
@@ -231,7 +231,8 @@ def _changed_sources(scenario: Scenario) -> Callable[[Source], Source] | None:
         return None
     # Rows are in order within the splits that the pipeline sees.
     parts = PARTS if scenario.values.get("splits") == "many" and topology not in _IN_ORDER else 1
-    return partial(CutSource, parts=parts, static_splits=scenario.values.get("splits") == "dealt out")
+    cut = partial(CutSource, parts=parts, static_splits=scenario.values.get("splits") == "dealt out")
+    return lambda source: source if is_unbounded(source) else cut(source)
 
 
 def _keeps_copies(scenario: Scenario) -> bool:

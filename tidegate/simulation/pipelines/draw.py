@@ -85,6 +85,11 @@ _PACED_SHARE = 0.06
 _RELATIONS = "relations"
 _RELATIONS_SHARE = 0.1
 """Seeds that stand for the pipeline of joins, changes, rankings, times to live and calls, which was added later too."""
+_IDLE = "idle"
+_OF_ALL_TIMES = (_WINDOWS, _RELATIONS, _IDLE)
+_OF_ALL_TIMES_SHARE = 0.2
+"""Of the seeds that none of these stands for, so many do stand for windows and relations as well, and for splits that
+are idle, which were added later."""
 _RARE: tuple[Mapping[str, Hashable], ...] = (
     {"ask": "a burst"},
     {"ask": "many savepoints"},
@@ -135,8 +140,8 @@ CONTRADICTIONS: tuple[tuple[tuple[str, Hashable], tuple[str, Hashable]], ...] = 
     (("max_concurrent", 2), ("min_pause_ms", 100)),
     (("max_concurrent", 3), ("min_pause_ms", 100)),
     (("topology", "broadcast"), ("then", "rescaled")),
-    *((("topology", name), ("mode", "at-least-once")) for name in (*_CHANGING, _WINDOWS, _TEXTS, _RELATIONS)),
-    *((("topology", name), ("sources", "finding")) for name in (_WINDOWS, _RELATIONS)),
+    *((("topology", name), ("mode", "at-least-once")) for name in (*_CHANGING, _WINDOWS, _TEXTS, _RELATIONS, _IDLE)),
+    *((("topology", name), ("sources", "finding")) for name in (_WINDOWS, _RELATIONS, _IDLE)),
 )
 """Values that are never drawn together, the later dimension gives way: what a submission refuses, rows that would
 depend on the parallelism, and changes of rows that were processed twice."""
@@ -165,7 +170,7 @@ def draw(seed: int) -> Scenario:
     chance = random.Random(f"scenario {seed}")
     values: dict[str, Hashable] = {}
     for name, choices in DIMENSIONS.items():
-        apart_ones = (_ORDERED, *_APART, *_OF_TIME, *_CHANGING, _WINDOWS, _TEXTS, _PACED, _RELATIONS)
+        apart_ones = (_ORDERED, *_APART, *_OF_TIME, *_CHANGING, _WINDOWS, _TEXTS, _PACED, _RELATIONS, _IDLE)
         added = (*_ADDED.get(name, ()), *apart_ones)
         choices = tuple(choice for choice in choices if choice not in added)
         allowed = [c for c in choices if not any((before, (name, c)) in CONTRADICTIONS for before in values.items())]
@@ -230,6 +235,9 @@ def draw(seed: int) -> Scenario:
     later = random.Random(f"related {seed}")
     if later.random() < _RELATIONS_SHARE:
         return _of_programs(later, scenario, _RELATIONS)
+    later = random.Random(f"of all times {seed}")
+    if later.random() < _OF_ALL_TIMES_SHARE:
+        return _of_programs(later, scenario, later.choice(_OF_ALL_TIMES))
     return scenario
 
 

@@ -17,10 +17,13 @@ import polars as pl
 import pyarrow as pa
 
 from tidegate.actors.operators.aggregates.aggregate import bool_or, count, count_distinct, max, min, sum
+from tidegate.actors.operators.watermarks.alignment import WatermarkAlignment
 from tidegate.actors.operators.windows.window_specs import Session, Sliding, Tumbling
+from tidegate.actors.sources.memory_source import MemorySource
 from tidegate.api.environment import StreamEnvironment
 from tidegate.api.streams.stream import Stream
 from tidegate.simulation.pipelines.pieces import SPLITS, Data, source_of, table_of
+from tidegate.simulation.pipelines.trickling_source import TricklingSource
 from tidegate.simulation.pipelines.window_topologies import windows_of
 from tidegate.simulation.runtime.run import Rows, counted
 
@@ -33,6 +36,9 @@ _WINDOW = Tumbling(50)
 _SLIDES = Sliding(60, 20)
 _GAP_MS = 45
 _TOP = 2
+_PACES = (1, 3)
+"""How quick two sources are in event time that wait for each other."""
+_ALIGNMENT = WatermarkAlignment("pace", _PLACE_MS, 150)
 _CALLED = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("t", pa.int64())])
 
 Row = tuple[int, int, int, int]
@@ -142,6 +148,18 @@ def _windows(env: StreamEnvironment, inputs: Inputs, width: Widths) -> None:
 
 def _expect_windows(inputs: Inputs) -> Found:
     left, right = (_rows(inputs[number], number) for number in (0, 1))
+    return _outer(left, right, lambda a, b: a[2] // _WINDOW.size_ms == b[2] // _WINDOW.size_ms)
+
+
+def _aligned(env: StreamEnvironment, inputs: Inputs, width: Widths) -> None:
+    """The same of two sources without an end: the right one is quicker in event time, and waits for the left one."""
+    left, right = (_timed(env, inputs[number], number, pace) for number, pace in enumerate(_PACES))
+    joined = left.join(right, on="k", window=_WINDOW, how="full", uid="join", parallelism=width[1])
+    table_of(joined.select("k", "t", "t_right", uid="columns", parallelism=width[1]).rebalance(), "results", width[2])
+
+
+def _expect_aligned(inputs: Inputs) -> Found:
+    left, right = (_rows(inputs[number], number, pace) for number, pace in enumerate(_PACES))
     return _outer(left, right, lambda a, b: a[2] // _WINDOW.size_ms == b[2] // _WINDOW.size_ms)
 
 
@@ -266,6 +284,7 @@ PROGRAMS = (
     Program(_newest, _expect_newest),
     Program(_versions, _expect_versions, running=False),
     Program(_calls, _expect_calls, running=False),
+    Program(_aligned, _expect_aligned, running=False),
 )
 
 
@@ -284,7 +303,7 @@ def _program(inputs: Inputs) -> Program:
     return PROGRAMS[len(inputs[0]) % len(PROGRAMS)]
 
 
-def _rows(data: Data, number: int) -> list[Row]:
+def _rows(data: Data, number: int, pace: int = 1) -> list[Row]:
     """Times go on by a step a row of a split, and some rows are behind. Remainders tell splits and inputs apart."""
     found = []
     for split in range(SPLITS):
@@ -292,19 +311,17 @@ def _rows(data: Data, number: int) -> list[Row]:
         for place, row in enumerate(rows):
             key, value = data[row]
             behind_ms = _BEHIND_MS if row % 3 == 2 and value % 2 else 0
-            found.append((key, value, _PLACE_MS * place + 4 * split + 2 * number - behind_ms, SPLITS * key + split))
+            time_ms = pace * _PLACE_MS * place + 4 * split + 2 * number - behind_ms
+            found.append((key, value, time_ms, SPLITS * key + split))
     return found
 
 
-def _timed(env: StreamEnvironment, data: Data, number: int) -> Stream:
-    rows = _rows(data, number)
+def _timed(env: StreamEnvironment, data: Data, number: int, pace: int | None = None) -> Stream:
+    """A source with event time; one with a pace has no end, and waits for others."""
+    rows = _rows(data, number, pace or 1)
     table = pa.table({name: pa.array([row[at] for row in rows], pa.int64()) for at, name in enumerate("kvtg")})
-    return env.from_batches(
-        table,
-        splits=SPLITS,
-        timestamp="t",
-        max_out_of_orderness=_BOUND_MS,
-        uid=f"source{number}",
-        name=f"source{number}",
-        parallelism=SPLITS,
-    )
+    memory, name = MemorySource.of(table, SPLITS), f"source{number}"
+    source = memory if pace is None else TricklingSource(memory)
+    alignment = None if pace is None else _ALIGNMENT
+    stream = env.from_source(source, uid=name, name=name, parallelism=SPLITS)
+    return stream.assign_timestamps("t", _BOUND_MS, alignment=alignment, uid=f"{name}-timestamps")

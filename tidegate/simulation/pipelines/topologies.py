@@ -26,7 +26,7 @@ from tidegate.simulation.pipelines.change_topologies import (
     matches,
     ranks,
 )
-from tidegate.simulation.pipelines.late_topologies import expect_late, late
+from tidegate.simulation.pipelines.late_topologies import expect_idle, expect_late, idle, late
 from tidegate.simulation.pipelines.operator_states import RULED, KeptRows, RuledTotals
 from tidegate.simulation.pipelines.paced_topology import expect_paced, paced
 from tidegate.simulation.pipelines.pieces import (
@@ -302,4 +302,5 @@ TOPOLOGIES: Mapping[str, Topology] = {
     "texts": Topology(texts, expect_texts),
     "paced": Topology(paced, expect_paced),
     "relations": Topology(relations, expect_relations),
+    "idle": Topology(idle, expect_idle),
 }
