@@ -33,7 +33,7 @@ from tidegate.actors.kernels import accumulate
 from tidegate.actors.kernels.columns import NO_MASK
 from tidegate.actors.kernels.paged import PAGE_ROWS
 from tidegate.actors.state_backends.columnar import frozen_slots, key_space
-from tidegate.actors.state_backends.columnar.changes import undo_log
+from tidegate.actors.state_backends.columnar.changes import notes, undo_log
 from tidegate.actors.state_backends.columnar.columnar_backend import ColumnarBackend
 from tidegate.actors.state_backends.common import value_heap
 from tidegate.actors.state_backends.common.backend import CellSpec, KeyedBackend, ValueSpec
@@ -45,6 +45,7 @@ from tidegate.storage.state.stored_rows import ROW_SEQUENCE
 
 _ENOUGH = 1 << 30
 _KEYS = st.integers(0, 30)
+_NOTED = st.sampled_from([0, 2, 5, PAGE_ROWS])
 _WHAT = ("put", "remove", "extend", "replace", "clear", "set", "discard", "empty")
 _CELL_BATCHES = st.lists(st.tuples(_KEYS, st.sampled_from(_WHAT), st.integers(0, 5)), max_size=12)
 _TABLE_VALUES = st.none() | st.just(REMOVE) | st.integers(-9, 9).map(float)
@@ -126,34 +127,41 @@ def _run(kind: type[Subject], undo_bytes_max: int, steps: list[tuple[str, Any]])
     return backs
 
 
+def _run_noting(noted: int, kind: type[Subject], undo_bytes_max: int, steps: list[tuple[str, Any]]) -> None:
+    """The same, where a page is kept once more than so many of its slots are noted."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(notes, "NOTED_SLOTS_MAX", noted)
+        _run(kind, undo_bytes_max, steps)
+
+
 def _steps(batches: st.SearchStrategy[Any]) -> st.SearchStrategy[list[tuple[str, Any]]]:
     return st.lists(st.tuples(st.just("batch"), batches) | _STEPS, max_size=30)
 
 
 @settings(max_examples=200, deadline=None)
-@given(steps=_steps(_TABLE_BATCHES), undo_bytes_max=st.sampled_from([0, 700, 3_000, _ENOUGH]))
-def test_tables_go_back(steps: list[tuple[str, Any]], undo_bytes_max: int) -> None:
+@given(_NOTED, _steps(_TABLE_BATCHES), st.sampled_from([0, 700, 3_000, _ENOUGH]))
+def test_tables_go_back(noted: int, steps: list[tuple[str, Any]], undo_bytes_max: int) -> None:
     """A vectorised table, through snapshots that are given up, complete in any order, are gone back to several times,
-    and nulls from any moment on, with as much memory as there is."""
-    _run(Table, undo_bytes_max, steps)
+    and nulls from any moment on, with as much memory as there is, and pages kept early or never."""
+    _run_noting(noted, Table, undo_bytes_max, steps)
 
 
 @pytest.mark.slow
 @settings(max_examples=200, deadline=None)
-@given(steps=_steps(_TABLE_BATCHES), undo_bytes_max=st.sampled_from([0, 700, 3_000, _ENOUGH]))
-def test_tables_with_values_of_any_width_go_back(steps: list[tuple[str, Any]], undo_bytes_max: int) -> None:
+@given(_NOTED, _steps(_TABLE_BATCHES), st.sampled_from([0, 700, 3_000, _ENOUGH]))
+def test_tables_with_values_of_any_width_go_back(noted: int, steps: list[tuple[str, Any]], undo_bytes_max: int) -> None:
     """A table with texts and lists likewise, where what nobody needs is let go of at once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(value_heap, "GARBAGE_BYTES_MIN", 0)
-        _run(VaryingTable, undo_bytes_max, steps)
+        _run_noting(noted, VaryingTable, undo_bytes_max, steps)
 
 
 @pytest.mark.slow
 @settings(max_examples=200, deadline=None)
-@given(steps=_steps(VALUE_BATCHES), undo_bytes_max=st.sampled_from([0, 700, 3_000, _ENOUGH]))
-def test_values_by_the_batch_go_back(steps: list[tuple[str, Any]], undo_bytes_max: int) -> None:
+@given(_NOTED, _steps(VALUE_BATCHES), st.sampled_from([0, 700, 3_000, _ENOUGH]))
+def test_values_by_the_batch_go_back(noted: int, steps: list[tuple[str, Any]], undo_bytes_max: int) -> None:
     """Values that are read and written by the batch likewise."""
-    _run(ValuesByBatch, undo_bytes_max, steps)
+    _run_noting(noted, ValuesByBatch, undo_bytes_max, steps)
 
 
 @settings(max_examples=200, deadline=None)
@@ -316,15 +324,34 @@ def test_pages_that_were_copied_are_put_back() -> None:
     table.batch([(key, 1.0) for key in range(20_000)])
     frozen = table.backend.freeze(Cut(CheckpointId(1)))
     table.batch([(key, 2.0) for key in range(20_000)])
-    (notes,) = undo._notes()
+    (noted,) = undo._notes()
 
-    assert (sorted(notes.kept), notes.noted) == ([0, 1, 2, 3, 4], [])
+    assert (sorted(noted.kept), noted.noted) == ([0, 1, 2, 3, 4], [])
     table.backend.go_back(CheckpointId(1))
     again = table.backend.table("t", COLUMNS)
     again.upsert(key_batch(range(20_000)))
     accumulate.count(again.column("n").pages, np.arange(20_000, dtype=np.int32), NO_MASK)
     assert {row["n"] for stored in tables(frozen) for row in stored.rows.to_pylist()} == {1}
     assert set(again.column("n").take(np.arange(20_000)).to_pylist()) == {2}
+
+
+@pytest.mark.parametrize("exchanged", [False, True])
+def test_pages_that_change_much_are_kept_from_then_on(exchanged: bool) -> None:
+    """A quarter of their rows is noted one by one and no more, and what was noted before goes back as well; also where
+    memory gets short, and a page is exchanged for the rest of its notes."""
+    table = Table(_made(_ENOUGH), True)
+    undo = table.backend._space.undo  # type: ignore[attr-defined]
+    table.batch([(key, 1.0) for key in range(2 * PAGE_ROWS)])
+    tables(table.backend.freeze(Cut(CheckpointId(1))))
+    for start in range(0, PAGE_ROWS // 3, 100):
+        table.batch([(key, 2.0) for key in range(start, start + 100)])
+    (noted,) = undo._notes()
+    assert list(noted.kept) == [0]
+    assert PAGE_ROWS // 5 < sum(len(rows.slots) for rows in noted.noted) <= PAGE_ROWS // 4
+    assert not exchanged or noted.shrink()
+    table.backend.go_back(CheckpointId(1))
+    again = table.backend.table("t", COLUMNS)
+    assert set(again.column("n").take(np.arange(2 * PAGE_ROWS)).to_pylist()) == {1}
 
 
 def test_pages_are_exchanged_for_slots_where_memory_is_short() -> None:
@@ -335,11 +362,11 @@ def test_pages_are_exchanged_for_slots_where_memory_is_short() -> None:
     frozen = table.backend.freeze(Cut(CheckpointId(1)))
     changed = range(0, 20_000, 100)
     table.batch([(key, 2.0) for key in changed])
-    (notes,) = undo._notes()
+    (noted,) = undo._notes()
 
-    assert (len(notes.kept), undo.size_bytes <= 200_000) == (2, True)
-    assert sorted(notes.slots().tolist()) == list(changed)
-    assert sum(len(rows.slots) for rows in notes.noted) == sum(key // PAGE_ROWS not in notes.kept for key in changed)
+    assert (len(noted.kept), undo.size_bytes <= 200_000) == (2, True)
+    assert sorted(noted.slots().tolist()) == list(changed)
+    assert sum(len(rows.slots) for rows in noted.noted) == sum(key // PAGE_ROWS not in noted.kept for key in changed)
     before = tables(frozen)
     table.backend.go_back(CheckpointId(1))
     again = table.backend.table("t", COLUMNS)

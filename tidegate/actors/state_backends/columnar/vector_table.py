@@ -17,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.actors.kernels.key_index.entries import Upserted
-from tidegate.actors.kernels.paged import PAGE_ROWS, revive, scatter, touched_pages
+from tidegate.actors.kernels.paged import PAGE_ROWS, Bitmap, revive, scatter, touched_pages
 from tidegate.actors.state_backends.columnar.changes.notes import KeptPage, NotedRows, TableNotes
 from tidegate.actors.state_backends.columnar.changes.undo_log import Notes
 from tidegate.actors.state_backends.columnar.frozen_slots import FrozenSlots
@@ -143,12 +143,12 @@ class ColumnarTable(PagedState[TableNotes]):
         """Restore what the state held when these notes began."""
         assert isinstance(notes, TableNotes)
         self._notes = None  # what changes here is not noted
+        self._put_back(notes.kept)
         for noted in notes.noted:
             self._own(noted.slots)
             scatter(self._live.pages, noted.slots, noted.live)
             for column, values, valid in zip(self._columns.values(), noted.values, noted.valid, strict=True):
                 column.paged.put_raw(noted.slots, values, valid)
-        self._put_back(notes.kept)
         later = np.arange(notes.slots_below, self._space.slots, dtype=np.int32)
         self._clear(later[self.live(later)])
         self.new_slots = _NO_SLOTS
@@ -225,17 +225,24 @@ class ColumnarTable(PagedState[TableNotes]):
     def _note(self, notes: TableNotes, slots: NDArray[np.int32]) -> None:
         """Note what these slots hold, if they are not noted yet."""
         slots = notes.first(slots)
-        if len(slots):
-            self._make_room(len(slots))
-            columns = [column.paged for column in self._columns.values()]
-            values, valid = tuple(c.raw(slots) for c in columns), tuple(c.raw_valid(slots) for c in columns)
-            notes.add(NotedRows(slots, self._live.raw(slots), values, valid, len(slots) * self._beyond_bytes()))
+        pages = notes.dense(slots)
+        if len(pages) and self._space.undo.has_room(len(pages) * PAGE_ROWS * self._row_bytes):
+            self._copy(pages, notes.noted_before(slots, pages))
+            slots = notes.not_kept(slots)
+        if not len(slots):
+            return
+        self._make_room(len(slots))
+        columns = [column.paged for column in self._columns.values()]
+        values, valid = tuple(c.raw(slots) for c in columns), tuple(c.raw_valid(slots) for c in columns)
+        notes.add(NotedRows(slots, self._live.raw(slots), values, valid, len(slots) * self._beyond_bytes()))
 
     def _own(self, slots: NDArray[np.int32]) -> None:
         """Copy the pages of these slots that a snapshot still reads."""
-        if not self._pins.any():
-            return
-        pages = touched_pages(slots, self._pins.counts)
+        if self._pins.any():
+            self._copy(touched_pages(slots, self._pins.counts))
+
+    def _copy(self, pages: NDArray[np.int32], noted: Sequence[Bitmap] = ()) -> None:
+        """Replace pages by copies. What they were is kept, with the slots that are noted alone, if there are any."""
         if self._notes is not None:
             self._make_room(len(pages) * PAGE_ROWS)
         columns = [column.paged.copy_pages(pages) for column in self._columns.values()]
@@ -244,12 +251,16 @@ class ColumnarTable(PagedState[TableNotes]):
             beyond = PAGE_ROWS * self._beyond_bytes()
             for i, page in enumerate(pages.tolist()):
                 former = tuple(of_column[i] for of_column in columns)
-                self._notes.keep(page, KeptPage(versions[i], live[i], former, beyond))
+                kept = KeptPage(versions[i], live[i], former, beyond, noted[i] if noted else None)
+                self._notes.keep(page, kept)
+
+    @property
+    def _row_bytes(self) -> int:
+        return 1 + sum(column.value_bytes for column in self._columns.values())
 
     def _make_room(self, rows: int) -> None:
         """So many rows are about to be noted, or copied with their pages: what is kept of earlier ones may give way."""
-        row_bytes = 1 + sum(column.value_bytes for column in self._columns.values())
-        self._space.undo.make_room(rows * row_bytes, self._space.slots * row_bytes)
+        self._space.undo.make_room(rows * self._row_bytes, self._space.slots * self._row_bytes)
 
     def _beyond_bytes(self) -> int:
         """About how many bytes of a row are not in its pages."""

@@ -3,7 +3,9 @@
 A vectorised state notes columns, cells note Python objects. Rules of a vectorised state:
 - A page that the owner copies because a snapshot reads it is kept as it was: to go back is to put it back. None of its
   slots is noted alone.
-- All other slots are noted one by one, before they change for the first time.
+- All other slots are noted one by one, before they change for the first time. To note a row costs several times as much
+  as to copy one with its page. So a page of which `NOTED_SLOTS_MAX` slots are noted is kept from then on, too, if there
+  is memory for it. To go back is then to put the page back, and after it what was noted before.
 - Where memory is short, a kept page is exchanged for notes of its slots that have changed, unless most have.
 - Noted rows are put together into pages of `PAGE_MEMORY`: what notes leave is there for copies of the next snapshot.
 """
@@ -18,11 +20,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tidegate.actors.kernels.paged import PAGE_BITS, PAGE_ROWS, Bitmap, mark_below, mark_first
+from tidegate.actors.kernels.paged import PAGE_BITS, PAGE_ROWS, Bitmap, mark_below, mark_first, mark_slots
 from tidegate.actors.state_backends.columnar.changes.dirty_slots import flags, words_for
 from tidegate.actors.state_backends.common.page_memory import PAGE_MEMORY
 from tidegate.actors.state_backends.common.pages import FormerPage, pages_for
 
+NOTED_SLOTS_MAX = PAGE_ROWS // 4
+_NEVER = -(1 << 30)
 ENTRY_BYTES = 100
 """Estimated memory of a dictionary entry, without the object that it holds."""
 
@@ -66,6 +70,8 @@ class KeptPage:
     columns: tuple[FormerPage, ...]
     beyond_bytes: int = 0
     """As of `NotedRows`."""
+    noted: Bitmap | None = None
+    """Slots that had changed before, and are noted alone."""
 
     @property
     def size_bytes(self) -> int:
@@ -85,7 +91,7 @@ class KeptPage:
 class TableNotes:
     """The `Notes` of a vectorised state, which had this many slots and rows at the freeze."""
 
-    __slots__ = ("_bits", "_is_kept", "_loose", "_packed", "kept", "rows", "size_bytes", "slots_below")
+    __slots__ = ("_bits", "_is_kept", "_loose", "_noted_in", "_packed", "kept", "rows", "size_bytes", "slots_below")
 
     def __init__(self, slots_below: int, rows: int) -> None:
         self.slots_below = slots_below
@@ -98,6 +104,8 @@ class TableNotes:
         self.kept: dict[int, KeptPage] = {}
         """Former pages, by their numbers."""
         self._is_kept: NDArray[np.bool_] = np.zeros(pages_for(slots_below), dtype=np.bool_)
+        self._noted_in: NDArray[np.int32] = np.zeros(pages_for(slots_below), dtype=np.int32)
+        """Of each page, how many slots are noted alone. `_NEVER`: it is not kept again."""
         self._bits: Bitmap = np.zeros(words_for(slots_below), dtype=np.uint64)
         """Slots that have changed."""
         self.size_bytes = self._bits.nbytes
@@ -109,7 +117,7 @@ class TableNotes:
             return np.zeros(0, dtype=np.int32)
         found = np.empty(len(slots), dtype=np.int32)
         found = found[: mark_first(self._bits, self.slots_below, slots, found)]
-        return found[~self._is_kept[found >> PAGE_BITS]] if self.kept else found.copy()
+        return self.not_kept(found) if self.kept else found.copy()
 
     def add(self, rows: NotedRows) -> None:
         """Note these rows, of slots that `first` gave."""
@@ -127,11 +135,26 @@ class TableNotes:
         """All rows that are noted without their page."""
         return [*self._packed, *self._loose]
 
+    def dense(self, slots: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Pages of which too many slots would be noted with these, which `first` gave."""
+        self._noted_in += np.bincount(slots >> PAGE_BITS, minlength=len(self._noted_in)).astype(np.int32)
+        return np.flatnonzero((self._noted_in > NOTED_SLOTS_MAX) & ~self._is_kept).astype(np.int32)
+
+    def noted_before(self, slots: NDArray[np.int32], pages: NDArray[np.int32]) -> list[Bitmap]:
+        """Of each page the slots that are noted, without these, which `first` gave."""
+        before = self._bits.copy()
+        mark_slots(now := np.zeros_like(before), slots)
+        before &= ~now
+        return [before[page * PAGE_ROWS // 64 : (page + 1) * PAGE_ROWS // 64].copy() for page in pages.tolist()]
+
+    def not_kept(self, slots: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Those of these slots whose page is not kept."""
+        others: NDArray[np.int32] = slots[~self._is_kept[slots >> PAGE_BITS]]
+        return others
+
     def keep(self, page: int, former: KeptPage) -> None:
-        """Keep a page as it was, before any of its slots changes. A page of later slots alone is not needed."""
+        """Keep a page as it was, but for slots that are noted. A page of later slots alone is not needed."""
         if page < len(self._is_kept):
-            words = self._bits[page * PAGE_ROWS // 64 : (page + 1) * PAGE_ROWS // 64]
-            assert not words.any(), "pages are pinned at a freeze alone, which begins new notes"
             self.kept[page] = former
             self._is_kept[page] = True
             self.size_bytes += former.size_bytes
@@ -157,6 +180,7 @@ class TableNotes:
         for rows in self.noted:
             rows.slots[:] = np.searchsorted(kept, rows.slots)
         self._is_kept = np.zeros(pages_for(self.slots_below), dtype=np.bool_)
+        self._noted_in = np.full(pages_for(self.slots_below), _NEVER, dtype=np.int32)
         self._bits = np.zeros(words_for(self.slots_below), dtype=np.uint64)
         self.first(np.concatenate([np.zeros(0, dtype=np.int32), *(rows.slots for rows in self.noted)]))
 
@@ -164,10 +188,13 @@ class TableNotes:
         """Exchange the page kept last for notes of its slots, if no more than so many have changed."""
         page, former = self.kept.popitem()
         slots = self._changed(page << PAGE_BITS, (page + 1) << PAGE_BITS)
+        if former.noted is not None:
+            slots = slots[~flags((former.noted,), 0, PAGE_ROWS)[slots - (page << PAGE_BITS)]]
         if len(slots) > slots_max:
             self.kept[page] = former
             return False
         self._is_kept[page] = False
+        self._noted_in[page] = _NEVER
         self.size_bytes -= former.size_bytes
         if len(slots):
             self.add(former.rows(page, slots))

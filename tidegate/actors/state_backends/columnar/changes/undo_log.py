@@ -167,6 +167,10 @@ class UndoLog:
         bytes_max = min(self._limit_bytes, max(state_bytes + state_bytes // 8, COPIES_BYTES_MIN))
         self._fit(bytes_max - copies_bytes, spared=1)
 
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether so much more can be kept, and nothing gives way."""
+        return self.size_bytes + size_bytes <= self._limit_bytes
+
     def clear(self) -> None:
         """Drop everything: there is no checkpoint to go back to any more."""
         self._parts.clear()
