@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Sequence
+from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from tidegate.actors.graph.event_time import with_event_time
 from tidegate.actors.graph.filtered_sources import with_needed_rows
@@ -24,6 +25,7 @@ from tidegate.api.checkpoint_calls import CheckpointCalls, call_with_arrow, call
 from tidegate.api.config.sections.checkpoint_config import CheckpointConfig
 from tidegate.api.given_names import check_given, combining_mode, pointer
 from tidegate.api.progress.display import ProgressKind, progress_kind, show_progress, stop_progress
+from tidegate.api.streams.stream import Stream
 from tidegate.api.submission.changes_once import check_changes_come_once
 from tidegate.api.submission.job import Job
 from tidegate.api.submission.job_names import name_taken
@@ -32,12 +34,15 @@ from tidegate.api.submission.submission import JobRequest, make_job_id, prepare
 from tidegate.api.topologies import Topologies
 from tidegate.recovery.restart_strategy import RestartStrategy, default_strategy
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.extras import need
 from tidegate.storage.files.create_check import check_conditional_create
 from tidegate.storage.files.store import OpenStore
 from tidegate.web.options import WebOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from tidegate.api.tables.lookup_tables import LookedUp
 
 
 class StreamEnvironment(Topologies):
@@ -83,6 +88,49 @@ class StreamEnvironment(Topologies):
         settings = self._config.web
         port = settings.web_port if port is None else port
         return self._web.serve(WebOptions(port, settings.web_address if address is None else address))
+
+    # --- SQL ------------------------------------------------------------------------------------------------------
+
+    def create_temporary_view(
+        self,
+        name: str,
+        view: Stream | LookedUp,
+        *,
+        refresh: str | timedelta | int | None = None,
+        max_stale: str | timedelta | int | None = None,
+        replace: bool = False,
+    ) -> None:
+        """Give a stream a name, by which queries of this program read it: `create_temporary_view("bids", bids)`.
+
+        It may also be a table that streams are joined with, as `lookup_join` takes it, and `refresh` and `max_stale` as
+        it does. Like streams, views are gone when the program is executed. Names are any case. ConfigurationError for
+        one that is taken, unless `replace` says so.
+        """
+        self._program.views.add(name, view, isinstance(view, Stream), refresh, max_stale, replace)
+
+    def sql(
+        self,
+        query: str,
+        *,
+        emit: Literal["changes", "update", "final"] = "changes",
+        ttl: str | timedelta | int | None = None,
+        uid: str | None = None,
+    ) -> Stream:
+        """The stream of a SELECT over views: `sql("SELECT auction, price * 0.9 AS euros FROM bids WHERE price > 100")`.
+
+        It becomes steps as other methods add them, and nothing else: `docs/sql.md` says which, and where it ends. Words
+        and types are Spark's, windows are written as in Flink or as in Spark.
+
+        `emit` is how running aggregates and rankings come out: rows that come and are taken back, in the column
+        `row_kind`; of the outermost one rows that replace others ("update"); or, of aggregates, once at the end of the
+        input ("final"). `ttl` bounds the state of joins without a window, aggregates, rankings and DISTINCT. State is
+        found again by the text of the query, or by `uid`. ConfigurationError says what is not covered, and where it
+        stands. Needs the extra `tidegate[sql]`.
+        """
+        need("StreamEnvironment.sql", "sql")
+        from tidegate.api.sql.queries import translate as translated
+
+        return translated(query, self._program, self._program.views, emit, ttl, uid)
 
     # --- execution ------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from tidegate.actors.sources.master_hooks import MasterHook
 from tidegate.api.checkpoint_calls import CheckpointFunction
 from tidegate.api.given_names import check_name, check_uid
 from tidegate.api.tables.output_tables import CollectedRows, OutputTable
+from tidegate.api.views import Views
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.store import OpenStore
 from tidegate.storage.ids import OperatorUid
@@ -23,7 +24,7 @@ _NAME_IN_UID_CHARACTERS = 100
 
 
 class Program:
-    """Operators, tables, collected streams, functions of checkpoints and master hooks, in the order of being added."""
+    """Operators, tables, collected streams, views, functions of checkpoints and master hooks, as they were added."""
 
     def __init__(self, parallelism: int, open_store: OpenStore) -> None:
         self.parallelism = parallelism
@@ -42,6 +43,7 @@ class Program:
         self.collected: list[CollectedRows] = []
         self.functions: list[CheckpointFunction] = []
         self.hooks: list[MasterHook] = []
+        self.views = Views()
         self.given_up = False
 
     def new_uid(self, name: str, uid: str | None) -> OperatorUid:

@@ -27,6 +27,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "s3": ("s3fs",),
     "sketches": ("datasketches",),
     "spark": ("pyspark",),
+    "sql": ("sqlglot",),
     "web": ("starlette", "uvicorn", "jinja2"),
 }
 """The modules that each extra of pyproject.toml brings."""

@@ -1,0 +1,138 @@
+"""What SQL does not cover is refused when the query is given: which part, where it is, and what to write instead."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from sql_streams import AUCTIONS, environment
+
+import tidegate as tg
+
+RANKED = "(SELECT *, {} OVER (PARTITION BY auction ORDER BY price) AS rn FROM bids)"
+WINDOWED = "TABLE(TUMBLE(TABLE bids, DESCRIPTOR({}), {})) GROUP BY {}"
+BOTH = "window_start, window_end"
+HOUR, MONTH = "INTERVAL '1' HOUR", "INTERVAL '1' MONTH"
+
+ERRORS: dict[str, str] = {
+    "SELECT x FROM bids": "line 1, column 8: x: there is no column 'x'; there are auction, price, bidder, ts",
+    "SELECT\n  price,\n  b.zz\nFROM bids b": "line 3, column 3: b.zz: there is no column 'zz'",
+    "SELECT auction FROM nothing": "line 1, column 21: nothing: there is no view 'nothing'; there are auctions, bids",
+    "SELECT auction FROM db.bids": "neither databases nor catalogs",
+    "SELECT auction FROM bids ORDER BY price": "a stream has no end, so it has no order: .*ROW_NUMBER",
+    "SELECT auction FROM bids LIMIT 3": "LIMIT 3: a stream has no end",
+    "SELECT auction FRO bids": "line 1, column 20: Invalid expression",
+    "SELECT 'abc": "the text cannot be split into words",
+    "SELECT 1": "FROM is not there",
+    "SELECT auction FROM bids; SELECT 2": "sql takes one statement, and here are 2",
+    "INSERT INTO t SELECT * FROM bids": "this is INSERT: write with to_table",
+    "SELECT auction FROM bids WHERE price": "column 32: price: this is BIGINT, and stands where a condition must",
+    "SELECT auction FROM bids WHERE COUNT(*) > 1": "WHERE is calculated before aggregates: .*HAVING",
+    "SELECT auction FROM bids HAVING price > 1": "HAVING is for groups",
+    "SELECT price, COUNT(*) FROM bids GROUP BY auction": "'price' is neither in GROUP BY nor in an aggregate",
+    "SELECT SUM(COUNT(*)) FROM bids": "in no other aggregate",
+    "SELECT SUM(DISTINCT price) FROM bids": "DISTINCT is for COUNT",
+    "SELECT COUNT(DISTINCT price, bidder) FROM bids": "takes one column",
+    "SELECT COLLECT_LIST(price) FROM bids": "tg.collect_list",
+    "SELECT auction FROM bids GROUP BY ROLLUP(auction)": "write a query for each grouping",
+    "SELECT NOW() FROM bids": "what the clock says",
+    "SELECT CURRENT_TIMESTAMP FROM bids": "what the clock says",
+    "SELECT RAND() FROM bids": "is random",
+    "SELECT FOO(price) FROM bids": "there is no function FOO",
+    "SELECT ABS(price, 1) FROM bids": "ABS takes 1 arguments, and here are 2",
+    "SELECT bidder + 1 FROM bids": "STRING is no number: cast it",
+    "SELECT price = 'x' FROM bids": r"BIGINT and STRING do not go together; say what you mean with CAST",
+    "SELECT ts > 'soon' FROM bids": "'soon' is no TIMESTAMP",
+    "SELECT ts - ts FROM bids": "TIMESTAMPDIFF",
+    "SELECT CAST(ts AS BIGINT) FROM bids": "UNIX_MILLIS",
+    "SELECT bidder LIKE bidder FROM bids": "must be a text, written out",
+    "SELECT price & 1 FROM bids": "BitwiseAnd is not covered",
+    "SELECT DATE_FORMAT(ts, 'QQQQQ') FROM bids": "pattern 'QQQQQ' is not known",
+    "SELECT auction AS x, price AS x FROM bids": "would have x twice",
+    "SELECT auction FROM bids b JOIN bids c ON b.auction = c.auction": "'auction' is ambiguous: write b.auction",
+    "SELECT SUM(price) OVER (PARTITION BY auction) FROM bids": "OVER .* is for ROW_NUMBER and RANK",
+    f"SELECT * FROM {RANKED.format('ROW_NUMBER()')}": "says how many rows stay, as in WHERE rn <= 10",
+    f"SELECT * FROM {RANKED.format('ROW_NUMBER()')} WHERE rn = 3": "a ranking keeps the first rows",
+    f"SELECT * FROM {RANKED.format('RANK()')} WHERE rn < 3": "RANK is for windows",
+    f"SELECT * FROM {RANKED.format('DENSE_RANK()')} WHERE rn < 3": "is for ROW_NUMBER and RANK",
+    f"SELECT 1 FROM {WINDOWED.format('price', HOUR, BOTH)}": "the event time of this stream is 'ts'",
+    f"SELECT 1 FROM {WINDOWED.format('ts', HOUR, 'window_start')}": "by window_start and window_end, both",
+    f"SELECT 1 FROM {WINDOWED.format('ts', MONTH, BOTH)}": "windows of months have no fixed length",
+    f"SELECT 1 FROM {WINDOWED.format('ts', '10', BOTH)}": "this is an interval: INTERVAL '10' SECONDS",
+    "SELECT * FROM TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts), INTERVAL '1' HOUR))": "windows and nothing follows",
+    "SELECT 1 FROM TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts))) GROUP BY " + BOTH: "SIZE is not there",
+    "SELECT auction, COUNT(*) FROM TABLE(SESSION(TABLE bids, DESCRIPTOR(ts), INTERVAL '1' HOUR)) GROUP BY auction, "
+    + BOTH: "sessions are of all rows, and GROUP BY names",
+    "SELECT COUNT(*) FROM bids GROUP BY window(ts, '10 parsecs')": "unknown unit 'parsecs'",
+    "SELECT window, COUNT(*) FROM bids GROUP BY window(ts, '10 seconds')": "window.start, window.end",
+    "SELECT 1 FROM bids b JOIN auctions a ON b.price > 10": "needs an equality of a column of each side",
+    "SELECT 1 FROM bids b LEFT JOIN auctions a ON b.auction = a.id AND b.price > 10": "put it into WHERE",
+    "SELECT 1 FROM bids b LEFT JOIN auctions a ON b.auction = a.id AND b.price > a.id": "decides which rows have no",
+    "SELECT 1 FROM bids b LEFT ANTI JOIN auctions a ON b.auction = a.id": "ANTI JOIN is for windows and intervals",
+    "SELECT 1 FROM bids b NATURAL JOIN auctions a": "NATURAL JOIN is not covered",
+    "SELECT 1 FROM bids b JOIN auctions FOR SYSTEM_TIME AS OF b.price AS a ON b.auction = a.id": "names the event time",
+    "SELECT 1 FROM bids FOR SYSTEM_TIME AS OF ts": "VERSION is not covered here",
+    "SELECT city FROM sellers": "a registered table is no stream",
+    "SELECT 1 FROM auctions a FULL JOIN sellers s ON a.seller = s.seller": "is INNER or LEFT",
+    "SELECT auction FROM bids INTERSECT SELECT id FROM auctions": "INTERSECT is not covered",
+    "SELECT auction, price FROM bids UNION ALL SELECT id FROM auctions": "one side has 2 columns, the other 1",
+    "SELECT 1 FROM bids WHERE auction IN (SELECT id FROM auctions)": "IN takes a list of values",
+    "SELECT auction FROM bids TABLESAMPLE (10 PERCENT)": "SAMPLE is not covered",
+    "SELECT x FROM VALUES (1) AS t(x)": "VALUES in FROM is not covered",
+    "WITH RECURSIVE c AS (SELECT 1) SELECT * FROM c": "a recursive query is not covered",
+    "SELECT auction, COUNT(*) n FROM (SELECT *, COUNT(*) OVER () FROM bids) GROUP BY auction": "OVER",
+    "SELECT MIN_BY(bidder, price) FROM (SELECT bidder, MAX(price) AS price FROM bids GROUP BY bidder)": "changes",
+}
+
+
+@pytest.mark.parametrize("query", ERRORS)
+def test_a_query_that_is_not_covered_is_refused(query: str) -> None:
+    """At once, and nothing is made of it that would run."""
+    with environment() as env, pytest.raises(tg.ConfigurationError, match=r"(?s)SQL|sql takes") as refused:
+        env.sql(query)
+    refused.match(f"(?s){ERRORS[query]}")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"emit": "often"}, 'emit must be "changes", "update" or "final"'),
+        ({"ttl": "1h"}, 'ttl= goes with emit="update"'),
+        ({"uid": "a/b"}, "uid"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options: dict[str, Any], said: str) -> None:
+    """Also where only the step that a query becomes can tell."""
+    with environment() as env, pytest.raises(tg.ConfigurationError, match=said):
+        env.sql("SELECT auction, COUNT(*) AS n FROM bids GROUP BY auction", **options)
+
+
+def test_a_view_has_a_name_of_its_own_and_known_columns() -> None:
+    """Names are any case; another stream takes a name only if that is asked for."""
+    with environment() as env:
+        other = env.from_batches(AUCTIONS, uid="other")
+        for name, said in (("BIDS", "there is such a view"), ("a b", "letters, digits"), ("1a", "letters, digits")):
+            with pytest.raises(tg.ConfigurationError, match=said):
+                env.create_temporary_view(name, other)
+        with pytest.raises(tg.ConfigurationError, match="refresh= and max_stale= are for tables"):
+            env.create_temporary_view("fresh", other, refresh="1min")
+        env.create_temporary_view("BIDS", other, replace=True)
+        schema = env.sql("SELECT * FROM bids").schema
+        assert schema is not None
+        assert schema.names == ["id", "seller", "opened"]
+        env.create_temporary_view("later", other.map_batches(lambda batch: batch))
+        with pytest.raises(tg.ConfigurationError, match="columns of 'later' are known only when the job runs"):
+            env.sql("SELECT * FROM later")
+        env.create_temporary_view("wide", env.from_batches(pa.table({"u": pa.array([1], pa.uint64())}), uid="wide"))
+        assert env.sql("SELECT u FROM wide").schema == pa.schema({"u": pa.uint64()})
+        with pytest.raises(tg.ConfigurationError, match="column 'u' is uint64, which SQL has no type for"):
+            env.sql("SELECT u + 1 FROM wide")
+
+
+def test_a_missing_parser_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the extra that brings it."""
+    monkeypatch.setitem(sys.modules, "sqlglot", None)
+    with environment() as env, pytest.raises(tg.ConfigurationError, match=r"needs sqlglot, .*'tidegate\[sql\]'"):
+        env.sql("SELECT * FROM bids")

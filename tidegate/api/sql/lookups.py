@@ -1,0 +1,122 @@
+"""A join with a registered table: `lookup_join`, as a stream-static join of Spark, or Flink's lookup join."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import polars as pl
+import pyarrow as pa
+from sqlglot import exp
+
+from tidegate.api.sql.expressions import Expressions
+from tidegate.api.sql.joins import how_of
+from tidegate.api.sql.relations import Name, Relation, all_of, columns_in, columns_of, free_name, types_of
+from tidegate.api.sql.steps import Steps
+from tidegate.api.sql.text.places import refused, standing_at
+from tidegate.api.sql.values.typed import as_type
+from tidegate.api.sql.values.types import calculated
+from tidegate.api.tables.lookup_tables import reader_of
+from tidegate.api.views import LookupView
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """A table in a query, under its alias."""
+
+    view: LookupView
+    table: str | None
+
+
+def looked_up(node: exp.Join, left: Relation, lookup: Lookup, conditions: list[exp.Expr], steps: Steps) -> Relation:
+    """The rows of a stream with those of a table. ConfigurationError for conditions that are no equalities."""
+    how = how_of(node)
+    if how not in ("inner", "left"):
+        raise refused(node, "a join with a table is INNER or LEFT: rows of the table alone never come")
+    read, schema, changes = reader_of(lookup.view.table)
+    right = [Name(lookup.table, name, name) for name in schema.names]
+    keys, rest = _keys(conditions, left, right)
+    if not keys or (rest and how == "left"):
+        raise refused(rest[0] if rest else node, "a join with a table takes equalities of its columns with the stream")
+    pairs: list[tuple[str, str]] = []
+    computed: dict[str, pl.Expr] = {}
+    types = types_of(schema)
+    for number, (of_left, column) in enumerate(keys, start=1):
+        typed = Expressions(left.typed).of(of_left)
+        cast = as_type(of_left, typed, calculated(types[column]))
+        if cast is typed and typed.expr.meta.is_column():
+            pairs.append((typed.expr.meta.output_name(), column))
+            continue
+        name = free_name(f"key_{number}", [*columns_of(left.stream), *computed])
+        computed[name] = cast.expr
+        pairs.append((name, column))
+    stream = steps.computed(left.stream, computed)
+    new: dict[str, str] = {}
+    for name in schema.names:
+        new[name] = free_name(name, [*columns_of(stream), *new.values()])
+    names = {column: key for key, column in pairs}
+    copies = {column: new[column] for column in names} if how == "left" else {}
+    read_as = partial(_renamed, read, new, tuple((column, f"{new[column]} key") for column in names), how == "left")
+    on = [(key, f"{new[column]} key") for key, column in pairs]
+    with standing_at(node):
+        made = stream.lookup_join(
+            read_as,
+            on=on,
+            how="left" if how == "left" else "inner",
+            refresh=lookup.view.refresh if changes else None,
+            max_stale=lookup.view.max_stale,
+            uid=steps.uid("lookup"),
+        )
+    inner = {name: names[name] if name in names and name not in copies else new[name] for name in schema.names}
+    result = Relation(made, (*left.names, *(Name(each.table, each.name, inner[each.inner]) for each in right)))
+    if not rest:
+        return result
+    expressions = Expressions(result.typed)
+    return result.with_stream(steps.filtered(made, all_of([expressions.condition(each) for each in rest])))
+
+
+def _renamed(
+    read: Callable[[], pa.Table], new: dict[str, str], keys: tuple[tuple[str, str], ...], copied: bool
+) -> pa.Table:
+    """The table with other names, and its keys apart; these are also there under their own where they are `copied`."""
+    table, by = read(), dict(keys)
+    columns = {new[name]: table.column(name) for name in table.column_names if copied or name not in by}
+    columns |= {key: table.column(name) for name, key in keys}
+    return pa.table(columns)
+
+
+def _keys(
+    conditions: list[exp.Expr], left: Relation, right: list[Name]
+) -> tuple[list[tuple[exp.Expr, str]], list[exp.Expr]]:
+    """Equalities of an expression of the stream and a column of the table; and the other conditions."""
+    keys: list[tuple[exp.Expr, str]] = []
+    rest: list[exp.Expr] = []
+    for node in conditions:
+        found = None
+        if isinstance(node, exp.EQ):
+            for one, other in ((node.this, node.expression), (node.expression, node.this)):
+                column = _column(other, right, left)
+                if column is not None and all(_column(each, right, left) is None for each in columns_in(one)):
+                    found = (one, column)
+                    break
+        if found is None:
+            rest.append(node)
+        else:
+            keys.append(found)
+    return keys, rest
+
+
+def _column(node: exp.Expr, right: list[Name], left: Relation) -> str | None:
+    """The column of the table that a name means; None if it means none of them."""
+    if not isinstance(node, exp.Column):
+        return None
+    named = [
+        each.inner
+        for each in right
+        if each.name.lower() == node.name.lower()
+        and (not node.table or (each.table or "").lower() == node.table.lower())
+    ]
+    if not node.table and named and any(each.name.lower() == node.name.lower() for each in left.names):
+        raise refused(node, f"{node.name!r} is ambiguous: name the table before it")
+    return named[0] if named else None

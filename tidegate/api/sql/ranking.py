@@ -1,0 +1,167 @@
+"""Rankings: `ROW_NUMBER() OVER (PARTITION BY … ORDER BY …)` with a condition on it is Top-N, or deduplication.
+
+The inner query says how rows are ranked, the condition around it (or in QUALIFY) how many stay. Rows in windows, and
+results of windows, are ranked once, when their window ends; there RANK is known as well. Others are ranked as they
+come, and what is overtaken is taken back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import polars as pl
+from sqlglot import exp
+
+from tidegate.actors.operators.windows.window_rows import WINDOW_END, WINDOW_START
+from tidegate.api.sql.expressions import Expressions
+from tidegate.api.sql.grouping import Keeping
+from tidegate.api.sql.joins import pruned
+from tidegate.api.sql.relations import WINDOW_TIME, Name, Rank, Relation, columns_of, free_name
+from tidegate.api.sql.steps import Steps
+from tidegate.api.sql.text.dialect import is_call
+from tidegate.api.sql.text.places import check_only, refused, standing_at
+from tidegate.api.streams.stream import Stream
+from tidegate.api.streams.stream_ranking import RankEmit
+
+_TURNED: dict[type[exp.Expr], type[exp.Expr]] = {exp.GT: exp.LT, exp.GTE: exp.LTE, exp.EQ: exp.EQ}
+
+
+def is_ranking(node: exp.Expr) -> bool:
+    """Whether an expression is a rank, with OVER."""
+    return isinstance(node, exp.Window) and is_call(node.this, "ROW_NUMBER", "RANK")
+
+
+def rank_of(node: exp.Window, relation: Relation, steps: Steps) -> tuple[Relation, Rank]:
+    """What is ranked and how; computed columns are added. ConfigurationError for what is no Top-N."""
+    order = node.args.get("order")
+    if order is None:
+        raise refused(node, "a rank needs an order: OVER (PARTITION BY … ORDER BY …)")
+    check_only(node, "this", "partition_by", "order", "over")
+    names: list[Name] = []
+    for each in node.args.get("partition_by") or []:
+        relation, name = _column(each, relation, steps)
+        names.append(name)
+    by: list[tuple[str, bool]] = []
+    for each in order.expressions:
+        descending, nulls_first = bool(each.args.get("desc")), each.args.get("nulls_first")
+        if nulls_first is not None and bool(nulls_first) == descending:
+            raise refused(each, "a null has no rank: filter it out, and leave NULLS FIRST or LAST out")
+        relation, name = _column(each.this, relation, steps)
+        if name.bound:
+            raise refused(each, "rows of one window are ranked by another column than its bounds")
+        by.append((name.inner, descending))
+    return relation, Rank(is_call(node.this, "RANK"), tuple(names), tuple(by), node)
+
+
+def taken_limit(conditions: list[exp.Expr], relation: Relation) -> int | None:
+    """How many rows a condition keeps of a ranking; the condition is taken out of the list. None without one."""
+    for node in conditions:
+        kind, column, bound = type(node), node.args.get("this"), node.args.get("expression")
+        if kind in _TURNED and isinstance(bound, exp.Column) and not isinstance(column, exp.Column):
+            kind, column, bound = _TURNED[kind], bound, column
+        if kind not in (exp.LT, exp.LTE, exp.EQ) or not isinstance(column, exp.Column):
+            continue
+        if not (isinstance(bound, exp.Literal) and str(bound.this).isdigit()) or not _is_rank(column, relation):
+            continue
+        limit = int(str(bound.this)) - (1 if kind is exp.LT else 0)
+        if limit < 1 or (kind is exp.EQ and limit > 1):
+            raise refused(node, "a ranking keeps the first rows: a condition such as rn <= 10, or rn = 1")
+        conditions.remove(node)
+        return limit
+    return None
+
+
+def ranked(relation: Relation, limit: int, named: bool, steps: Steps, keeping: Keeping) -> Relation:
+    """The first rows. `named`: whether anybody reads the rank. Raises ConfigurationError."""
+    rank = relation.rank
+    assert rank is not None
+    by, descending = [name for name, _ in rank.order], [down for _, down in rank.order]
+    partition = [each.inner for each in rank.partition if not each.bound]
+    bounds = {each.inner for each in rank.partition if each.bound}
+    bounds |= (
+        {each for each in partition if each in (WINDOW_START, WINDOW_END)} if relation.results is not None else set()
+    )
+    needed = {*by, *partition}
+    visible = [each for each in relation.names if not each.rank]
+    kept = pruned(
+        replace(relation, names=(*visible, *(Name(None, f"{name} ", name) for name in sorted(needed)))),
+        lambda _: True,
+        steps,
+    )
+    stream, column = kept.stream, None
+    if named:
+        column = free_name(next(each.name for each in relation.names if each.rank), columns_of(stream))
+    uid = steps.uid("top")
+    with standing_at(rank.node):
+        if relation.windows is not None or bounds:
+            if not bounds >= {WINDOW_START, WINDOW_END}:
+                raise refused(rank.node, "rows in windows are ranked by PARTITION BY window_start, window_end, both")
+            made = _of_windows(stream, relation, partition, limit, by, descending, rank.ties, column, uid)
+        elif rank.ties:
+            raise refused(rank.node, "RANK is for windows, where no row comes later; use ROW_NUMBER")
+        else:
+            made = _running(stream, partition, limit, by, descending, column, uid, keeping, steps)
+    names = [
+        Name(each.table, each.name, column if each.rank and column is not None else each.inner)
+        for each in relation.names
+        if (named or not each.rank) and not (each.bound and each.inner == WINDOW_TIME)
+    ]
+    results = relation.results if relation.windows is None else relation.windows
+    return Relation(made, tuple(names), results=results if bounds else None)
+
+
+def _of_windows(
+    stream: Stream,
+    relation: Relation,
+    partition: list[str],
+    limit: int,
+    by: list[str],
+    descending: list[bool],
+    ties: bool,
+    column: str | None,
+    uid: str,
+) -> Stream:
+    if relation.windows is None:
+        keyed = stream.key_by(*partition)
+        return keyed.top_n(limit, by, descending=descending, rank=column, emit="final", ties=ties, uid=uid)
+    windows = stream.key_by(*partition).window(relation.windows) if partition else stream.window(relation.windows)
+    return windows.top_n(limit, by, descending=descending, rank=column, ties=ties, uid=uid)
+
+
+def _running(
+    stream: Stream,
+    partition: list[str],
+    limit: int,
+    by: list[str],
+    descending: list[bool],
+    column: str | None,
+    uid: str,
+    keeping: Keeping,
+    steps: Steps,
+) -> Stream:
+    if not partition:
+        of_all = free_name("of_all", columns_of(stream))
+        stream, partition = steps.computed(stream, {of_all: pl.lit(0, dtype=pl.Int8)}), [of_all]
+    keyed = stream.key_by(*partition)
+    if keeping.emit == "update" and limit == 1 and len(by) == 1 and column is None:
+        return keyed.deduplicate(by[0], keep="last" if descending[0] else "first", ttl=keeping.ttl, uid=uid)
+    emit: RankEmit = "update" if keeping.emit == "update" else "changes"
+    return keyed.top_n(limit, by, descending=descending, rank=column, emit=emit, ttl=keeping.ttl, uid=uid)
+
+
+def _column(node: exp.Expr, relation: Relation, steps: Steps) -> tuple[Relation, Name]:
+    """A column of the stream that has the values of an expression."""
+    if isinstance(node, exp.Column) and (not node.table or relation.has_table(node.table)):
+        return relation, relation.find(node)
+    typed = Expressions(relation.typed).of(node)
+    if typed.value is not None:
+        raise refused(node, "this is the same for all rows; name a column")
+    name = free_name("rank_by", columns_of(relation.stream))
+    made = relation.with_stream(steps.computed(relation.stream, {name: typed.expr}))
+    return made, Name(None, name, name)
+
+
+def _is_rank(node: exp.Column, relation: Relation) -> bool:
+    named = [each for each in relation.names if each.name.lower() == node.name.lower()]
+    named = [each for each in named if not node.table or (each.table or "").lower() == node.table.lower()]
+    return len(named) == 1 and named[0].rank

@@ -1,0 +1,1 @@
+"""Values of SQL: types, expressions with a type, and operators."""
