@@ -9,7 +9,7 @@ from sqlglot import exp
 
 from tidegate.api.sql.expressions import Expressions
 from tidegate.api.sql.grouping import Keeping
-from tidegate.api.sql.joins import StreamJoin, how_of, pruned
+from tidegate.api.sql.joining import StreamJoin, how_of, pruned
 from tidegate.api.sql.lookups import Lookup, looked_up
 from tidegate.api.sql.ranking import ranked, taken_limit
 from tidegate.api.sql.relations import Name, Relation, columns_in, conjuncts

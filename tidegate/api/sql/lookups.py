@@ -11,7 +11,7 @@ import pyarrow as pa
 from sqlglot import exp
 
 from tidegate.api.sql.expressions import Expressions
-from tidegate.api.sql.joins import how_of
+from tidegate.api.sql.joining import how_of
 from tidegate.api.sql.relations import Name, Relation, all_of, columns_in, columns_of, free_name, types_of
 from tidegate.api.sql.steps import Steps
 from tidegate.api.sql.text.places import refused, standing_at

@@ -19,7 +19,7 @@ from tidegate.api.program import Program
 from tidegate.api.sql.expressions import Expressions
 from tidegate.api.sql.froms import From
 from tidegate.api.sql.grouping import Emit, Grouping, Keeping, aggregates_in, is_grouped
-from tidegate.api.sql.joins import pruned
+from tidegate.api.sql.joining import pruned
 from tidegate.api.sql.ranking import is_ranking, rank_of, ranked, taken_limit
 from tidegate.api.sql.relations import Name, Relation, all_of, columns_of, conjuncts, free_name
 from tidegate.api.sql.selecting import Item, items_of, selected

@@ -15,7 +15,7 @@ from sqlglot import exp
 from tidegate.actors.operators.windows.window_rows import WINDOW_END, WINDOW_START
 from tidegate.api.sql.expressions import Expressions
 from tidegate.api.sql.grouping import Keeping
-from tidegate.api.sql.joins import pruned
+from tidegate.api.sql.joining import pruned
 from tidegate.api.sql.relations import WINDOW_TIME, Name, Rank, Relation, columns_of, free_name
 from tidegate.api.sql.steps import Steps
 from tidegate.api.sql.text.dialect import is_call
