@@ -14,6 +14,7 @@ from operator_harness import context, cut
 from tidegate.actors.operators.joins.join_operator import JoinOperator
 from tidegate.actors.state_backends.common.options import StateBackendOptions
 from tidegate.actors.task.pipeline.partitioners import HashPartitioner
+from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.state.key_groups import key_group_range
 from tidegate.storage.state.snapshot import Cut
@@ -28,11 +29,10 @@ class JoinSubtasks:
         self._make = make
         self._keys = keys
         self._operators: list[JoinOperator] = []
-        self._watermark: int | None = None
         self.restore(1, "columnar")
 
     def restore(self, parallelism: int, backend: str) -> None:
-        """Go on from a savepoint; the watermark comes again, as it does in a job."""
+        """Go on from a savepoint; no watermark comes before the next one, as it may be in a job."""
         whole = Cut(CheckpointId(1), canonical=True)
         tables: list[Any] = [t for o in self._operators for state in o.snapshot(whole).states for t in tables_of(state)]
         self.close()
@@ -40,10 +40,9 @@ class JoinSubtasks:
         for subtask, operator in enumerate(self._operators):
             options = StateBackendOptions(kind=backend, directory=tempfile.mkdtemp())
             owned = key_group_range(subtask, _GROUPS, parallelism)
-            restored = [cut(table, self._keys[0], _GROUPS, owned) for table in tables]
+            keyed = [cut(table, self._keys[0], _GROUPS, owned) for table in tables if table.kind is StateKind.KEYED]
+            restored = keyed + [table for table in tables if table.kind is not StateKind.KEYED]
             operator.open(replace(context(subtask, parallelism, _GROUPS), backend=options), restored)
-        if self._watermark is not None:
-            self.advance(self._watermark)
 
     def process(self, side: int, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
         """What is emitted for a batch of one input."""
@@ -54,7 +53,6 @@ class JoinSubtasks:
 
     def advance(self, watermark_ms: int) -> list[pa.RecordBatch]:
         """What is emitted for a watermark of both inputs."""
-        self._watermark = watermark_ms
         emitted: list[pa.RecordBatch] = []
         for operator in self._operators:
             list(operator.advance_watermark(watermark_ms, emitted.append))

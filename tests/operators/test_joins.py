@@ -26,6 +26,7 @@ from tidegate.actors.protocol.errors import OperatorError
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.actors.state_backends.common.options import StateBackendOptions
 from tidegate.actors.task.pipeline.partitioners import HashPartitioner
+from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.state.key_groups import key_group_range
@@ -75,17 +76,16 @@ class Job:
                 pass
 
     def restore(self, parallelism: int, backend: str) -> None:
-        """Go on from a savepoint; the watermark comes again, as it does in a job."""
+        """Go on from a savepoint; no watermark comes before the next one, as it may be in a job."""
         tables = [t for o in self._operators for state in o.snapshot(SAVEPOINT).states for t in tables_of(state)]
         self.close()
         self._operators = [self._make() for _ in range(parallelism)]
         for subtask, operator in enumerate(self._operators):
             options = StateBackendOptions(kind=backend, directory=tempfile.mkdtemp())
             owned = key_group_range(subtask, 16, parallelism)
-            restored = [cut(table, ("k", "s"), 16, owned) for table in tables]
+            keyed = [cut(table, ("k", "s"), 16, owned) for table in tables if table.kind is StateKind.KEYED]
+            restored = keyed + [table for table in tables if table.kind is not StateKind.KEYED]
             operator.open(replace(context(subtask, parallelism), backend=options), restored)
-        if self.watermark is not None:
-            self.advance(self.watermark)
 
     @property
     def stored_rows(self) -> int:

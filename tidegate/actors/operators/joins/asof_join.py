@@ -49,7 +49,7 @@ class AsOfJoin(JoinOperator):
     def process_input(self, index: int, batch: pa.RecordBatch, emit: Emit) -> None:
         """Keep the rows of a batch. OperatorError as of `rows_of`."""
         keys, times, values = self.rows_of(index, batch)
-        wanted = times > self.watermark if index == LEFT else without_nulls(keys)
+        wanted = times > self.reached(keys) if index == LEFT else without_nulls(keys)
         if index == LEFT and not wanted.all():
             self.late.inc(int(len(times) - wanted.sum()))
         if not wanted.all():
@@ -66,7 +66,7 @@ class AsOfJoin(JoinOperator):
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
         """Join the rows whose time has come, in steps."""
-        self.watermark = watermark_ms
+        self.reach(watermark_ms)
         waiting, versions = self.tables
         while self._first_ms is None or self._first_ms <= watermark_ms:
             due, first = [np.zeros(0, dtype=np.int64)], np.iinfo(np.int64).max

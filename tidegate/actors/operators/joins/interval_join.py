@@ -71,7 +71,7 @@ class IntervalJoin(JoinOperator):
     def process_input(self, index: int, batch: pa.RecordBatch, emit: Emit) -> None:
         """Keep the rows of a batch, and emit their pairs with rows of the other side. OperatorError as of `rows_of`."""
         keys, times, values = self.rows_of(index, batch)
-        if not (in_time := times > self.watermark).all():
+        if not (in_time := times > self.reached(keys)).all():
             self.late.inc(int(np.count_nonzero(~in_time)))
             keys, times, values = _some(keys, times, values, in_time)
         if index in self._waiting and len(times):
@@ -97,7 +97,7 @@ class IntervalJoin(JoinOperator):
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
         """Decide about rows that can find no partner any more, and remove rows of no use, if it is time for that."""
-        self.watermark = watermark_ms
+        self.reach(watermark_ms)
         for side in self._waiting:
             yield from self._decide(side, watermark_ms - self._useful[side], emit)
         every_ms = max(_SWEEP_MS_MIN, (self._bounds[1] - self._bounds[0]) // 4)

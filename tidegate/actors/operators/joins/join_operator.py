@@ -4,13 +4,15 @@ Rules:
 
 - Keys are stored under the names of the left input, whatever they are called on the right.
 - A row that the watermark has passed is late. It is dropped and counted, at any batch size alike, as long as
-  watermarks are.
+  watermarks are. How far the watermark has come is state, for each key group: after a restore there is none before both
+  inputs have sent one, and a row that was late before would be joined then, where its window or partners are gone.
 - State is two row tables, `left` and `right`: event time or window, then the columns that the result has.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -21,21 +23,28 @@ from tidegate.actors.operators.operator import Emit, OperatorContext
 from tidegate.actors.operators.operator_errors import blame
 from tidegate.actors.operators.state.keys import key_columns, key_schema
 from tidegate.actors.operators.state.rows_operator import RowsOperator
+from tidegate.actors.operators.watermarks.group_moments import GroupMoments
 from tidegate.actors.operators.watermarks.late_rows import LATE_RECORDS
 from tidegate.actors.operators.watermarks.watermark_generator import event_times_ms
 from tidegate.actors.protocol.errors import OperatorError
-from tidegate.actors.protocol.stream_elements import MIN_WATERMARK_MS
-from tidegate.storage.state.snapshot import StateTable
+from tidegate.storage.checkpoints.metadata import StateKind
+from tidegate.storage.state.key_groups import key_group_range
+from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
 
 STATE_NAMES = ("left", "right")
 MOMENT = "join.time_ms"
 """The column of a stored row that says when it is over: its event time, or the end of its window."""
+
+_REACHED_STATE = "join.reached"
 
 Times = NDArray[np.int64]
 
 
 class JoinOperator(RowsOperator):
     """Keeps rows of two inputs. `schemas` are those of the inputs. ConfigurationError for columns that do not fit."""
+
+    drops_late_rows = True
+    """Whether rows are judged by the watermark. If so, how far it has come is in each snapshot."""
 
     def __init__(self, sides: JoinSides, schemas: tuple[pa.Schema, pa.Schema], how: JoinHow) -> None:
         self.sides = sides
@@ -49,16 +58,39 @@ class JoinOperator(RowsOperator):
             for name, values in zip(STATE_NAMES, self.values, strict=True)
         }
         super().__init__(key_schema(schemas[LEFT], sides.keys[LEFT]), stored)
-        self.watermark = MIN_WATERMARK_MS
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
         """As that of rows; with a count of those that come too late."""
+        groups = key_group_range(context.subtask, context.max_parallelism, context.parallelism)
+        self._reached = GroupMoments(groups, _REACHED_STATE, "watermark_ms", "joins by event time")
+        for table in restored:
+            if table.kind is StateKind.UNION:
+                self._reached.load(table)
         super().open(context, restored)
         self.late = context.metrics.counter(LATE_RECORDS)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
         """Process a batch of the left input."""
         self.process_input(LEFT, batch, emit)
+
+    def snapshot(self, cut: Cut) -> OperatorSnapshot:
+        """Freeze the rows, and how far event time has come."""
+        frozen = self.changes(cut)
+        return replace(frozen, states=(*frozen.states, self._reached.freeze())) if self.drops_late_rows else frozen
+
+    def changes(self, cut: Cut) -> OperatorSnapshot:
+        """Freeze the rows."""
+        return super().snapshot(cut)
+
+    def reach(self, watermark_ms: int) -> None:
+        """The watermark of both inputs has come to this moment."""
+        for groups, reached_ms in [*self._reached.runs()]:
+            if reached_ms < watermark_ms:  # After a restore it may have been further.
+                self._reached.advance(groups, watermark_ms)
+
+    def reached(self, keys: pa.RecordBatch) -> Times | int:
+        """How far the watermark has ever come for each of these keys; one moment if it is the same for all."""
+        return self._reached.of_keys(keys, self.context.max_parallelism)
 
     def rows_of(self, index: int, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Times, list[pa.Array]]:
         """Keys, event times and stored values of a batch. OperatorError for rows without a time, or other columns."""

@@ -60,6 +60,8 @@ class _Rows:
 class RegularJoin(JoinOperator):
     """Joins without windows. `changing`: of each input, whether it has changes. ConfigurationError as `JoinSides`."""
 
+    drops_late_rows = False
+
     def __init__(
         self,
         sides: JoinSides,

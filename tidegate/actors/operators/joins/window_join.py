@@ -59,9 +59,10 @@ class WindowJoin(JoinOperator):
     def process_input(self, index: int, batch: pa.RecordBatch, emit: Emit) -> None:
         """Keep the rows of a batch, each in its windows. OperatorError as of `rows_of`."""
         keys, times, values = self.rows_of(index, batch)
-        self.late.inc(int(np.count_nonzero(self._window.last_end_ms(times) - 1 <= self.watermark)))
+        reached = self.reached(keys)
+        self.late.inc(int(np.count_nonzero(self._window.last_end_ms(times) - 1 <= reached)))
         for rows, ends in ends_of(self._window, times):
-            open_rows = ends - 1 > self.watermark
+            open_rows = ends - 1 > (reached if isinstance(reached, int) else reached[rows])
             if not open_rows.all():
                 rows, ends = rows[open_rows], ends[open_rows]
             if not len(rows):
@@ -76,7 +77,7 @@ class WindowJoin(JoinOperator):
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
         """Join the windows that end up to the watermark."""
-        self.watermark = watermark_ms
+        self.reach(watermark_ms)
         while self._next_end is None or self._next_end - 1 <= watermark_ms:
             limit, self._next_end = self._due(watermark_ms)
             if limit is None:
