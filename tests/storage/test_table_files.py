@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.errors import CorruptionError, NotFoundError, TableError
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId
+from tidegate.storage.tables import table_files
 from tidegate.storage.tables.hidden_columns import VERSION_COLUMN
 from tidegate.storage.tables.table_files import (
     data_dir,
@@ -23,6 +25,7 @@ from tidegate.storage.tables.table_files import (
     read_data_file,
     read_table,
     write_data_file,
+    write_joined_file,
 )
 from tidegate.storage.tables.table_log import TableInfo, TableLog
 
@@ -60,6 +63,20 @@ def test_data_files_come_back(batch: pa.RecordBatch) -> None:
     assert found.schema.equals(batch.schema)
     assert found.equals(pa.Table.from_batches([batch, batch]))
     assert (file.rows, file.size_bytes) == (2 * batch.num_rows, len(store.read(file.path)))
+
+
+def test_row_groups_have_a_limit(store: FileSystemStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So readers decode few rows at a time, and pass over row groups, whoever has written the file."""
+    monkeypatch.setattr(table_files, "_GROUP_ROWS", 10)
+    batch = pa.record_batch({"n": range(25)})
+    files = [
+        write_data_file(store, "data/a.parquet", [batch]),
+        write_joined_file(store, "data/b.parquet", batch.schema, [pa.Table.from_batches([batch])]),
+    ]
+    for file in files:
+        metadata = pq.read_metadata(pa.BufferReader(store.read(file.path)))
+        assert [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)] == [10, 10, 5]
+        assert read_data_file(store, file).column("n").to_pylist() == list(range(25))
 
 
 def test_append_tables_show_all_rows_in_order(store: FileSystemStore) -> None:

@@ -40,6 +40,8 @@ _MARK_DIGITS = 12
 _COMPRESSION: Literal["zstd"] = "zstd"
 _GROUP_BYTES = 32 << 20
 """Of a row group of a file that many are joined to, in memory."""
+_GROUP_ROWS = 1 << 17
+"""Of a row group at most: a reader decodes one at a time, and passes over those of which a filter drops all rows."""
 _ROW_NUMBER = "_tidegate_row"
 _ARROW_SCHEMA = b"ARROW:schema"
 _PARQUET_MAGIC = b"PAR1"
@@ -60,7 +62,7 @@ def write_data_file(store: Store, path: str, batches: Sequence[pa.RecordBatch]) 
     assert batches, "a data file needs at least one batch, for its schema"
     table = pa.Table.from_batches(batches)
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression=_COMPRESSION)
+    pq.write_table(table, sink, row_group_size=_GROUP_ROWS, compression=_COMPRESSION)
     return _stored(store, path, table.num_rows, memoryview(sink.getvalue()))
 
 
@@ -78,10 +80,10 @@ def write_joined_file(store: Store, path: str, schema: pa.Schema, tables: Iterab
             rows += table.num_rows
             waiting_bytes += table.nbytes
             if waiting_bytes >= _GROUP_BYTES:
-                writer.write_table(pa.concat_tables(waiting).unify_dictionaries())
+                writer.write_table(pa.concat_tables(waiting).unify_dictionaries(), row_group_size=_GROUP_ROWS)
                 waiting, waiting_bytes = [], 0
         if waiting:
-            writer.write_table(pa.concat_tables(waiting).unify_dictionaries())
+            writer.write_table(pa.concat_tables(waiting).unify_dictionaries(), row_group_size=_GROUP_ROWS)
     return _stored(store, path, rows, memoryview(sink.getvalue()))
 
 
