@@ -17,6 +17,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -34,14 +35,18 @@ from tidegate.actors.operators.operator_errors import blame
 from tidegate.actors.operators.ranking.kept_rows import KeptRows, flags_of
 from tidegate.actors.operators.ranking.order_words import check_order_column, order_form, order_words
 from tidegate.actors.operators.state.keys import key_columns, key_schema
+from tidegate.actors.operators.watermarks.group_moments import GroupMoments
 from tidegate.actors.operators.watermarks.late_rows import LATE_RECORDS
 from tidegate.actors.operators.watermarks.watermark_generator import check_timestamp_column, event_times_ms
-from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
+from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.actors.state_backends.common.backend import KeyedBackend, VectorTable
+from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.state.key_groups import key_group_range
 from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
 
 STATE_NAME = "deduplicate"
+_REACHED_STATE = "deduplicate.reached"
 
 _TIME, _SEEN = "kept.time_ms", "kept.seen"
 _SWEEPS = 4
@@ -75,7 +80,6 @@ class Deduplicate(Operator):
         self.has_keyed_state = by is not None or not self._last
         self._kept: KeptRows | None = None
         self._seen: pa.Schema | None = None
-        self._watermark_ms: int | None = None
         self._swept_ms: int | None = None
 
     def validate(self, input_schema: pa.Schema) -> None:
@@ -90,9 +94,14 @@ class Deduplicate(Operator):
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
         """CorruptionError and ConfigurationError as `KeptRows.load`."""
         super().open(context, restored)
+        groups = key_group_range(context.subtask, context.max_parallelism, context.parallelism)
+        self._reached = GroupMoments(groups, _REACHED_STATE, "watermark_ms", "deduplicate with a time to live")
+        for table in restored:
+            if table.kind is StateKind.UNION:
+                self._reached.load(table)
         if self.has_keyed_state:
             self._kept = KeptRows(context, STATE_NAME, self._keys)
-            self._kept.load(restored)
+            self._kept.load([table for table in restored if table.kind is not StateKind.UNION])
         if self._ttl_ms is not None:
             self._late = context.metrics.counter(LATE_RECORDS)
 
@@ -120,19 +129,24 @@ class Deduplicate(Operator):
         """Forget, in steps, keys whose time to live is over."""
         if self._ttl_ms is None or watermark_ms == MAX_WATERMARK_MS:
             return
-        self._watermark_ms = watermark_ms
+        for groups, reached_ms in [*self._reached.runs()]:
+            if reached_ms < watermark_ms:  # After a restore it may have been further.
+                self._reached.advance(groups, watermark_ms)
         pause = max(1, self._ttl_ms // _SWEEPS)
         if self._swept_ms is None or watermark_ms - self._swept_ms >= pause:
             self._swept_ms = watermark_ms
             yield from self._sweep(watermark_ms - 2 * self._ttl_ms)
 
     def snapshot(self, cut: Cut) -> OperatorSnapshot | None:
-        """Freeze the state, if there is any."""
-        return None if self._kept is None else self._kept.snapshot(cut)
+        """Freeze the state, if there is any, and how far event time has come, by which rows are judged."""
+        frozen = self.changes(cut)
+        if frozen is None or self._ttl_ms is None:
+            return frozen
+        return replace(frozen, states=(*frozen.states, self._reached.freeze()))
 
     def changes(self, cut: Cut) -> OperatorSnapshot | None:
-        """As `snapshot`: all state is keyed."""
-        return self.snapshot(cut)
+        """Freeze the rows."""
+        return None if self._kept is None else self._kept.snapshot(cut)
 
     @property
     def changed_bytes(self) -> int:
@@ -184,11 +198,11 @@ class Deduplicate(Operator):
         if found.null_count:
             raise ValueError(f"column {self._time!r} is null in a row, which has no event time then")
         times: NDArray[np.int64] = found.to_numpy(zero_copy_only=False)
-        if self._watermark_ms is not None:
-            on_time = times > self._watermark_ms - self._ttl_ms
-            if not on_time.all():
-                self._late.inc(int(len(times) - on_time.sum()))
-                batch, times = batch.filter(pa.array(on_time)), times[on_time]
+        reached = self._reached.of_keys(key_columns(batch, self._keys), self.context.max_parallelism)
+        on_time = times > np.maximum(reached, MIN_WATERMARK_MS + self._ttl_ms) - self._ttl_ms
+        if not on_time.all():
+            self._late.inc(int(len(times) - on_time.sum()))
+            batch, times = batch.filter(pa.array(on_time)), times[on_time]
         times = times.view()
         times.flags.writeable = False
         return batch, times
