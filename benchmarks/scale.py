@@ -8,6 +8,8 @@ demand. Every source has a channel to every keyed subtask, so that channels grow
 all its processes (on Ray: raylet and GCS too) is counted from one checkpoint to the next, less what they use while
 nothing happens. Least squares make three unit costs of it: of a checkpoint, of a subtask in it, of a channel in it.
 
+On Ray each size is measured twice: with frames over sockets, as within a node, and by calls of Ray, as between nodes.
+
 The second table is paper. `scale_model` takes the unit costs to clusters that are not here. Its first lines are this
 machine again, so that the model can be compared with what was measured.
 """
@@ -15,12 +17,13 @@ machine again, so that the model can be compared with what was measured.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +37,8 @@ from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime
 from tidegate.storage.clock import now_ms
 
 ROWS_A_PART = 1_000
+WARM_CHECKPOINTS = 6
+"""Before any is measured: connections are made after a few frames."""
 KEYS = 10_000
 START_S = 240.0
 KEYED = "totals-1"
@@ -86,12 +91,16 @@ class Measured:
 
 
 @contextmanager
-def _environment(runtime: str, parallelism: int) -> Iterator[tg.StreamEnvironment]:
+def _environment(runtime: str, parallelism: int, sockets: bool) -> Iterator[tg.StreamEnvironment]:
     if runtime == "local":
         with tg.StreamEnvironment.local(parallelism) as env:
             yield env
     else:
-        with local_ray(), tg.StreamEnvironment(RayRuntime(standbys=0), parallelism=parallelism) as env:
+        options = tg.DataPlaneOptions(sockets=sockets)
+        with (
+            local_ray(),
+            tg.StreamEnvironment(RayRuntime(standbys=0), parallelism=parallelism, options=options) as env,
+        ):
             yield env
 
 
@@ -142,10 +151,12 @@ class _Used:
         return (self.all_s - before.all_s) / seconds, (self.coordinator_s - before.coordinator_s) / seconds
 
 
-def measure(runtime: str, parallelism: int, checkpoints: int, pause_s: float, folder: Path) -> Measured:
+def measure(
+    runtime: str, parallelism: int, checkpoints: int, pause_s: float, folder: Path, sockets: bool = True
+) -> Measured:
     """Run one job, and take its checkpoints one after the other."""
     source = Still(ROWS_A_PART * parallelism, KEYS, parallelism)
-    with _environment(runtime, parallelism) as env:
+    with _environment(runtime, parallelism, sockets) as env:
         rows = env.from_source(source, name="rows")
         totals = rows.key_by("key").aggregate(n=tg.count(), x=tg.sum("value"), name="totals")
         totals.map_batches(lambda batch: None, name="dropped")
@@ -155,7 +166,8 @@ def measure(runtime: str, parallelism: int, checkpoints: int, pause_s: float, fo
             while job.progress().rows_in.get(KEYED, 0) < source.rows:
                 assert time.monotonic() < deadline, f"not all rows came: {job.progress()}"
                 time.sleep(0.1)
-            job.trigger_checkpoint(TIMEOUT)
+            for _ in range(WARM_CHECKPOINTS):
+                job.trigger_checkpoint(TIMEOUT)
             costs, of_coordinator, durations = [], [], []
             for _ in range(checkpoints):
                 quiet = _Used.now()
@@ -194,7 +206,7 @@ def unit_costs(found: Sequence[Measured]) -> UnitCosts:
     subtasks = np.array([each.subtasks for each in found])
     coordinator_ms = max(0.0, float(np.polyfit(subtasks, [each.coordinator_ms for each in found], 1)[0]))
     files = max(0.0, float(np.polyfit(subtasks / 2, [each.files for each in found], 1)[0]))
-    return UnitCosts(float(costs[0]), float(costs[1]), float(costs[2]), coordinator_ms, files)
+    return UnitCosts(float(costs[0]), float(costs[1]), float(costs[2]), float(costs[2]), coordinator_ms, files)
 
 
 def main() -> int:
@@ -211,25 +223,33 @@ def main() -> int:
     console = Console(width=120, highlight=False)
     describe_machine(console)
     folder = arguments.folder.resolve() / str(now_ms())
-    found = []
-    for parallelism in arguments.parallelism:
+    found: dict[bool, list[Measured]] = {False: [], True: []}
+    ways = (False, True) if arguments.runtime == "ray" else (True,)
+    for parallelism, sockets in itertools.product(arguments.parallelism, ways):
         each = measure(
-            arguments.runtime, parallelism, arguments.checkpoints, arguments.pause_s, folder / str(parallelism)
+            arguments.runtime,
+            parallelism,
+            arguments.checkpoints,
+            arguments.pause_s,
+            folder / f"{parallelism}-{sockets}",
+            sockets,
         )
-        found.append(each)
+        found[sockets].append(each)
         console.print(
-            f"{each.subtasks} subtasks, {each.channels} channels: {each.cpu_ms:.0f} ms of processor a checkpoint "
-            f"({each.coordinator_ms:.0f} of them the coordinator's), {each.duration_ms:.0f} ms from trigger to end, "
-            f"{each.files:.0f} open files of a task",
+            f"{'over sockets' if sockets else 'by calls of Ray'}: {each.subtasks} subtasks, {each.channels} channels: "
+            f"{each.cpu_ms:.0f} ms of processor a checkpoint ({each.coordinator_ms:.0f} of them the coordinator's), "
+            f"{each.duration_ms:.0f} ms from trigger to end, {each.files:.0f} open files of a task",
             highlight=False,
         )
-    costs = unit_costs(found)
+    near = unit_costs(found[True])
+    costs = replace(unit_costs(found[False] or found[True]), near_channel_ms=near.channel_ms)
     console.print(
         f"a checkpoint {costs.fixed_ms:.1f} ms, a subtask {costs.subtask_ms:.2f} ms ({costs.coordinator_ms:.2f} the "
-        f"coordinator's), a channel {costs.channel_ms * 1e3:.0f} us and {costs.files_a_peer:.1f} open files",
+        f"coordinator's), a channel {costs.channel_ms * 1e3:.0f} us by calls of Ray and "
+        f"{near.channel_ms * 1e3:.0f} us over a socket; {costs.files_a_peer:.1f} open files for each",
         highlight=False,
     )
-    here = [Cluster(each.parallelism, each.parallelism, 1, 2, 0.0) for each in found]
+    here = [Cluster(each.parallelism, each.parallelism, 1, 2, 0.0) for each in found[True]]
     table = Table(title="On paper: one aligned checkpoint, all of the state")
     for name in (
         "subtasks",

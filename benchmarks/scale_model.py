@@ -3,7 +3,8 @@
 Four things pass one after the other or at once, and the slowest names itself:
 
     coordinator   one process: triggers, acknowledgements and their events, one after the other
-    exchange      a barrier on each channel: all processors share the work, and a task does its own part in turn
+    exchange      a barrier on each channel: all processors share the work, and a task does its own part in turn; within
+                  a node over a socket, to other nodes by a call of Ray
     storage       bytes by the network of a node, or requests by the rate that a store allows a prefix
     files         open files (sockets) of a process: each pair of tasks that have a channel has a connection
 
@@ -31,10 +32,14 @@ FILES_A_PROCESS = 65_536
 
 @dataclass(frozen=True)
 class UnitCosts:
-    """Processor ms: of a checkpoint, of each subtask, of each channel; and the coordinator's own of each subtask."""
+    """Processor ms: of a checkpoint, of each subtask, of each channel; and the coordinator's own of each subtask.
+
+    `channel_ms`: of one between nodes; `near_channel_ms`: within a node.
+    """
 
     fixed_ms: float
     subtask_ms: float
+    near_channel_ms: float
     channel_ms: float
     coordinator_ms: float
     """A subtask, in the coordinator's process; part of `subtask_ms`."""
@@ -89,8 +94,10 @@ def predict(cluster: Cluster, costs: UnitCosts) -> Paper:
     """The parts of one checkpoint. Tasks are spread evenly over nodes."""
     coordinator_s = (costs.fixed_ms + cluster.subtasks * costs.coordinator_ms) / 1e3
     cores = cluster.nodes * cluster.cores_a_node
-    work_ms = cluster.channels * costs.channel_ms + cluster.subtasks * (costs.subtask_ms - costs.coordinator_ms)
-    one_task_ms = (cluster.sources + cluster.keyed) / 2 * costs.channel_ms + costs.subtask_ms - costs.coordinator_ms
+    # Tasks are spread evenly: of all channels, one in so many as there are nodes stays within one.
+    channel_ms = costs.channel_ms + (costs.near_channel_ms - costs.channel_ms) / cluster.nodes
+    work_ms = cluster.channels * channel_ms + cluster.subtasks * (costs.subtask_ms - costs.coordinator_ms)
+    one_task_ms = (cluster.sources + cluster.keyed) / 2 * channel_ms + costs.subtask_ms - costs.coordinator_ms
     exchange_s = max(work_ms / cores, one_task_ms) / 1e3
     state_bytes = cluster.state_tb * 1e12
     bytes_s = state_bytes / (cluster.nodes * NETWORK_BYTES_S)

@@ -1,10 +1,11 @@
-"""Rows between tasks on one node go through memory that both map, and stay exact when either process is killed."""
+"""Tasks on one node share memory for rows and a socket for all else, and stay exact when either process is killed."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +28,7 @@ DIES_AFTER = 60_000
 
 @dataclass
 class DiesOnce(tg.BatchFunction):
-    """Passes rows on, says whether the process shares memory for them, and is killed once."""
+    """Passes rows on, says whether the process shares memory and a socket with others, and is killed once."""
 
     flag: Path
     column: str
@@ -42,7 +43,9 @@ class DiesOnce(tg.BatchFunction):
         if self.rows > DIES_AFTER and not self.flag.exists():
             self.flag.touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        shares = "memfd:tidegate" in Path("/proc/self/maps").read_text()
+        shares = "memfd:tidegate" in Path("/proc/self/maps").read_text() and any(
+            thread.name == "tidegate-link" for thread in threading.enumerate()
+        )
         return batch.append_column(self.column, pa.array([shares] * batch.num_rows))
 
 
@@ -54,7 +57,8 @@ def test_rows_are_exact_through_the_loss_of_either_end(raydp_session: RayDPSessi
     one = rows.schema.append(pa.field("sender", pa.bool_()))
     both = one.append(pa.field("receiver", pa.bool_()))
     flags = [tmp_path / "sender", tmp_path / "receiver"]
-    with tg.StreamEnvironment(runtime, parallelism=2, options=tg.DataPlaneOptions(source_rows_max=ROWS_A_BATCH)) as env:
+    options = tg.DataPlaneOptions(source_rows_max=ROWS_A_BATCH, sockets=True)
+    with tg.StreamEnvironment(runtime, parallelism=2, options=options) as env:
         table = (
             env.from_source(MemorySource(rows, 4))
             .map_batches(DiesOnce(flags[0], "sender"), schema=one, uid="sender")

@@ -193,7 +193,7 @@ def task_processes(
     source, graph = source_to_sink(function)
     root = open_store(f"memory://{uuid.uuid4().hex}")
     splits = {OperatorUid("source"): tuple(SplitPosition(split) for split in source.splits())}
-    options = DataPlaneOptions(BufferLimits(credit_bytes=1_000))
+    options = DataPlaneOptions(BufferLimits(credit_bytes=1_000), sockets=True)
     context = JobContext(JobId("job-12345678"), "job", root.url, graph, splits, options)
     made: list[Process] = []
 

@@ -72,7 +72,8 @@ REFUSED: Mapping[str, str] = MappingProxyType(
         "spark.executor.memory and ray.object-store-memory; that of RocksDB is "
         "state.backend.rocksdb.memory.fixed-per-slot",
         "jobmanager.memory.": "the coordinator is an actor of Ray, whose memory Ray does not limit",
-        "taskmanager.network.": "channels are calls between actors of Ray; their sizes are "
+        "taskmanager.network.": "channels are calls between actors of Ray, and sockets between those of one node "
+        "(taskmanager.network.channel-socket.enabled); their sizes are "
         "taskmanager.network.memory.channel-credit, taskmanager.network.memory.channel-queue, "
         "taskmanager.network.memory.channel-shared and "
         "taskmanager.network.frame.max-size",

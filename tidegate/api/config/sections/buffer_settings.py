@@ -51,10 +51,15 @@ class BufferSettings(Section):
     """Bytes of memory, at most, that two tasks on one node share for the rows of a channel; 0: rows go through Ray's
     calls and its object store."""
 
+    channel_socket: Annotated[bool, BeforeValidator(of.switch)] = Field(
+        default=_OPTIONS.sockets, alias=KEYS["channel_socket"][0]
+    )
+    """Whether two tasks on one node speak over a socket between their processes; off: by Ray's calls."""
+
     frame_bytes_min: Annotated[int, BeforeValidator(of.positive_size)] = Field(
         default=_LIMITS.frame_bytes_min, alias=KEYS["frame_bytes_min"][0]
     )
-    """Bytes of a frame, a call of Ray that carries rows, where latency matters more than throughput."""
+    """Bytes of a frame, a message that carries rows, where latency matters more than throughput."""
 
     frame_bytes_max: Annotated[int, BeforeValidator(of.positive_size)] = Field(
         default=_LIMITS.frame_bytes_max, alias=KEYS["frame_bytes_max"][0]
@@ -129,6 +134,7 @@ class BufferSettings(Section):
             if given.source_rows_max == _OPTIONS.source_rows_max
             else given.source_rows_max,
             shared_bytes=self.channel_shared if given.shared_bytes == _OPTIONS.shared_bytes else given.shared_bytes,
+            sockets=self.channel_socket if given.sockets == _OPTIONS.sockets else given.sockets,
             backend=replace(
                 given.backend, segment_bytes=self.changelog_segment if segment_bytes == SEGMENT_BYTES else segment_bytes
             ),

@@ -65,6 +65,7 @@ KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "channel_credit": ("taskmanager.network.memory.channel-credit",),
         "channel_queue": ("taskmanager.network.memory.channel-queue",),
         "channel_shared": ("taskmanager.network.memory.channel-shared",),
+        "channel_socket": ("taskmanager.network.channel-socket.enabled",),
         "frame_bytes_min": ("taskmanager.network.frame.min-size",),
         "frame_bytes_max": ("taskmanager.network.frame.max-size",),
         "frame_elements": ("taskmanager.network.frame.max-elements",),

@@ -1,1 +1,1 @@
-"""Frames between tasks on one node: rows through memory that both processes map, their order by Ray's calls."""
+"""Frames between tasks on one node: rows through memory that both processes map, all else over a socket."""

@@ -38,6 +38,26 @@ class Place(NamedTuple):
     copied: bool
 
 
+class OneSchema:
+    """That of the batches of a channel, which hardly ever changes."""
+
+    def __init__(self) -> None:
+        self.schema: pa.Schema | None = None
+        """That of the last batches that were asked about."""
+        self.size_bytes = 0
+
+    def is_that_of(self, batches: Sequence[pa.RecordBatch]) -> bool:
+        """Whether the batches have one schema, and Arrow's format tells all of it. It is `schema` then."""
+        for batch in batches:
+            if self.schema is None or (
+                batch.schema is not self.schema and not self.schema.equals(batch.schema, check_metadata=True)
+            ):
+                if batch is not batches[0] or not all(_is_arrows_own(field.type) for field in batch.schema):
+                    return False
+                self.schema, self.size_bytes = batch.schema, batch.schema.serialize().size + BATCH_HEAD_BYTES
+        return True
+
+
 class FrameWriter:
     """The sender's end."""
 
@@ -47,9 +67,7 @@ class FrameWriter:
         self._next = 0
         """Number of the frame that is written next."""
         self._free_words = list(range(FRAMES_MAX))
-        self._schema: pa.Schema | None = None
-        """That of the last batches that were written."""
-        self._schema_bytes = 0
+        self._schema = OneSchema()
 
     @property
     def taken_bytes(self) -> int:
@@ -58,17 +76,17 @@ class FrameWriter:
 
     def write(self, batches: Sequence[pa.RecordBatch]) -> Place | None:
         """Write a frame; None if it has to go another way."""
-        if not self._same_schema(batches):
+        if not self._schema.is_that_of(batches):
             return None
         self._collect()
-        need_bytes = self._schema_bytes + sum(element_size_bytes(batch) + BATCH_HEAD_BYTES for batch in batches)
+        need_bytes = self._schema.size_bytes + sum(element_size_bytes(batch) + BATCH_HEAD_BYTES for batch in batches)
         gap = self._extents.gap(need_bytes) if self._free_words else None
         if gap is None:
             return None
         begin, end = gap
         sink = pa.FixedSizeBufferWriter(self._segment.part(begin, end))
         try:
-            with pa.ipc.new_stream(sink, self._schema) as stream:
+            with pa.ipc.new_stream(sink, self._schema.schema) as stream:
                 for batch in batches:
                     stream.write_batch(batch)
         except OSError:
@@ -79,17 +97,6 @@ class FrameWriter:
         self._segment.words[word] = number + 1
         copied = 2 * self._extents.taken_bytes > self._segment.size_bytes
         return Place(number, word, begin, size_bytes, copied)
-
-    def _same_schema(self, batches: Sequence[pa.RecordBatch]) -> bool:
-        """Whether the batches have one schema, and Arrow's format tells all of it."""
-        for batch in batches:
-            if self._schema is None or (
-                batch.schema is not self._schema and not self._schema.equals(batch.schema, check_metadata=True)
-            ):
-                if batch is not batches[0] or not all(_is_arrows_own(field.type) for field in batch.schema):
-                    return False
-                self._schema, self._schema_bytes = batch.schema, batch.schema.serialize().size + BATCH_HEAD_BYTES
-        return True
 
     def _collect(self) -> None:
         """Take back what the receiver has let go of."""

@@ -10,12 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
-
-import ray
+from typing import Any, Protocol
 
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
-from tidegate.actors.runtimes.ray.process.outbox import Sent
 
 NAMESPACE = "tidegate"
 """Ray's namespace for named actors: those of jobs, of sessions, and of checkpoints in memory."""
@@ -24,9 +21,14 @@ CONCURRENCY_GROUPS = {"control": 1, "ask": 8, "live": 1}
 LOST_CALL_GRACE_MS = 5_000
 
 
-def watch_call(
-    reference: ray.ObjectRef[Any] | Sent, mailbox: Mailbox, lost: Callable[[BaseException], object]
-) -> Future[Any]:
+class Watched(Protocol):
+    """What has to arrive: Ray's reference to a call, say."""
+
+    def future(self) -> Future[Any]:
+        """Done when it is there, or with an error."""
+
+
+def watch_call(reference: Watched, mailbox: Mailbox, lost: Callable[[BaseException], object]) -> Future[Any]:
     """Have `lost` run on the mailbox, after a while, if the call fails. Returns what is done when the call is."""
 
     def done(future: Future[Any]) -> None:

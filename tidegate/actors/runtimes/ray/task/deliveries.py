@@ -10,12 +10,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-import ray
-
 from tidegate.actors.protocol.failure_reasons import bounded_text, error_text
-from tidegate.actors.runtimes.ray.process.calls import LOST_CALL_GRACE_MS, watch_call
+from tidegate.actors.runtimes.ray.process.calls import LOST_CALL_GRACE_MS, Watched, watch_call
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
-from tidegate.actors.runtimes.ray.process.outbox import Sent
 from tidegate.actors.runtimes.ray.process.outcomes import Outcome
 
 
@@ -28,7 +25,11 @@ class Deliveries:
         self._on_their_way: set[Future[Any]] = set()
         """What is watched, without what is known to have arrived."""
 
-    def watch(self, reference: ray.ObjectRef[Any] | Sent, matters: Callable[[], bool]) -> Future[Any]:
+    def later(self, action: Callable[[], None]) -> None:
+        """Have the task act, on its mailbox, if it still runs then. From any thread."""
+        self._mailbox.post(lambda: self._guarded(action))
+
+    def watch(self, reference: Watched, matters: Callable[[], bool]) -> Future[Any]:
         """A call that has to arrive as long as it matters."""
 
         def lost(error: BaseException) -> None:
@@ -37,7 +38,7 @@ class Deliveries:
 
         return watch_call(reference, self._mailbox, lambda error: self._guarded(lambda: lost(error)))
 
-    def watch_until_there(self, reference: ray.ObjectRef[Any] | Sent) -> None:
+    def watch_until_there(self, reference: Watched) -> None:
         """A call that has to arrive, also when the task is over."""
         future = self.watch(reference, lambda: True)
         self._on_their_way.add(future)

@@ -40,7 +40,9 @@ from tidegate.actors.hosts.threads import WorkerPool, leave_if_forked, leave_unr
 from tidegate.actors.protocol.failure_reasons import log_failure
 from tidegate.actors.protocol.identity import ChannelId, TaskId
 from tidegate.actors.restore.state_follower import StateFollower
+from tidegate.actors.runtimes.ray.exchange.connections import Connections, LinkOffer
 from tidegate.actors.runtimes.ray.exchange.frame_exchange import Packed
+from tidegate.actors.runtimes.ray.exchange.frame_heads import Head, read_head
 from tidegate.actors.runtimes.ray.exchange.shared_segment import Offer
 from tidegate.actors.runtimes.ray.process.actor_log import TaskLog
 from tidegate.actors.runtimes.ray.process.belonging import hold_on
@@ -54,7 +56,6 @@ from tidegate.actors.runtimes.ray.process.outcomes import Outcome, Outcomes
 from tidegate.actors.runtimes.ray.process.signs_of_life import IO_THREAD_NAMES, SignsOfLife
 from tidegate.actors.runtimes.ray.task.channel_calls import ChannelCalls
 from tidegate.actors.runtimes.ray.task.deliveries import Deliveries
-from tidegate.actors.runtimes.ray.task.frame_heads import Head, read_head
 from tidegate.actors.runtimes.ray.task.frame_order import OrderedFrames
 from tidegate.actors.runtimes.ray.task.row_counts import RowCounts
 from tidegate.actors.runtimes.ray.task.warm_standby import WarmStandby
@@ -106,6 +107,7 @@ class TaskProcess(SignsOfLife):
         self._pid = os.getpid()
         self._mailbox = Mailbox("tidegate-task", self._turn, self._tick, TICK_MS, self._failed)
         self._warm = WarmStandby(context, retrying(open_store), self._mailbox, RESTORE_THREADS, self._thread_died)
+        self._connections = Connections(self._thread_died)
         self._outbox = Outbox(lambda event: coordinator.report.remote(event), self._mailbox)
         self._mailbox.start()
         SignsOfLife.__init__(self, self._mailbox)
@@ -122,13 +124,13 @@ class TaskProcess(SignsOfLife):
         self._mailbox.post(lambda: self._arrived(at_ms, attempt, channel, first_sequence, (elements, place)))
 
     @ray.method(concurrency_group="control", enable_task_events=False)
-    def offer(self, head: Head, offer: Offer) -> str:
-        """The sender of a channel has made memory for its rows. Returns why it cannot be taken; empty: it is taken."""
+    def offer(self, head: Head, offer: Offer | LinkOffer) -> str:
+        """The sender of a channel has memory for its rows, or listens. Returns why not; empty: it is taken."""
         attempt, channel, _ = read_head(head)
         running = self._running
         if running is None or running.attempt != attempt:
             return "the receiver runs another attempt"
-        return running.channels.incoming.take(channel, offer)
+        return running.channels.take(channel, offer)
 
     @ray.method(concurrency_group="control", enable_task_events=False, max_task_retries=-1)
     def credit(self, head: Head, window_bytes: int) -> None:
@@ -254,6 +256,7 @@ class TaskProcess(SignsOfLife):
         self._running = None
         if outcome.kind == "finished":
             self._left = running.last_words()
+            running.channels.finish()
             running.deliveries.when_all_arrived(partial(self._outcomes.settle, running.attempt))
         else:
             self._outcomes.settle(running.attempt, outcome)
@@ -307,7 +310,9 @@ class _RunningTask:
         self._peers = order.peers
         descriptor = context.describe(order.task, order.attempt)
         self.deliveries = Deliveries(process._mailbox, lambda action: process._guarded(self, action))
-        self.channels = ChannelCalls(order, context, descriptor, process.info().node_id, self.deliveries, self._later)
+        node_id, connections = process.info().node_id, process._connections
+        doors: Any = process  # what comes over a connection comes in where calls do
+        self.channels = ChannelCalls(order, context, descriptor, node_id, self.deliveries, connections, doors)
         self._frames = OrderedFrames(self.take, self.call_later)
         self._counts = RowCounts(process._coordinator, context, descriptor)
         descriptor = replace(descriptor, backend=replace(descriptor.backend, restore_threads=RESTORE_THREADS))
@@ -319,9 +324,6 @@ class _RunningTask:
         except BaseException:
             self.host.close()
             raise
-
-    def _later(self, action: Callable[[], None]) -> None:
-        self._process._mailbox.post(lambda: self._process._guarded(self, action))
 
     def take(self, event: ev.TaskEvent) -> None:
         """Let the task take in one fact."""
@@ -365,7 +367,7 @@ class _RunningTask:
             if (event := future.result()) is not None:
                 self.host.handle(event)
 
-        self._pool.submit(work, lambda future: self._later(lambda: finish(future)))
+        self._pool.submit(work, lambda future: self.deliveries.later(lambda: finish(future)))
 
     def set_timer(self, instruction: do.SetTaskTimer, delay_ms: int) -> None:
         # A timer may be far away: it must not keep the state of a task that is over until then.
