@@ -14,6 +14,7 @@ from operator_harness import Subtasks, opened, run
 
 from tidegate.actors.operators.aggregates import aggregate as tg
 from tidegate.actors.operators.aggregates.aggregate_all import MergedAggregate, PartialAggregate, key_name
+from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
 from tidegate.actors.operators.ranking.distinct_rows import DistinctRows
 from tidegate.storage.errors import ConfigurationError
 
@@ -52,6 +53,28 @@ def test_the_first_row_of_a_batch_is_the_first() -> None:
     (out,) = run(opened(DistinctRows(("k", "x"), "new")), [batch])
     assert out.column("new").to_pylist() == [True, False, True, False]
     assert out.schema.equals(DistinctRows(("k", "x"), "new").output_schema(batch.schema))
+
+
+def test_what_is_known_is_not_written_again() -> None:
+    """State has a value once, as it was when it came first, and nulls never: a checkpoint has the new values alone."""
+    keys = ("k", "x")
+    subtasks = Subtasks(lambda: DistinctRows(keys, "new"), keys, 1)
+    subtasks.process([_batch([(1, None, 0)]), _batch([(1, "a", 0), (1, "a", 1), (1, None, 2)])])
+    subtasks.process([_batch([(1, "b", 3), (1, "a", 4), (1, None, 5)])])
+    stored = [row for table in subtasks.snapshot() for row in table.rows.to_pylist()]
+    assert sorted(stored, key=str) == [{"k": 1, "x": "a", "rows": 1}, {"k": 1, "x": "b", "rows": 1}]
+    flagged = [(row["x"], row["rest"]) for batch in subtasks.emitted for row in batch.to_pylist() if row["new"]]
+    assert flagged == [("a", "0"), ("b", "3")]
+
+
+def test_state_of_older_versions_is_restored() -> None:
+    """They counted all rows of each combination, nulls too: an aggregate wrote it, and nothing is new after it."""
+    keys = ("k", "x")
+    older = Subtasks(lambda: KeyedAggregate(keys, {"rows": tg.count()}), keys, 2)
+    older.process([_batch([(1, "a", 0), (1, "a", 1), (1, None, 2)])])
+    now = Subtasks(lambda: DistinctRows(keys, "new"), keys, 1, restored=older.snapshot())
+    now.process([_batch([(1, None, 3), (1, "a", 4), (1, "b", 5)])])
+    assert [row["new"] for batch in now.emitted for row in batch.to_pylist()] == [False, False, True]
 
 
 def test_names_that_are_taken() -> None:

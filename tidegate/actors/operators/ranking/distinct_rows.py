@@ -5,7 +5,8 @@ Rules:
 
 - All rows pass, with one more boolean column. It is true for the first row of each combination of values there ever
   was, and false for all others. So to count distinct values is to count the rows for which it is true.
-- A null in the counted column is no value: the row is none of the first.
+- A null in the counted column is no value: the row is none of the first, and leaves no state. (Older versions kept it.)
+- A combination that is known is looked up and never written again: a checkpoint has the new ones alone.
 - State is a table of these combinations, keyed by all of the columns. Rows are spread by all of them too: one key with
   many values does not fill one subtask alone.
 """
@@ -13,15 +14,18 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from tidegate.actors.kernels.columns import key_column, valid_mask
-from tidegate.actors.kernels.key_index.entries import Upserted
+from tidegate.actors.kernels.partition import gather
 from tidegate.actors.operators.aggregates.aggregate import count
 from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
 from tidegate.actors.operators.operator import Columns, together
+from tidegate.actors.operators.state.keys import check_owner, key_columns
 from tidegate.storage.errors import ConfigurationError
 
 
@@ -47,12 +51,31 @@ class DistinctRows(KeyedAggregate):
             raise ConfigurationError(f"there is a column {self._flag!r} already")
         return input_schema.append(pa.field(self._flag, pa.bool_()))
 
-    def _accumulate(self, batch: pa.RecordBatch, keys: pa.RecordBatch, upserted: Upserted) -> pa.RecordBatch | None:
-        for name, accumulator in zip(self._aggregates, self._accumulators, strict=True):
-            self._take_in(accumulator, name, batch, upserted)
-        first = np.zeros(batch.num_rows, dtype=np.uint8)
-        first[upserted.new_rows] = 1
+    def _advance(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        self._admit(batch.schema)
+        keys = key_columns(batch, self._keys)
+        first = np.zeros(batch.num_rows, dtype=np.bool_)
         mask = valid_mask(key_column(batch, self._counted))
         if len(mask):
-            first &= mask
-        return batch.append_column(self._flag, pa.array(first.view(np.bool_)))
+            rows = np.flatnonzero(mask).astype(np.int32)
+            first[rows[self._new_rows(gather(keys, rows))]] = True
+        else:
+            first[self._new_rows(keys)] = True
+        return batch.append_column(self._flag, pa.array(first))
+
+    def _new_rows(self, keys: pa.RecordBatch) -> NDArray[np.int32]:
+        """The rows whose combination is new. It is known from now on."""
+        assert self._table is not None
+        if not keys.num_rows:
+            return np.zeros(0, dtype=np.int32)
+        upserted = self._table.upsert(keys)
+        rows = upserted.new_rows
+        if len(rows):
+            new = gather(keys, rows)
+            check_owner(self.context, new, self._owners)
+            slots = upserted.slots[rows]
+            for name, accumulator in zip(self._aggregates, self._accumulators, strict=True):
+                self._take_in(accumulator, name, new, replace(upserted, slots=slots))
+        self._changed_rows += len(rows)
+        self._table.done()
+        return rows
