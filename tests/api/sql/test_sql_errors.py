@@ -109,6 +109,16 @@ def test_options_that_do_not_fit_are_refused(options: dict[str, Any], said: str)
         env.sql("SELECT auction, COUNT(*) AS n FROM bids GROUP BY auction", **options)
 
 
+def test_distinct_of_changes_takes_no_time_to_live() -> None:
+    """It cannot forget a row that may be taken back; of a plain stream it can."""
+    query = "SELECT DISTINCT b.auction FROM bids b LEFT JOIN auctions a ON b.auction = a.id"
+    with environment() as env:
+        env.sql(query)
+        env.sql("SELECT DISTINCT auction FROM bids", ttl="1h")
+        with pytest.raises(tg.ConfigurationError, match="DISTINCT of changes keeps all rows"):
+            env.sql(query, ttl="1h")
+
+
 def test_a_view_has_a_name_of_its_own_and_known_columns() -> None:
     """Names are any case; another stream takes a name only if that is asked for."""
     with environment() as env:

@@ -224,6 +224,8 @@ class _Query:
         with standing_at(node):
             if stream._updating is None:
                 made = stream.key_by(*keys).deduplicate(ttl=keeping.ttl, uid=self._steps.uid("distinct"))
+            elif keeping.ttl is not None:
+                raise refused(node, "DISTINCT of changes keeps all rows: ttl= cannot bound it; leave one out")
             else:
                 name = free_name("rows", columns_of(stream))
                 counted: dict[str, Any] = {name: count()}
