@@ -46,6 +46,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "adoption_timeout": ("jobmanager.adoption-timeout",),
     "standbys": ("slotmanager.redundant-taskmanager-num",),
     "slot_request_timeout": ("slot.request.timeout",),
+    "fork_processes": ("taskmanager.process.fork",),
 }
 
 GIVEN: dict[str, tuple[object, object]] = {
@@ -92,6 +93,7 @@ GIVEN: dict[str, tuple[object, object]] = {
     "adoption_timeout": ("20s", 20_000),
     "standbys": ("AUTO", "auto"),
     "slot_request_timeout": ("1h", 3_600_000),
+    "fork_processes": (True, True),
 }
 """Name to a value as people write it, and the value that is kept."""
 

@@ -60,6 +60,7 @@ def test_defaults() -> None:
         "adoption_timeout": 60_000,
         "standbys": None,
         "slot_request_timeout": 300_000,
+        "fork_processes": False,
     }
 
 

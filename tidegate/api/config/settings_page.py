@@ -35,6 +35,7 @@ _MORE = {
     "adoption_timeout": "recovery.md#the-coordinator-is-lost",
     "standbys": "recovery.md#spare-processes",
     "slot_request_timeout": "recovery.md#nodes-that-are-lost",
+    "fork_processes": "tuning.md#how-processes-start",
     "retention": "configuration.md#retention",
     "placement": "placement.md",
     "log_level": "logging.md",

@@ -185,7 +185,7 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
         request.checkpoints.lease,
         request.checkpoints.storage_outage,
         heartbeats_of(request.checkpoints),
-        ProcessSettings(request.checkpoints.standbys, request.checkpoints.slot_request_timeout),
+        _processes_of(request.checkpoints),
         tuple(rows.url for rows in request.collected if rows.handed_on),
         {t.url: t.options.compaction for t in request.tables if t.options.compaction is not None},
         frozenset(source.uid for source in assigned),
@@ -194,6 +194,10 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
     )
     spec = replace(_spec(request, graph, restore), assigned_sources=assigned, aligned_sources=aligned)
     return Submission(spec, context, savepoints, request.detached, now_ms(), staged.companions)
+
+
+def _processes_of(config: CheckpointConfig) -> ProcessSettings:
+    return ProcessSettings(config.standbys, config.slot_request_timeout, config.fork_processes)
 
 
 def _backend_of(config: CheckpointConfig, options: StateBackendOptions) -> StateBackendOptions:

@@ -28,6 +28,7 @@ from tidegate.actors.runtimes.ray.driver.listing import find, jobs_on_ray
 from tidegate.actors.runtimes.ray.driver.ray_job import RayJob, check_shared
 from tidegate.actors.runtimes.ray.fleet.standby_plan import standby_delay_ms, standbys_kept
 from tidegate.actors.runtimes.ray.fleet_options import FleetOptions, SlotPlacement
+from tidegate.actors.runtimes.ray.fork_server.worker_command import actor_options
 from tidegate.actors.runtimes.ray.memory_store import open_store_on_ray, start_memory
 from tidegate.actors.runtimes.ray.process.calls import CONCURRENCY_GROUPS, NAMESPACE
 from tidegate.actors.runtimes.ray.process.orders import Handle
@@ -240,7 +241,8 @@ class RayRuntime:
 
     def _start(self, submission: Submission, context: SharedValue, options: FleetOptions) -> Handle:
         name = f"{options.prefix}/coordinator"
-        actor = _CoordinatorActor.options(name=name, namespace=self._namespace)
+        forked = actor_options(submission.context.processes.fork)
+        actor = _CoordinatorActor.options(name=name, namespace=self._namespace, **forked)
         return actor.remote(submission.spec, context.pickled, options, submission.card)
 
     def _first_slot(self, graph: JobGraph, plan: SlotPlan) -> int:

@@ -1,0 +1,229 @@
+"""Workers that are forked have what Ray gave them, and nothing of each other; without a server they start as ever."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from waiting import until
+
+from tidegate.actors.runtimes.ray.fork_server import launch, server
+from tidegate.actors.runtimes.ray.fork_server.server import ForkServer, receive
+from tidegate.actors.runtimes.ray.fork_server.worker_command import worker_command
+
+WORKER = """\
+import json, os, sys
+import numpy
+print(json.dumps({
+    "pid": os.getpid(), "parent": os.getppid(), "argv": sys.argv, "first": sys.path[0], "folder": os.getcwd(),
+    "job": os.environ.get("RAY_JOB_ID"), "extra": os.environ.get("OMP_NUM_THREADS"), "name": __name__,
+    "random": numpy.random.random(), "modules": "tidegate.actors.runtimes.ray.task.task_actor" in sys.modules,
+}), flush=True)
+sys.exit(3)
+"""
+SOCKET = "--raylet-name="
+
+
+@pytest.fixture
+def raylet() -> Iterator[subprocess.Popen[bytes]]:
+    """A process in the place of Ray's on this node."""
+    process = subprocess.Popen(["sleep", "1000"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def run(folder: Path, raylet: int | None, job: str) -> dict[str, object]:
+    """Start a worker as Ray does, and return what it prints; where the output goes tells when it has ended."""
+    (folder / "worker.py").write_text(WORKER)
+    environment = {k: v for k, v in os.environ.items() if k not in ("RAY_RAYLET_PID", "OMP_NUM_THREADS")}
+    environment |= {"RAY_JOB_ID": job} | ({} if raylet is None else {"RAY_RAYLET_PID": str(raylet)})
+    command = [sys.executable, "-I", "-S", launch.__file__, str(folder / "worker.py"), f"{SOCKET}{folder}/raylet", job]
+    # No pipe: the server would keep one open.
+    with (folder / f"{job}.out").open("w") as out, (folder / f"{job}.err").open("w") as errors:
+        started = subprocess.Popen(command, env=environment, cwd=folder, stdout=out, stderr=errors)
+        started.wait()
+    until("what the worker prints", lambda: (folder / f"{job}.out").read_text().endswith("\n"))
+    found: dict[str, object] = json.loads((folder / f"{job}.out").read_text())
+    return found | {"launched": started.pid, "code": started.returncode}
+
+
+@pytest.mark.slow
+def test_workers_are_forked_with_what_is_theirs(tmp_path: Path, raylet: subprocess.Popen[bytes]) -> None:
+    """Two workers have one parent and its imports, their own environment, arguments, output and random numbers.
+
+    They are gone when they have ended, and the server is when its Ray is.
+    """
+    first, second = (run(tmp_path, raylet.pid, job) for job in ("one", "two"))
+
+    assert first["parent"] == second["parent"] != os.getpid()
+    assert first["pid"] != first["launched"]
+    for job, found in (("one", first), ("two", second)):
+        assert found["code"] == 0
+        assert (found["job"], found["extra"], found["name"]) == (job, None, "__main__")
+        assert found["argv"] == [str(tmp_path / "worker.py"), f"{SOCKET}{tmp_path}/raylet", job]
+        assert (found["first"], found["folder"]) == (str(tmp_path), str(tmp_path))
+        assert found["modules"]
+    assert first["random"] != second["random"]
+    until("the ends of workers", lambda: not any(os.path.exists(f"/proc/{w['pid']}") for w in (first, second)))
+    parent = first["parent"]
+    raylet.kill()
+    until("the end of the server", lambda: not _runs(parent))
+
+
+def _runs(process: object) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_without_a_server_the_worker_starts_as_ever(tmp_path: Path) -> None:
+    """Where Ray does not say which of its processes is meant, the process that Ray has started becomes the worker."""
+    found = run(tmp_path, None, "alone")
+    assert (found["pid"], found["code"]) == (found["launched"], 3)
+
+
+def test_a_server_that_is_not_ready_has_workers_start_as_ever(tmp_path: Path, raylet: subprocess.Popen[bytes]) -> None:
+    """It answers at once that it does not fork: nobody waits for it, and no second server is started."""
+    folder = Path(launch.__file__).parents[5]
+    kept = {k: v for k, v in os.environ.items() if k not in ("RAY_JOB_ID", "OMP_NUM_THREADS")}
+    environment = kept | {"RAY_RAYLET_PID": str(raylet.pid)}
+    path = launch.socket_path([f"{SOCKET}{tmp_path}/raylet"], environment, str(folder))
+    assert path is not None
+    with _listening(path) as listening, _serving(listening, path, ready=False):
+        found = run(tmp_path, raylet.pid, "refused")
+    assert (found["pid"], found["code"]) == (found["launched"], 3)
+
+
+def test_nothing_is_forked_beside_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another thread holds would be held for ever in a child."""
+    monkeypatch.setattr(os, "fork", lambda: pytest.fail("it has forked"))
+    monkeypatch.setattr(server, "threads", lambda: 2)
+    path = str(tmp_path / "socket")
+    with _listening(path) as listening, _serving(listening, path, ready=True):
+        client = launch.connected(path)
+        assert client is not None
+        with client:
+            assert not launch.forked(client, ["worker.py"])
+
+
+def _listening(path: str) -> socket.socket:
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listening.bind(path)
+    listening.listen()
+    return listening
+
+
+class _serving:
+    """A server in a thread, until its Ray is gone."""
+
+    def __init__(self, listening: socket.socket, path: str, ready: bool) -> None:
+        self._here, there = os.pipe()
+        self._there = there
+        self._server = ForkServer(listening, path, ready, self._here)
+        self._thread = threading.Thread(target=self._server.serve)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *error: object) -> None:
+        os.close(self._there)
+        self._thread.join()
+        os.close(self._here)
+
+
+@pytest.fixture(autouse=True)
+def _signals_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the main thread may set handlers; a server is one."""
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (launch.LENGTH.pack(2**40), "bytes and 3 streams"),
+        (launch.LENGTH.pack(10) + b"[]", "ends in the middle"),
+        (launch.LENGTH.pack(2) + b"[]", "not enough values"),
+        (b"\0", "no order"),
+    ],
+)
+def test_what_is_no_order_is_refused(said: bytes, why: str) -> None:
+    """Too long, cut off, of another shape: an error, and no descriptor is left open."""
+    before = len(os.listdir("/proc/self/fd"))
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with here, there:
+        streams = struct.pack("3i", 0, 1, 2)
+        there.sendmsg([said[:8]], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams)])
+        there.sendall(said[8:])
+        there.shutdown(socket.SHUT_WR)
+        with pytest.raises(ValueError, match=why):
+            receive(here)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_server_is_for_one_environment() -> None:
+    """Variables, Python's packages and Ray tell servers apart; whose job it is does not."""
+    arguments, environment = ["worker.py", f"{SOCKET}/ray/raylet"], {"RAY_RAYLET_PID": "7", "RAY_JOB_ID": "1"}
+
+    def path(folder: str = "/site", at: str = "/ray/raylet", **variables: str) -> str | None:
+        return launch.socket_path(["worker.py", f"{SOCKET}{at}"], environment | variables, folder)
+
+    assert path() is not None
+    assert path() == path(RAY_JOB_ID="2")
+    others = [path(PYTHONPATH="/mine"), path(folder="/other"), path(at="/ray2/raylet"), path(RAY_RAYLET_PID="8")]
+    assert len({path(), *others}) == 5
+    assert path(at="/" + "long" * 30 + "/raylet") is None
+    assert launch.socket_path(arguments, {}, "/site") is None
+
+
+def test_a_node_has_few_servers(tmp_path: Path) -> None:
+    """What is left of servers that were killed does not count, and is cleared away."""
+    paths = [str(tmp_path / f"{launch.PREFIX}{number}") for number in range(launch.SERVERS_MAX)]
+    listening = [_listening(path) for path in paths]
+    assert not launch.may_serve(str(tmp_path / f"{launch.PREFIX}new"))
+    listening[0].close()
+    assert launch.may_serve(str(tmp_path / f"{launch.PREFIX}new"))
+    assert not os.path.exists(paths[0])
+    for each in listening[1:]:
+        each.close()
+
+
+def test_the_shell_finds_the_python_of_its_own_ray(tmp_path: Path) -> None:
+    """It is that of the command with which Ray there starts workers; without this package there is no server."""
+
+    def said(file: str, raylet_says: str, **variables: str) -> str:
+        command = worker_command("linux", {}, file, "/given/python")
+        assert command is not None
+        ray = subprocess.Popen(
+            [sys.executable, "-c", "import sys; sys.stdin.read()", raylet_says], stdin=subprocess.PIPE
+        )
+        environment = {"PATH": os.environ["PATH"], "RAY_RAYLET_PID": str(ray.pid), **variables}
+        try:
+            return subprocess.check_output(["bash", "-c", f"echo {command} x"], env=environment, text=True).strip()
+        finally:
+            ray.communicate()
+
+    python = f"--python_worker_command={sys.executable} setup.py worker.py"
+    assert said(launch.__file__, python) == f"{sys.executable} -I -S {launch.__file__} x"
+    assert said("/nowhere/launch.py", python) == f"{sys.executable} x"
+    assert said("/nowhere/launch.py", "--other") == "/given/python x"
+    assert said(launch.__file__, python, VIRTUAL_ENV="/s/runtime_resources/pip/1/virtualenv") == "python x"
+
+
+def test_an_environment_with_a_python_of_its_own_has_no_server() -> None:
+    """Nor has another system, or a path that a shell would not take as it is."""
+    assert worker_command("linux", {"env_vars": {"A": "1"}, "working_dir": "."}, "/launch.py", "/python") is not None
+    for part in ("pip", "conda", "uv", "py_executable", "image_uri", "container"):
+        assert worker_command("linux", {part: "x"}, "/launch.py", "/python") is None
+    assert worker_command("darwin", {}, "/launch.py", "/python") is None
+    assert worker_command("linux", {}, "/with space/launch.py", "/python") is None

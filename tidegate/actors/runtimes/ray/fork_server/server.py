@@ -1,0 +1,230 @@
+"""The fork server of a node: a process that has imported what tasks need, and forks itself for workers of Ray.
+
+`launch.py` starts it, and asks it for each worker. What is forked shares the pages of all that is imported here, and
+pays nothing for it.
+
+Rules:
+
+- It imports libraries and tidegate, and runs no code of any job: nothing can get from one job to another.
+- It forks only while it has one thread: what another thread holds at that moment nobody would ever give back. With
+  more, and where an import has failed, it refuses, and workers start without it.
+- It stays while one of its children lives, whose pages it has in common with them, and a while longer. It ends with
+  its Ray.
+- A child has the environment, folder, arguments and standard streams that Ray gave to the worker, its own random
+  numbers, and no way back into this module.
+"""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import gc
+import importlib
+import json
+import logging
+import os
+import runpy
+import select
+import signal
+import socket
+import struct
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from types import FrameType
+from typing import Any
+
+from tidegate.actors.runtimes.ray.fork_server.launch import LENGTH, LISTENING, LOCK, PEER, STARTED, package_folder
+
+IDLE_S = 120.0
+ORDER_S = 10.0
+ORDER_BYTES_MAX = 16 * 1024 * 1024
+STREAMS = 3
+IMPORTED = (
+    "ray._private.workers.default_worker",
+    "tidegate.actors.runtimes.ray.task.task_actor",
+    "tidegate.actors.runtimes.ray.coordinator.coordinator_actor",
+)
+USED_BEFORE = "TIDEGATE_LAUNCH_CPU_S"
+"""In the environment of a child: seconds of a processor that its start has cost before it was forked."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A worker to be started. `streams`: descriptors of its standard input, output and errors."""
+
+    arguments: list[str]
+    environment: dict[str, str]
+    folder: str
+    used_s: float
+    streams: tuple[int, ...]
+
+    def close(self) -> None:
+        """Let go of its streams."""
+        for descriptor in self.streams:
+            os.close(descriptor)
+
+
+class ForkServer:
+    """Serves until nobody needs it. `path`: of the socket that listens."""
+
+    def __init__(self, listening: socket.socket, path: str, ready: bool, raylet: int) -> None:
+        self._listening = listening
+        self._path = path
+        self._ready = ready
+        self._raylet = raylet
+        self._children: set[int] = set()
+
+    def serve(self) -> Order | None:
+        """Answer until the end, which returns None. In a child: what it is to become."""
+        self._listening.setblocking(False)
+        signal.signal(signal.SIGCHLD, self._reap)
+        while True:
+            ready, _, _ = select.select([self._listening.fileno(), self._raylet], [], [], IDLE_S)
+            if self._raylet in ready or (not ready and not self._children and self._left()):
+                return None
+            if self._listening.fileno() in ready and (order := self._answered()) is not None:
+                return order
+
+    def _answered(self) -> Order | None:
+        """Take one connection. Only a child returns an order."""
+        try:
+            client, _ = self._listening.accept()
+        except BlockingIOError:  # Who has asked is gone.
+            return None
+        with client:
+            try:
+                order = receive(client) if self._ready else None
+            except (OSError, ValueError) as error:
+                log.warning("tidegate's fork server was asked for what it does not understand: %s", error)
+                return None
+            if order is None:
+                return None
+            if threads() > 1:
+                order.close()
+                return None
+            child = os.fork()
+            if child == 0:
+                return self._begun(client, order)
+            self._children.add(child)
+            order.close()
+        return None
+
+    def _begun(self, client: socket.socket, order: Order) -> Order:
+        """In a child: say so. Nobody there to hear it: the worker was started otherwise."""
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        try:
+            client.sendall(STARTED)
+        except OSError:
+            os._exit(0)
+        self._listening.close()
+        os.close(self._raylet)
+        return order
+
+    def _reap(self, number: int, frame: FrameType | None) -> None:
+        """Children that have ended are gone at once: Ray looks whether their ids are in use."""
+        with suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG)[0]) != 0:
+                self._children.discard(ended)
+
+    def _left(self) -> bool:
+        """Take the socket away, unless somebody is at it just now."""
+        lock = os.open(os.path.join(os.path.dirname(self._path), LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if select.select([self._listening], [], [], 0)[0]:
+                return False
+            os.unlink(self._path)
+        finally:
+            os.close(lock)
+        return True
+
+
+def receive(client: socket.socket) -> Order | None:
+    """What somebody asks for; None: nothing, or it is somebody else's user. Raises OSError, ValueError."""
+    client.settimeout(ORDER_S)
+    _, user, _ = PEER.unpack(client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size))
+    if user != os.getuid():
+        return None
+    head, rights, _, _ = client.recvmsg(LENGTH.size, socket.CMSG_SPACE(STREAMS * 4))
+    streams = array.array("i")
+    for _level, _kind, data in rights:
+        streams.frombytes(data)
+    try:
+        if not head:
+            return None
+        (length,) = LENGTH.unpack(head)
+        if length > ORDER_BYTES_MAX or len(streams) != STREAMS:
+            raise ValueError(f"{length} bytes and {len(streams)} streams")
+        text = bytearray()
+        while len(text) < length:
+            part = client.recv(length - len(text))
+            if not part:
+                raise ValueError("it ends in the middle")
+            text += part
+        arguments, environment, folder, used_s = json.loads(text)
+        return Order(arguments, environment, folder, used_s, tuple(streams))
+    except BaseException as error:
+        for descriptor in streams:
+            os.close(descriptor)
+        if isinstance(error, (TypeError, struct.error)):
+            raise ValueError(f"it is no order: {error}") from error
+        raise
+
+
+def threads() -> int:
+    """How many this process has, also those that Python knows nothing of."""
+    return len(os.listdir("/proc/self/task"))
+
+
+def become(order: Order) -> None:
+    """Be the worker, to its end."""
+    os.setpgid(0, 0)
+    for number, descriptor in enumerate(order.streams):
+        os.dup2(descriptor, number)
+    order.close()
+    os.chdir(order.folder)
+    os.environ.clear()
+    os.environ.update(order.environment)
+    os.environ[USED_BEFORE] = f"{order.used_s:.3f}"
+    sys.argv[:] = order.arguments
+    sys.path[0] = os.path.dirname(order.arguments[0])
+    if (numbers := sys.modules.get("numpy.random")) is not None:
+        numbers.seed()
+    runpy.run_path(order.arguments[0], run_name="__main__")
+
+
+def import_all(folder: str) -> bool:
+    """Load what processes of jobs need. Whether that went well, and tidegate is the one in this folder."""
+    try:
+        if (found := package_folder()) != folder:
+            raise ImportError(f"tidegate is in {found}, not in {folder}")
+        for name in IMPORTED:
+            importlib.import_module(name)
+        if find_spec("pandas") is not None:
+            importlib.import_module("pandas")
+        arrow: Any = importlib.import_module("pyarrow")
+        arrow.array([])  # It looks for pandas now, once.
+    except Exception:
+        log.exception("tidegate's fork server cannot import what tasks need: workers start without it")
+        return False
+    if threads() > 1:
+        log.warning("tidegate's fork server has %d threads, so workers start without it", threads())
+        return False
+    gc.collect()
+    gc.freeze()
+    return True
+
+
+def main() -> None:
+    """Import, and serve. Its children are workers of Ray."""
+    path, folder, _ = sys.argv[1:]
+    raylet = os.pidfd_open(int(os.environ["RAY_RAYLET_PID"]))
+    ready = import_all(folder)
+    sys.path.pop()  # The folder, which workers have not.
+    order = ForkServer(socket.socket(fileno=LISTENING), path, ready, raylet).serve()
+    if order is not None:
+        become(order)
