@@ -47,6 +47,7 @@ ERRORS: dict[str, str] = {
     "SELECT ts > 'soon' FROM bids": "'soon' is no TIMESTAMP",
     "SELECT ts - ts FROM bids": "TIMESTAMPDIFF",
     "SELECT CAST(ts AS BIGINT) FROM bids": "UNIX_MILLIS",
+    "SELECT INTERVAL '1' DAY AS day FROM bids": "an interval is no column",
     "SELECT bidder LIKE bidder FROM bids": "must be a text, written out",
     "SELECT price & 1 FROM bids": "BitwiseAnd is not covered",
     "SELECT DATE_FORMAT(ts, 'QQQQQ') FROM bids": "pattern 'QQQQQ' is not known",
@@ -62,6 +63,7 @@ ERRORS: dict[str, str] = {
     f"SELECT 1 FROM {WINDOWED.format('ts', MONTH, BOTH)}": "windows of months have no fixed length",
     f"SELECT 1 FROM {WINDOWED.format('ts', '10', BOTH)}": "this is an interval: INTERVAL '10' SECONDS",
     "SELECT * FROM TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts), INTERVAL '1' HOUR))": "windows and nothing follows",
+    f"SELECT COUNT(*) FROM HOP(TABLE bids, DESCRIPTOR(ts), {HOUR}, {HOUR})": "GROUP BY names window_start",
     "SELECT 1 FROM TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts))) GROUP BY " + BOTH: "SIZE is not there",
     "SELECT auction, COUNT(*) FROM TABLE(SESSION(TABLE bids, DESCRIPTOR(ts), INTERVAL '1' HOUR)) GROUP BY auction, "
     + BOTH: "sessions are of all rows, and GROUP BY names",
@@ -73,6 +75,9 @@ ERRORS: dict[str, str] = {
     "SELECT 1 FROM bids b LEFT ANTI JOIN auctions a ON b.auction = a.id": "ANTI JOIN is for windows and intervals",
     "SELECT 1 FROM bids b NATURAL JOIN auctions a": "NATURAL JOIN is not covered",
     "SELECT 1 FROM bids b JOIN auctions FOR SYSTEM_TIME AS OF b.price AS a ON b.auction = a.id": "names the event time",
+    "SELECT 1 FROM bids b LEFT JOIN auctions FOR SYSTEM_TIME AS OF b.ts AS a ON b.auction = a.id AND a.id > 1": (
+        "decides which rows have no partner"
+    ),
     "SELECT 1 FROM bids FOR SYSTEM_TIME AS OF ts": "VERSION is not covered here",
     "SELECT city FROM sellers": "a registered table is no stream",
     "SELECT 1 FROM auctions a FULL JOIN sellers s ON a.seller = s.seller": "is INNER or LEFT",

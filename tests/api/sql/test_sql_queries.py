@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import polars as pl
+import pyarrow as pa
 import pytest
-from sql_streams import AUCTIONS, BIDS, SELLERS, at, result_of
+from sql_streams import AUCTIONS, BIDS, SELLERS, at, environment, result_of
 
 ALSO_POLARS = [
     "SELECT auction, price * 2 AS p, bidder FROM bids WHERE price > 10 AND bidder IS NOT NULL",
@@ -23,6 +24,11 @@ ALSO_POLARS = [
     "SELECT b.auction, a.id, a.seller FROM bids AS b FULL JOIN auctions AS a ON b.auction = a.id",
     "SELECT a.id, s.city FROM auctions AS a JOIN sellers AS s ON a.seller = s.seller",
     "SELECT a.id, s.seller, s.city FROM auctions AS a LEFT JOIN sellers AS s ON a.seller = s.seller",
+    "SELECT b.price, a.id FROM bids AS b JOIN auctions AS a ON b.auction = a.id AND b.price - 9 = a.id",
+    (
+        "SELECT a.id, s.one, s.two FROM auctions AS a JOIN (SELECT x.id AS one, y.id AS two FROM auctions AS x "
+        "JOIN auctions AS y ON x.seller = y.seller) AS s ON a.id = s.one"
+    ),
     "SELECT auction AS x FROM bids UNION ALL SELECT id AS x FROM auctions",
     "SELECT auction AS x FROM bids UNION SELECT id AS x FROM auctions",
     "WITH t AS (SELECT auction, COUNT(*) AS n FROM bids GROUP BY auction) SELECT n, COUNT(*) AS m FROM t GROUP BY n",
@@ -130,11 +136,46 @@ WRITTEN: list[tuple[str, dict[str, Any], list[tuple[Any, ...]]]] = [
     ),
     (
         (
+            "SELECT b.auction, b.price, a.seller FROM bids b LEFT JOIN auctions a ON b.auction = a.id "
+            "AND a.opened < b.ts AND a.opened > b.ts - INTERVAL '12' SECONDS"
+        ),
+        {},
+        [
+            (1, 10, "X"),
+            (1, 30, None),
+            (1, 30, None),
+            (2, 5, None),
+            (2, 20, "Y"),
+            (2, 40, None),
+            (3, None, "X"),
+            (4, 7, None),
+        ],
+    ),
+    (
+        (
             "SELECT b.auction, b.price, a.seller FROM bids b LEFT JOIN auctions FOR SYSTEM_TIME AS OF b.ts AS a "
             "ON b.auction = a.id WHERE b.price < 30"
         ),
         {},
         [(1, 10, "X"), (2, 5, "Y"), (2, 20, "Y"), (4, 7, None)],
+    ),
+    (
+        (
+            "SELECT b.auction, b.price, v.price AS held FROM bids b JOIN bids FOR SYSTEM_TIME AS OF b.ts AS v "
+            "ON b.auction = v.auction AND v.bidder IS NOT NULL WHERE v.price > 15"
+        ),
+        {},
+        [(1, 30, 30), (1, 30, 30), (2, 20, 20)],
+    ),
+    (
+        (
+            f"WITH w AS (SELECT auction, COUNT(*) AS n, window_start AS s, window_end AS e FROM {MANY} "
+            "GROUP BY auction, window_start, window_end) "
+            "SELECT x.auction, y.n, x.s FROM w AS x JOIN w AS y ON x.auction = y.auction AND x.s = y.s "
+            "WHERE x.auction <> 2"
+        ),
+        {},
+        [(1, 1, at(0)), (1, 1, at(10)), (1, 1, at(20)), (3, 1, at(20)), (4, 1, at(40))],
     ),
     (
         (
@@ -160,6 +201,14 @@ WRITTEN: list[tuple[str, dict[str, Any], list[tuple[Any, ...]]]] = [
         ),
         {},
         [(30,), (40,)],
+    ),
+    (
+        (
+            "SELECT b.price FROM bids AS b JOIN auctions AS a ON b.auction = a.id AND b.auction = a.id + 0 "
+            "WHERE a.id = b.auction AND a.id > 1"
+        ),
+        {},
+        [(5,), (20,), (40,), (None,)],
     ),
     (
         "SELECT auction, COUNT(*) AS n FROM bids GROUP BY auction",
@@ -207,3 +256,29 @@ def test_a_query_of_streams_gives_what_it_says(
 ) -> None:
     """Windows, joins in time and rankings."""
     assert _in_order(result_of(query, **options)) == sorted(expected, key=repr)
+
+
+def test_a_row_finds_in_a_table_what_equals_it() -> None:
+    """A value that the type of the table's column does not have finds nothing: 2.5 is no 2."""
+    sizes = pa.table({"size": [2, 3, 5], "most": [4, 3, 5], "name": ["two", "three", "five"]})
+    with environment() as env:
+        env.create_temporary_view("sizes", sizes)
+        rows = env.sql("SELECT b.price, s.name FROM bids b LEFT JOIN sizes s ON b.price / 2 = s.size").collect()
+        query = "SELECT s.name FROM auctions a JOIN sizes s ON a.id = s.size AND a.id = s.most AND s.most = a.id"
+        twice = env.sql(query).collect()
+        assert env.execute("sql").wait("1min") == "finished"
+    assert twice.to_arrow().column("name").to_pylist() == ["three"]
+    named = [(row["price"], row["name"]) for row in rows.to_arrow().to_pylist() if row["name"] is not None]
+    assert named == [(10, "five")]
+    assert rows.to_arrow().num_rows == BIDS.num_rows
+
+
+def test_fields_of_structs_are_joined_by() -> None:
+    """In equalities, and in other conditions of two streams."""
+    orders = pa.table({"item": [{"id": 1, "most": 2}, {"id": 2, "most": 1}], "at": [at(1), at(2)]})
+    with environment() as env:
+        env.create_temporary_view("orders", env.from_batches(orders, timestamp="at", uid="orders"))
+        query = "SELECT a.id FROM orders o JOIN auctions a ON o.item.id = a.id AND o.item.most > a.id"
+        rows = env.sql(query).collect()
+        assert env.execute("sql").wait("1min") == "finished"
+    assert rows.to_arrow().column("id").to_pylist() == [1]

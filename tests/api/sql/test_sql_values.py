@@ -66,6 +66,8 @@ NUMBERS: dict[str, tuple[Any, str]] = {
     "IF(b, 1, NULL)": (1, "int32"),
     "CASE i WHEN 7 THEN 1 ELSE 2.5 END": (Decimal("1.0"), "decimal128(11, 1)"),
     "CAST(2.7 AS INT)": (2, "int32"),
+    "CAST(2.345 AS DECIMAL(10, 2))": (Decimal("2.35"), "decimal128(10, 2)"),
+    "CAST(-2.345 AS DECIMAL(10, 2))": (Decimal("-2.35"), "decimal128(10, 2)"),
     "CAST('12' AS INT)": (12, "int32"),
     "CAST('x' AS INT)": (None, "int32"),
     "CAST(300 AS TINYINT)": (None, "int8"),

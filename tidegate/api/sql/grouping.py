@@ -30,6 +30,7 @@ from tidegate.storage.errors import ConfigurationError
 
 Emit = Literal["changes", "update", "final"]
 _SPARK = ("WINDOW", "SESSION_WINDOW")
+_IN_WINDOWS = "the rows are in windows: GROUP BY names window_start and window_end"
 _BOUND_OF = {"start": WINDOW_START, "end": WINDOW_END}
 _WORDS = frozenset({"emit", "name", "uid", "parallelism", "ttl", "ttl_time", "emit_every"})
 """What `aggregate` itself is told by these words, so no aggregate can be called so."""
@@ -107,6 +108,8 @@ class Grouping:
     def _groups(self) -> _Groups:
         groups, group = _Groups(), self._select.args.get("group")
         if group is None:
+            if self._relation.windows is not None:
+                raise refused(self._select, _IN_WINDOWS)
             return groups
         for word in ("rollup", "cube", "grouping_sets", "totals", "all"):
             if group.args.get(word):
@@ -120,7 +123,7 @@ class Grouping:
         if groups.bounds and not groups.bounds >= {WINDOW_START, WINDOW_END} and self._relation.windows is not None:
             raise refused(group, "windows are grouped by window_start and window_end, both")
         if self._relation.windows is not None and not groups.bounds:
-            raise refused(group, "the rows are in windows: GROUP BY names window_start and window_end")
+            raise refused(group, _IN_WINDOWS)
         return groups
 
     def _meant(self, node: exp.Expr) -> exp.Expr:

@@ -40,8 +40,8 @@ class Parts:
 
     keys: list[tuple[exp.Expr, exp.Expr, exp.Expr]] = field(default_factory=list)
     """An expression of each side, and the condition that says they are equal."""
-    bounds: set[str] = field(default_factory=set)
-    """Which bounds of windows are equal."""
+    bounds: dict[str, tuple[exp.Expr, exp.Expr, exp.Expr]] = field(default_factory=dict)
+    """Which bounds of windows are equal, and what says so, as of `keys`."""
     one_sided: tuple[list[exp.Expr], list[exp.Expr]] = field(default_factory=lambda: ([], []))
     rest: list[exp.Expr] = field(default_factory=list)
 
@@ -72,9 +72,10 @@ class StreamJoin:
         both = (self._sides[LEFT], self._sides[RIGHT])
         if both[LEFT].windows is not None or both[RIGHT].windows is not None:
             return self._in_windows(parts)
-        if parts.bounds == {WINDOW_START, WINDOW_END} and self._how == "inner":
+        if parts.bounds.keys() == {WINDOW_START, WINDOW_END} and self._how == "inner":
             return self._of_results(parts)
-        near = between_of(parts.rest, both, self.side_of)
+        parts.keys += parts.bounds.values()
+        near = between_of(parts.rest, both, self.side_of, filtered=self._how == "inner")
         if near.is_whole and parts.keys:
             return self._in_interval(parts, near)
         return self._for_ever(parts)
@@ -97,11 +98,12 @@ class StreamJoin:
 
     # --- conditions -----------------------------------------------------------------------------------------------
 
-    def _sorted(self, conditions: list[exp.Expr]) -> Parts:
+    def _sorted(self, conditions: list[exp.Expr], versions: bool = False) -> Parts:
+        """`versions`: the right rows are versions, and one that is left out would let an older one hold for longer."""
         parts = Parts()
         for node in conditions:
             sides = {self.side_of(each) for each in columns_in(node)}
-            if len(sides) == 1:
+            if len(sides) == 1 and not (versions and RIGHT in sides):
                 parts.one_sided[sides.pop()].append(node)
             elif isinstance(node, exp.EQ) and self._is_key(node, parts):
                 continue
@@ -118,14 +120,16 @@ class StreamJoin:
         pair = (node.this, node.expression) if of[0] == {LEFT} else (node.expression, node.this)
         bound = self._bound(*pair)
         if bound is not None:
-            parts.bounds.add(bound)
-        else:
+            parts.bounds[bound] = (*pair, node)
+        elif pair not in [(left, right) for left, right, _ in parts.keys]:
             parts.keys.append((*pair, node))
         return True
 
     def _bound(self, left: exp.Expr, right: exp.Expr) -> str | None:
         """Which bound of windows two columns are, if both are the same one of the same windows."""
         if not (isinstance(left, exp.Column) and isinstance(right, exp.Column)):
+            return None
+        if any(side.root(each) is not each for side, each in zip(self._sides, (left, right), strict=True)):
             return None
         names = (self._sides[LEFT].find(left), self._sides[RIGHT].find(right))
         if names[LEFT].inner != names[RIGHT].inner or names[LEFT].inner not in (WINDOW_START, WINDOW_END):
@@ -160,7 +164,7 @@ class StreamJoin:
     def _in_windows(self, parts: Parts) -> Relation:
         left, right = self._sides
         spec = left.windows
-        if spec is None or spec != right.windows or parts.bounds != {WINDOW_START, WINDOW_END}:
+        if spec is None or spec != right.windows or parts.bounds.keys() != {WINDOW_START, WINDOW_END}:
             raise refused(
                 self._node,
                 "a join in windows has the same windows on both sides, and ON says that window_start and window_end "
@@ -224,7 +228,7 @@ class StreamJoin:
                 suffix=_SUFFIX,
             )
         parts.rest = [each for each in parts.rest if each not in (near.said or [])]
-        return self._rest(Relation(made, names), parts, asked_again if self._how == "inner" else [])
+        return self._rest(Relation(made, names), parts, asked_again)
 
     def _as_of(self, conditions: list[exp.Expr]) -> Relation:
         version = self._node.this.args["version"]
@@ -235,7 +239,8 @@ class StreamJoin:
             )
         if self._how not in ("inner", "left"):
             raise refused(self._node, "a join as of a time is LEFT or INNER")
-        parts = self._sorted(conditions)
+        parts = self._sorted(conditions, versions=True)
+        parts.keys += parts.bounds.values()
         self._refuse_rest(parts, [])
         on, names = self._prepared(parts)
         left, right = self._sides
@@ -301,8 +306,9 @@ class StreamJoin:
         for number, (left, right, node) in enumerate(parts.keys, start=1):
             typed = [Expressions(side.typed).of(part) for side, part in zip(self._sides, (left, right), strict=True)]
             wanted = needed_common_type(node, [each.type for each in typed])
+            again = [keeps[side] or _column_of(typed[side]) in {pair[side] for pair in pairs} for side in (LEFT, RIGHT)]
             found = [
-                self._key(side, typed[side], as_type(node, typed[side], wanted), number, computed[side], keeps[side])
+                self._key(side, typed[side], as_type(node, typed[side], wanted), number, computed[side], again[side])
                 for side in (LEFT, RIGHT)
             ]
             pairs.append((found[LEFT], found[RIGHT]))
@@ -312,11 +318,12 @@ class StreamJoin:
             self._sides[side] = self._sides[side].with_stream(stream)
         return self._apart(pairs, window)
 
-    def _key(self, side: int, given: Typed, cast: Typed, number: int, computed: dict[str, pl.Expr], keeps: bool) -> str:
-        """The name of a key column: the column itself, where it is one and may be lost in the result."""
+    def _key(self, side: int, given: Typed, cast: Typed, number: int, computed: dict[str, pl.Expr], copy: bool) -> str:
+        """The name of a key column: the column itself, where it is one and no copy is needed."""
         stream = self._sides[side].stream
-        if not keeps and cast is given and given.expr.meta.is_column():
-            return given.expr.meta.output_name()
+        column = _column_of(given)
+        if not copy and cast is given and column is not None:
+            return column
         name = free_name(f"key_{number}", [*columns_of(stream), *computed])
         computed[name] = cast.expr
         return name
@@ -328,7 +335,8 @@ class StreamJoin:
         new: dict[str, str] = {}
         columns = _columns(right, keep=keys)
         for name in columns:
-            new[name] = free_name(name, [*taken, *new.values()]) if name in taken or window else name
+            others = [*taken, *new.values(), *(each for each in columns if each != name)]
+            new[name] = free_name(name, others) if name in taken or window else name
         self._sides[RIGHT] = right.with_stream(self._steps.selected(right.stream, [(n, new[n]) for n in columns]))
         inner = {name: keys[name] if name in keys else new[name] for name in columns}
         names = list(left.names)
@@ -338,6 +346,11 @@ class StreamJoin:
 
 
 _SUFFIX = "_right"
+
+
+def _column_of(given: Typed) -> str | None:
+    """The column that an expression is; None for any other."""
+    return given.expr.meta.output_name() if given.expr.meta.is_column() else None
 
 
 def _columns(relation: Relation, keep: Any = ()) -> list[str]:

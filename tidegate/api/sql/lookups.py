@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import polars as pl
 import pyarrow as pa
@@ -15,8 +16,8 @@ from tidegate.api.sql.joining import how_of
 from tidegate.api.sql.relations import Name, Relation, all_of, columns_in, columns_of, free_name, types_of
 from tidegate.api.sql.steps import Steps
 from tidegate.api.sql.text.places import refused, standing_at
-from tidegate.api.sql.values.typed import as_type
-from tidegate.api.sql.values.types import calculated
+from tidegate.api.sql.values.typed import Typed, as_type
+from tidegate.api.sql.values.types import calculated, needed_common_type
 from tidegate.api.tables.lookup_tables import reader_of
 from tidegate.api.views import LookupView
 
@@ -44,9 +45,10 @@ def looked_up(node: exp.Join, left: Relation, lookup: Lookup, conditions: list[e
     types = types_of(schema)
     for number, (of_left, column) in enumerate(keys, start=1):
         typed = Expressions(left.typed).of(of_left)
-        cast = as_type(of_left, typed, calculated(types[column]))
-        if cast is typed and typed.expr.meta.is_column():
-            pairs.append((typed.expr.meta.output_name(), column))
+        cast = _as_key(of_left, typed, calculated(types[column]))
+        same = typed.expr.meta.output_name() if cast is typed and typed.expr.meta.is_column() else None
+        if same is not None and same not in dict(pairs):
+            pairs.append((same, column))
             continue
         name = free_name(f"key_{number}", [*columns_of(left.stream), *computed])
         computed[name] = cast.expr
@@ -57,8 +59,9 @@ def looked_up(node: exp.Join, left: Relation, lookup: Lookup, conditions: list[e
         new[name] = free_name(name, [*columns_of(stream), *new.values()])
     names = {column: key for key, column in pairs}
     copies = {column: new[column] for column in names} if how == "left" else {}
-    read_as = partial(_renamed, read, new, tuple((column, f"{new[column]} key") for column in names), how == "left")
-    on = [(key, f"{new[column]} key") for key, column in pairs]
+    keyed = [(column, f"{new[column]} key {number}") for number, (_, column) in enumerate(pairs, start=1)]
+    read_as = partial(_renamed, read, new, tuple(keyed), how == "left")
+    on = [(key, of_table) for (key, _), (_, of_table) in zip(pairs, keyed, strict=True)]
     with standing_at(node):
         made = stream.lookup_join(
             read_as,
@@ -74,6 +77,16 @@ def looked_up(node: exp.Join, left: Relation, lookup: Lookup, conditions: list[e
         return result
     expressions = Expressions(result.typed)
     return result.with_stream(steps.filtered(made, all_of([expressions.condition(each) for each in rest])))
+
+
+def _as_key(node: exp.Expr, given: Typed, wanted: Any) -> Typed:
+    """A value in the type of a column of the table; null, which finds nothing, where that type has no equal value."""
+    common = needed_common_type(node, [given.type, wanted])
+    cast = as_type(node, given, wanted)
+    if cast is given or common == wanted:
+        return cast
+    same = as_type(node, cast, common).expr == as_type(node, given, common).expr
+    return Typed(pl.when(same).then(cast.expr), wanted)
 
 
 def _renamed(

@@ -13,6 +13,7 @@ from tidegate.api.sql.ranking import is_ranking
 from tidegate.api.sql.relations import Name, Rank, Relation, columns_of, free_name
 from tidegate.api.sql.steps import Steps
 from tidegate.api.sql.text.places import refused, standing_at
+from tidegate.api.sql.values.typed import Interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,8 @@ def selected(
             names.append(Name(None, item.name, inner))
             continue
         typed = expressions.of(item.node)
+        if isinstance(typed.value, Interval):
+            raise refused(item.node, "an interval is no column: add it to a time, or write a number of milliseconds")
         if typed.expr.meta.is_column():
             inner = typed.expr.meta.output_name()
         if inner is None:

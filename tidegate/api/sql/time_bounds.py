@@ -28,7 +28,7 @@ class Between:
     said: list[exp.Expr] | None = None
     """The conditions that say it."""
     exact: bool = True
-    """Whether the bounds say all that the conditions say; times may be finer than milliseconds."""
+    """Whether the bounds are all there is; else they are too wide, and the conditions are asked of the pairs again."""
 
     @property
     def is_whole(self) -> bool:
@@ -36,13 +36,19 @@ class Between:
         return self.lower is not None and self.upper is not None
 
 
-def between_of(conditions: list[exp.Expr], sides: Sides, side_of: Callable[[exp.Column], int]) -> Between:
-    """The interval in which conditions hold the event times of two streams; not whole if they do not."""
+def between_of(
+    conditions: list[exp.Expr], sides: Sides, side_of: Callable[[exp.Column], int], filtered: bool
+) -> Between:
+    """The interval in which conditions hold the event times of two streams; not whole if they do not.
+
+    `filtered`: pairs are asked again, where times are finer than milliseconds. A join that also gives rows without a
+    partner cannot do that: there times count in whole milliseconds.
+    """
     found = Between(said=[])
     if any(each.stream.timestamp is None for each in sides):
         return found
     assert found.said is not None
-    found.exact = all(_in_ms(each) for each in sides)
+    found.exact = not filtered or all(_in_ms(each) for each in sides)
     for node in conditions:
         bounds = [_bound(each, sides, side_of) for each in _comparisons(node)]
         if not bounds or any(each is None for each in bounds):
@@ -94,7 +100,7 @@ def _moment(node: exp.Expr, sides: Sides, side_of: Callable[[exp.Column], int]) 
     if isinstance(node, exp.Column):
         side = side_of(node)
         time = sides[side].stream.timestamp
-        if sides[side].find(node).inner != time:
+        if sides[side].root(node) is not node or sides[side].find(node).inner != time:
             return None
         return side, 1 if isinstance(time, WindowEnd) else 0
     if isinstance(node, exp.Add | exp.Sub):

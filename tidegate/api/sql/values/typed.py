@@ -82,7 +82,10 @@ def as_type(node: exp.Expr, given: Typed, wanted: Any) -> Typed:
     if isinstance(has, pl.String):
         return Typed(_of_text(node, given, wanted), wanted)
     if is_number(has) and is_number(wanted):
-        return Typed(given.expr.cast(wanted, strict=False), wanted)
+        expr = given.expr
+        if isinstance(has, pl.Decimal) and isinstance(wanted, pl.Decimal) and wanted.scale < has.scale:
+            expr = expr.round(wanted.scale, mode="half_away_from_zero")  # a cast of polars rounds 2.345 to 2.34
+        return Typed(expr.cast(wanted, strict=False), wanted)
     if isinstance(has, pl.Boolean) and is_number(wanted):
         return Typed(given.expr.cast(pl.Int8).cast(wanted), wanted)
     if is_number(has) and isinstance(wanted, pl.Boolean):
