@@ -154,7 +154,7 @@ def _run(script: Script) -> Suite | None:
         script.unit,
         script.higher_is_better,
         figures,
-        tuple(name for name in script.yardsticks if name in figures),
+        tuple(each for each in script.yardsticks if any(f", {name}".endswith(f", {each}") for name in figures)),
         script.compared,
         round(load, 1),
     )

@@ -84,10 +84,14 @@ def latencies(env: tg.StreamEnvironment, folder: Path, arguments: argparse.Names
     first_ms = pairs[:, 0].min() + WARM_S * 1_000
     to_table = []
     before: set[str] = set()
+    unseen = np.ones(int(arguments.rate * arguments.seconds), dtype=np.bool_)
     for commit in table.history():
         files = set(table.files(as_of=commit.number))
         for file in files - before:
-            due_ms = pq.read_table(file).column("timestamp").cast(pa.int64()).to_numpy()
+            read = pq.read_table(file)
+            due_ms, numbers = (read.column(name).cast(pa.int64()).to_numpy() for name in ("timestamp", "value"))
+            # A compaction writes rows again that were there before.
+            due_ms, unseen[numbers] = due_ms[unseen[numbers]], False
             # An entry that was folded before anybody looked was there when the next one was.
             seen_ms = min(ms for number, ms in commits.seen_ms.items() if number >= commit.number)
             to_table.append(seen_ms - due_ms[due_ms >= first_ms])

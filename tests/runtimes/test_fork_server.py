@@ -9,6 +9,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +32,13 @@ print(json.dumps({
 sys.exit(3)
 """
 SOCKET = "--raylet-name="
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A short path: that of a socket has about a hundred bytes at most."""
+    with tempfile.TemporaryDirectory(prefix="fork-") as folder:
+        yield Path(folder).resolve()
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ class DataPlaneOptions:
     source_rows_max: int = 262_144
     shared_bytes: int = 16 * 1024 * 1024
     """Of memory that sender and receiver of a channel share, where they are processes on one node; 0: none."""
-    sockets: bool = False
+    sockets: bool = True
     """Whether frames and credit go over sockets there, and not by calls of the runtime."""
     inline_bytes_max: int = 20 * 1024
     exactly_once: bool = True
