@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from namespaces_model import KEYS, NAMES, ROOM, Namespaces, check, group_of
 
-from tidegate.actors.state_backends.rocksdb.cached import hot_namespaces
+from tidegate.actors.state_backends.rocksdb.cached import cached_namespaces, hot_namespaces
+from tidegate.actors.state_backends.rocksdb.cached.cached_namespaces import CachedNamespaces
 from tidegate.actors.state_backends.rocksdb.database_session import RocksSession
 from tidegate.actors.state_backends.rocksdb.rocksdb_backend import RocksBackend
 from tidegate.storage.checkpoints.metadata import NativeState
@@ -91,6 +92,7 @@ def test_snapshots_have_the_rows_of_their_moment(
     """Whatever comes, goes and is drained before they are written; and what goes on from them has the same."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hot_namespaces, "_RANGE_ROWS", 1)
+        patch.setattr(cached_namespaces, "_RUN_ROWS", 1)
         _run(kind, steps, tmp_path_factory)
 
 
@@ -174,4 +176,60 @@ def test_a_namespace_that_the_database_has_is_removed_as_ranges(
         native.files()
     assert len(ranges) == len({group_of(k) for k in range(100)})
     assert len(removed) == 3
+    running.subject.backend.close()
+
+
+def cached(running: Running) -> CachedNamespaces:
+    """Its table."""
+    table = running.subject.table
+    assert isinstance(table, CachedNamespaces)
+    return table
+
+
+def test_rows_that_make_room_for_others_of_their_namespace_are_read(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if they leave memory between two runs of key groups, and no row of their group had left it before."""
+    monkeypatch.setattr(cached_namespaces, "_RUN_ROWS", 1)
+    table = cached(running)
+    first, second, last = sorted({group_of(k): k for k in range(40)}.items())[:3]
+    running.subject.put([(0, first[1]), (0, second[1])])
+    monkeypatch.setattr(table, "_cache_bytes", 1)
+    running.subject.put([(1, 0)])
+    monkeypatch.setattr(table, "_cache_bytes", 1 << 24)
+    running.subject.put([(0, last[1])])
+    monkeypatch.setattr(table, "_cache_bytes", 1)
+    drain(running.subject, 0, None)
+    running.freeze()
+    running.write()
+    check(running.subject)
+    running.subject.backend.close()
+
+
+def test_nothing_is_kept_of_namespaces_that_are_gone(running: Running) -> None:
+    """A job has a new one every few seconds for years, also if each has few rows."""
+    for namespace in range(20):
+        running.subject.put([(namespace, k) for k in range(3)])
+        running.freeze()
+        drain(running.subject, namespace, None)
+    running.freeze()
+    hot = cached(running).hot
+    assert {**hot._written, **hot._cold, **hot._gone} == {}
+    running.write()
+    running.subject.backend.close()
+
+
+def test_a_row_that_comes_while_its_namespace_is_drained_stays(running: Running) -> None:
+    """In memory and in the next snapshot: who is given the former row may put another one."""
+    running.subject.put([(0, k) for k in range(100)])
+    running.freeze()
+    running.write()
+    for _ in running.subject.table.drain_namespace(0, 1_000):
+        running.subject.model.clear()
+        running.subject.put([(0, 5)])
+    running.freeze()
+    check(running.subject)
+    running.write()
+    running.restart()
+    check(running.subject)
     running.subject.backend.close()

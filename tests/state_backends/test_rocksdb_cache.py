@@ -227,3 +227,21 @@ def test_a_row_that_was_read_and_removed_is_gone(table: Table, store: FileSystem
     assert composed(list(read_native(store, frozen(table, store, 2)))) == expected
     table.check()
     table.backend.close()
+
+
+def test_a_scan_shows_rows_as_they_are_when_they_are_drawn(table: Table) -> None:
+    """Not as they were when it began: what a batch has changed or removed meanwhile, and memory has let go of, does not
+    come back as it was."""
+    table.batch([(key, 1.0) for key in range(60)])
+    scanned = table.table.scan(5)
+    next(scanned)
+    table.batch([(key, 2.0) if key % 2 else (key, REMOVE) for key in range(60)])
+    for start in range(100, 400, 60):
+        table.batch([(key, 1.0) for key in range(start, start + 60)])
+    expected = table.expected()["t"]
+    for keys, slots in scanned:
+        found = zip(keys.to_pylist(), table.table.column("n").take(slots).to_pylist(), strict=True)
+        for key, n in found:
+            assert expected[key["k"], key["s"]]["n"] == n
+    table.check()
+    table.backend.close()

@@ -129,15 +129,18 @@ class CachedNamespaces(CachedTable):
         """Some key groups, a few at a time, whose rows of a namespace are all in memory then."""
         self._look()
         asked = self._session.key_groups if groups is None else groups
-        start, rows = asked.start, 0
-        for group in self.hot.cold_groups(namespace, asked):
-            if rows >= _RUN_ROWS:
-                yield range(start, group)
-                self._make_room()
-                start, rows = group, 0
-            rows += self._bring_in(namespace, group)
-        yield range(start, asked.stop)
-        self._make_room()
+        start = asked.start
+        while start < asked.stop:
+            rows, stop = 0, asked.stop
+            # Asked anew for each run: who makes room between two of them sends rows of later groups to the database.
+            for group in self.hot.cold_groups(namespace, range(start, stop)):
+                if rows >= _RUN_ROWS:
+                    stop = group
+                    break
+                rows += self._bring_in(namespace, group)
+            yield range(start, stop)
+            self._make_room()
+            start = stop
 
     def _bring_in(self, namespace: int, group: int) -> int:
         """Bring in the rows of a namespace in a key group that are not in memory. How many there are. StorageError."""

@@ -22,7 +22,10 @@ from tidegate.actors.state_backends.rocksdb.cached.hot_rows import HotRows
 from tidegate.actors.state_backends.rocksdb.database_session import RocksSession
 from tidegate.actors.state_backends.rocksdb.keys import ordered_keys
 from tidegate.actors.state_backends.rocksdb.vector_table import RocksTable
-from tidegate.storage.rocksdb.value_layout import RocksState
+from tidegate.storage.rocksdb.database import reported
+from tidegate.storage.rocksdb.keys import decode_rows
+from tidegate.storage.rocksdb.scan import CHUNK_BYTES, CHUNK_ROWS
+from tidegate.storage.rocksdb.value_layout import HEAD, RocksState
 from tidegate.storage.state.snapshot import FrozenState
 
 _WRITTEN_ROWS = 8_192
@@ -70,13 +73,17 @@ class CachedTable(RocksTable):
         self._make_room()
 
     def scan(self, rows_max: int) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
-        """All keys, sorted by key group, in batches, with their slots."""
+        """All keys, sorted by key group, in batches, with their slots. Other batches may come between two of them."""
         self.write_all()
-        keys = len(self._session.key_schema)
         self._space.fix(self._session.key_schema)
-        for rows in self._session.scan(self.state, rows_max):
-            of = rows.select(range(keys))
-            yield of, self.hot.show(of, rows.columns[keys:])
+        for stored, values in self._stored_rows(min(rows_max, CHUNK_ROWS)):
+            keys = decode_rows([key[HEAD.size :] for key in stored], self._session.key_schema)
+            slots = self.hot.show(keys, self.layout.columns(values))
+            living = self.hot.live(slots)
+            if not living.all():  # removed since the scan began
+                keys, slots = keys.filter(pa.array(living)), slots[living]
+            if len(slots):
+                yield keys, slots
             self._make_room()
 
     def changed(self) -> Iterator[object]:
@@ -116,6 +123,36 @@ class CachedTable(RocksTable):
         rows = session.fetch(stored)
         found = order[[row is not None for row in rows]]
         return found, self.layout.columns([row for row in rows if row is not None])
+
+    def _stored_rows(self, rows_max: int) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        """Keys and values of the database, in its order, each as it is when it is drawn. StorageError.
+
+        An iterator sees what there was when it was made. A row that has been changed since, and has left memory, must
+        not come back as it was: so each batch has an iterator of its own.
+        """
+        groups = iter(self._session.key_groups)
+        prefix = start = HEAD.pack(next(groups), self.state.number)
+        more = True
+        while more:
+            keys: list[bytes] = []
+            values: list[bytes] = []
+            size_bytes = 0
+            with reported("read RocksDB", self._session.folder):
+                cursor = self._session.database.iter()
+                cursor.seek(start)
+                while more and len(keys) < rows_max and size_bytes < CHUNK_BYTES:
+                    if cursor.valid() and (key := cursor.key()).startswith(prefix):
+                        keys.append(key)
+                        values.append(cursor.value())
+                        size_bytes += len(key) + len(values[-1])
+                        cursor.next()
+                    elif more := (group := next(groups, None)) is not None:
+                        prefix = HEAD.pack(group, self.state.number)
+                        cursor.seek(prefix)
+                cursor.status()
+            if keys:
+                yield keys, values
+                start = keys[-1] + b"\0"
 
     def _writing(self, states: Sequence[FrozenState]) -> Iterator[object]:
         keys = len(self._session.key_schema) if states else 0

@@ -73,8 +73,11 @@ class HotNamespaces(HotRows, ColumnarNamespaces):
         return slots
 
     def changed(self) -> Sequence[FrozenState]:
-        """As of `HotRows`. All namespaces count as written from now on."""
-        for namespace in self._found():
+        """As of `HotRows`. All namespaces count as written from now on, and those that have no row anywhere no more."""
+        found = self._found()
+        for namespace in [each for each in self._written if each not in found and each not in self._cold]:
+            del self._written[namespace]
+        for namespace in found:
             self._written[namespace] = np.ones(self._groups, dtype=np.bool_)
         return super().changed()
 
@@ -98,7 +101,8 @@ class HotNamespaces(HotRows, ColumnarNamespaces):
         written = np.flatnonzero(of) + groups.start
         if len(written) and len(slots) < _RANGE_ROWS * len(written):
             return  # each is removed from the database
-        self.dirty.unmark(slots)
+        # One that got a row again, from who was given the former one, is new.
+        self.dirty.unmark(slots[~self.live(slots)])
         if len(written):
             self._set(self._gone, namespace, written)
             self._clear_flags(self._written, namespace, groups)
