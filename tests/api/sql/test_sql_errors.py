@@ -58,6 +58,10 @@ ERRORS: dict[str, str] = {
     f"SELECT * FROM {RANKED.format('ROW_NUMBER()')} WHERE rn = 3": "a ranking keeps the first rows",
     f"SELECT * FROM {RANKED.format('RANK()')} WHERE rn < 3": "RANK is for windows",
     f"SELECT * FROM {RANKED.format('DENSE_RANK()')} WHERE rn < 3": "is for ROW_NUMBER and RANK",
+    (
+        "SELECT n FROM (SELECT n, ROW_NUMBER() OVER (ORDER BY n DESC) AS rn FROM "
+        "(SELECT COUNT(*) AS n FROM bids GROUP BY auction)) WHERE rn <= 2"
+    ): "rows that may be taken back are not ranked",
     f"SELECT 1 FROM {WINDOWED.format('price', HOUR, BOTH)}": "the event time of this stream is 'ts'",
     f"SELECT 1 FROM {WINDOWED.format('ts', HOUR, 'window_start')}": "by window_start and window_end, both",
     f"SELECT 1 FROM {WINDOWED.format('ts', MONTH, BOTH)}": "windows of months have no fixed length",

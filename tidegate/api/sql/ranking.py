@@ -99,6 +99,11 @@ def ranked(relation: Relation, limit: int, named: bool, steps: Steps, keeping: K
             made = _of_windows(stream, relation, partition, limit, by, descending, rank.ties, column, uid)
         elif rank.ties:
             raise refused(rank.node, "RANK is for windows, where no row comes later; use ROW_NUMBER")
+        elif stream._updating is not None:
+            raise refused(
+                rank.node,
+                'rows that may be taken back are not ranked: rank results of windows, or of emit="final"',
+            )
         else:
             made = _running(stream, partition, limit, by, descending, column, uid, keeping, steps)
     names = [
