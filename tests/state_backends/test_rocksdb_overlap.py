@@ -144,3 +144,25 @@ def test_files_that_a_compaction_deletes_are_looked_for_again(
         with pytest.raises(StorageError, match="no such file"):
             frozen(cells, store, 2)
     assert composed(list(read_native(store, frozen(cells, store, 3)))) == expected
+
+
+def test_a_slow_disk_fails_no_snapshot(cells: Cells, store: FileSystemStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """RocksDB may take minutes to write its memory to files: they are waited for."""
+    cells.batch([(1, "put", 1)])
+    expected = cells.expected()
+    snapshot = freeze(cells.backend, 1)
+    cells.batch([(2, "put", 2)])
+    waited_s = 0.0
+
+    def paused(seconds: float) -> None:
+        nonlocal waited_s
+        waited_s += seconds
+        if waited_s > 300:
+            monkeypatch.setattr(database_session, "_UNWRITTEN", unwritten)
+
+    unwritten = database_session._UNWRITTEN
+    monkeypatch.setattr(database_session, "_UNWRITTEN", "rocksdb.num-entries-active-mem-table")  # never 0 here
+    monkeypatch.setattr(f"{database_session.__name__}.time.sleep", paused)
+    native = write_native(store, "chk-1", snapshot, None)
+    assert waited_s > 300
+    assert composed(list(read_native(store, native))) == expected

@@ -55,7 +55,11 @@ _KEYS = "rocksdb.estimate-num-keys"
 _BYTES = ("rocksdb.total-sst-files-size", "rocksdb.cur-size-all-mem-tables")
 _TUNING = DatabaseTuning()
 _POLL_S = 0.0005
+_QUICK_POLLS = 2_000
+_SLOW_POLL_S = 0.05
+"""After so many polls the disk is slow, and there is time between them."""
 _POLLS_MAX = 20_000
+"""A quarter of an hour: who gives up sooner fails every snapshot on such a disk."""
 _LOOKS_MAX = 20
 """How often files are looked for while compactions replace them."""
 
@@ -336,12 +340,12 @@ class RocksSession:
 
         False if that failed, or is not done in time: RocksDB waits too when it creates a checkpoint, and says why.
         """
-        for _ in range(_POLLS_MAX):
+        for poll in range(_POLLS_MAX):
             if not self.database.property_int_value(_UNWRITTEN):
                 return True
             if self._faults_so_far() > self._faults:
                 break
-            time.sleep(_POLL_S)
+            time.sleep(_POLL_S if poll < _QUICK_POLLS else _SLOW_POLL_S)
         return False
 
     def _faults_so_far(self) -> int:
