@@ -15,6 +15,7 @@ from small_tables import rewrite_in_small_tables
 from tidegate.actors.kernels.hashing import hash_columns
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.restore.restore_task import restore_task
+from tidegate.actors.state_backends.columnar import frozen_slots
 from tidegate.actors.state_backends.common.backend import CellSpec, KeyedBackend, ValueCells
 from tidegate.actors.state_backends.common.options import BackendPlace, StateBackendOptions
 from tidegate.actors.state_backends.factory import open_backend
@@ -148,11 +149,13 @@ def applied(tables: list[StateTable]) -> dict[int, int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [layered, in_small_tables])
-def test_a_rescaled_task_reads_about_its_part(tmp_path: Path, make: Make) -> None:
+def test_a_rescaled_task_reads_about_its_part(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, make: Make) -> None:
     """With more tasks each reads a smaller part, and every key comes once.
 
-    What lies at an edge, a chunk of 8,192 rows or a table, is read by two: in this small state that is up to a fifth.
+    What lies at an edge, a chunk or a table, is read by two. With chunks of 8,192 rows that is up to a fifth of this
+    small state; those of half a megabyte would be most of it.
     """
+    monkeypatch.setattr(frozen_slots, "CHUNK_BYTES_MIN", 1)
     store = open_store(str(tmp_path / "store"))
     metadata = checkpoint(make, store, tmp_path)
     point = complete(store, metadata)
