@@ -12,13 +12,11 @@ loop over the same batches on one core, the making of them included, as it is in
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import numba
@@ -26,7 +24,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 from common import describe_machine
-from rates import RUNTIMES, Program, Settings, measure_all
+from rates import RUNTIMES, Program, Settings, measure_all, parser_of
 from ray import cloudpickle
 from rich.console import Console
 
@@ -156,15 +154,8 @@ KINDS: dict[str, tuple[int | None, bool]] = {
 
 def main() -> int:
     """Measure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--programs", default=",".join(KINDS), help="names with commas between (default: all)")
-    parser.add_argument("--rows", type=int, default=20_000_000, help="rows of a run (default 20,000,000)")
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each (default 3)")
-    parser.add_argument("--interval", default="1s", help="time between checkpoints (default 1s)")
-    parser.add_argument("--runtimes", default="local", help="local (default), ray, or both")
+    parser = parser_of(__doc__, KINDS, ".bench/keyed")
     parser.add_argument("--local-aggregation", default="auto", help="auto (default), on, off, or some of them")
-    parser.add_argument("--json", type=Path, help="write the medians and floors there")
-    parser.add_argument("--folder", type=Path, default=Path(".bench/keyed"), help="where files go")
     arguments = parser.parse_args()
     console = Console()
     describe_machine(console)

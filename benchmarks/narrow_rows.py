@@ -10,12 +10,10 @@ runtime says `rates.py`.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -23,7 +21,7 @@ import polars as pl
 import pyarrow as pa
 from common import describe_machine
 from nexmark.queries.stateless import EURO, euros
-from rates import RUNTIMES, Program, Settings, measure_all
+from rates import RUNTIMES, Program, Settings, measure_all, parser_of
 from ray import cloudpickle
 from rich.console import Console
 
@@ -113,14 +111,7 @@ def program(step: Callable[[tg.Stream], tg.Stream]) -> Program:
 
 def main() -> int:
     """Measure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--programs", default=",".join(STEPS), help="names with commas between (default: all)")
-    parser.add_argument("--rows", type=int, default=20_000_000, help="rows of a run (default 20,000,000)")
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each (default 3)")
-    parser.add_argument("--interval", default="1s", help="time between checkpoints (default 1s)")
-    parser.add_argument("--runtimes", default="local", help="local (default), ray, or both")
-    parser.add_argument("--json", type=Path, help="write the medians there")
-    parser.add_argument("--folder", type=Path, default=Path(".bench/narrow"), help="where files go")
+    parser = parser_of(__doc__, STEPS, ".bench/narrow")
     arguments = parser.parse_args()
     console = Console()
     describe_machine(console)

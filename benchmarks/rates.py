@@ -7,11 +7,12 @@ has to take seconds there: take some 200,000,000 rows.
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +55,19 @@ class Settings:
         return env.execute(
             name, checkpoints=checkpoints, restart=once, progress="off", local_aggregation=self.combining
         )
+
+
+def parser_of(description: str | None, programs: Iterable[str], folder: str) -> argparse.ArgumentParser:
+    """The arguments that all benchmarks of such programs take."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--programs", default=",".join(programs), help="names with commas between (default: all)")
+    parser.add_argument("--rows", type=int, default=20_000_000, help="rows of a run (default 20,000,000)")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each (default 3)")
+    parser.add_argument("--interval", default="1s", help="time between checkpoints (default 1s)")
+    parser.add_argument("--runtimes", default="local", help="local (default), ray, or both")
+    parser.add_argument("--json", type=Path, help="write the figures there")
+    parser.add_argument("--folder", type=Path, default=Path(folder), help=f"where files go (default {folder})")
+    return parser
 
 
 @contextmanager
