@@ -5,8 +5,9 @@ aggregates emit them, cost more by that than by their rows. `InputChannel.take` 
 
 - Only neighbours are put together, in their order: a watermark, a barrier or any other element ends them.
 - Only what is there already: nothing waits for more.
-- The result has no more than `MERGED_ROWS_MAX` rows and `MERGED_BYTES_MAX` bytes. From there on copying costs more than
-  a call, so a large batch is never copied.
+- The result has no more rows than the job says (`MERGED_ROWS_MAX` by default), no more than `MERGED_BYTES_MAX` bytes,
+  and no more than half of the channel's window. From there on copying costs more than a call, so a large batch is never
+  copied.
 - Batches of different schemas stay apart. So do those with dictionaries, each of which would have to be read whole, and
   what Arrow cannot put together.
 """
