@@ -18,6 +18,7 @@ from ray import cloudpickle
 from waiting import until
 
 import tidegate as tg
+from tidegate.actors.runtimes.ray.metrics import labels
 from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime, SlotPlacement
 from tidegate.spark_bridge import RayDPSession
 
@@ -70,7 +71,7 @@ def test_prometheus_sees_a_job_with_all_that_the_dashboard_asks_for(env: tg.Stre
     rows = env.from_rate(200, splits=1).assign_timestamps("timestamp", alignment=waits)
     assert rows.schema is not None
     keyed = rows.map_batches(Keying(), schema=keys.append(rows.schema.field("timestamp")), name="key")
-    keyed.key_by("k").process(Counting(), schema=counts, name="count").to_table(str(tmp_path / "table"))
+    keyed.key_by("k").process(Counting(), schema=counts, name="Zählung").to_table(str(tmp_path / "table"))
     config = tg.CheckpointConfig(interval="300ms", storage=str(tmp_path / "checkpoints"))
     job = env.execute(NAME, checkpoints=config, restart=tg.RestartStrategy.fixed_delay(3, 0))
     until("checkpoints", lambda: job.progress().completed_checkpoints > 0, job.progress)
@@ -82,7 +83,8 @@ def test_prometheus_sees_a_job_with_all_that_the_dashboard_asks_for(env: tg.Stre
     with run_prometheus(tmp_path, agents()) as prometheus:
         unanswered = questions()
         until("all answers", lambda: drop_answered(prometheus, unanswered), lambda: sorted(unanswered))
-        of_counter = f'ray_tidegate_task_num_records_in_total{{job="{NAME}", vertex="{vertex}", subtask="0"}}'
+        told = json.dumps(labels({"vertex": vertex})["vertex"])
+        of_counter = f'ray_tidegate_task_num_records_in_total{{job="{NAME}", vertex={told}, subtask="0"}}'
         assert prometheus.ask(of_counter), "the spare process has the name of the task that it took over"
         (status,) = prometheus.ask(f'ray_tidegate_job_status{{job="{NAME}"}} == 1')
         assert status["metric"]["status"] == "running"

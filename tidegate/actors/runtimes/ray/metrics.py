@@ -38,14 +38,26 @@ def _counter(metric: Metric) -> Counter:
 
 
 @cache
-def gauge(metric: Metric) -> Gauge:
-    """The gauge of Ray for a metric; one for all tags."""
+def _gauge(metric: Metric) -> Gauge:
     return Gauge(metric.name, description=metric.meaning, tag_keys=metric.tags)
 
 
 @lru_cache(maxsize=USER_NAMES_MAX)
 def _user_gauge(name: str) -> Gauge:
     return Gauge(name, description="Of a function of the user", tag_keys=m.OPERATOR_TAGS)
+
+
+def labels(tags: Mapping[str, str]) -> dict[str, str]:
+    """Tags as Ray takes them: in ASCII only. Other characters of a job's or a step's name are escaped as Python does.
+
+    Ray raises UnicodeEncodeError for any other, and a task would fail for the name of its step.
+    """
+    return {key: value.encode("ascii", "backslashreplace").decode("ascii") for key, value in tags.items()}
+
+
+def set_gauge(metric: Metric, value: float, tags: Mapping[str, str]) -> None:
+    """Publish one value."""
+    _gauge(metric).set(value, labels(tags))
 
 
 class TaskMetrics:
@@ -70,16 +82,16 @@ class TaskMetrics:
         self._set(gauges_at_rest(told) if final else gauges_of(told))
         for operator, size in told.states:
             for metric, value in state_values(size).items():
-                gauge(metric).set(value, self._tags | {"operator": operator})
+                set_gauge(metric, value, self._tags | {"operator": operator})
         publish_requests(self._tags["job"])
         for counted in told.user:
             tags = self._tags | {"operator": counted.operator, "operator_id": str(counted.uid)}
             for name, quantile, value in user_values(counted):
-                _user_gauge(name).set(value, tags | {"quantile": quantile})
+                _user_gauge(name).set(value, labels(tags | {"quantile": quantile}))
 
     def _set(self, gauges: Mapping[Metric, float]) -> None:
         for metric, value in gauges.items():
-            gauge(metric).set(value, self._tags)
+            set_gauge(metric, value, self._tags)
 
 
 class StandbyMetrics:
@@ -90,15 +102,15 @@ class StandbyMetrics:
 
     def holds(self, checkpoint_id: CheckpointId | None) -> None:
         """The process holds the state of a checkpoint, or of none."""
-        gauge(m.STANDBY_CHECKPOINT).set(checkpoint_id or 0, self._tags)
+        set_gauge(m.STANDBY_CHECKPOINT, checkpoint_id or 0, self._tags)
 
 
 def publish_requests(job: str) -> None:
     """What this process has asked of object stores, for its job."""
     for metric, value in request_values(OF_THIS_PROCESS).items():
-        gauge(metric).set(value, {"job": job})
+        set_gauge(metric, value, {"job": job})
 
 
-def _add(counter: Counter, increment: int, tags: dict[str, str]) -> None:
+def _add(counter: Counter, increment: int, tags: Mapping[str, str]) -> None:
     if increment > 0:
-        counter.inc(increment, tags)
+        counter.inc(increment, labels(tags))

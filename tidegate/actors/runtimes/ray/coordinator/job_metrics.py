@@ -15,7 +15,7 @@ from tidegate.actors.runtimes.metrics import registry as m
 from tidegate.actors.runtimes.metrics.job_values import JobTimes, job_values, newly_completed, status_values
 from tidegate.actors.runtimes.metrics.recovery_times import Recovery
 from tidegate.actors.runtimes.metrics.registry import Metric
-from tidegate.actors.runtimes.ray.metrics import gauge, publish_requests
+from tidegate.actors.runtimes.ray.metrics import labels, publish_requests, set_gauge
 from tidegate.actors.runtimes.running_job import JobProgress
 
 _Done = Callable[[BaseException | None], None]
@@ -56,7 +56,7 @@ class JobMetrics:
         """Count each checkpoint that has completed since the last call."""
         if state.statistics.completed != self._completed:
             for record in newly_completed(state.statistics, self._completed):
-                _histogram(m.CHECKPOINT_DURATION).observe(record.duration_ms, self._tags)
+                _histogram(m.CHECKPOINT_DURATION).observe(record.duration_ms, labels(self._tags))
             self._completed = state.statistics.completed
 
     def update(
@@ -66,6 +66,6 @@ class JobMetrics:
         publish_requests(self._tags["job"])
         self._times = self._times.at(state, now_ms)
         for metric, value in job_values(state, progress, self._times, now_ms, recovery).items():
-            gauge(metric).set(value, self._tags)
+            set_gauge(metric, value, self._tags)
         for status, value in status_values(state).items():
-            gauge(m.STATUS).set(value, self._tags | {"status": status})
+            set_gauge(m.STATUS, value, self._tags | {"status": status})
