@@ -50,6 +50,11 @@ ERRORS: dict[str, str] = {
     "SELECT INTERVAL '1' DAY AS day FROM bids": "an interval is no column",
     "SELECT bidder LIKE bidder FROM bids": "must be a text, written out",
     "SELECT price & 1 FROM bids": "BitwiseAnd is not covered",
+    "SELECT price BETWEEN SYMMETRIC 30 AND 1 FROM bids": "SYMMETRIC is not covered",
+    "SELECT CAST(bidder AS INT DEFAULT 1 ON CONVERSION ERROR) FROM bids": "DEFAULT is not covered",
+    f"SELECT 1 FROM bids b JOIN auctions a ON b.auction = a.id AND b.ts BETWEEN SYMMETRIC a.opened AND a.opened + {HOUR}": (
+        "SYMMETRIC is not covered"
+    ),
     "SELECT DATE_FORMAT(ts, 'QQQQQ') FROM bids": "pattern 'QQQQQ' is not known",
     "SELECT auction AS x, price AS x FROM bids": "would have x twice",
     "SELECT auction FROM bids b JOIN bids c ON b.auction = c.auction": "'auction' is ambiguous: write b.auction",

@@ -12,6 +12,7 @@ from sqlglot import exp
 from tidegate.actors.operators.watermarks.window_end import WindowEnd
 from tidegate.api.sql.expressions import Expressions
 from tidegate.api.sql.relations import Relation, types_of
+from tidegate.api.sql.text.places import check_only
 from tidegate.api.sql.values.typed import Interval, Typed
 
 LEFT, RIGHT = 0, 1
@@ -74,6 +75,7 @@ def _comparisons(node: exp.Expr) -> list[tuple[type[exp.Expr], exp.Expr, exp.Exp
     if isinstance(node, exp.Paren):
         return _comparisons(node.this)
     if isinstance(node, exp.Between):
+        check_only(node, "this", "low", "high")
         return [(exp.GTE, node.this, node.args["low"]), (exp.LTE, node.this, node.args["high"])]
     if isinstance(node, exp.EQ):
         return [(exp.GTE, node.this, node.expression), (exp.LTE, node.this, node.expression)]

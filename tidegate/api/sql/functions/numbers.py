@@ -62,7 +62,8 @@ def _round(call: Call) -> Typed:
 
 def _sign(call: Call) -> Typed:
     value = call.double(0)
-    return Typed(pl.when(value > 0).then(1.0).when(value < 0).then(-1.0).otherwise(value), pl.Float64())
+    positive = (value > 0) & value.is_not_nan()  # for polars NaN is greater than any number
+    return Typed(pl.when(positive).then(1.0).when(value < 0).then(-1.0).otherwise(value), pl.Float64())
 
 
 def _mod(call: Call) -> Typed:

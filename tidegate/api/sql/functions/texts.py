@@ -24,7 +24,12 @@ def sliced(text: pl.Expr, start: pl.Expr, length: pl.Expr | None) -> pl.Expr:
     first = pl.when(start > 0).then(start - 1).when(start < 0).then(size + start).otherwise(start)
     end = size if length is None else first + length
     begin = first.clip(lower_bound=0)
-    return text.str.slice(begin, (end - begin).clip(lower_bound=0))
+    return _part(text, begin, (end - begin).clip(lower_bound=0))
+
+
+def _part(text: pl.Expr, begin: pl.Expr, size: pl.Expr) -> pl.Expr:
+    """So many characters of a text; null where one of them is: for polars a size that is null is all the rest."""
+    return pl.when(size.is_not_null()).then(text.str.slice(begin, size))
 
 
 def _substring(call: Call) -> Typed:
@@ -33,13 +38,13 @@ def _substring(call: Call) -> Typed:
 
 
 def _left(call: Call) -> Typed:
-    return Typed(call.text(0).str.slice(0, call.integer(1).clip(lower_bound=0)), pl.String())
+    return Typed(_part(call.text(0), pl.lit(0), call.integer(1).clip(lower_bound=0)), pl.String())
 
 
 def _right(call: Call) -> Typed:
     text, count = call.text(0), call.integer(1).clip(lower_bound=0)
     size = text.str.len_chars().cast(pl.Int64)
-    return Typed(text.str.slice((size - count).clip(lower_bound=0), count), pl.String())
+    return Typed(_part(text, (size - count).clip(lower_bound=0), count), pl.String())
 
 
 def _concat(call: Call) -> Typed:
@@ -79,11 +84,12 @@ def _split_index(call: Call) -> Typed:
 
 
 def _split_part(call: Call) -> Typed:
-    """Spark's: parts count from 1, from the end if negative, and one that there is not is empty."""
-    text, place = call.text(0), call.said_int(2)
+    """Spark's: parts count from 1, from the end if negative, and one that there is not is empty. An empty text splits
+    nothing."""
+    text, between, place = call.text(0), call.said_text(1), call.said_int(2)
     if not place:
         raise call.refused("SPLIT_PART counts parts from 1, or from the end with -1")
-    parts = text.str.split(call.said_text(1)).list
+    parts = (text.str.split(between) if between else pl.concat_list(text)).list
     found = parts.get(place - 1 if place > 0 else place, null_on_oob=True).fill_null("")
     return Typed(pl.when(text.is_not_null()).then(found), pl.String())
 

@@ -82,6 +82,16 @@ def part_of(node: exp.Expr, word: str, given: Typed) -> Typed:
     return Typed(_PARTS[name](in_utc(given)).cast(pl.Int32), pl.Int32())
 
 
+def extracted(node: exp.Expr, word: str, given: Typed) -> Typed:
+    """EXTRACT: as `part_of`, but seconds have their fraction, as in Spark."""
+    if word.upper().removesuffix("S") != "SECOND":
+        return part_of(node, word, given)
+    time = in_utc(as_type(node, given, pl.Datetime("us")) if isinstance(given.type, pl.Date) else given)
+    micros = time.dt.second().cast(pl.Int64) * 1_000_000 + time.dt.microsecond()
+    wide, wanted = pl.Decimal(38, 6), pl.Decimal(8, 6)
+    return Typed((micros.cast(wide) / pl.lit(1_000_000).cast(wide)).cast(wanted), wanted)
+
+
 def strftime_of(node: exp.Expr, pattern: str) -> str:
     """Java's pattern of a date in the words of strftime. ConfigurationError for a letter that is not known."""
     found = []
@@ -145,7 +155,7 @@ def _days_later(sign: int) -> Function:
         day = call.as_(0, pl.Date()).cast(pl.Int32).cast(pl.Int64)
         if not is_integer(call.args[1].type):
             raise call.refused(f"days are a whole number, not {named(call.args[1].type)}")
-        return Typed((day + sign * call.integer(1)).cast(pl.Int32).cast(pl.Date), pl.Date())
+        return Typed((day + sign * call.integer(1)).cast(pl.Int32, strict=False).cast(pl.Date), pl.Date())
 
     return of(2)(make)
 

@@ -76,7 +76,8 @@ def added(node: exp.Expr, one: Typed, other: Typed, sign: int) -> Typed:
         raise refused(node, "an interval is no column here: subtract UNIX_MILLIS(…) of them, or use TIMESTAMPDIFF")
     if isinstance(one.type, pl.Date) and is_integer(other.type):
         days = other.expr.cast(pl.Int64) * sign
-        return Typed((one.expr.cast(pl.Int32).cast(pl.Int64) + days).cast(pl.Int32).cast(pl.Date), pl.Date())
+        moved_days = (one.expr.cast(pl.Int32).cast(pl.Int64) + days).cast(pl.Int32, strict=False)
+        return Typed(moved_days.cast(pl.Date), pl.Date())
     wanted = _number(node, one, other)
     if isinstance(wanted, pl.Decimal):
         a, b = (_decimal(each, wanted) for each in (one, other))
@@ -150,9 +151,13 @@ def remainder(node: exp.Expr, one: Typed, other: Typed) -> Typed:
     x, y = as_type(node, one, wanted).expr, as_type(node, other, wanted).expr
     y = _not_zero(other, y)
     rest = x % y
-    if isinstance(other.value, int) and other.value > 0:
-        return Typed(pl.when((rest != 0) & (x < 0)).then(rest - y).otherwise(rest).cast(wanted), wanted)
-    return Typed(pl.when((rest != 0) & ((x < 0) != (y < 0))).then(rest - y).otherwise(rest).cast(wanted), wanted)
+    below = x < 0 if isinstance(other.value, int) and other.value > 0 else (x < 0) != (y < 0)
+    kept = wanted
+    if isinstance(wanted, pl.Decimal):
+        a, b = (_decimal(each, wanted) for each in (one, other))
+        scale = max(a.scale, b.scale)
+        kept = bounded_decimal(max(1, min(a.precision - a.scale, b.precision - b.scale) + scale), scale)
+    return Typed(pl.when((rest != 0) & below).then(rest - y).otherwise(rest).cast(kept), kept)
 
 
 def _not_zero(given: Typed, expr: pl.Expr) -> pl.Expr:

@@ -16,7 +16,7 @@ import polars as pl
 from sqlglot import exp
 
 from tidegate.api.sql.text.places import refused
-from tidegate.api.sql.values.types import calculated, is_float, is_integer, is_number, is_time, named
+from tidegate.api.sql.values.types import DIGITS_MAX, calculated, is_float, is_integer, is_number, is_time, named
 
 _DATE, _TIME = "%Y-%m-%d", "%Y-%m-%d %H:%M:%S%.f"
 _TRUE, _FALSE = ("true", "t", "yes", "y", "1"), ("false", "f", "no", "n", "0")
@@ -83,6 +83,9 @@ def as_type(node: exp.Expr, given: Typed, wanted: Any) -> Typed:
         return Typed(_of_text(node, given, wanted), wanted)
     if is_number(has) and is_number(wanted):
         expr = given.expr
+        if is_float(has) and isinstance(wanted, pl.Decimal):
+            # As it is written: in binary 1.005 is a little less.
+            return Typed(_read_decimal(expr.cast(pl.Float64).cast(pl.String), wanted), wanted)
         if isinstance(has, pl.Decimal) and isinstance(wanted, pl.Decimal) and wanted.scale < has.scale:
             expr = expr.round(wanted.scale, mode="half_away_from_zero")  # a cast of polars rounds 2.345 to 2.34
         return Typed(expr.cast(wanted, strict=False), wanted)
@@ -158,6 +161,8 @@ _PLAIN = pl.Datetime("us")
 
 def _of_text(node: exp.Expr, given: Typed, wanted: Any) -> pl.Expr:
     text = given.expr.str.strip_chars()
+    if isinstance(wanted, pl.Decimal):
+        return _read_decimal(text, wanted)
     if is_number(wanted):
         return text.cast(wanted, strict=False)
     if isinstance(wanted, pl.Boolean):
@@ -172,6 +177,17 @@ def _of_text(node: exp.Expr, given: Typed, wanted: Any) -> pl.Expr:
             return pl.coalesce(day, moment.dt.date())
         return _as_time(pl.coalesce(moment, day.cast(_PLAIN)), _PLAIN, wanted)
     raise refused(node, f"STRING cannot become {named(wanted)}")
+
+
+def _read_decimal(text: pl.Expr, wanted: pl.Decimal) -> pl.Expr:
+    """Text as a decimal, rounded half up: polars reads 0.125 as 0.12 where two digits are kept."""
+    spare = DIGITS_MAX - wanted.precision
+    if not spare:
+        return text.cast(wanted, strict=False)
+    # What does not fit is null at once, and then there is a digit more, or rounding up might fail.
+    fits = text.cast(pl.Decimal(DIGITS_MAX, wanted.scale + spare), strict=False)
+    roomy = fits.cast(pl.Decimal(DIGITS_MAX, wanted.scale + spare - 1), strict=False)
+    return roomy.round(wanted.scale, mode="half_away_from_zero").cast(wanted, strict=False)
 
 
 def _as_time(expr: pl.Expr, has: Any, wanted: Any) -> pl.Expr:
