@@ -52,9 +52,14 @@ ERRORS: dict[str, str] = {
     "SELECT price & 1 FROM bids": "BitwiseAnd is not covered",
     "SELECT price BETWEEN SYMMETRIC 30 AND 1 FROM bids": "SYMMETRIC is not covered",
     "SELECT CAST(bidder AS INT DEFAULT 1 ON CONVERSION ERROR) FROM bids": "DEFAULT is not covered",
-    f"SELECT 1 FROM bids b JOIN auctions a ON b.auction = a.id AND b.ts BETWEEN SYMMETRIC a.opened AND a.opened + {HOUR}": (
-        "SYMMETRIC is not covered"
-    ),
+    (
+        "SELECT 1 FROM bids b JOIN auctions a ON b.auction = a.id "
+        f"AND b.ts BETWEEN SYMMETRIC a.opened AND a.opened + {HOUR}"
+    ): "SYMMETRIC is not covered",
+    "SELECT REGEXP_REPLACE(bidder, '(a)', '$2') FROM bids": "the pattern has no group 2",
+    "SELECT REGEXP_REPLACE(bidder, '(a)', '$') FROM bids": "before a group's number",
+    "SELECT REGEXP_REPLACE(bidder, '(a)', bidder) FROM bids": "must be a text, written out",
+    "SELECT REPLACE(bidder, 'a', NULL) FROM bids": "must be a text, written out",
     "SELECT DATE_FORMAT(ts, 'QQQQQ') FROM bids": "pattern 'QQQQQ' is not known",
     "SELECT auction AS x, price AS x FROM bids": "would have x twice",
     "SELECT auction FROM bids b JOIN bids c ON b.auction = c.auction": "'auction' is ambiguous: write b.auction",

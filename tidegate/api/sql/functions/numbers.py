@@ -10,7 +10,7 @@ import polars as pl
 
 from tidegate.api.sql.functions.call import ANY_NUMBER, Call, Function, Functions, of
 from tidegate.api.sql.values.operators import remainder
-from tidegate.api.sql.values.typed import Typed, as_type, truth
+from tidegate.api.sql.values.typed import Typed, as_type, read_decimal, truth
 from tidegate.api.sql.values.types import bounded_decimal, is_float, is_integer, needed_common_type
 
 
@@ -52,12 +52,21 @@ def _round(call: Call) -> Typed:
         return given
     if digits < 0:
         raise call.refused("the number of digits is not negative")
+    if not isinstance(given.type, pl.Decimal):
+        return Typed(_rounded(given.expr.cast(pl.Float64), digits).cast(given.type), given.type)
     rounded = given.expr.round(digits, mode="half_away_from_zero")
-    if isinstance(given.type, pl.Decimal):
-        scale = min(digits, given.type.scale)
-        wanted = bounded_decimal(given.type.precision - given.type.scale + scale + 1, scale)
-        return Typed(rounded.cast(wanted, strict=False), wanted)
-    return Typed(rounded, given.type)
+    scale = min(digits, given.type.scale)
+    wanted = bounded_decimal(given.type.precision - given.type.scale + scale + 1, scale)
+    return Typed(rounded.cast(wanted, strict=False), wanted)
+
+
+def _rounded(value: pl.Expr, digits: int) -> pl.Expr:
+    """Doubles, rounded as they are written: 1.005 is 1.01, though in binary it is a little less. Of those of which no
+    more digits are known nothing is taken away."""
+    if digits > _ROUNDED_DIGITS_MAX:
+        return value
+    written = read_decimal(value.cast(pl.String), pl.Decimal(20, digits)).cast(pl.Float64)
+    return pl.when(value.abs() < 2**53 / 10**digits).then(pl.coalesce(written, value)).otherwise(value)
 
 
 def _sign(call: Call) -> Typed:
@@ -124,6 +133,8 @@ def _nvl2(call: Call) -> Typed:
 def _pi(call: Call) -> Typed:
     return Typed(pl.lit(math.pi), pl.Float64())
 
+
+_ROUNDED_DIGITS_MAX = 15
 
 NUMBERS: Functions = {
     "ABS": of(1)(_abs),

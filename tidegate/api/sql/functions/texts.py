@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import polars as pl
@@ -58,14 +59,34 @@ def _concat_ws(call: Call) -> Typed:
 
 
 def _replace(call: Call) -> Typed:
-    new = call.text(2) if len(call.args) > 2 else pl.lit("")
-    if not call.said_text(1):
-        return Typed(call.text(0), pl.String())
-    return Typed(call.text(0).str.replace_all(call.said_text(1), new, literal=True), pl.String())
+    old, text = call.said_text(1), call.text(0)
+    new = call.said_text(2) if len(call.args) > 2 else ""
+    return Typed(text.str.replace_all(old, new, literal=True) if old else text, pl.String())
 
 
 def _regexp_replace(call: Call) -> Typed:
-    return Typed(call.text(0).str.replace_all(call.said_text(1), call.text(2)), pl.String())
+    pattern = call.said_text(1)
+    return Typed(call.text(0).str.replace_all(pattern, _replacement(call, pattern)), pl.String())
+
+
+def _replacement(call: Call, pattern: str) -> str:
+    """Java's text with `$1` and `\\$` in the words of Rust, for which `$1st` is a group of the name `1st`."""
+    try:
+        groups = re.compile(pattern).groups
+    except re.error:  # what only Rust understands: it says itself what is wrong
+        groups = 9
+    found, letters = [], call.said_text(2)
+    for escaped, digits, other in re.findall(r"\\(.)|\$(\d+)|([\\$]|[^\\$]+)", letters, re.DOTALL):
+        if other in ("$", "\\"):
+            raise call.refused(f"{other} stands before a group's number or, as a letter, behind a backslash")
+        if digits:
+            count = next((n for n in range(len(digits), 1, -1) if int(digits[:n]) <= groups), 1)
+            if int(digits[:count]) > groups:
+                raise call.refused(f"the pattern has no group {digits[:count]}")
+            found.append(f"${{{digits[:count]}}}{digits[count:]}")
+        else:
+            found.append((escaped or other).replace("$", "$$"))
+    return "".join(found)
 
 
 def _regexp_extract(call: Call) -> Typed:

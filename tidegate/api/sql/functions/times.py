@@ -12,7 +12,7 @@ from tidegate.api.sql.functions.call import Call, Function, Functions, of
 from tidegate.api.sql.text.places import refused
 from tidegate.api.sql.values.operators import moved
 from tidegate.api.sql.values.typed import Interval, Typed, as_type
-from tidegate.api.sql.values.types import is_integer, named
+from tidegate.api.sql.values.types import is_integer, is_number, named
 
 _DAY_MS = 86_400_000
 UNIT_MS = {"MILLISECOND": 1, "SECOND": 1_000, "MINUTE": 60_000, "HOUR": 3_600_000, "DAY": _DAY_MS, "WEEK": 7 * _DAY_MS}
@@ -198,6 +198,10 @@ def _of_number(unit: str) -> Function:
     """The timestamp that is so many units after the beginning of 1970."""
 
     def make(call: Call) -> Typed:
+        if unit == "s" and is_number(call.args[0].type) and not is_integer(call.args[0].type):
+            return Typed(
+                (call.double(0) * 1_000_000).cast(pl.Int64, strict=False).cast(pl.Datetime("us")), pl.Datetime("us")
+            )
         number = call.integer(0) * 1_000 if unit == "s" else call.integer(0)
         kept = pl.Datetime("us" if unit == "us" else "ms")
         return Typed(number.cast(kept), kept)

@@ -85,7 +85,7 @@ def as_type(node: exp.Expr, given: Typed, wanted: Any) -> Typed:
         expr = given.expr
         if is_float(has) and isinstance(wanted, pl.Decimal):
             # As it is written: in binary 1.005 is a little less.
-            return Typed(_read_decimal(expr.cast(pl.Float64).cast(pl.String), wanted), wanted)
+            return Typed(read_decimal(expr.cast(pl.Float64).cast(pl.String), wanted), wanted)
         if isinstance(has, pl.Decimal) and isinstance(wanted, pl.Decimal) and wanted.scale < has.scale:
             expr = expr.round(wanted.scale, mode="half_away_from_zero")  # a cast of polars rounds 2.345 to 2.34
         return Typed(expr.cast(wanted, strict=False), wanted)
@@ -162,7 +162,7 @@ _PLAIN = pl.Datetime("us")
 def _of_text(node: exp.Expr, given: Typed, wanted: Any) -> pl.Expr:
     text = given.expr.str.strip_chars()
     if isinstance(wanted, pl.Decimal):
-        return _read_decimal(text, wanted)
+        return read_decimal(text, wanted)
     if is_number(wanted):
         return text.cast(wanted, strict=False)
     if isinstance(wanted, pl.Boolean):
@@ -179,7 +179,7 @@ def _of_text(node: exp.Expr, given: Typed, wanted: Any) -> pl.Expr:
     raise refused(node, f"STRING cannot become {named(wanted)}")
 
 
-def _read_decimal(text: pl.Expr, wanted: pl.Decimal) -> pl.Expr:
+def read_decimal(text: pl.Expr, wanted: pl.Decimal) -> pl.Expr:
     """Text as a decimal, rounded half up: polars reads 0.125 as 0.12 where two digits are kept."""
     spare = DIGITS_MAX - wanted.precision
     if not spare:
