@@ -29,8 +29,6 @@ from row_model import ROW_BATCHES, RowsOfKeys
 from value_model import VALUE_BATCHES, ValuesByBatch
 from varying_model import VaryingTable
 
-from tidegate.actors.kernels import accumulate
-from tidegate.actors.kernels.columns import NO_MASK
 from tidegate.actors.kernels.paged import PAGE_ROWS
 from tidegate.actors.state_backends.columnar import frozen_slots, key_space
 from tidegate.actors.state_backends.columnar.changes import notes, undo_log
@@ -128,9 +126,11 @@ def _run(kind: type[Subject], undo_bytes_max: int, steps: list[tuple[str, Any]])
 
 
 def _run_noting(noted: int, kind: type[Subject], undo_bytes_max: int, steps: list[tuple[str, Any]]) -> None:
-    """The same, where a page is kept once more than so many of its slots are noted."""
+    """The same, where a page is kept once more than so many of its slots are noted, and slots are marked for long or
+    hardly at all."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(notes, "NOTED_SLOTS_MAX", noted)
+        patch.setattr(notes, "MARKED_PARTS", 8 if noted else 1)
         _run(kind, undo_bytes_max, steps)
 
 
@@ -314,64 +314,6 @@ def test_what_is_noted_in_vain_is_noted_less_often() -> None:
     table.backend.keep(CheckpointId(10))
     assert table.backend.kept(CheckpointId(10)) is not None
     assert kept(range(11, 15), 10) == [11, 12, 13, 14]
-
-
-def test_pages_that_were_copied_are_put_back() -> None:
-    """Of 20,000 keys all change while a snapshot reads them: nothing is noted but five pages. What a snapshot that is
-    still being written then reads does not change, neither by going back nor by what comes after."""
-    table = Table(_made(_ENOUGH), True)
-    undo = table.backend._space.undo  # type: ignore[attr-defined]
-    table.batch([(key, 1.0) for key in range(20_000)])
-    frozen = table.backend.freeze(Cut(CheckpointId(1)))
-    table.batch([(key, 2.0) for key in range(20_000)])
-    (noted,) = undo._notes()
-
-    assert (sorted(noted.kept), noted.noted) == ([0, 1, 2, 3, 4], [])
-    table.backend.go_back(CheckpointId(1))
-    again = table.backend.table("t", COLUMNS)
-    again.upsert(key_batch(range(20_000)))
-    accumulate.count(again.column("n").pages, np.arange(20_000, dtype=np.int32), NO_MASK)
-    assert {row["n"] for stored in tables(frozen) for row in stored.rows.to_pylist()} == {1}
-    assert set(again.column("n").take(np.arange(20_000)).to_pylist()) == {2}
-
-
-@pytest.mark.parametrize("exchanged", [False, True])
-def test_pages_that_change_much_are_kept_from_then_on(exchanged: bool) -> None:
-    """A quarter of their rows is noted one by one and no more, and what was noted before goes back as well; also where
-    memory gets short, and a page is exchanged for the rest of its notes."""
-    table = Table(_made(_ENOUGH), True)
-    undo = table.backend._space.undo  # type: ignore[attr-defined]
-    table.batch([(key, 1.0) for key in range(2 * PAGE_ROWS)])
-    tables(table.backend.freeze(Cut(CheckpointId(1))))
-    for start in range(0, PAGE_ROWS // 3, 100):
-        table.batch([(key, 2.0) for key in range(start, start + 100)])
-    (noted,) = undo._notes()
-    assert list(noted.kept) == [0]
-    assert PAGE_ROWS // 5 < sum(len(rows.slots) for rows in noted.noted) <= PAGE_ROWS // 4
-    assert not exchanged or noted.shrink()
-    table.backend.go_back(CheckpointId(1))
-    again = table.backend.table("t", COLUMNS)
-    assert set(again.column("n").take(np.arange(2 * PAGE_ROWS)).to_pylist()) == {1}
-
-
-def test_pages_are_exchanged_for_slots_where_memory_is_short() -> None:
-    """Two pages fit into the limit, and the slots that have changed in the three others."""
-    table = Table(_made(200_000), True)
-    undo = table.backend._space.undo  # type: ignore[attr-defined]
-    table.batch([(key, 1.0) for key in range(20_000)])
-    frozen = table.backend.freeze(Cut(CheckpointId(1)))
-    changed = range(0, 20_000, 100)
-    table.batch([(key, 2.0) for key in changed])
-    (noted,) = undo._notes()
-
-    assert (len(noted.kept), undo.size_bytes <= 200_000) == (2, True)
-    assert sorted(noted.slots().tolist()) == list(changed)
-    assert sum(len(rows.slots) for rows in noted.noted) == sum(key // PAGE_ROWS not in noted.kept for key in changed)
-    before = tables(frozen)
-    table.backend.go_back(CheckpointId(1))
-    again = table.backend.table("t", COLUMNS)
-    assert set(again.column("n").take(np.arange(20_000)).to_pylist()) == {1}
-    assert sum(stored.rows.num_rows for stored in before) == 20_000
 
 
 def test_other_bindings_are_refused() -> None:

@@ -225,6 +225,8 @@ class ColumnarTable(PagedState[TableNotes]):
     def _note(self, notes: TableNotes, slots: NDArray[np.int32]) -> None:
         """Note what these slots hold, if they are not noted yet."""
         slots = notes.first(slots)
+        if not len(slots):
+            return
         pages = notes.dense(slots)
         if len(pages) and self._space.undo.has_room(len(pages) * PAGE_ROWS * self._row_bytes):
             self._copy(pages, notes.noted_before(slots, pages))

@@ -40,11 +40,13 @@ def pages_for(slots: int) -> int:
 class Pins:
     """How many snapshots still read page n of a state. It counts for page n of all its columns."""
 
-    __slots__ = ("_held", "_last_version", "_lock", "_pages", "_versions", "counts", "shared")
+    __slots__ = ("_any", "_held", "_last_version", "_lock", "_pages", "_versions", "counts", "shared")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._pages = 0
+        self._any = False
+        """Whether any page may be pinned. Only the owner pins, so only the owner sets it."""
         self._held: weakref.WeakSet[Pinned] = weakref.WeakSet()
         self._last_version = 0
         self._versions = np.zeros(_PAGES_MIN, dtype=np.int64)
@@ -65,12 +67,14 @@ class Pins:
 
     def any(self) -> bool:
         """Whether any page is pinned."""
-        return bool(self.counts[: self._pages].any())
+        self._any = self._any and bool(self.counts[: self._pages].any())
+        return self._any
 
     def pin(self) -> Pinned:
         """Pin all pages as they are."""
         with self._lock:
             self.counts[: self._pages] += 1
+            self._any = True
             pinned = Pinned(self, self._versions[: self._pages].copy())
             self._held.add(pinned)
             return pinned
@@ -89,6 +93,7 @@ class Pins:
         with self._lock:
             self._versions[pages] = versions
             self.counts[pages] = 0
+            self._any = True
             for pinned in self._held:
                 self.counts[pages] += pinned.reads(pages, versions)
 

@@ -7,6 +7,8 @@ A vectorised state notes columns, cells note Python objects. Rules of a vectoris
   as to copy one with its page. So a page of which `NOTED_SLOTS_MAX` slots are noted is kept from then on, too, if there
   is memory for it. To go back is then to put the page back, and after it what was noted before.
 - Where memory is short, a kept page is exchanged for notes of its slots that have changed, unless most have.
+- Once all pages are kept, and all but few slots have changed, the others count as changed: to mark slots costs time for
+  each row, and would hardly save memory any more.
 - Noted rows are put together into pages of `PAGE_MEMORY`: what notes leave is there for copies of the next snapshot.
 """
 
@@ -26,7 +28,10 @@ from tidegate.actors.state_backends.common.page_memory import PAGE_MEMORY
 from tidegate.actors.state_backends.common.pages import FormerPage, pages_for
 
 NOTED_SLOTS_MAX = PAGE_ROWS // 4
+MARKED_PARTS = 8
+"""If fewer than one in so many slots has not changed, all count as changed."""
 _NEVER = -(1 << 30)
+_ALL_BITS = np.uint64((1 << 64) - 1)
 ENTRY_BYTES = 100
 """Estimated memory of a dictionary entry, without the object that it holds."""
 
@@ -91,7 +96,19 @@ class KeptPage:
 class TableNotes:
     """The `Notes` of a vectorised state, which had this many slots and rows at the freeze."""
 
-    __slots__ = ("_bits", "_is_kept", "_loose", "_noted_in", "_packed", "kept", "rows", "size_bytes", "slots_below")
+    __slots__ = (
+        "_all_changed",
+        "_bits",
+        "_is_kept",
+        "_loose",
+        "_noted_in",
+        "_packed",
+        "_uncounted",
+        "kept",
+        "rows",
+        "size_bytes",
+        "slots_below",
+    )
 
     def __init__(self, slots_below: int, rows: int) -> None:
         self.slots_below = slots_below
@@ -108,12 +125,19 @@ class TableNotes:
         """Of each page, how many slots are noted alone. `_NEVER`: it is not kept again."""
         self._bits: Bitmap = np.zeros(words_for(slots_below), dtype=np.uint64)
         """Slots that have changed."""
+        self._all_changed = False
+        """Whether all of these have their bit."""
+        self._uncounted = 0
+        """How many slots were marked since it was last looked at how many bits are set."""
         self.size_bytes = self._bits.nbytes
 
     def first(self, slots: NDArray[np.int32]) -> NDArray[np.int32]:
         """Those of these slots that must be noted now, because they have not been yet. Each once."""
+        if self._all_changed:
+            return np.zeros(0, dtype=np.int32)
         if len(self.kept) == len(self._is_kept):  # all of its pages
             mark_below(self._bits, self.slots_below, slots)
+            self._count(len(slots))
             return np.zeros(0, dtype=np.int32)
         found = np.empty(len(slots), dtype=np.int32)
         found = found[: mark_first(self._bits, self.slots_below, slots, found)]
@@ -182,7 +206,19 @@ class TableNotes:
         self._is_kept = np.zeros(pages_for(self.slots_below), dtype=np.bool_)
         self._noted_in = np.full(pages_for(self.slots_below), _NEVER, dtype=np.int32)
         self._bits = np.zeros(words_for(self.slots_below), dtype=np.uint64)
+        self._all_changed, self._uncounted = False, 0
         self.first(np.concatenate([np.zeros(0, dtype=np.int32), *(rows.slots for rows in self.noted)]))
+
+    def _count(self, slots: int) -> None:
+        """So many slots were marked; all pages are kept. Look now and then whether hardly any is unmarked."""
+        self._uncounted += slots
+        if self._uncounted * MARKED_PARTS < self.slots_below:
+            return
+        self._uncounted = 0
+        unchanged = self.slots_below - int(np.bitwise_count(self._bits).sum())
+        if unchanged * MARKED_PARTS < self.slots_below:
+            self._bits.fill(_ALL_BITS)
+            self._all_changed = True
 
     def _exchange(self, slots_max: int) -> bool:
         """Exchange the page kept last for notes of its slots, if no more than so many have changed."""
