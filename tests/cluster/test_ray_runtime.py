@@ -18,7 +18,7 @@ from tidegate.actors.coordinator.messages.events import MetadataWritten, TaskRea
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.protocol.state_origin import StateOrigin
-from tidegate.actors.runtimes.ray.fleet.fleet import _TaskActor
+from tidegate.actors.runtimes.ray.fleet.fleet import task_actor
 from tidegate.actors.runtimes.ray.process.calls import NAMESPACE
 from tidegate.actors.runtimes.ray.process.orders import Held
 from tidegate.actors.runtimes.ray.ray_runtime import RayJob, RayRuntime, SlotPlacement
@@ -154,8 +154,10 @@ def test_tasks_go_on_when_their_coordinator_is_killed(runtime: RayRuntime, tmp_p
         seen = until("a checkpoint of the next generation", job.progress, goes_on)
     assert (len(coordinators), seen.coordinator_losses, seen.restarts, seen.attempt) == (KILLS, KILLS, 0, 0)
     assert seen.last_failure == f"the coordinator was lost; generation {KILLS + 1} has taken over"
-    late = _TaskActor.options(name="headless/standby#7", namespace=NAMESPACE, lifetime="detached", num_cpus=0).remote(
-        ray.put(keyed.submission.context), ray.get_actor("headless/coordinator", NAMESPACE), open_store
+    late = (
+        task_actor()
+        .options(name="headless/standby#7", namespace=NAMESPACE, lifetime="detached", num_cpus=0)
+        .remote(ray.put(keyed.submission.context), ray.get_actor("headless/coordinator", NAMESPACE), open_store)
     )
     with pytest.raises(RayActorError):
         ray.get(late.live.remote(), timeout=WAIT_S)

@@ -17,18 +17,24 @@ from pathlib import Path
 import pytest
 from waiting import until
 
-from tidegate.actors.runtimes.ray.fork_server import launch, server
+from tidegate.actors.runtimes.ray.fork_server import imported, launch, server
+from tidegate.actors.runtimes.ray.fork_server.imported import Imported, import_all
 from tidegate.actors.runtimes.ray.fork_server.server import ForkServer, receive
 from tidegate.actors.runtimes.ray.fork_server.worker_command import worker_command
 
 WORKER = """\
 import json, os, sys
 import numpy
+more = {}
+if "with Ray" in sys.argv:
+    import ray
+    from tidegate.actors.runtimes.ray.fork_server.imported import ray_id, threads
+    more = {"path": sys.path, "original": sys.orig_argv[1:], "ray": ray_id().hex(), "threads": threads()}
 print(json.dumps({
-    "pid": os.getpid(), "parent": os.getppid(), "argv": sys.argv, "first": sys.path[0], "folder": os.getcwd(),
+    "pid": os.getpid(), "parent": os.getppid(), "argv": sys.argv, "folder": os.getcwd(),
     "job": os.environ.get("RAY_JOB_ID"), "extra": os.environ.get("OMP_NUM_THREADS"), "name": __name__,
     "random": numpy.random.random(), "modules": "tidegate.actors.runtimes.ray.task.task_actor" in sys.modules,
-}), flush=True)
+} | more), flush=True)
 sys.exit(3)
 """
 SOCKET = "--raylet-name="
@@ -50,12 +56,21 @@ def raylet() -> Iterator[subprocess.Popen[bytes]]:
     process.wait()
 
 
-def run(folder: Path, raylet: int | None, job: str) -> dict[str, object]:
+def run(folder: Path, raylet: int | None, job: str, *more: str) -> dict[str, object]:
     """Start a worker as Ray does, and return what it prints; where the output goes tells when it has ended."""
     (folder / "worker.py").write_text(WORKER)
     environment = {k: v for k, v in os.environ.items() if k not in ("RAY_RAYLET_PID", "OMP_NUM_THREADS")}
     environment |= {"RAY_JOB_ID": job} | ({} if raylet is None else {"RAY_RAYLET_PID": str(raylet)})
-    command = [sys.executable, "-I", "-S", launch.__file__, str(folder / "worker.py"), f"{SOCKET}{folder}/raylet", job]
+    command = [
+        sys.executable,
+        "-I",
+        "-S",
+        launch.__file__,
+        str(folder / "worker.py"),
+        f"{SOCKET}{folder}/raylet",
+        job,
+        *more,
+    ]
     # No pipe: the server would keep one open.
     with (folder / f"{job}.out").open("w") as out, (folder / f"{job}.err").open("w") as errors:
         started = subprocess.Popen(command, env=environment, cwd=folder, stdout=out, stderr=errors)
@@ -69,19 +84,24 @@ def run(folder: Path, raylet: int | None, job: str) -> dict[str, object]:
 def test_workers_are_forked_with_what_is_theirs(tmp_path: Path, raylet: subprocess.Popen[bytes]) -> None:
     """Two workers have one parent and its imports, their own environment, arguments, output and random numbers.
 
-    They are gone when they have ended, and the server is when its Ray is.
+    They find modules where others do, have as many threads, and draw ids of their own in Ray. They are gone when they
+    have ended, and the server is when its Ray is.
     """
-    first, second = (run(tmp_path, raylet.pid, job) for job in ("one", "two"))
+    alone = run(tmp_path, None, "alone", "with Ray")
+    first, second = (run(tmp_path, raylet.pid, job, "with Ray") for job in ("one", "two"))
 
     assert first["parent"] == second["parent"] != os.getpid()
     assert first["pid"] != first["launched"]
     for job, found in (("one", first), ("two", second)):
         assert found["code"] == 0
         assert (found["job"], found["extra"], found["name"]) == (job, None, "__main__")
-        assert found["argv"] == [str(tmp_path / "worker.py"), f"{SOCKET}{tmp_path}/raylet", job]
-        assert (found["first"], found["folder"]) == (str(tmp_path), str(tmp_path))
+        assert found["argv"] == [str(tmp_path / "worker.py"), f"{SOCKET}{tmp_path}/raylet", job, "with Ray"]
+        assert found["folder"] == str(tmp_path)
         assert found["modules"]
+        assert found["original"] == found["argv"]
+        assert (found["path"], found["threads"]) == (alone["path"], alone["threads"])
     assert first["random"] != second["random"]
+    assert first["ray"] != second["ray"]
     until("the ends of workers", lambda: not any(os.path.exists(f"/proc/{w['pid']}") for w in (first, second)))
     parent = first["parent"]
     raylet.kill()
@@ -108,7 +128,7 @@ def test_a_server_that_is_not_ready_has_workers_start_as_ever(tmp_path: Path, ra
     environment = kept | {"RAY_RAYLET_PID": str(raylet.pid)}
     path = launch.socket_path([f"{SOCKET}{tmp_path}/raylet"], environment, str(folder))
     assert path is not None
-    with _listening(path) as listening, _serving(listening, path, ready=False):
+    with _listening(path) as listening, _serving(listening, path, Imported(ready=False)):
         found = run(tmp_path, raylet.pid, "refused")
     assert (found["pid"], found["code"]) == (found["launched"], 3)
 
@@ -118,11 +138,67 @@ def test_nothing_is_forked_beside_threads(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(os, "fork", lambda: pytest.fail("it has forked"))
     monkeypatch.setattr(server, "threads", lambda: 2)
     path = str(tmp_path / "socket")
-    with _listening(path) as listening, _serving(listening, path, ready=True):
+    with _listening(path) as listening, _serving(listening, path, Imported(ready=True)):
         client = launch.connected(path)
         assert client is not None
         with client:
             assert not launch.forked(client, ["worker.py"])
+
+
+def test_a_server_ends_when_its_files_have_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker has the code that is there when it starts: nothing is forked any more, and others start a new server."""
+    monkeypatch.setattr(os, "fork", lambda: pytest.fail("it has forked"))
+    module = tmp_path / "module.py"
+    module.write_text("old = 1")
+    monkeypatch.setattr(imported, "files", lambda: [str(module)])
+    loaded, path = Imported(ready=True), str(tmp_path / "socket")
+    assert not loaded.is_stale
+    module.write_text("new = 11")
+    with _listening(path) as listening, _serving(listening, path, loaded):
+        client = launch.connected(path)
+        assert client is not None
+        until("the end of the server", lambda: not os.path.exists(path))
+        listening.close()
+        with client:
+            assert not launch.forked(client, ["worker.py"])
+
+
+def test_nothing_is_forked_whose_children_draw_the_same_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two tasks would make one placement group of Ray's in place of two."""
+    ids = [b"1", b"2"]
+    monkeypatch.setattr(imported, "threads", lambda: 1)
+    monkeypatch.setattr(imported, "IMPORTED", ())
+    monkeypatch.setattr(imported, "in_child", lambda action: ids.pop())
+    folder = launch.package_folder()
+    assert import_all(folder).ready
+    ids[:] = [b"1", b"1"]
+    assert not import_all(folder).ready
+    ids[:] = [b"", b""]
+    assert not import_all(folder).ready
+
+
+def test_children_are_not_left_to_a_ray_that_ends_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where processes without a parent go to Ray, it ends all that it has not started itself."""
+    asked: list[bool] = []
+
+    class Server:
+        def __init__(self, listening: socket.socket, path: str, imported: Imported, raylet: int) -> None:
+            asked.append(imported.ready)
+            os.close(raylet)
+
+        def serve(self) -> None:
+            return None
+
+    monkeypatch.setattr(server, "ForkServer", Server)
+    monkeypatch.setattr(server, "import_all", lambda folder: Imported(ready=True))
+    monkeypatch.setattr(socket, "socket", lambda fileno: fileno)
+    monkeypatch.setattr(sys, "argv", ["", "/socket", "/folder", "/scripts"])
+    monkeypatch.setenv("RAY_RAYLET_PID", str(os.getpid()))
+    for parent in (1, os.getpid()):
+        monkeypatch.setattr(os, "getppid", lambda parent=parent: parent)
+        monkeypatch.setattr(sys, "path", [*sys.path, "/folder"])
+        server.main()
+    assert asked == [True, False]
 
 
 def _listening(path: str) -> socket.socket:
@@ -135,10 +211,10 @@ def _listening(path: str) -> socket.socket:
 class _serving:
     """A server in a thread, until its Ray is gone."""
 
-    def __init__(self, listening: socket.socket, path: str, ready: bool) -> None:
+    def __init__(self, listening: socket.socket, path: str, imported: Imported) -> None:
         self._here, there = os.pipe()
         self._there = there
-        self._server = ForkServer(listening, path, ready, self._here)
+        self._server = ForkServer(listening, path, imported, self._here)
         self._thread = threading.Thread(target=self._server.serve)
 
     def __enter__(self) -> None:

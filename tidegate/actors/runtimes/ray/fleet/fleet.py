@@ -27,7 +27,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import ray
@@ -59,13 +59,18 @@ STANDBY_FAILURES_MAX = 3
 Dead = Callable[[BaseException], object]
 Again = Callable[[], object]
 
-# Ray's types do not know of concurrency groups.
-_remote: Any = ray.remote
-_TaskActor: Any = _remote(
-    max_restarts=0,
-    max_task_retries=0,
-    concurrency_groups={"data": 1, "control": 1, "run": 1, "live": 1, "pulse": 1},
-)(TaskProcess)
+GROUPS = {"data": 1, "control": 1, "run": 1, "live": 1, "pulse": 1}
+
+
+@cache
+def task_actor() -> Any:
+    """Ray's class of the processes of tasks. Made when it is asked for: Ray draws random numbers for it.
+
+    A module that did so when it is imported could not be imported before a fork.
+    """
+    # Ray's types do not know of concurrency groups.
+    remote: Any = ray.remote
+    return remote(max_restarts=0, max_task_retries=0, concurrency_groups=GROUPS)(TaskProcess)
 
 
 @dataclass(slots=True)
@@ -269,7 +274,7 @@ class Fleet:
             self._counts[name] = number + 1
             full_name = f"{name}#{number}"
             try:
-                return full_name, _TaskActor.options(name=full_name, **options).remote(*arguments)
+                return full_name, task_actor().options(name=full_name, **options).remote(*arguments)
             except ActorAlreadyExistsError:
                 # A predecessor of this coordinator has used the number.
                 continue

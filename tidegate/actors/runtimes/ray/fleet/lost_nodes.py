@@ -23,7 +23,7 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import ray
@@ -47,13 +47,17 @@ class _Presence:
         """It has started."""
 
 
-_PresenceActor: Any = ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0)(_Presence)
+@cache
+def _presence_actor() -> Any:
+    """Made when it is asked for, as `task_actor` is."""
+    return ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0)(_Presence)
 
 
 def start_there(node: str) -> Future[None]:
     """Have Ray's head start something on this node, and nowhere else; done when it has, or never will."""
     there: Any = NodeAffinitySchedulingStrategy(node, soft=False)
-    actor = _PresenceActor.options(scheduling_strategy=there).remote()
+    presence: Any = _presence_actor()
+    actor = presence.options(scheduling_strategy=there).remote()
     started: Future[None] = actor.here.remote().future()
     started.add_done_callback(partial(_let_go, actor))
     return started

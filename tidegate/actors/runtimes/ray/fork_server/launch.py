@@ -112,9 +112,12 @@ def start_server(path: str, folder: str, scripts: str) -> None:
         finally:
             os.umask(before)
         listening.listen(QUEUED_MAX)
-        if os.fork() == 0:
+        child = os.fork()
+        if child == 0:
             try:
                 os.setsid()
+                if os.fork() != 0:  # The server has no parent here, and sees to whom it goes.
+                    os._exit(0)
                 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
                 os.dup2(listening.fileno(), LISTENING, inheritable=True)
                 os.closerange(LISTENING + 1, 1024)
@@ -122,6 +125,7 @@ def start_server(path: str, folder: str, scripts: str) -> None:
                 os.execve(sys.executable, [sys.executable, "-c", SERVE, path, folder, scripts], environment)
             finally:
                 os._exit(1)
+        os.waitpid(child, 0)
 
 
 def forked(client: socket.socket, arguments: list[str]) -> bool:
@@ -132,10 +136,12 @@ def forked(client: socket.socket, arguments: list[str]) -> bool:
     used_s = sum(os.times()[:4])
     order = json.dumps([arguments, dict(os.environ), os.getcwd(), used_s]).encode()
     standard = array.array("i", [0, 1, 2])
-    client.sendmsg([LENGTH.pack(len(order))], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, standard)])
-    client.sendall(order)
     try:
+        client.sendmsg([LENGTH.pack(len(order))], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, standard)])
+        client.sendall(order)
         return client.recv(1) == STARTED
+    except ConnectionError:  # It has ended, and has not come to this order.
+        return False
     except TimeoutError:
         client.shutdown(socket.SHUT_RD)  # From here on no word can come; one may have.
         client.setblocking(False)

@@ -5,11 +5,10 @@ pays nothing for it.
 
 Rules:
 
-- It imports libraries and tidegate, and runs no code of any job: nothing can get from one job to another.
-- It forks only while it has one thread: what another thread holds at that moment nobody would ever give back. With
-  more, and where an import has failed, it refuses, and workers start without it.
+- It forks only what may be forked (`imported.py`). Else it refuses, and workers start without it.
 - It stays while one of its children lives, whose pages it has in common with them, and a while longer. It ends with
-  its Ray.
+  its Ray, and when what it has imported has changed on the disk: the next worker starts another one.
+- Where Ray ends each process below it that it has not started itself, it refuses: that would be its children.
 - A child has the environment, folder, arguments and standard streams that Ray gave to the worker, its own random
   numbers, and no way back into this module.
 """
@@ -18,8 +17,6 @@ from __future__ import annotations
 
 import array
 import fcntl
-import gc
-import importlib
 import json
 import logging
 import os
@@ -29,23 +26,18 @@ import signal
 import socket
 import struct
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
 from types import FrameType
-from typing import Any
 
-from tidegate.actors.runtimes.ray.fork_server.launch import LENGTH, LISTENING, LOCK, PEER, STARTED, package_folder
+from tidegate.actors.runtimes.ray.fork_server.imported import WITHOUT, Imported, give_threads_back, import_all, threads
+from tidegate.actors.runtimes.ray.fork_server.launch import LENGTH, LISTENING, LOCK, PEER, STARTED
 
 IDLE_S = 120.0
 ORDER_S = 10.0
 ORDER_BYTES_MAX = 16 * 1024 * 1024
 STREAMS = 3
-IMPORTED = (
-    "ray._private.workers.default_worker",
-    "tidegate.actors.runtimes.ray.task.task_actor",
-    "tidegate.actors.runtimes.ray.coordinator.coordinator_actor",
-)
 USED_BEFORE = "TIDEGATE_LAUNCH_CPU_S"
 """In the environment of a child: seconds of a processor that its start has cost before it was forked."""
 
@@ -71,12 +63,14 @@ class Order:
 class ForkServer:
     """Serves until nobody needs it. `path`: of the socket that listens."""
 
-    def __init__(self, listening: socket.socket, path: str, ready: bool, raylet: int) -> None:
+    def __init__(self, listening: socket.socket, path: str, imported: Imported, raylet: int) -> None:
         self._listening = listening
         self._path = path
-        self._ready = ready
+        self._imported = imported
         self._raylet = raylet
         self._children: set[int] = set()
+        self._ended: list[int] = []
+        """Children that are gone, as the signal has said. It may come before the child is known by its id."""
 
     def serve(self) -> Order | None:
         """Answer until the end, which returns None. In a child: what it is to become."""
@@ -84,7 +78,11 @@ class ForkServer:
         signal.signal(signal.SIGCHLD, self._reap)
         while True:
             ready, _, _ = select.select([self._listening.fileno(), self._raylet], [], [], IDLE_S)
+            self._forget()
             if self._raylet in ready or (not ready and not self._children and self._left()):
+                return None
+            if self._imported.is_stale:
+                self._leave()
                 return None
             if self._listening.fileno() in ready and (order := self._answered()) is not None:
                 return order
@@ -97,7 +95,7 @@ class ForkServer:
             return None
         with client:
             try:
-                order = receive(client) if self._ready else None
+                order = receive(client) if self._imported.ready else None
             except (OSError, ValueError) as error:
                 log.warning("tidegate's fork server was asked for what it does not understand: %s", error)
                 return None
@@ -128,19 +126,34 @@ class ForkServer:
         """Children that have ended are gone at once: Ray looks whether their ids are in use."""
         with suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG)[0]) != 0:
-                self._children.discard(ended)
+                self._ended.append(ended)
+
+    def _forget(self) -> None:
+        while self._ended:
+            self._children.discard(self._ended.pop())
 
     def _left(self) -> bool:
         """Take the socket away, unless somebody is at it just now."""
-        lock = os.open(os.path.join(os.path.dirname(self._path), LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with self._locked():
             if select.select([self._listening], [], [], 0)[0]:
                 return False
             os.unlink(self._path)
+        return True
+
+    def _leave(self) -> None:
+        """Take the socket away. Who is at it just now hears the end, and starts without."""
+        with self._locked(), suppress(FileNotFoundError):
+            os.unlink(self._path)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """While nobody else looks for a server."""
+        lock = os.open(os.path.join(os.path.dirname(self._path), LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
         finally:
             os.close(lock)
-        return True
 
 
 def receive(client: socket.socket) -> Order | None:
@@ -175,13 +188,8 @@ def receive(client: socket.socket) -> Order | None:
         raise
 
 
-def threads() -> int:
-    """How many this process has, also those that Python knows nothing of."""
-    return len(os.listdir("/proc/self/task"))
-
-
-def become(order: Order) -> None:
-    """Be the worker, to its end."""
+def become(order: Order, scripts: str) -> None:
+    """Be the worker, to its end. `scripts`: the folder of Ray's scripts, as the server has it among its paths."""
     os.setpgid(0, 0)
     for number, descriptor in enumerate(order.streams):
         os.dup2(descriptor, number)
@@ -191,40 +199,25 @@ def become(order: Order) -> None:
     os.environ.update(order.environment)
     os.environ[USED_BEFORE] = f"{order.used_s:.3f}"
     sys.argv[:] = order.arguments
-    sys.path[0] = os.path.dirname(order.arguments[0])
+    sys.orig_argv[1:] = order.arguments
+    sys.path[sys.path.index(scripts)] = os.path.dirname(order.arguments[0])  # Ray has put others before it.
     if (numbers := sys.modules.get("numpy.random")) is not None:
         numbers.seed()
+    give_threads_back(order.environment)
     runpy.run_path(order.arguments[0], run_name="__main__")
-
-
-def import_all(folder: str) -> bool:
-    """Load what processes of jobs need. Whether that went well, and tidegate is the one in this folder."""
-    try:
-        if (found := package_folder()) != folder:
-            raise ImportError(f"tidegate is in {found}, not in {folder}")
-        for name in IMPORTED:
-            importlib.import_module(name)
-        if find_spec("pandas") is not None:
-            importlib.import_module("pandas")
-        arrow: Any = importlib.import_module("pyarrow")
-        arrow.array([])  # It looks for pandas now, once.
-    except Exception:
-        log.exception("tidegate's fork server cannot import what tasks need: workers start without it")
-        return False
-    if threads() > 1:
-        log.warning("tidegate's fork server has %d threads, so workers start without it", threads())
-        return False
-    gc.collect()
-    gc.freeze()
-    return True
 
 
 def main() -> None:
     """Import, and serve. Its children are workers of Ray."""
-    path, folder, _ = sys.argv[1:]
-    raylet = os.pidfd_open(int(os.environ["RAY_RAYLET_PID"]))
-    ready = import_all(folder)
+    path, folder, scripts = sys.argv[1:]
+    raylet_id = int(os.environ["RAY_RAYLET_PID"])
+    raylet = os.pidfd_open(raylet_id)
+    if os.getppid() == raylet_id:  # Ray takes in whoever has lost its parent, to end what it has not started itself.
+        log.warning(WITHOUT, "belongs to Ray, which would end its children")
+        imported = Imported(ready=False)
+    else:
+        imported = import_all(folder)
     sys.path.pop()  # The folder, which workers have not.
-    order = ForkServer(socket.socket(fileno=LISTENING), path, ready, raylet).serve()
+    order = ForkServer(socket.socket(fileno=LISTENING), path, imported, raylet).serve()
     if order is not None:
-        become(order)
+        become(order, scripts)
