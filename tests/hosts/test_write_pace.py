@@ -30,11 +30,17 @@ class _Machine:
         self.own_ms = self.process_ms = self.waited_ms = 0.0
         self.pace = WritePace(limit_ms)
         self.pauses_ms: list[float] = []
+        self.asked = 0
         self.pace.begin(self.usage())
 
     def usage(self) -> Usage:
         """As it is now."""
+        self.asked += 1
         return Usage(self.own_ms, self.process_ms, None if self.waited is None else self.waited_ms)
+
+    def own(self) -> float:
+        """What the thread has used."""
+        return self.own_ms
 
     def run(self, ms: float) -> None:
         """The thread runs so long. For each ms of it the others run `others`, and it waits `waited`."""
@@ -95,7 +101,7 @@ def test_files_of_a_snapshot_share_the_pace() -> None:
     """Between chunks, in the order and with the bytes of the file; time between two files counts for nothing."""
     machine = _Machine(limit_ms=(PARTS + 2) * STEP_MS)
     store = FileSystemStore("memory://paced-store-tests")
-    paced = PacedStore(store, machine.pace, machine.pause, machine.usage)
+    paced = PacedStore(store, machine.pace, machine.pause, machine.usage, machine.own)
 
     def chunks() -> Iterator[bytes]:
         for number in range(5):
@@ -113,7 +119,9 @@ def test_files_of_a_snapshot_share_the_pace() -> None:
 def test_what_runs_during_a_pause_counts_for_nothing() -> None:
     """The others have done what there was to do: there is no second pause."""
     machine = _Machine()
-    paced = PacedStore(FileSystemStore("memory://paced-store-tests"), machine.pace, machine.pause, machine.usage)
+    paced = PacedStore(
+        FileSystemStore("memory://paced-store-tests"), machine.pace, machine.pause, machine.usage, machine.own
+    )
 
     def chunks() -> Iterator[bytes]:
         for _ in range(3):
@@ -123,6 +131,23 @@ def test_what_runs_during_a_pause_counts_for_nothing() -> None:
 
     assert paced.write("c", chunks()) == 3
     assert machine.pauses_ms == [(PARTS - 1) * (FREE_MS + STEP_MS)]
+
+
+def test_what_all_threads_have_used_is_asked_once_in_a_step() -> None:
+    """A snapshot of many small chunks costs no question for each of them."""
+    machine = _Machine()
+    paced = PacedStore(
+        FileSystemStore("memory://paced-store-tests"), machine.pace, machine.pause, machine.usage, machine.own
+    )
+
+    def chunks() -> Iterator[bytes]:
+        for _ in range(100):
+            machine.run(STEP_MS / 20)
+            yield b"-"
+
+    machine.asked = 0
+    assert paced.write("d", chunks()) == 100
+    assert machine.asked == 1 + 100 // 20
 
 
 def test_this_thread() -> None:

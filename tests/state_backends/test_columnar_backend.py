@@ -30,7 +30,6 @@ from tidegate.actors.kernels.paged import PAGE_ROWS
 from tidegate.actors.state_backends.columnar import frozen_slots as frozen
 from tidegate.actors.state_backends.columnar import key_space
 from tidegate.actors.state_backends.columnar.columnar_backend import ColumnarBackend
-from tidegate.actors.state_backends.columnar.key_space import KeyColumns
 from tidegate.actors.state_backends.common.backend import CellSpec, KeyedBackend, ValueSpec
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.state.snapshot import Cut, StateTable
@@ -279,17 +278,6 @@ def test_keys_of_several_types_and_long_strings() -> None:
     rows = [row for chunk in state.chunks() for row in chunk.rows.to_pylist()]
     assert len(rows) == 3000
     assert all(row["text"] == (None if row["l"][0] % 50 == 0 else f"{row['l'][0]}" * 50) for row in rows)
-
-
-def test_number_of_key_chunks_is_bounded() -> None:
-    """A thousand batches with a new key each do not leave a thousand chunks; keys are found wherever they lie."""
-    keys = KeyColumns(pa.schema({"k": pa.int64()}))
-    for k in range(1000):
-        keys.append(pa.record_batch({"k": [k]}))
-    found = keys.freeze()
-    assert len(found.chunks) <= 11
-    slots = pa.array([0, 1, 500, 511, 512, 998, 999], pa.int32()).to_numpy()
-    assert slots.tolist() == found.take(slots).column("k").to_pylist()
 
 
 def test_changes_of_a_table_outlast_compaction() -> None:

@@ -34,6 +34,12 @@ _KINDS = (INSERT, UPDATE_AFTER, UPDATE_BEFORE, DELETE)
 _COMES = 2
 """Kinds before this position are of rows that come."""
 
+_KIND_BYTES = 2
+_IT_COMES, _IT_GOES = 1, 2
+_MEANINGS = np.zeros(1 << 16, dtype=np.uint8)
+"""What each two bytes, as one number, say of a row; 0: nothing."""
+_MEANINGS[np.frombuffer("".join(_KINDS).encode(), dtype="<u2")] = [_IT_COMES] * _COMES + [_IT_GOES] * _COMES
+
 Flags = NDArray[np.bool_]
 
 
@@ -45,12 +51,24 @@ def with_kind(schema: pa.Schema) -> pa.Schema:
 def rows_that_come(batch: pa.RecordBatch) -> Flags:
     """Which rows of a batch of changes come; the others are taken back. ValueError for a row that is none."""
     column = plain(batch.column(CHANGE))
+    codes = _codes(column)
+    if codes is not None and (meanings := _MEANINGS[codes]).all():
+        flags: Flags = meanings == _IT_COMES
+        return flags
     found = pc.index_in(column, _kinds(column.type)) if _is_text(column.type) else pa.nulls(len(column))
     if found.null_count:
         wrong = column.filter(pc.is_null(found))[0].as_py()
         raise ValueError(f"a row has {wrong!r} in the column {CHANGE!r}; it takes {', '.join(_KINDS)}")
     comes: Flags = found.to_numpy() < _COMES
     return comes
+
+
+def kinds_of(parts: Sequence[tuple[str, int]]) -> pa.Array:
+    """The column `CHANGE` of so many rows of each kind, in this order."""
+    rows = sum(count for _, count in parts)
+    texts = b"".join(kind.encode() * count for kind, count in parts)
+    offsets = np.arange(0, _KIND_BYTES * rows + 1, _KIND_BYTES, dtype=np.int32)
+    return pa.StringArray.from_buffers(rows, pa.py_buffer(offsets), pa.py_buffer(texts))
 
 
 def changes(parts: Sequence[tuple[str, Sequence[pa.Array]]], schema: pa.Schema) -> pa.RecordBatch | None:
@@ -65,8 +83,19 @@ def changes(parts: Sequence[tuple[str, Sequence[pa.Array]]], schema: pa.Schema) 
         pa.concat_arrays([arrays[i] for _, arrays in some]) if len(some) > 1 else some[0][1][i]
         for i in range(len(schema) - 1)
     ]
-    kinds = pa.concat_arrays([pa.repeat(kind, len(arrays[0])) for kind, arrays in some])
+    kinds = kinds_of([(kind, len(arrays[0])) for kind, arrays in some])
     return pa.RecordBatch.from_arrays([*columns, kinds], schema=schema)
+
+
+def _codes(column: pa.Array) -> NDArray[np.uint16] | None:
+    """The two bytes of each kind as one number, read from the column's memory. None where not all have two."""
+    if column.type != pa.string() or column.null_count or not len(column):
+        return None
+    _, offset_buffer, data_buffer = column.buffers()
+    offsets = np.frombuffer(offset_buffer, dtype=np.int32, count=len(column) + 1, offset=4 * column.offset)
+    if data_buffer is None or (offsets[1:] - offsets[:-1] != _KIND_BYTES).any():
+        return None
+    return np.frombuffer(data_buffer, dtype="<u2", count=len(column), offset=int(offsets[0]))
 
 
 @cache

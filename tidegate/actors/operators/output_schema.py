@@ -163,9 +163,7 @@ def polars_frame(batch: pa.RecordBatch) -> pl.DataFrame:
     import polars as pl
 
     check_polars_has(batch.schema)
-    frame = pl.from_arrow(batch)
-    assert isinstance(frame, pl.DataFrame)
-    return frame
+    return pl.DataFrame(batch)  # `pl.from_arrow` gives the same, column by column, which takes several times as long
 
 
 def empty_frame(schema: pa.Schema) -> pl.DataFrame:

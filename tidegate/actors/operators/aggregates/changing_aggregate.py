@@ -23,6 +23,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from tidegate.actors.kernels.columns import fixed_values
+from tidegate.actors.kernels.fixed_width import storage_dtype
 from tidegate.actors.kernels.key_index.entries import Upserted
 from tidegate.actors.operators.aggregates.accumulators import Accumulator
 from tidegate.actors.operators.aggregates.aggregate import Aggregate, count
@@ -37,7 +39,7 @@ from tidegate.actors.operators.changes import (
     UPDATE_AFTER,
     UPDATE_BEFORE,
     Flags,
-    changes,
+    kinds_of,
     rows_that_come,
     with_kind,
 )
@@ -81,6 +83,8 @@ class ChangingAggregate(KeyedAggregate):
                 for name, a in aggregates.items()
             } | {ROWS: count()}
         super().__init__(keys, aggregates, "final" if emit == "final" else "update")
+        self._read = frozenset(name for each in aggregates.values() for name in each.columns if isinstance(name, str))
+        """The columns that accumulators read."""
         self._output_schema: pa.Schema | None = None
 
     def needed_columns(self, after: Columns) -> Columns:
@@ -118,7 +122,9 @@ class ChangingAggregate(KeyedAggregate):
             for name, accumulator in zip(self._aggregates, self._accumulators, strict=True):
                 self._take_in(accumulator, name, batch, upserted)
             return
-        parts = [(batch.filter(pa.array(flags)), upserted.slots[flags]) for flags in (comes, ~comes)]
+        names = [name for name in batch.schema.names if name in self._read]
+        read = batch.select(names or batch.schema.names[:1])
+        parts = [(read.filter(pa.array(flags)), upserted.slots[flags]) for flags in (comes, ~comes)]
         for accumulator in self._accumulators:
             assert isinstance(accumulator, _TakesBack)
             if parts[0][0].num_rows:
@@ -155,26 +161,26 @@ class ChangingAggregate(KeyedAggregate):
         was_there[np.searchsorted(rows, upserted.new_rows)] = False  # both ascend
         changed = was_there & is_there & _differ(before, after)
         kinds = (
-            (DELETE, was_there & ~is_there, before),
-            (UPDATE_BEFORE, changed, before),
-            (UPDATE_AFTER, changed, after),
-            (INSERT, ~was_there & is_there, after),
+            (DELETE, was_there & ~is_there, 0),
+            (UPDATE_BEFORE, changed, 0),
+            (UPDATE_AFTER, changed, 1),
+            (INSERT, ~was_there & is_there, 1),
         )
-        parts = []
-        for kind, flags, values in kinds:
-            if not flags.any():
-                continue
-            picked = pa.array(np.flatnonzero(flags))
-            of = pa.array(rows[flags])
-            of_keys = [keys.column(name).take(of) for name in self._shown_keys]
-            parts.append((kind, [*of_keys, *(column.take(picked) for column in values)]))
+        parts = [(kind, np.flatnonzero(flags), version) for kind, flags, version in kinds]
+        parts = [(kind, positions, version) for kind, positions, version in parts if len(positions)]
         if not parts:
             return None
+        of = pa.array(rows[np.concatenate([positions for _, positions, _ in parts])])
+        # The old results, and the new ones behind them: each column is read in one go.
+        either = pa.array(np.concatenate([positions + version * len(rows) for _, positions, version in parts]))
+        columns = [keys.column(name).take(of) for name in self._shown_keys]
+        columns += [pa.concat_arrays([old, new]).take(either) for old, new in zip(before, after, strict=True)]
         if self._output_schema is None:
             names = [*self._shown_keys, *self._shown]
-            types = [column.type for column in parts[0][1]]
+            types = [column.type for column in columns]
             self._output_schema = with_kind(pa.schema(list(zip(names, types, strict=True))))
-        return changes(parts, self._output_schema)
+        kind_column = kinds_of([(kind, len(positions)) for kind, positions, _ in parts])
+        return pa.RecordBatch.from_arrays([*columns, kind_column], schema=self._output_schema)
 
     def _of_shown(self) -> Sequence[Accumulator]:
         return self._accumulators[: len(self._shown)]
@@ -204,6 +210,9 @@ def _differ(before: Sequence[pa.Array], after: Sequence[pa.Array]) -> Flags:
     """Rows in which any column differs; NaN differs from itself."""
     found: Flags = np.zeros(len(after[0]), dtype=np.bool_)
     for old, new in zip(before, after, strict=True):
+        if old.null_count == new.null_count == 0 and storage_dtype(old.type) is not None and old.type == new.type:
+            found |= fixed_values(old) != fixed_values(new)
+            continue
         try:
             unequal = pc.not_equal(old, new)
         except pa.ArrowNotImplementedError:  # nested values, float16, intervals: no kernel compares them

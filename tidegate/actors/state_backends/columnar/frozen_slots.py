@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from tidegate.actors.kernels.paged import PAGE_ROWS
 from tidegate.actors.kernels.partition import by_group, gather
 from tidegate.actors.state_backends.columnar.changes.dirty_slots import Bitmaps, flags, marked, slots_in
-from tidegate.actors.state_backends.columnar.key_space import FrozenKeys
+from tidegate.actors.state_backends.columnar.key_columns import FrozenKeys
 from tidegate.actors.state_backends.common.pages import FrozenColumn, Pinned, pages_for
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.state.snapshot import FrozenState, StateChunk

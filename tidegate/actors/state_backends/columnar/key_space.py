@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -28,7 +27,8 @@ from tidegate.actors.kernels.key_index.key_index import KeyIndex
 from tidegate.actors.kernels.paged import PAGE_ROWS
 from tidegate.actors.kernels.partition import gather
 from tidegate.actors.state_backends.columnar.changes.undo_log import UndoLog
-from tidegate.actors.state_backends.columnar.restore_threads import PIECE_BYTES, RestoreThreads
+from tidegate.actors.state_backends.columnar.key_columns import FrozenKeys, KeyColumns
+from tidegate.actors.state_backends.columnar.restore_threads import RestoreThreads
 from tidegate.actors.state_backends.common.backend import ValueSpec
 from tidegate.actors.state_backends.common.pages import FrozenColumn, PagedColumn
 from tidegate.actors.state_backends.common.refusals import held_twice
@@ -36,8 +36,6 @@ from tidegate.storage.state.key_groups import MAX_PARALLELISM_LIMIT, key_groups_
 
 COMPACTED_SLOTS_MIN = 4096
 
-_CHUNK_ROWS_MAX = 1 << 20
-_CHUNK_BYTES_MAX = 1 << 28
 _PIECE_ROWS = 16 * PAGE_ROWS
 _THREADED_KEYS_MIN = 1 << 17
 """Fewer keys than this are loaded before threads have even started."""
@@ -68,78 +66,6 @@ class SlotState(Protocol):
     def rebuild(self, kept: NDArray[np.int32], slots: int) -> None:
         """Renumber: of so many slots, slot `kept[i]` becomes slot i."""
         ...
-
-
-class KeyColumns:
-    """Keys in slot order, append-only.
-
-    Neighbouring chunks are merged unless the former is at least twice as long. So there are about log2(rows) small
-    chunks, and a key is copied about as often. Chunks of a certain size are merged no further.
-    """
-
-    __slots__ = ("_chunks", "rows", "schema")
-
-    def __init__(self, schema: pa.Schema) -> None:
-        self.schema = schema
-        self.rows = 0
-        self._chunks: list[pa.RecordBatch] = []
-
-    def append(self, keys: pa.RecordBatch) -> None:
-        """Add keys, for the next slots.
-
-        `keys` must own its buffers: a slice would keep its whole parent alive.
-        """
-        assert keys.schema.equals(self.schema), f"keys of {keys.schema} in a state of {self.schema}"
-        self._chunks.append(keys)
-        self.rows += keys.num_rows
-        while len(self._chunks) > 1 and _mergeable(*self._chunks[-2:]):
-            last = self._chunks.pop()
-            self._chunks[-1] = pa.concat_batches([self._chunks[-1], last])
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of all columns."""
-        return sum(chunk.nbytes for chunk in self._chunks)
-
-    def pieces(self) -> Iterator[pa.RecordBatch]:
-        """All keys in slot order, in batches of at most `PIECE_BYTES`, or of one larger chunk."""
-        piece: list[pa.RecordBatch] = []
-        for chunk in self._chunks:
-            if piece and sum(each.nbytes for each in piece) + chunk.nbytes > PIECE_BYTES:
-                yield pa.concat_batches(piece)
-                piece = []
-            piece.append(chunk)
-        if piece:
-            yield pa.concat_batches(piece)
-
-    def freeze(self) -> FrozenKeys:
-        """All keys in slot order."""
-        bounds = np.cumsum([0, *(chunk.num_rows for chunk in self._chunks)])
-        return FrozenKeys(self.schema, tuple(self._chunks), bounds)
-
-
-@dataclass(frozen=True, slots=True)
-class FrozenKeys:
-    """The keys at the time of a freeze: chunks, and the first slot of each."""
-
-    schema: pa.Schema
-    chunks: tuple[pa.RecordBatch, ...]
-    bounds: NDArray[np.int64]
-
-    def take(self, slots: NDArray[np.int32]) -> pa.RecordBatch:
-        """Keys of these slots, in their order."""
-        if not bool(np.all(slots[1:] > slots[:-1])):
-            distinct, back = np.unique(slots, return_inverse=True)
-            return self.take(distinct).take(pa.array(back.reshape(-1)))
-        edges = np.searchsorted(slots, self.bounds)
-        parts = [
-            _picked(chunk, slots[start:stop] - first)
-            for chunk, first, start, stop in zip(self.chunks, self.bounds[:-1], edges[:-1], edges[1:], strict=True)
-            if stop > start
-        ]
-        if len(parts) == 1:
-            return parts[0]
-        return pa.concat_batches(parts) if parts else pa.RecordBatch.from_pylist([], self.schema)
 
 
 class KeySpace:
@@ -269,10 +195,10 @@ class KeySpace:
                 state.grow(self.slots)
         return upserted
 
-    def keys_of(self, slots: NDArray[np.int32]) -> pa.RecordBatch:
-        """Keys of these slots, in the given order."""
+    def keys_of(self, slots: NDArray[np.int32], names: Sequence[str] | None = None) -> pa.RecordBatch:
+        """Keys of these slots, in the given order: all columns, or those that are named."""
         assert self._keys is not None, "slots before their columns are known"
-        return self._keys.freeze().take(slots)
+        return self._keys.freeze().take(slots, names)
 
     def groups_of(self, slots: NDArray[np.int32]) -> NDArray[np.uint16]:
         """Key groups of these slots."""
@@ -383,17 +309,3 @@ def key_pieces(space: KeySpace, live: LiveSlots, rows_max: int) -> Iterator[tupl
             slots = slots[live(slots)]
             if len(slots):
                 yield keys.take(slots), slots
-
-
-def _mergeable(former: pa.RecordBatch, latter: pa.RecordBatch) -> bool:
-    if int(former.num_rows) >= 2 * int(latter.num_rows):
-        return False
-    size_bytes: int = former.nbytes + latter.nbytes
-    return former.num_rows + latter.num_rows <= _CHUNK_ROWS_MAX and size_bytes <= _CHUNK_BYTES_MAX
-
-
-def _picked(chunk: pa.RecordBatch, rows: NDArray[np.int64]) -> pa.RecordBatch:
-    """Rows of a chunk, ascending. A slice if they are consecutive."""
-    if int(rows[-1]) - int(rows[0]) == len(rows) - 1:
-        return chunk.slice(int(rows[0]), len(rows))
-    return chunk.take(pa.array(rows))

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from tidegate.actors.state_backends.columnar.changes.dirty_slots import Bitmaps
 from tidegate.actors.state_backends.columnar.changes.undo_log import Notes, UndoLog
 from tidegate.actors.state_backends.columnar.frozen_slots import FrozenSlots
-from tidegate.actors.state_backends.columnar.key_space import FrozenKeys, KeySpace
+from tidegate.actors.state_backends.columnar.key_columns import FrozenKeys
+from tidegate.actors.state_backends.columnar.key_space import KeySpace
 from tidegate.actors.state_backends.columnar.row_index import RowIndex
 from tidegate.actors.state_backends.columnar.sorted_slots import SortedSlots, by_bytes
 from tidegate.actors.state_backends.columnar.vector_table import ColumnarTable
@@ -58,6 +59,7 @@ class ColumnarRows:
         self.values = values
         identity = (*key_names, ROW_SEQUENCE)
         self._key_names = key_names
+        self._stored = (*key_names, *values.names)
         self._sequence = sequence
         self.undo = UndoLog(beside[0].bytes_max, *beside)
         """Notes how to go back to a checkpoint."""
@@ -99,17 +101,17 @@ class ColumnarRows:
 
     def take(self, refs: NDArray[np.int32], columns: Sequence[str] | None = None) -> pa.RecordBatch:
         """Rows in the order of `refs`."""
-        return self._columns(columns).take(refs)
+        return self._space.keys_of(refs, self._stored if columns is None else columns)
 
     def scan(self, columns: Sequence[str], rows_max: int) -> Iterator[tuple[pa.RecordBatch, NDArray[np.int32]]]:
         """All rows, in the order in which they came."""
-        frozen = self._columns(columns)
+        frozen = self._space.freeze()[0]
         with self._space.reading():
             for start in range(0, int(frozen.bounds[-1]), rows_max):
                 slots = np.arange(start, min(start + rows_max, int(frozen.bounds[-1])), dtype=np.int32)
                 slots = slots[self._table.live(slots)]
                 if len(slots):
-                    yield frozen.take(slots), slots
+                    yield frozen.take(slots, columns), slots
 
     def remove(self, refs: NDArray[np.int32]) -> None:
         """Remove rows."""
@@ -166,10 +168,6 @@ class ColumnarRows:
         """The key columns of all rows, in batches; a key comes once for each of its rows."""
         return (keys for keys, _ in self.scan(self._key_names, rows_max))
 
-    def _columns(self, names: Sequence[str] | None) -> FrozenKeys:
-        wanted = [*self._key_names, *self.values.names] if names is None else list(names)
-        return selected(self._space.freeze()[0], wanted)
-
 
 def selected(keys: FrozenKeys, names: Sequence[str]) -> FrozenKeys:
     """Some of the columns."""
@@ -222,12 +220,12 @@ class _RowSlots(ColumnarTable):
         index = RowIndex(names)
         if self._rows == 0:
             return index
-        keys = selected(self._space.freeze()[0], names)
+        keys = self._space.freeze()[0]
         for start in range(0, self._space.slots, _INDEXED_ROWS):
             slots = np.arange(start, min(start + _INDEXED_ROWS, self._space.slots), dtype=np.int32)
             slots = slots[self.live(slots)]
             if len(slots):
-                index.add(keys.take(slots), slots)
+                index.add(keys.take(slots, names), slots)
         return index
 
     def _frozen(self, dirty: Bitmaps | None, removed: bool) -> FrozenSlots:
