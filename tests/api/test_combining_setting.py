@@ -83,7 +83,7 @@ def test_results_are_the_same(mode: Any) -> None:
         stream = env.from_batches(ROWS, timestamp="t")
         windows = stream.key_by("k").window(tg.Tumbling(10)).aggregate(n=tg.count(), total=tg.sum("x")).collect()
         every = stream.window(tg.Tumbling(10)).aggregate(n=tg.count(), most=tg.max("x")).collect()
-        env.execute("same", local_aggregation=mode).wait("1min")
+        env.execute("same", local_aggregation=mode).wait("4min")
         found = [sorted(pl.DataFrame(rows.to_arrow()).rows()) for rows in (windows, every)]
     assert found == [[(1, 0, 10, 2, 4), (1, 10, 20, 1, 4), (2, 0, 10, 1, 2)], [(0, 10, 3, 3), (10, 20, 1, 4)]]
 

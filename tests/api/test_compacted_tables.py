@@ -58,13 +58,13 @@ def test_a_table_whose_job_lives_is_left_alone(tmp_path: Path) -> None:
             with pytest.raises(tg.ConfigurationError, match=r"is being written by job lives-.*, which lives"):
                 table.compact(file_bytes=10**9)
             source.open_gate(gate)
-        assert job.wait("60s") == "finished"
+        assert job.wait("4min") == "finished"
     assert table.compact().files_after == 1
 
     with opening(GatedSource(30)) as source, local() as env:
         table = env.from_source(source, parallelism=1, uid="in").to_table(tmp_path / "out", uid="out")
         job = env.execute("lives", checkpoints=config(tmp_path / "checkpoints"), restart=NO_RESTART, restore="latest")
-        assert job.wait("60s") == "finished"
+        assert job.wait("4min") == "finished"
     assert sorted(table.to_arrow()["x"].to_pylist()) == list(range(30))
     assert len(table.log.snapshot().files) == 1
 
@@ -139,7 +139,7 @@ def test_files_stay_few_while_a_job_runs(tmp_path: Path) -> None:
                 if gate == gates[-1] and auto_compact:
                     until("a compaction", partial(was_compacted, table))
                 source.open_gate(gate)
-            assert job.wait("60s") == "finished"
+            assert job.wait("4min") == "finished"
         assert sorted(table.to_arrow()["x"].to_pylist()) == list(range(26))
         counts[auto_compact] = len(table.log.snapshot().files)
     assert counts[False] == 25
@@ -151,7 +151,7 @@ def test_files_stay_few_while_a_job_runs(tmp_path: Path) -> None:
         table = env.from_source(source, uid="in").to_table(folder / "out", uid="out")
         saved = str(next((folder / "saved7").iterdir()))
         job = env.execute("many", checkpoints=config(folder / "checkpoints"), restart=NO_RESTART, restore=saved)
-        assert job.wait("60s") == "finished"
+        assert job.wait("4min") == "finished"
     assert sorted(table.to_arrow()["x"].to_pylist()) == list(range(26))
 
 

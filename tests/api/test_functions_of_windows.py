@@ -40,6 +40,6 @@ def test_rows_of_an_open_window_come_through_a_restart(tmp_path: Path, backend: 
         source.await_gate(rows)
         job.trigger_checkpoint()
         source.open_all()
-        assert job.wait("1min") == "finished"
+        assert job.wait("4min") == "finished"
     assert failed.exists()
     assert sum(counts.to_arrow()["n"].to_pylist()) == rows

@@ -209,7 +209,7 @@ def test_a_job_that_cannot_start_its_thread_leaves_nothing_that_lives(
             env.execute("crowded", checkpoints=config(root), restart=NO_RESTART)
         monkeypatch.undo()
         for thread in set(threading.enumerate()) - before:
-            thread.join(60)
+            thread.join(240)
             assert not thread.is_alive(), thread
         job = env.execute("crowded", checkpoints=config(root), restart=NO_RESTART)
         assert job.wait("4min") == "finished"

@@ -161,9 +161,9 @@ def test_a_real_interrupt_reaches_the_driver(tmp_path: Path) -> None:
     def interrupt(batch: pa.RecordBatch) -> pa.RecordBatch:
         if not pressed.is_set():
             pressed.set()
-            assert waiting.wait(60)
+            assert waiting.wait(240)
             os.kill(os.getpid(), signal.SIGINT)
-        assert go.wait(60)
+        assert go.wait(240)
         return batch
 
     with local(1) as env:

@@ -42,7 +42,7 @@ def asked(url: str, method: str = "GET", body: object = None) -> Any:
     request = urllib.request.Request(url, sent, {"Authorization": f"Bearer {TOKEN}"}, method=method)
     for _ in range(ASKED_MAX):
         try:
-            with urllib.request.urlopen(request, timeout=60) as reply:
+            with urllib.request.urlopen(request, timeout=240) as reply:
                 return json.load(reply)
         except urllib.error.HTTPError as refused:
             if refused.code != HTTPStatus.TOO_MANY_REQUESTS:

@@ -99,7 +99,7 @@ def test_a_restored_job_commits_what_the_one_before_has_not(tmp_path: Path, para
         source.await_gate(50)
         job.trigger_checkpoint()
         with pytest.raises(tg.JobFailedError, match=r"sink 'to_sink'.*failed to commit.*the database is away"):
-            job.wait("1min")
+            job.wait("4min")
     assert sink.rows() == []
     barred.unlink()
     with local(parallelism) as env:
@@ -129,7 +129,7 @@ def test_a_commit_has_time_where_storage_must_not_be_away(tmp_path: Path) -> Non
     with local() as env:
         env.from_batches(ROWS).to_sink(sink, uid="sink")
         job = env.execute("sinks", checkpoints=config(tmp_path / "checkpoints", storage_outage=0), restart=NO_RESTART)
-        assert job.wait("1min") == "finished"
+        assert job.wait("4min") == "finished"
     assert len(sink.rows()) == ROWS.num_rows
 
 
@@ -149,7 +149,7 @@ def test_a_commit_that_does_not_come_back_fails_its_job(tmp_path: Path, monkeypa
         source.await_gate(50)
         job.trigger_checkpoint()
         with pytest.raises(tg.JobFailedError, match=hangs):
-            job.wait("1min")
+            job.wait("4min")
     assert (tmp_path / "out.calls").read_text().split() == ["1"], "calls must not overlap"
     with local() as env:
         env.from_source(source, uid="source").to_sink(sink, uid="sink")

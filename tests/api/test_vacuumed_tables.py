@@ -73,7 +73,7 @@ def test_a_running_job_goes_on_and_a_savepoint_from_before_is_refused(tmp_path: 
             saved[gate] = str(job.savepoint(str(tmp_path / f"saved{gate}")))
             assert table.vacuum(retain="0s").files == 0
             source.open_gate(gate)
-        assert job.wait("60s") == "finished"
+        assert job.wait("4min") == "finished"
     table.compact()
     assert table.vacuum(retain="0s").files > 0
     assert sorted(table.to_arrow()["x"].to_pylist()) == list(range(30))
@@ -82,7 +82,7 @@ def test_a_running_job_goes_on_and_a_savepoint_from_before_is_refused(tmp_path: 
         with opening(GatedSource(30)) as source, local(1) as env:
             table = env.from_source(source, uid="in").to_table(tmp_path / "out", uid="out")
             job = env.execute("lives", checkpoints=config(tmp_path / "checkpoints"), restart=NO_RESTART, restore=saved)
-            assert job.wait("60s") == "finished"
+            assert job.wait("4min") == "finished"
         return table
 
     with pytest.raises(tg.TableError, match="a vacuum has deleted rows of the table"):

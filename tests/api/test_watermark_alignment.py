@@ -78,7 +78,7 @@ def test_alignment_bounds_what_a_join_keeps(tmp_path: Path, drift: int | None) -
         kept = [_join_rows(job.savepoint(tmp_path / f"savepoint {number}")) for number in range(2)]
         furthest = quick.furthest
         slow.open_all()
-        assert job.wait("1min") == "finished"
+        assert job.wait("4min") == "finished"
     assert rows.to_arrow().num_rows == 2 * _ROWS
     if drift is None:
         assert kept[-1] > _ROWS - _AHEAD
@@ -95,7 +95,7 @@ def test_who_waits_goes_on_when_the_slowest_source_ends(tmp_path: Path) -> None:
         sides = [env.from_batches(data, splits=1, timestamp="t", alignment=waits) for data in (slow, quick)]
         rows = sides[0].union(sides[1]).collect()
         job = env.execute("union", checkpoints=tg.CheckpointConfig(storage=tmp_path / "checkpoints"))
-        assert job.wait("1min") == "finished"
+        assert job.wait("4min") == "finished"
     assert rows.to_arrow().num_rows == 10_003
 
 

@@ -92,7 +92,7 @@ def lose_spark(env: tg.StreamEnvironment, folder: Path) -> None:
     until("a checkpoint", lambda: job.progress().completed_checkpoints > 0, job.progress)
     env.spark.stop()
     try:
-        ended = job.wait("2min")
+        ended = job.wait("4min")
     except TidegateError as error:
         ended = str(error)
     tell(ended=ended)

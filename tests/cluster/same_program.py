@@ -52,7 +52,7 @@ def streamed(env: tg.StreamEnvironment, folder: Path) -> list[int]:
     put(files / "second.json", range(LINES, 2 * LINES))
     until("the second file", lambda: len(seen) >= 2 * LINES, job.progress)
     job.cancel()
-    assert job.wait("2min") == "cancelled"
+    assert job.wait("4min") == "cancelled"
     return sorted(row["x"] for row in env.spark.read.schema("x long").parquet(str(written)).collect())
 
 

@@ -101,10 +101,10 @@ def test_a_suspended_job_goes_on_from_its_savepoint(env: tg.StreamEnvironment, t
     await_finished(job, "short")
     (tmp_path / "file").touch()
     with pytest.raises(tg.CheckpointError, match="could not be written"):
-        job.stop(savepoint=str(tmp_path / "file"), timeout="2min")
+        job.stop(savepoint=str(tmp_path / "file"), timeout="4min")
     until("the job to go on", job.progress, lambda p: p.status == "running" and p.rows_in.get("long", 0) > 0)
     # Tasks that had finished finish again, which may be just when the savepoint is triggered.
-    path = job.stop(timeout="2min")
+    path = job.stop(timeout="4min")
     assert (job.status(), table.to_arrow().num_rows) == ("suspended", 0)
     (tmp_path / "gate").touch()
     job, table = start(env, tmp_path, restore=path)

@@ -90,7 +90,7 @@ def test_a_cancelled_job_is_gone_on_with(
     first = env.execute("in two parts", checkpoints=checkpoints)
     until_checkpoint(first)
     first.cancel()
-    assert first.wait("2min") == "cancelled"
+    assert first.wait("4min") == "cancelled"
     newest = recovery.latest(str(tmp_path / "checkpoints"), job="in two parts")
     assert newest is not None
     assert newest.job_id == first.job_id

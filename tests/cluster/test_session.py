@@ -14,7 +14,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from tidegate.spark_bridge import RayDPSession
 from tidegate.storage.errors import ConfigurationError
 
-CALL_TIMEOUT_S = 120
+CALL_TIMEOUT_S = 240
 
 
 @ray.remote

@@ -61,7 +61,7 @@ def test_files_reach_the_table_once_over_restarts(raydp_session: RayDPSession, t
         job, out = execute(env, rows, tmp_path)
         until_there(job, out, list(range(10)))
         job.cancel()
-        assert job.wait("2min") == "cancelled"
+        assert job.wait("4min") == "cancelled"
         put(files, "b.json", numbers(range(10, 20)))
         job, out = execute(env, rows, tmp_path)
         until_there(job, out, list(range(20)))
@@ -83,7 +83,7 @@ def test_a_query_that_fails_ends_its_job_with_the_cause(raydp_session: RayDPSess
 def test_lines_of_a_socket_reach_the_table_once(raydp_session: RayDPSession, tmp_path: Path) -> None:
     """Spark's socket source, which repeats nothing by itself: what was in a batch is read again from the log."""
     with socket.create_server(("127.0.0.1", 0)) as server, tg.StreamEnvironment.local(2) as env:
-        server.settimeout(120)
+        server.settimeout(240)
         host, port = server.getsockname()
         lines = raydp_session.spark.readStream.format("socket").option("host", host).option("port", port).load()
         job, out = execute(env, lines.select(F.col("value").cast("long").alias("x")), tmp_path)
@@ -93,7 +93,7 @@ def test_lines_of_a_socket_reach_the_table_once(raydp_session: RayDPSession, tmp
                 connection.sendall(f"{number}\n".encode())
                 until_there(job, out, list(range(number + 1)))
         job.cancel()
-        assert job.wait("2min") == "cancelled"
+        assert job.wait("4min") == "cancelled"
 
 
 def test_spark_names_a_source_that_it_lacks(raydp_session: RayDPSession) -> None:

@@ -49,13 +49,13 @@ def asked(url: str, method: str = "GET", body: object = None) -> Any:
     """What is answered, as JSON."""
     sent = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, sent, {"Authorization": f"Bearer {TOKEN}"}, method=method)
-    with urllib.request.urlopen(request, timeout=60) as reply:
+    with urllib.request.urlopen(request, timeout=240) as reply:
         return json.load(reply)
 
 
 def shown(url: str) -> str:
     """A page, as HTML."""
-    with urllib.request.urlopen(url, timeout=60) as reply:
+    with urllib.request.urlopen(url, timeout=240) as reply:
         return str(reply.read().decode())
 
 

@@ -54,7 +54,7 @@ def test_a_table_with_a_flight_too_many_is_found(tmp_path: Path) -> None:
             table = rows.aggregate(
                 emit="final", flights=tg.count(), mean_delay=tg.mean("delay"), worst_delay=tg.max("delay"), uid="sums"
             ).to_table(str(tmp_path / name), uid="table")
-            assert env.execute(name, checkpoints=tg.CheckpointConfig(storage=str(tmp_path))).wait("1min") == "finished"
+            assert env.execute(name, checkpoints=tg.CheckpointConfig(storage=str(tmp_path))).wait("4min") == "finished"
         if fits:
             assert example["checked"](table.url) == 1_000
         else:

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from repository import ROOT, files
+from waiting import LIMIT_S
+
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.units import parse_duration_ms
 
 TESTS = ROOT / "tests"
 WAITING = TESTS / "support" / "waiting.py"
+LIMITED = re.compile(r"""(?:timeout=|(?:wait|join|result|settimeout)\()["'\d]""")
+"""Where a wait with a written limit may be."""
+MEANT_S = 1.0
+"""A shorter limit is meant to be over."""
 CLOCKS = {
     "time.monotonic",
     "time.monotonic_ns",
@@ -48,6 +57,30 @@ def joining(source: str) -> list[int]:
     return [line for line, words in found if "address" not in words]
 
 
+def impatient(source: str) -> list[int]:
+    """Lines that give up after a while that a busy machine may need. Up to a second is no while: nothing is awaited."""
+    found = []
+    for name, call in calls(source, *LIMITED.findall(source)):
+        method = name.rpartition(".")[2]
+        limits = [word.value for word in call.keywords if word.arg == "timeout" and not method.endswith("Config")]
+        if method in {"wait", "join", "result", "settimeout"}:
+            limits += call.args[:1]
+        values = [limit.value for limit in limits if isinstance(limit, ast.Constant)]
+        if any(MEANT_S < seconds(value) < LIMIT_S for value in values):
+            found.append(call.lineno)
+    return found
+
+
+def seconds(value: object) -> float:
+    """A limit as it is written, a number or a duration; what is neither is none."""
+    if isinstance(value, str):
+        try:
+            return parse_duration_ms(value, setting="limit") / 1_000
+        except ConfigurationError:
+            return 0.0
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
 def offences(check: object, paths: list[Path]) -> list[str]:
     """`file:line` of each line that a check finds."""
     assert callable(check)
@@ -66,6 +99,11 @@ def test_no_test_waits_for_time_to_pass() -> None:
     assert offences(clocks, tests) == []
 
 
+def test_no_test_gives_up_before_a_busy_machine_does() -> None:
+    """Whoever waits for an event does so for as long as `waiting.LIMIT_S`: the limit only ends a wait in vain."""
+    assert offences(impatient, [path for path in python_files() if path.is_relative_to(TESTS)]) == []
+
+
 def test_nobody_joins_whatever_ray_there_is() -> None:
     """Without an address `ray.init` joins the cluster that it last saw on the machine, which is somebody else's."""
     assert offences(joining, python_files()) == []
@@ -78,6 +116,10 @@ def test_nobody_joins_whatever_ray_there_is() -> None:
         (sleeps, "await asyncio.sleep(0.1)"),
         (sleeps, "sleep(1)"),
         (clocks, "assert time.monotonic() - started < 20"),
+        (impatient, "assert done.wait(60)"),
+        (impatient, 'job.wait("1min")'),
+        (impatient, "thread.join(timeout=30)"),
+        (impatient, "answers.get(timeout=5.0)"),
         (joining, "ray.init(num_cpus=1)"),
         (joining, "ray.init(**options)"),
     ],
@@ -90,5 +132,6 @@ def test_offences_are_recognised(check: object, line: str) -> None:
 
 def test_what_is_allowed_is_allowed() -> None:
     """Waiting for an event with a limit, and a Ray that is named."""
-    source = 'until("it", happened)\nevent.wait(60)\nray.init(address="local", num_cpus=1)\n'
-    assert sleeps(source) + clocks(source) + joining(source) == []
+    source = 'until("it", happened)\nevent.wait(240)\nray.init(address="local", num_cpus=1)\n'
+    source += 'job.wait("4min")\njob.wait("1ms")\n", ".join(names)\n'
+    assert sleeps(source) + clocks(source) + joining(source) + impatient(source) == []

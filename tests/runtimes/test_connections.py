@@ -20,7 +20,7 @@ from tidegate.actors.runtimes.ray.exchange import connections as module
 from tidegate.actors.runtimes.ray.exchange.connections import Connection, Connections, LinkOffer
 from tidegate.actors.runtimes.ray.exchange.link import MESSAGE_BYTES_MAX, TOKEN_BYTES, Kind, Message
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 240.0
 
 
 @dataclass

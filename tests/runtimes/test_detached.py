@@ -92,14 +92,14 @@ def test_who_comes_too_late_reads_the_end_in_the_log(tmp_path: Path, monkeypatch
         assert job.wait("4min") == "finished"
         job_id, completed = job.job_id, job.statistics().completed
     late = handle(str(tmp_path), job_id, monkeypatch)
-    end = late.wait(10)
+    end = late.wait(240)
     assert end is not None
     assert (end.status, late.statistics().completed) == ("finished", completed)
 
 
 def test_a_coordinator_that_is_gone_before_the_end_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The log tells of no end."""
-    end = handle(str(tmp_path), "delays-1", monkeypatch).wait(10)
+    end = handle(str(tmp_path), "delays-1", monkeypatch).wait(240)
     assert end is not None
     assert end.status == "failed"
     assert "its coordinator is lost for good" in str(end.reason)

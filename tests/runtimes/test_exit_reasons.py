@@ -150,7 +150,7 @@ def test_a_forked_child_does_not_hide_the_end_of_its_parent() -> None:
             os.read(go, 1)  # Lives as long as the test.
         os._exit(0)
     there.close()
-    here.settimeout(60)
+    here.settimeout(240)
     assert here.recv(1) == b"", "the worker is gone"
     os.waitpid(worker, 0)
     here.close()

@@ -44,11 +44,11 @@ class Child:
         self.descriptor, self.thread = map(int, self._process.stdout.readline().split())
 
     def wait(self) -> int:
-        return self._process.wait(60)
+        return self._process.wait(240)
 
     def kill(self) -> None:
         self._process.kill()
-        self._process.wait(60)
+        self._process.wait(240)
 
 
 @pytest.mark.slow

@@ -116,7 +116,7 @@ def test_a_writer_waits_for_the_newest_checkpoint_to_cover_what_is_there() -> No
     assert ledger.uncovered_bytes == 2 * FILE_BYTES
     assert not came.is_set()
     ledger.cover((2,))
-    waiter.join(60)
+    waiter.join(240)
     assert came.is_set()
     ledger.append(batch_after(ledger.newest, 3, "query", (StagedFile("data/3/0", 1, FILE_BYTES, ""),), 1))
     assert ledger.uncovered_bytes == 2 * FILE_BYTES
@@ -135,7 +135,7 @@ def test_who_waits_for_room_stops_when_the_query_does() -> None:
     waiter = threading.Thread(target=wait, daemon=True)
     waiter.start()
     ledger.stop()
-    waiter.join(60)
+    waiter.join(240)
     wait()
     assert stopped == [True, True]
 

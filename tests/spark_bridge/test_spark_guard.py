@@ -39,7 +39,7 @@ class Failures:
 
     def wait(self) -> str:
         """The reason, once there is one."""
-        assert self._there.wait(60)
+        assert self._there.wait(240)
         return self.reason
 
 
@@ -60,7 +60,7 @@ def test_a_driver_that_is_killed_ends_the_job(context: FakeContext) -> None:
     assert "Spark is lost: Spark's driver (Java process" in reason
     assert "ended, by SIGKILL" in reason
     assert 'restore="latest"' in reason
-    assert guard.wait(60)
+    assert guard.wait(240)
     assert guard.complete
 
 
@@ -86,7 +86,7 @@ def test_a_job_that_is_over_is_not_guarded(context: FakeContext) -> None:
     guard, failures = SparkGuard(context), Failures()  # type: ignore[arg-type]
     guard.start(failures)
     guard.job_ended("finished")
-    assert guard.wait(60)
+    assert guard.wait(240)
     context.kill_driver()
     assert failures.reason == ""
 

@@ -15,7 +15,7 @@ from tidegate.spark_bridge.errors import SparkLostError
 from tidegate.spark_bridge.spark_watch import DRIVER_TIMEOUT, EXECUTOR_TIMEOUT
 from tidegate.spark_bridge.streams.streaming_query import MicroBatch, StreamingQuery
 
-SHORT_S, LONG_S = 0.001, 60.0
+SHORT_S, LONG_S = 0.001, 240.0
 
 
 class FakeWriter:

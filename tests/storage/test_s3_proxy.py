@@ -139,7 +139,7 @@ def test_an_answer_that_takes_too_long_is_given_up(open_s3: _Opener, proxy: S3Pr
 
 def test_one_slow_answer_is_asked_for_again(open_s3: _Opener, proxy: S3Proxy) -> None:
     """An attempt has a third of the time: one answer that is late does not use up all of it."""
-    store = open_s3(timeout_ms=6_000)
+    store = open_s3(timeout_ms=15_000)
     store.write("f", [b"x"])
     proxy.inject("delay", 1, gets)
 
@@ -179,7 +179,7 @@ def test_parts_are_uploaded_beside_each_other_within_a_bound(open_s3: _Opener, p
     # The chunk after the last full part is what told that the part was full.
     assert len(taken) <= s3_files.PARTS_IN_MEMORY_MAX + 1
     fault.release.set()
-    writer.join(60)
+    writer.join(240)
 
     assert not writer.is_alive()
     assert store.read("large", 9 * PART) == bytes([9]) * PART

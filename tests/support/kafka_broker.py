@@ -16,7 +16,7 @@ class Broker:
 
     def __init__(self, producer: Producer) -> None:
         self._producer = producer
-        (broker,) = producer.list_topics(timeout=30).brokers.values()
+        (broker,) = producer.list_topics(timeout=240).brokers.values()
         self.servers = f"{broker.host}:{broker.port}"
 
     def add(self, topic: str, partition: int, *values: bytes | None, at_ms: int = 1_000) -> None:

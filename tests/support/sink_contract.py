@@ -140,7 +140,7 @@ class SqliteSink(tg.Sink):
     def open(self, context: tg.SinkContext) -> None:
         """Connect."""
         self.prefix, self.number = context.prefix, 0
-        self._db = sqlite3.connect(self.path, timeout=60, check_same_thread=False)
+        self._db = sqlite3.connect(self.path, timeout=240, check_same_thread=False)
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Rows are staged, in a transaction that ends with `prepare`."""
@@ -159,7 +159,7 @@ class SqliteSink(tg.Sink):
 
     def commit(self, committables: Sequence[bytes], context: tg.CommitContext) -> None:
         """Move rows; those that were moved before are not there any more."""
-        with closing(sqlite3.connect(self.path, timeout=60)) as db, db:
+        with closing(sqlite3.connect(self.path, timeout=240)) as db, db:
             for committable in committables:
                 staged = committable.decode().rsplit("/", 1)
                 db.execute("INSERT INTO numbers SELECT k, x FROM staged WHERE prefix = ? AND number = ?", staged)
@@ -167,10 +167,10 @@ class SqliteSink(tg.Sink):
 
     def abort(self, job_id: str) -> None:
         """Delete what the job has left."""
-        with closing(sqlite3.connect(self.path, timeout=60)) as db, db:
+        with closing(sqlite3.connect(self.path, timeout=240)) as db, db:
             db.execute("DELETE FROM staged WHERE prefix LIKE ? || '-%'", (job_id,))
 
     def rows(self, table: str = "numbers") -> list[Row]:
         """The rows of a table."""
-        with closing(sqlite3.connect(self.path, timeout=60)) as db:
+        with closing(sqlite3.connect(self.path, timeout=240)) as db:
             return [{"k": k, "x": x} for k, x in db.execute(f"SELECT k, x FROM {table}")]

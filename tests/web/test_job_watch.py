@@ -230,7 +230,7 @@ def test_a_request_on_its_way_is_not_asked_about() -> None:
 
     def slow(job_id: JobId, request: str, wanted: SnapshotRequest) -> None:
         on_its_way.set()
-        assert arrived.wait(60)
+        assert arrived.wait(240)
 
     jobs.request = slow  # type: ignore[method-assign]
 

@@ -68,7 +68,7 @@ def served(views: Changing) -> Iterator[str]:
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
         server.should_exit = True
-        thread.join(60)
+        thread.join(240)
 
 
 @contextmanager

@@ -53,7 +53,7 @@ def result_of(query: str, **options: Any) -> pl.DataFrame:
     """What a query gives. Of changes, the rows that have not been taken back."""
     with environment() as env:
         rows = env.sql(query, **options).collect()
-        assert env.execute("sql").wait("1min") == "finished"
+        assert env.execute("sql").wait("4min") == "finished"
     found = pl.DataFrame(rows.to_arrow())
     if "row_kind" not in found.columns:
         return found

@@ -266,7 +266,7 @@ def test_a_row_finds_in_a_table_what_equals_it() -> None:
         rows = env.sql("SELECT b.price, s.name FROM bids b LEFT JOIN sizes s ON b.price / 2 = s.size").collect()
         query = "SELECT s.name FROM auctions a JOIN sizes s ON a.id = s.size AND a.id = s.most AND s.most = a.id"
         twice = env.sql(query).collect()
-        assert env.execute("sql").wait("1min") == "finished"
+        assert env.execute("sql").wait("4min") == "finished"
     assert twice.to_arrow().column("name").to_pylist() == ["three"]
     named = [(row["price"], row["name"]) for row in rows.to_arrow().to_pylist() if row["name"] is not None]
     assert named == [(10, "five")]
@@ -280,5 +280,5 @@ def test_fields_of_structs_are_joined_by() -> None:
         env.create_temporary_view("orders", env.from_batches(orders, timestamp="at", uid="orders"))
         query = "SELECT a.id FROM orders o JOIN auctions a ON o.item.id = a.id AND o.item.most > a.id"
         rows = env.sql(query).collect()
-        assert env.execute("sql").wait("1min") == "finished"
+        assert env.execute("sql").wait("4min") == "finished"
     assert rows.to_arrow().column("id").to_pylist() == [1]

@@ -209,6 +209,6 @@ def test_expressions_have_the_values_and_types_of_spark() -> None:
         env.create_temporary_view("one", env.from_batches(ROW, splits=1))
         columns = ", ".join(f"{text} AS c{place}" for place, text in enumerate(ALL))
         rows = env.sql(f"SELECT {columns} FROM one").collect()
-        assert env.execute("values").wait("1min") == "finished"
+        assert env.execute("values").wait("4min") == "finished"
     found = rows.to_arrow()
     assert {text: (c[0].as_py(), str(c.type)) for text, c in zip(ALL, found.columns, strict=True)} == ALL
