@@ -32,6 +32,8 @@ class CutSource:
     source: Source
     parts: int
     static_splits: bool
+    unbounded: bool = False
+    """As that of the source, which is read in turn then."""
 
     @property
     def schema(self) -> pa.Schema:

@@ -17,7 +17,6 @@ from tidegate.actors.sources.source import ReadResult, Source, SourceReader, Sou
 
 _OFTEN = 3
 """Of so many places in a split there is one at which rows are late."""
-_TIMES_MAX = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +24,8 @@ class TricklingSource:
     """What another source has, in turn and with pauses."""
 
     source: Source
+    times_max: int = 9
+    """How often at most a split has nothing at such a place."""
     unbounded: Literal[True] = True
 
     @property
@@ -38,12 +39,13 @@ class TricklingSource:
 
     def reader(self) -> SourceReader:
         """A reader that has nothing now and then."""
-        return _TricklingReader(self.source.reader())
+        return _TricklingReader(self.source.reader(), self.times_max)
 
 
 class _TricklingReader:
-    def __init__(self, reader: SourceReader) -> None:
+    def __init__(self, reader: SourceReader, times_max: int) -> None:
         self._reader = reader
+        self._times_max = times_max
         self._missed: dict[tuple[str, int], int] = {}
 
     def read(self, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
@@ -51,7 +53,7 @@ class _TricklingReader:
         place = split.split_id, offset
         chance = zlib.crc32(repr(place).encode())
         missed = self._missed.get(place, 0)
-        if chance % _OFTEN == 0 and missed < 1 + chance // _OFTEN % _TIMES_MAX:
+        if chance % _OFTEN == 0 and missed < 1 + chance // _OFTEN % self._times_max:
             self._missed[place] = missed + 1
             return ReadResult(None, offset, at_end=False)
         return self._reader.read(split, offset, rows_max)

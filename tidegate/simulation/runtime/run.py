@@ -100,6 +100,8 @@ class JobSetting:
     """Whether rows are combined before they are sent."""
     local_copies: bool = False
     """Whether tasks keep copies of their state on the disks of their nodes."""
+    hurries: bool = False
+    """Whether slow tasks are quick once the last fault is over: nothing that is checkpointed from then on is restored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +165,7 @@ class Simulation:
             parts.task_effects,
             parts.coordinator,
             setting.log_entries,
+            setting.hurries,
         )
         for number, action in enumerate(setting.actions):
             world.after(action.at_ms, _asking(job, action, f"request {number} of job {self._jobs}"))

@@ -68,8 +68,12 @@ class SimulatedJob:
         make_effects: MakeEffects = TaskEffects,
         make_coordinator: Callable[..., CoordinatorHost] = CoordinatorHost,
         log_entries: int | None = None,
+        hurries: bool = False,
     ) -> None:
-        """`log_entries`: after how many entries the fold of the event log is stored, where that is not as usual."""
+        """`log_entries`: after how many entries the fold of the event log is stored, where that is not as usual.
+
+        `hurries`: no task is slow any more once the last fault is over.
+        """
         self.world = world
         self.spec = submission.spec
         self.context = submission.context
@@ -90,6 +94,7 @@ class SimulatedJob:
         self._make_effects = make_effects
         self._make_coordinator = make_coordinator
         self._log_entries = log_entries
+        self._hurries = hurries
         self._incarnations = 0
         self._deployed = -1
         self._turns: set[TaskHost] = set()
@@ -353,7 +358,8 @@ class SimulatedJob:
 
         turn_ms_max = self.slowness.setdefault(task, self.world.random.choice(TURN_MS_MAX))
         # Rows take time, control elements none to speak of: a slow task must not be kept busy by barriers alone.
-        self.world.after(self.world.between(0, turn_ms_max if _rows_are_next(host.machine) else 1), turn)
+        slow = not (self._hurries and self.world.calm) and _rows_are_next(host.machine)
+        self.world.after(self.world.between(0, turn_ms_max if slow else 1), turn)
 
     def lose(self, task: TaskId, host: TaskHost, reason: str) -> None:
         """The process of a task has died."""

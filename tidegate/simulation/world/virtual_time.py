@@ -100,6 +100,11 @@ class World:
         """When the last fault may happen."""
         return max(self._faulty_until_ms, self._away_until_ms)
 
+    @property
+    def calm(self) -> bool:
+        """Whether the last fault is over."""
+        return self.now_ms >= self.faulty_until_ms
+
     def faults_again(self) -> None:
         """Faults happen again from now on, for as long as they did at the start."""
         self._faulty_until_ms = self.now_ms + self.faults.duration_ms

@@ -5,6 +5,8 @@ It knows nothing of how the coordinator finds regions: it walks over the channel
 - A deployment takes whole regions: no channel leads from a task that starts anew to one that goes on.
 - A region starts anew because one of its tasks has failed since it was deployed, or for something that concerns the
   whole job. Else it keeps its attempt, and is told of checkpoints in that.
+- Before a restored job has a checkpoint of its own nobody knows which vertices have union list state, so a failure is
+  one of all tasks that may be joined by it. It stays so where the first checkpoint is complete before they start anew.
 - What a replaced coordinator still deploys does not count as begun: its successor has read in the log that it was
   to be, and deploys it anew.
 """
@@ -53,6 +55,8 @@ class FailoverOracle:
         self._tied: set[VertexId] = set()
         """Vertices with union list state: their subtasks go back together."""
         self._failed: set[TaskId] = set()
+        self._first_is_complete = False
+        """Whether the coordinator in charge has heard that a checkpoint of this job is."""
         self._generation = 0
         """The newest coordinator."""
         self._whole = True
@@ -69,12 +73,17 @@ class FailoverOracle:
         if isinstance(event, co.TaskFailed):
             if event.attempt == self._attempts.get(event.task):
                 self._failed.add(event.task)
+                if self._spec.restore is not None and not self._first_is_complete:
+                    self._failed |= self._touched({task.vertex for task in self._neighbours})
+        elif isinstance(event, co.MetadataWritten):
+            self._first_is_complete = True
         elif isinstance(event, co.CheckpointAcknowledged):
             handle = event.state.handle
             if handle is not None and any(section.kind is StateKind.UNION for section in handle.sections):
                 self._tied.add(event.task.vertex)
         elif isinstance(event, co.CoordinatorStarted):
             self._generation = int(event.generation)
+            self._first_is_complete = False
             self._whole |= self._spec.adoption_timeout_ms is None
             # How far these have come nobody knows. All others go on.
             self._failed |= self._starting
