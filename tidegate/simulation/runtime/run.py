@@ -101,7 +101,7 @@ class JobSetting:
     local_copies: bool = False
     """Whether tasks keep copies of their state on the disks of their nodes."""
     hurries: bool = False
-    """Whether slow tasks are quick once the last fault is over: nothing that is checkpointed from then on is restored."""
+    """Whether slow tasks are quick once the last fault is over: no checkpoint from then on is restored."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,10 +70,7 @@ class SimulatedJob:
         log_entries: int | None = None,
         hurries: bool = False,
     ) -> None:
-        """`log_entries`: after how many entries the fold of the event log is stored, where that is not as usual.
-
-        `hurries`: no task is slow any more once the last fault is over.
-        """
+        """`log_entries` and `hurries`: see `JobSetting`."""
         self.world = world
         self.spec = submission.spec
         self.context = submission.context
@@ -256,13 +253,9 @@ class SimulatedJob:
             descriptor = self.context.describe(task, instruction.attempt)
             port = SimulatedTaskPort(self, task)
             kept = self._kept.pop(task, {})
+            folder = partial(self._folder_for, task)
             effects = self._make_effects(
-                self.context,
-                descriptor,
-                self.open_store,
-                port.now_ms,
-                kept=kept,
-                open_folder=partial(self._folder_for, task),
+                self.context, descriptor, self.open_store, port.now_ms, kept=kept, open_folder=folder
             )
             if isinstance(effects, WatchedEffects):
                 effects.copies_oracle = self.watch.node_copies
@@ -358,7 +351,7 @@ class SimulatedJob:
 
         turn_ms_max = self.slowness.setdefault(task, self.world.random.choice(TURN_MS_MAX))
         # Rows take time, control elements none to speak of: a slow task must not be kept busy by barriers alone.
-        slow = not (self._hurries and self.world.calm) and _rows_are_next(host.machine)
+        slow = _rows_are_next(host.machine) and not (self._hurries and self.world.calm)
         self.world.after(self.world.between(0, turn_ms_max if slow else 1), turn)
 
     def lose(self, task: TaskId, host: TaskHost, reason: str) -> None:
