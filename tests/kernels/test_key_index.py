@@ -14,6 +14,14 @@ from kernel_reference import upsert_reference
 
 from tidegate.actors.kernels.columns import NO_MASK, Strings, key_form
 from tidegate.actors.kernels.key_index.bytes_index import BytesIndex
+from tidegate.actors.kernels.key_index.entries import (
+    CAPACITY_MIN,
+    SLOTS_MAX,
+    capacity_after,
+    capacity_for,
+    home_of,
+    keys_max,
+)
 from tidegate.actors.kernels.key_index.key_index import KeyIndex
 from tidegate.actors.kernels.key_index.word_index import WordIndex
 
@@ -118,6 +126,23 @@ def test_memory_of_an_index(columns: tuple[str, ...]) -> None:
         beside_bytes = 20 * keys if columns == ("s",) else keys
         assert grown.size_bytes < 3 * entry_bytes * keys + beside_bytes
         assert filled.size_bytes < 2 * entry_bytes * keys + beside_bytes
+
+
+@pytest.mark.parametrize("entry_words", [2, 4])
+def test_an_index_never_has_more_keys_than_there_are_slots(entry_words: int) -> None:
+    """However it grows: there would be no number for a slot more. Every table has room for the keys that are asked for,
+    and for more than the one before it."""
+    entries, keys = CAPACITY_MIN, 0
+    while keys < SLOTS_MAX:
+        assert keys < keys_max(entries, entry_words) <= SLOTS_MAX
+        assert keys_max(capacity_for(keys + 1, entry_words), entry_words) > keys
+        assert int(home_of(np.uint64(2**64 - 1), entries)) == entries - 1
+        keys = int(keys_max(entries, entry_words))
+        if keys < SLOTS_MAX:
+            entries = capacity_after(entries, entry_words)
+    with pytest.raises(AssertionError, match="raise the parallelism"):
+        capacity_after(entries, entry_words)
+    assert keys_max(capacity_for(SLOTS_MAX, entry_words), entry_words) == SLOTS_MAX
 
 
 def test_key_longer_than_the_arena() -> None:

@@ -26,6 +26,9 @@ SPARSE_WORDS = 1 << 17
 """Tables up to a megabyte are kept emptier than others."""
 _HIGH = np.uint64(32)
 SLOTS_MAX = (1 << 31) - 2
+"""A slot is an int32, and its number and one more have to fit."""
+_ENTRIES_MAX = (1 << 32) - 1
+"""`home_of` multiplies 32 bits with the number of entries. So many have room for all slots."""
 AHEAD_ROWS = 32
 """A power of two."""
 AHEAD_MASK = AHEAD_ROWS - 1
@@ -90,13 +93,15 @@ def capacity_for(keys: int, entry_words: int) -> int:
     """Entries of a table for so many keys, and some more."""
     assert keys <= SLOTS_MAX, f"{keys} keys in one subtask: raise the parallelism"
     sparse = max(CAPACITY_MIN, 4 * keys)
-    return sparse if entry_words * sparse <= SPARSE_WORDS else max(SPARSE_WORDS // entry_words, keys) * 15 // 8
+    if entry_words * sparse <= SPARSE_WORDS:
+        return sparse
+    return min(max(SPARSE_WORDS // entry_words, keys) * 15 // 8, _ENTRIES_MAX)
 
 
 def capacity_after(entries: int, entry_words: int) -> int:
     """Entries of the table that follows one of so many which is full."""
     assert keys_max(entries, entry_words) < SLOTS_MAX, "too many keys in one subtask: raise the parallelism"
-    return 2 * entries if entry_words * entries <= SPARSE_WORDS else entries + entries // 2
+    return 2 * entries if entry_words * entries <= SPARSE_WORDS else min(entries + entries // 2, _ENTRIES_MAX)
 
 
 def take_null(null: NDArray[np.int64], first_slot: int, valid: NDArray[np.uint8]) -> bool:
@@ -119,7 +124,7 @@ def keys_max(entries: int, entry_words: int) -> int:
     One that stays in the cache is kept emptier: there what a probe costs is not memory, but that the processor guesses
     wrong whether the first entry is the right one.
     """
-    return entries // 4 if entries * entry_words <= SPARSE_WORDS else entries * 9 // 16
+    return entries // 4 if entries * entry_words <= SPARSE_WORDS else min(entries * 9 // 16, SLOTS_MAX)
 
 
 @kernel
