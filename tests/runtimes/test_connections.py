@@ -345,24 +345,40 @@ def test_a_process_that_is_killed_is_heard_of_and_leaves_nothing(
 
 
 @pytest.mark.slow
-def test_a_process_that_user_code_forks_does_not_hold_connections_open(pair: tuple[Hearing, Hearing]) -> None:
-    """It lives on when this one has died: the other end must hear of that."""
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_process_that_user_code_forks_does_not_hold_connections_open(
+    pair: tuple[Hearing, Hearing], busy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lives on when this one has died: the other end must hear of that. Also if one was just being heard."""
     this, other = pair
     reads, writes = os.pipe()
-    pid = os.fork()
-    if not pid:
-        os.read(reads, 1)
-        os._exit(0)
+    children: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def fork(*heard: Message) -> None:
+        pid = os.fork()
+        if not pid:
+            os.read(reads, 1)
+            os._exit(0)
+        children.put(pid)
+
+    if busy:
+        monkeypatch.setattr(this, "heard", fork)
+        assert other.say(b"frame")
+    else:
+        fork()
+    child = children.get(timeout=TIMEOUT_S)
     assert this.connection is not None
     # As the system does with a process that has died, but for what others have of it.
     module._let_go(this.connection._epoll, this.connection._socket)
-    kind, reason = other.next()
-    os.write(writes, b"x")
-    os.waitpid(pid, 0)
+    try:
+        kind, reason = other.next()
+    finally:
+        os.write(writes, b"x")
+        os.waitpid(child, 0)
+        for end in (reads, writes):
+            os.close(end)
     assert kind == "over"
     assert reason is not None
-    for end in (reads, writes):
-        os.close(end)
 
 
 def test_a_process_that_has_no_files_left_takes_no_connection(

@@ -190,6 +190,8 @@ class Connections:
         self._offers: dict[bytes, tuple[bytes, Ear, Callable[[Connection], object]]] = {}
         self._strangers: dict[int, tuple[socket.socket, bytearray]] = {}
         self._open: dict[int, Connection] = {}
+        self._current: Connection | None = None
+        """The one that the receiving thread is busy with."""
         self._given_up = ""
 
     def give_up(self, reason: str) -> None:
@@ -264,7 +266,7 @@ class Connections:
 
     def _forked(self) -> None:
         """In a process that was forked off: let go of what is its parent's."""
-        for connection in list(self._open.values()):
+        for connection in [*self._open.values(), *([] if self._current is None else [self._current])]:
             connection.abandon()
         for stranger, _ in list(self._strangers.values()):
             stranger.close()
@@ -292,9 +294,11 @@ class Connections:
 
     def _go_on(self, number: int, connection: Connection, space: memoryview) -> None:
         # Once it is closed its number may be that of a new one.
+        self._current = connection
         del self._open[number]
         if connection.ready(space):
             self._open[number] = connection
+        self._current = None
 
     def _accept(self, epoll: select.epoll, listener: socket.socket) -> None:
         try:
