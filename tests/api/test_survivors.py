@@ -60,9 +60,12 @@ def _rows_of_each_subtask(first: int) -> tuple[int, int]:
     return zero, one
 
 
-def _run(root: Path, **settings: Any) -> tuple[list[TaskReady], pa.Table, pa.Table]:
-    """A job that fails as it is told to; its tasks as they were ready, in the order of attempts, and its results."""
-    source, failures = GatedSource(ROWS, gates=(GATE, LAST_GATE)), len(_failures)
+def _run(root: Path, *earlier: int, **settings: Any) -> tuple[list[TaskReady], pa.Table, pa.Table]:
+    """A job that fails as it is told to; its tasks as they were ready, in the order of attempts, and its results.
+
+    There is a checkpoint at `GATE`, and at the gates before it that are named.
+    """
+    source, failures = GatedSource(ROWS, gates=(*earlier, GATE, LAST_GATE)), len(_failures)
     with local() as env, opening(source):
         rows = env.from_source(source).key_by("k")
         totals = rows.aggregate(n=tg.count(), most=tg.max("x"), emit="final").collect()
@@ -70,9 +73,10 @@ def _run(root: Path, **settings: Any) -> tuple[list[TaskReady], pa.Table, pa.Tab
         job = env.execute(
             "survivors", checkpoints=config(root, **settings), restart=tg.RestartStrategy.fixed_delay(3, "1ms")
         )
-        source.await_gate(GATE)
-        job.trigger_checkpoint()
-        source.open_gate(GATE)
+        for gate in (*earlier, GATE):
+            source.await_gate(gate)
+            job.trigger_checkpoint()
+            source.open_gate(gate)
         # A task whose input has ended leaves nothing behind: it ends in the last attempt.
         until("the last attempt", lambda: job.progress().attempt == failures)
         source.open_all()
@@ -131,11 +135,17 @@ def test_survivors_read_no_keyed_state(tmp_path: Path, monkeypatch: pytest.Monke
     "settings", [{"undo_memory": 0}, {"undo_memory": 100}, {"changelog": True}], ids=["none", "too little", "changelog"]
 )
 def test_what_is_not_kept_is_read(tmp_path: Path, settings: dict[str, Any]) -> None:
-    """Without the memory for it, survivors restore like the task that has failed: from a local copy if there is one."""
+    """Without the memory for it, survivors restore like the task that has failed: from a local copy if there is one.
+
+    What a task would have to keep must not depend on how many rows it has had since the checkpoint when another one
+    fails. So there are two checkpoints before it: what came after each was too much, and after the third it keeps none.
+    """
     _failures[:] = [_rows_of_each_subtask(GATE + 300)[0]]
     copies = {"local_copies": True, "local_directory": tmp_path / "copies", "inline_bytes": 0}
 
-    ready, totals, running = _run(tmp_path / "checkpoints", incremental=True, **copies, **settings)
+    ready, totals, running = _run(
+        tmp_path / "checkpoints", GATE - 400, GATE - 200, incremental=True, **copies, **settings
+    )
 
     _check(totals, running)
     origins = [event.origin for event in ready if event.attempt > 0]
