@@ -16,6 +16,8 @@ from tidegate.storage.files.store import Buffer
 SERIALIZER_VERSION = 1
 _SERIALIZER_KEY = b"tidegate.serializer"
 _SERIALIZER = b"arrow/"
+_WRITTEN_BYTES_MIN = 1 << 16
+"""Fewer bytes are copied sooner than they are taken from many buffers."""
 _END = b"\xff\xff\xff\xff\0\0\0\0"
 """The end of an Arrow IPC stream."""
 
@@ -27,13 +29,37 @@ def encode_chunk(rows: pa.RecordBatch, compression: Compression | None = None) -
     """Bytes of a chunk, in parts: those of its own rows alone, also where they are a slice."""
     stamp = {_SERIALIZER_KEY: _SERIALIZER + str(SERIALIZER_VERSION).encode()}
     stamped = rows.replace_schema_metadata({**(rows.schema.metadata or {}), **stamp})
-    if compression is None and not any(_has_dictionary(field.type) for field in stamped.schema):
+    if (
+        stamped.nbytes < _WRITTEN_BYTES_MIN
+        and compression is None
+        and not any(map(_has_dictionary, stamped.schema.types))
+    ):
         # The parts of the stream as they are: it would grow as it is written, and be copied each time.
         return memoryview(stamped.schema.serialize()), memoryview(stamped.serialize()), _END
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, stamped.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+    written = _Written()
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_stream(pa.PythonFile(written, mode="w"), stamped.schema, options=options) as writer:
         writer.write_batch(stamped)
-    return (memoryview(sink.getvalue()),)
+    return tuple(written.parts)
+
+
+class _Written:
+    """A file that keeps what Arrow writes: views of the rows' own memory, where nothing has to be copied."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self.parts: list[Buffer] = []
+
+    def write(self, part: Buffer) -> int:
+        self.parts.append(memoryview(part))
+        return len(part)
+
+    def flush(self) -> None:
+        """There is nothing to do."""
+
+    def close(self) -> None:
+        """There is nothing to do."""
 
 
 def decode_chunk(data: Buffer, where: str) -> pa.RecordBatch:

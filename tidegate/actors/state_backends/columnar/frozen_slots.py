@@ -130,7 +130,7 @@ class FrozenSlots:
         """Rows of these ascending slots, sorted by key group. Each value is moved once."""
         first, parts = by_group(self.groups.raw_ascending(slots))
         keys = gather(self.keys.take(slots), parts.rows)
-        columns = () if self.removed else self.values.columns(slots[parts.rows])
+        columns = () if self.removed else self.values.columns(_picked(slots, parts.rows))
         names = keys.schema.names + ([] if self.removed else list(self.names))
         rows = pa.RecordBatch.from_arrays([*keys.columns, *columns], names=names)
         return StateChunk(rows, first, parts.bounds)
@@ -152,6 +152,12 @@ class GatheredSlots:
     def chunks(self) -> Iterator[StateChunk]:
         """The gathered rows, or keys that are gone."""
         return iter(self.gathered)
+
+
+def _picked(slots: NDArray[np.int32], rows: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Some of these ascending slots, each given once. Faster for a run of them."""
+    first = slots[0]
+    return first + rows if int(slots[-1]) - int(first) == len(slots) - 1 else slots[rows]
 
 
 def _cut(chunk: StateChunk) -> Iterator[StateChunk]:
