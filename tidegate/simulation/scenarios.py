@@ -37,63 +37,16 @@ from tidegate.simulation.runtime.run import (
     Simulation,
     difference,
 )
+from tidegate.simulation.runtime.simulated_job import TURN_MS_MAX
 from tidegate.simulation.shrink import shortest
+from tidegate.simulation.world.fault_mixes import FAULT_MIXES
 from tidegate.simulation.world.faults import Faults
 from tidegate.storage.checkpoints.metadata import SavepointFormat, SnapshotKind
 from tidegate.storage.errors import TidegateError
 
 SETTLE_MS_MAX = 240_000
 """A random scenario is over so long after the last fault: a few timeouts, and the slowest reading of its few rows."""
-FAULTS_DURATION = "5s"
-
 _SEGMENT_BYTES = 300
-_FAULTS = {
-    "none": Faults(duration=FAULTS_DURATION),
-    "tasks": Faults(crash=0.01, delay="0ms..30ms", duration=FAULTS_DURATION, crashes_max=4),
-    "coordinator": Faults(coordinator_crash=0.03, delay="0ms..30ms", duration=FAULTS_DURATION),
-    "storage": Faults(storage=0.04, slow=0.03, slow_by="2s", duration=FAULTS_DURATION),
-    "network": Faults(duplicate=0.03, drop=0.004, delay="0ms..150ms", duration=FAULTS_DURATION),
-    "damage": Faults(
-        crash=0.02, coordinator_crash=0.01, storage=0.01, damage=0.4, delay="0ms..30ms", duration=FAULTS_DURATION
-    ),
-    "outage": Faults(
-        crash=0.005, coordinator_crash=0.01, delay="0ms..30ms", outage="400ms..30s", duration=FAULTS_DURATION,
-        crashes_max=4,
-    ),
-    "links": Faults(
-        crash=0.003, hang=0.04, heartbeats="700ms", coordinator_crash=0.03, delay="0ms..30ms", duration=FAULTS_DURATION,
-        crashes_max=4,
-    ),
-    "impatience": Faults(
-        hang=0.02, heartbeats="150ms", coordinator_crash=0.04, delay="0ms..30ms", duration=FAULTS_DURATION,
-        crashes_max=4,
-    ),
-    "copies": Faults(crash=0.02, slow_copies="60s", delay="0ms..30ms", duration=FAULTS_DURATION, crashes_max=6),
-    "nodes": Faults(
-        crash=0.002, node_loss=0.02, cut=0.03, heartbeats="700ms", coordinator_crash=0.005, delay="0ms..30ms",
-        duration=FAULTS_DURATION, crashes_max=4,
-    ),
-    "late copies": Faults(
-        coordinator_crash=0.004, coordinator_crashes_max=8, slow_copies="900ms", delay="0ms..30ms",
-        duration=FAULTS_DURATION,
-    ),
-    "echoes": Faults(
-        crash=0.03, storage=0.2, duplicate=0.9, delay="0ms..300ms", duration="10s", crashes_max=10
-    ),
-    "slow echoes": Faults(
-        crash=0.03, storage=0.05, slow=0.3, slow_by="600ms", duplicate=0.9, delay="0ms..300ms", duration="10s",
-        crashes_max=20,
-    ),
-    "restores": Faults(
-        crash=0.02, restore_crash=0.08, coordinator_crash=0.01, storage=0.02, delay="0ms..60ms",
-        duration=FAULTS_DURATION, crashes_max=10,
-    ),
-    "all": Faults(
-        crash=0.005, coordinator_crash=0.01, storage=0.03, slow=0.03, slow_by="2s", duplicate=0.02, drop=0.002,
-        delay="0ms..80ms", duration=FAULTS_DURATION, crashes_max=4,
-    ),
-}  # fmt: skip
-
 PARTS = 6
 """Into so many parts splits are cut, so that an answer has several of them."""
 _ADOPTION_MS = {"adopt": 3_000, "restart": None}
@@ -104,6 +57,8 @@ _IN_ORDER = ("ordered", "late", "windows", "relations", "idle")
 """Pipelines that rely on the order of rows within the splits that they see."""
 _ROW_BY_ROW = ("sim://rows", "sim://late", "sim://kept")
 """Tables that get a row for each row of the input; the others get one for each key."""
+_OF_THE_CLOCK = ("flushes",)
+"""Pipelines with a timer for each row: a task that is slow takes a turn for each."""
 _BUFFERS = {"tiny": (300, 300), "small": (1_000, 1_500), "wide": (20_000, 20_000)}
 _SURVIVING = {
     "fixed-delay": RestartStrategy.fixed_delay(10_000, "100ms"),
@@ -145,7 +100,7 @@ def simulate_scenario(scenario: Scenario, *, protocol: Protocol | None = None, s
 
 def faults_of(scenario: Scenario) -> Faults:
     """The faults of a scenario."""
-    return _FAULTS[str(scenario.values["faults"])]
+    return FAULT_MIXES[str(scenario.values["faults"])]
 
 
 def setting_of(scenario: Scenario, build: Build) -> JobSetting:
@@ -243,13 +198,16 @@ def _keeps_copies(scenario: Scenario) -> bool:
 def _checkpoints(scenario: Scenario) -> CheckpointConfig:
     values = scenario.values
     alignment = values["alignment"]
+    timeout_ms = _number(values["timeout_ms"])
+    if alignment == "aligned":
+        timeout_ms = max(timeout_ms, _queued_ms(scenario))
     return CheckpointConfig.model_validate(
         {
             "storage": STORAGE,
             "inline_bytes": 0 if _keeps_copies(scenario) else 600,
             "interval": values["interval_ms"],
             "mode": str(values["mode"]).replace("-", "_"),
-            "timeout": values["timeout_ms"],
+            "timeout": timeout_ms,
             "min_pause": values["min_pause_ms"],
             "max_concurrent": values["max_concurrent"],
             "unaligned": alignment != "aligned",
@@ -262,6 +220,17 @@ def _checkpoints(scenario: Scenario) -> CheckpointConfig:
             "undo_memory": _UNDO_BYTES[str(values.get("survivors", "keep"))],
         }
     )
+
+
+def _queued_ms(scenario: Scenario) -> int:
+    """How long a barrier waits in front of the slowest task, behind all rows of both of its inputs.
+
+    Buffers have room for these. A checkpoint with less time would fail after the first one of each attempt. Where none
+    may fail the job would start anew each time, and take in no more than what came before that first one.
+    """
+    turns_a_row = 2 if scenario.values["topology"] in _OF_THE_CLOCK else 1
+    turns = 2 * scenario.rows * turns_a_row // _number(scenario.values["turn_rows"])
+    return turns * max(TURN_MS_MAX) // 2
 
 
 class _Hook:

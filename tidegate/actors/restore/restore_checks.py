@@ -5,6 +5,7 @@ Rules:
 - The number of key groups is that of the checkpoint.
 - Each source has the splits that the checkpoint knows.
 - An operator that had finished gets no more input (FLIP-147, Flink's `VertexFinishedStateChecker`).
+- Where all had finished, after a drain or at the end of the input, the job has nothing to do, and the log says so.
 
 One error lists everything that does not fit.
 """
@@ -24,7 +25,7 @@ from tidegate.actors.restore.restore_in_flight import can_take_in_flight, edges_
 from tidegate.actors.restore.restore_task import subtasks_of
 from tidegate.actors.sources.source import DynamicSource, LastingInputSource, SourceSplit
 from tidegate.actors.task.pipeline.source_cursor import SplitPosition, positions_from_tables
-from tidegate.storage.checkpoints.metadata import CheckpointMetadata
+from tidegate.storage.checkpoints.metadata import CheckpointMetadata, SnapshotKind
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.store import Store
 from tidegate.storage.ids import OperatorUid, VertexId
@@ -55,6 +56,7 @@ def check_restorable(
     refuse(metadata, [*found, *_changed_sources(store, metadata, graph)])
     if allow_non_restored_state:
         _say_what_is_left_behind(metadata, graph)
+    _say_that_nothing_is_left_to_do(metadata, graph)
 
 
 def check_unread(store: Store, metadata: CheckpointMetadata, graph: JobGraph) -> None:
@@ -149,6 +151,20 @@ def _say_what_is_left_behind(metadata: CheckpointMetadata, graph: JobGraph) -> N
             "operator of that uid",
             uid, states, f"{size:,}", _where(metadata),
         )  # fmt: skip
+
+
+def _say_that_nothing_is_left_to_do(metadata: CheckpointMetadata, graph: JobGraph) -> None:
+    if any(list(_finished(metadata, vertex)) != [_Finished.FULLY] for vertex in graph.vertices):
+        return
+    drained = metadata.kind is SnapshotKind.TERMINATE
+    log.warning(
+        "All operators had finished at %s, because %s there: the job reads no rows and ends at once. %s",
+        _where(metadata),
+        "the job was stopped with a drain" if drained else "its input had ended",
+        "To go on later, stop a job without drain."
+        if drained
+        else "Rows that have come since need a job of their own.",
+    )
 
 
 def _without_an_operator(metadata: CheckpointMetadata, graph: JobGraph) -> Iterator[str]:

@@ -128,7 +128,7 @@ class Job:
 
         Without `drain` the job is suspended: nothing is finished, and a job that is restored from the savepoint goes
         on as if nothing had happened. With `drain` the sources end for good: event time reaches its end, timers fire,
-        operators finish, and then the savepoint is taken.
+        operators finish, and then the savepoint is taken. A job that is restored from that one has nothing left to do.
 
         If the savepoint fails (CheckpointError says why), the job goes on; if its tasks had stopped already, from its
         newest checkpoint. JobTimeoutError if it takes longer: the job may still stop later. `savepoint` and `format`
