@@ -28,6 +28,7 @@ from broken_requests import REQUEST_FIXED, REQUEST_PATCHES
 from broken_restarts import RESTART_FIXED, RESTART_PATCHES
 from broken_rules import RULE_BREAKS, RULE_FIXED, Patch
 from broken_sides import SIDE_FIXED, SIDE_PATCHES
+from broken_sketches import SKETCH_FIXED, SKETCH_PATCHES
 from broken_sources import SOURCE_FIXED, SOURCE_PATCHES
 from broken_splits import SPLIT_FIXED, SPLIT_PATCHES
 from broken_tables import TABLE_FIXED, TABLE_PATCHES
@@ -82,6 +83,7 @@ _FIXED: Mapping[str, Mapping[str, Hashable]] = {
     **UNDO_FIXED,
     **SOURCE_FIXED,
     **SIDE_FIXED,
+    **SKETCH_FIXED,
     **TIME_FIXED,
     **WINDOW_FIXED,
     **AGGREGATE_FIXED,
@@ -119,6 +121,7 @@ BROKEN: dict[str, Break] = {
             | UNDO_PATCHES
             | SOURCE_PATCHES
             | SIDE_PATCHES
+            | SKETCH_PATCHES
             | TIME_PATCHES
             | WINDOW_PATCHES
             | AGGREGATE_PATCHES

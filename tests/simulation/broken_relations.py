@@ -17,18 +17,19 @@ from tidegate.actors.operators.batches.async_map import AsyncMap
 from tidegate.actors.operators.changes import DELETE
 from tidegate.actors.operators.joins.asof_join import AsOfJoin
 from tidegate.actors.operators.joins.join_columns import RIGHT
-from tidegate.actors.operators.joins.join_operator import MOMENT
+from tidegate.actors.operators.joins.join_operator import MOMENT, JoinOperator
 from tidegate.actors.operators.joins.regular_join import RegularJoin
-from tidegate.actors.operators.operator import Emit
+from tidegate.actors.operators.operator import Emit, OperatorContext
 from tidegate.actors.operators.ranking.top_n import TopN
 from tidegate.actors.operators.state.rows_operator import RowsOperator
 from tidegate.actors.operators.windows.early_results import EarlyResults
 from tidegate.simulation.pipelines.relation_topologies import PROGRAMS
+from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.state.snapshot import StateTable
 
 Patch = Callable[[], AbstractContextManager[Any]]
 
-_load, _begins, _early = RowsOperator.load, ExpiringAggregate._begins, EarlyResults.__init__
+_open, _load, _begins, _early = JoinOperator.open, RowsOperator.load, ExpiringAggregate._begins, EarlyResults.__init__
 _joined, _pad_stored = AsOfJoin.advance_watermark, RegularJoin._pad_stored
 
 
@@ -67,6 +68,11 @@ def _padded_for_ever(self: RegularJoin, side: int, refs: NDArray[Any], kind: str
         _pad_stored(self, side, refs, kind, emit)
 
 
+def _no_moment(self: JoinOperator, context: OperatorContext, restored: Sequence[StateTable]) -> None:
+    """Breaks: a join knows after a restore how far event time has come. Here a row that is late is joined."""
+    _open(self, context, [table for table in restored if table.kind is not StateKind.UNION])
+
+
 def _no_ranking(self: TopN, tables: Sequence[StateTable]) -> None:
     """Breaks: a ranking goes on after a restore. Here it begins anew."""
     _load(self, [])
@@ -74,6 +80,7 @@ def _no_ranking(self: TopN, tables: Sequence[StateTable]) -> None:
 
 RELATION_PATCHES: dict[str, tuple[int, Patch]] = {
     "joins: a side is forgotten at a restore": (6, lambda: patch.object(RowsOperator, "load", _one_side)),
+    "joins: a late row is joined after a restore": (9, lambda: patch.object(JoinOperator, "open", _no_moment)),
     "joins: versions that hold are let go": (6, lambda: patch.object(AsOfJoin, "advance_watermark", _all_versions)),
     "joins: a row without a partner stays": (6, lambda: patch.object(RegularJoin, "_pad_stored", _padded_for_ever)),
     "rankings: all is forgotten at a restore": (6, lambda: patch.object(TopN, "load", _no_ranking)),
@@ -90,6 +97,7 @@ RELATION_PATCHES: dict[str, tuple[int, Patch]] = {
 
 _PROGRAM_OF = {
     "joins: a side is forgotten at a restore": "near",
+    "joins: a late row is joined after a restore": "near",
     "joins: versions that hold are let go": "versions",
     "changes: a value that was taken back stays": "multisets",
     "ttl: a key does not begin anew": "lives",

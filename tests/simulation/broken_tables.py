@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+from tidegate.storage.checkpoints.metadata import DataFile
+from tidegate.storage.files.store import Store
 from tidegate.storage.ids import JobId
+from tidegate.storage.tables.compaction import running_compaction
+from tidegate.storage.tables.compaction.small_files import Rewrite
 from tidegate.storage.tables.log.log_entries import TableEntry, added
 from tidegate.storage.tables.log.log_fold import TableFold
 from tidegate.storage.tables.log.log_lineage import TableLineage
 from tidegate.storage.tables.log.log_rewrites import LogRewrites
+from tidegate.storage.tables.table_info import TableInfo
 
 Patch = Callable[[], AbstractContextManager[Any]]
 
+_rewritten = running_compaction.rewritten
 _claimed, _committed, _compacted = TableFold._claimed, TableFold._committed, TableFold._compacted
 
 
@@ -47,6 +53,21 @@ def _never_decided(self: TableFold, url: str, checkpoint_id: int, files: tuple[o
     return not files and not self.switches
 
 
+def _forgetful(
+    store: Store,
+    info: TableInfo,
+    folder: str,
+    prefix: str,
+    rewrites: Sequence[Rewrite],
+    may_go_on: Callable[[], None],
+    *,
+    from_beginning: bool,
+) -> tuple[DataFile, ...]:
+    """Breaks: a deletion is forgotten where nothing older can show. Here wherever files are put together."""
+    from_beginning, rewrites = True, [replace(rewrite, is_first=True) for rewrite in rewrites]
+    return _rewritten(store, info, folder, prefix, rewrites, may_go_on, from_beginning=from_beginning)
+
+
 TABLE_PATCHES: dict[str, tuple[int, Patch]] = {
     "tables: a claim changes what is shown": (6, lambda: patch.object(TableFold, "_claimed", _shows_at_once)),
     "tables: the first commit replaces nothing": (
@@ -60,12 +81,18 @@ TABLE_PATCHES: dict[str, tuple[int, Patch]] = {
         6,
         lambda: patch.object(LogRewrites, "compacted", _for_whatever_is_covered_in_part),
     ),
+    "tables: a deletion is forgotten while older rows may show": (
+        6,
+        lambda: patch.object(running_compaction, "rewritten", _forgetful),
+    ),
     "tables: a fallback takes nothing back": (6, lambda: patch.object(TableLineage, "_fallback", lambda *_: None)),
 }
 """Broken by a patch: the invariant, and the patch."""
 
+_CHANGES = {"topology": "changes", "mode": "exactly-once", "interval_ms": 60, "min_pause_ms": 0, "rows": 100}
 TABLE_FIXED: dict[str, dict[str, str | int]] = {
     "tables: a fallback takes nothing back": {"faults": "damage", "retained": 3},
+    "tables: a deletion is forgotten while older rows may show": _CHANGES,
     "tables: a compaction stands for what a checkpoint covers in part": {"faults": "damage", "retained": 3},
 }
 """A job falls back only where checkpoints are damaged, and another one is there."""

@@ -52,6 +52,7 @@ EFFECTS = {
     "split_in_pool": "a checkpoint completed with splits that no subtask had yet",
     "region_restarted": "regions in which a task had failed started anew, while others went on",
     "rows_combined": "a task sent rows to an aggregate that it had combined",
+    "restored_session_grew": "a session that a task was restored with grew by rows that came after, or joined another",
     "files_put_together": "small files of a table were put together while its job went on",
 }
 """For each effect, what must have been seen for it to count."""

@@ -28,7 +28,9 @@ from tidegate.actors.task.task_machine import TaskMachine
 from tidegate.simulation.oracle.coverage import Coverage
 from tidegate.simulation.oracle.decisions.alignment import AlignmentOracle
 from tidegate.simulation.oracle.decisions.limits import check_held
+from tidegate.simulation.oracle.decisions.moments import MomentsOracle
 from tidegate.simulation.oracle.decisions.records import RecordsOracle
+from tidegate.simulation.oracle.decisions.sessions import RestoredSessions
 from tidegate.simulation.oracle.decisions.splits import SplitsOracle
 from tidegate.simulation.oracle.files.files_at_rest import FilesOracle, acknowledged_tasks
 from tidegate.simulation.oracle.files.merged_files import MergedFiles
@@ -82,6 +84,8 @@ class Oracle:
         self.savepoints = SavepointFoldersOracle(disk, spec.job_id, self.coverage)
         self.splits = SplitsOracle(spec, self.coverage)
         self.alignment = AlignmentOracle(spec)
+        self.moments = MomentsOracle()
+        self.sessions = RestoredSessions(self.coverage)
         self.spec = spec
         self.graph = graph
         self._tasks = frozenset(spec.tasks)
@@ -183,6 +187,8 @@ class Oracle:
         """A machine has handled an event: look at the queues that it may have changed."""
         if not self.is_current(machine):
             return
+        self.moments.after_event(machine, event)
+        self.sessions.after_event(machine, event)
         if machine._outputs.starving:
             self._check_starving(machine, now_ms)
         if isinstance(event, ev.FrameArrived):
@@ -252,6 +258,7 @@ class Oracle:
         if task in cut.taken:
             raise InvariantViolated(3, f"{task} takes snapshot {snapshot.checkpoint_id} twice")
         self.splits.snapshot_taken(machine, snapshot)
+        self.moments.snapshot_taken(int(snapshot.checkpoint_id), machine)
         cut.taken[task] = dict(snapshot.input_positions)
         cut.put.update(snapshot.output_positions)
         for channel in self._inputs[task]:

@@ -12,6 +12,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 
 from tidegate.simulation.pipelines.topologies import TOPOLOGIES
+from tidegate.simulation.pipelines.window_topologies import PROGRAMS, SESSIONS
 
 DIMENSIONS: Mapping[str, tuple[Hashable, ...]] = {
     "topology": tuple(TOPOLOGIES),
@@ -90,6 +91,9 @@ _OF_ALL_TIMES = (_WINDOWS, _RELATIONS, _IDLE)
 _OF_ALL_TIMES_SHARE = 0.2
 """Of the seeds that none of these stands for, so many do stand for windows and relations as well, and for splits that
 are idle, which were added later."""
+_SESSIONS_SHARE = 0.12
+"""Of the seeds that none of these stands for, so many stand for sessions that tasks lose and get back, which were added
+later too."""
 _RARE: tuple[Mapping[str, Hashable], ...] = (
     {"ask": "a burst"},
     {"ask": "many savepoints"},
@@ -238,6 +242,9 @@ def draw(seed: int) -> Scenario:
     later = random.Random(f"of all times {seed}")
     if later.random() < _OF_ALL_TIMES_SHARE:
         return _of_programs(later, scenario, later.choice(_OF_ALL_TIMES))
+    later = random.Random(f"sessions {seed}")
+    if later.random() < _SESSIONS_SHARE:
+        return _of_sessions(later, scenario)
     return scenario
 
 
@@ -294,6 +301,15 @@ def _of_programs(chance: random.Random, scenario: Scenario, topology: str) -> Sc
     if chance.random() < _AS_DRAWN:
         return replace(scenario, values=values)
     return replace(scenario, values={**values, "interval_ms": 60}, rows=chance.randrange(60, 110))
+
+
+def _of_sessions(chance: random.Random, scenario: Scenario) -> Scenario:
+    """The same with sessions, checkpoints one after the other, and tasks that are lost while sessions are open."""
+    values = {**scenario.values, "topology": _WINDOWS, "mode": "exactly-once", "interval_ms": 60, "faults": "tasks"}
+    if values["sources"] == "finding":
+        values["sources"] = "trickling"
+    rows = len(PROGRAMS) * chance.randrange(3, 6) + chance.choice(SESSIONS)
+    return replace(scenario, values=values, rows=rows)
 
 
 def _widths(chance: random.Random, width: Hashable) -> tuple[int, ...]:

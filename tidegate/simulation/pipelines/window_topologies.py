@@ -99,6 +99,10 @@ PROGRAMS = (
     Program(Tumbling(15), punctuated=True),
 )
 """The number of rows chooses one."""
+SESSIONS = tuple(
+    number for number, program in enumerate(PROGRAMS) if isinstance(program.spec, Session) and not program.applied
+)
+"""Those whose sessions lie in the state, merged."""
 
 
 def windowed(env: StreamEnvironment, inputs: Sequence[Data], width: Sequence[int]) -> None:
