@@ -90,11 +90,10 @@ class TaskMachine:
         self.covered_by: CheckpointId | None = None  # the completed checkpoint that lets the task end
         self._input_index = dict(zip(d.inputs, d.input_indices, strict=True))
         self._endings = InputEndings(self._input_index)
-        self._induced = InducedCheckpoints()
+        self._induced, self.fence = InducedCheckpoints(), CoordinatorFence()
         self._pacer = TaskPacers(d.turn_rows, d.limits.turn_rows_max, bool(d.limits.debloat_target_ms))
         self._windows = InputWindows(d, self._inputs, self._pacer)
         self._processing_time = ProcessingTimeTimer(self._chain, self._instructions.append)
-        self.fence = CoordinatorFence()
         self._at_ms, self._operators_finished = 0, False
 
     @property
@@ -121,9 +120,8 @@ class TaskMachine:
             return []
         self._at_ms = event.at_ms
         self._chain.set_time(event.at_ms)
-        self._on(event)
-        flush = isinstance(event, ev.TimerDue) and event.timer is ev.TaskTimer.FLUSH
-        self._emitter.send(event.at_ms, flush)
+        self._handler_of(type(event))(self, event)
+        self._emitter.send(event.at_ms, isinstance(event, ev.TimerDue) and event.timer is ev.TaskTimer.FLUSH)
         self._finish_task_if_over()
         self._checkpoints.settle(event.at_ms)
         if self.status is TaskStatus.RUNNING and not self._operators_finished:
@@ -282,6 +280,8 @@ class TaskMachine:
     def _on_answered(self, event: ev.CallsAnswered) -> None:
         self._chain.callers.answered(event.answers, self.status)
         self._stage(force=False)
+
+    _handler_of = staticmethod(_on.dispatcher.dispatch)  # as in `CoordinatorMachine`: `self._on` makes functions
 
     # --- processing -----------------------------------------------------------------------------------------------
 

@@ -213,7 +213,9 @@ class Simulation:
             local_aggregation=setting.local_aggregation,
         )
         spec = replace(submission.spec, adoption_timeout_ms=setting.adoption_timeout_ms)
-        options = replace(submission.context.options, local_copies=COPIES if setting.local_copies else None)
+        copies = COPIES if setting.local_copies else None
+        # Writing never pauses: the pause is one of this machine, and its length depends on what else that does.
+        options = replace(submission.context.options, local_copies=copies, paused_ms_max=0)
         submission = replace(submission, spec=spec, context=replace(submission.context, options=options))
         restore = spec.restore
         restored = None

@@ -64,11 +64,14 @@ class Layer:
     handles: tuple[StateHandle, ...] = ()
     taken: bool = False
     """Whether a snapshot has it in its chain: then the coordinator deletes it."""
+    size_bytes: int = 0
+    """Bytes of its files: asked for at each event of the task."""
 
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of its files."""
-        return sum(handle.size_bytes for handle in self.handles)
+    def durable(self, handles: tuple[StateHandle, ...]) -> None:
+        """It is written: these are its files."""
+        self.condition = _Condition.DURABLE
+        self.handles = handles
+        self.size_bytes = sum(handle.size_bytes for handle in handles)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +117,8 @@ class ChangeLog:
 
     def __post_init__(self) -> None:
         if self.restored:
-            self._base = Layer(0, True, _Condition.DURABLE, self.restored, taken=True)
+            self._base = Layer(0, True, taken=True)
+            self._base.durable(self.restored)
 
     @property
     def chain(self) -> Chain:
@@ -177,8 +181,7 @@ class ChangeLog:
     def written(self, number: int, whole: bool, handle: StateHandle | None) -> list[StateHandle]:
         """A segment or a base is durable (None: it was empty). Returns what the task has to delete now."""
         layer = self._find(number, whole)
-        layer.condition = _Condition.DURABLE
-        layer.handles = () if handle is None else (handle,)
+        layer.durable(() if handle is None else (handle,))
         if layer in self._left_out:
             self._left_out.remove(layer)
             return self._taken_over() + _own([layer])
