@@ -108,3 +108,17 @@ def test_extremes_are_no_overflow() -> None:
     values = np.array([-(2**63), 2**63 - 1, -(2**63)], dtype=np.int64)
     assert not accumulate.sum_int64(sums.pages, slots, values, NO_MASK)
     assert sums.raw(np.array([0, 1])).tolist() == [-(2**63), -1]
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, _SLOTS - 1), st.integers(0, 7) | st.just(1 << 62)), max_size=30))
+def test_bits_are_new_once(pairs: list[tuple[int, int]]) -> None:
+    """A bit is new in the first row of its slot that has it, and kept."""
+    column, new = _column(np.int64, 0), np.empty(len(pairs), dtype=np.int64)
+    slots = np.array([slot for slot, _ in pairs], dtype=np.int32) + np.int32(_FIRST)
+    accumulate.set_bits(column.pages, slots, np.array([bits for _, bits in pairs], dtype=np.int64), new)
+    seen = [0] * _SLOTS
+    for (slot, bits), found in zip(pairs, new.tolist(), strict=True):
+        assert found == bits & ~seen[slot]
+        seen[slot] |= bits
+    assert _values(column) == seen

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from tidegate.actors.graph.event_time import with_event_time
 from tidegate.actors.graph.filtered_sources import with_needed_rows
+from tidegate.actors.graph.former_form import in_former_form
+from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.graph.needed_columns import with_needed_columns
-from tidegate.actors.graph.stream_graph import translate
+from tidegate.actors.graph.stream_graph import StreamNode, translate
 from tidegate.actors.operators.local_aggregation.combining_rule import CombiningMode
 from tidegate.actors.runtimes.running_job import RunningJob, Submission
 from tidegate.actors.sources.master_hooks import MasterHook
@@ -276,8 +278,7 @@ class StreamEnvironment(Topologies):
         nodes = self._program.nodes
         check_changes_come_once(nodes, config)
         combining = combining_mode(local_aggregation, settings.local_aggregation)
-        graph = translate(nodes, self._program.max_parallelism, combining)
-        graph = with_event_time(with_needed_rows(with_needed_columns(graph, nodes), nodes))
+        graph, former_nodes = self._graph(nodes, combining), in_former_form(nodes)
         urls = [store.url, *(table.url for table in self._program.tables)]
         if config.savepoints is not None:
             urls.append(self.open_store(config.savepoints).url)
@@ -290,6 +291,7 @@ class StreamEnvironment(Topologies):
             name=name,
             job_id=make_job_id(name, suffix if suffix is not None else uuid.uuid4().hex[:8]),
             graph=graph,
+            former=None if former_nodes is None else self._graph(former_nodes, combining),
             root=store.url,
             tables=tuple(self._program.tables),
             collected=tuple(self._program.collected),
@@ -308,6 +310,10 @@ class StreamEnvironment(Topologies):
             detached=detached,
             log=self._config.log.settings,
         )
+
+    def _graph(self, nodes: Sequence[StreamNode], combining: CombiningMode) -> JobGraph:
+        graph = translate(nodes, self._program.max_parallelism, combining)
+        return with_event_time(with_needed_rows(with_needed_columns(graph, nodes), nodes))
 
     def _storage_of(self, config: CheckpointConfig) -> str:
         """Where checkpoints go: the folder that was named, the coordinator's memory, or a temporary folder."""

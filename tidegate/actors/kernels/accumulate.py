@@ -56,6 +56,21 @@ def mark(flags: Pages, slots: Slots, mask: Mask) -> None:
 
 
 @kernel
+def set_bits(seen: Pages, slots: Slots, bits: NDArray[np.int64], new: NDArray[np.int64]) -> None:
+    """Set the bits of each slot. `new` gets those of each row that neither a row before it nor the slot had.
+
+    `seen` are pages of int64.
+    """
+    last = slots.shape[0] - 1
+    for i in range(slots.shape[0]):
+        prefetch_value(seen, slots[min(i + AHEAD, last)], bits[i])
+        had = load_value(seen, slots[i], bits[i])
+        new[i] = bits[i] & ~had
+        if new[i]:
+            store_value(seen, slots[i], had | bits[i])
+
+
+@kernel
 def sum_float64(sums: Pages, slots: Slots, values: NDArray[np.float64], mask: Mask) -> None:
     """Add values to the sums of their slots. `sums` are pages of float64."""
     last = slots.shape[0] - 1

@@ -8,21 +8,17 @@ aggregate over everything makes one row of each batch before the exchange.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from typing import Literal, TypeVar
 
-import pyarrow as pa
-
-from tidegate.actors.operators.aggregates.aggregate import Aggregate, count
+from tidegate.actors.operators.aggregates.aggregate import Aggregate
 from tidegate.actors.operators.aggregates.aggregate_all import (
     ChangesOfAll,
     MergedAggregate,
     PartialAggregate,
     key_name,
 )
-from tidegate.actors.operators.aggregates.aggregate_kinds import AggregateKind
 from tidegate.actors.operators.aggregates.changing_aggregate import ChangingAggregate
 from tidegate.actors.operators.aggregates.expiring_aggregate import ExpiringAggregate
 from tidegate.actors.operators.aggregates.functions.multisets import kept_values
@@ -30,8 +26,8 @@ from tidegate.actors.operators.aggregates.functions.value_sets import with_value
 from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
 from tidegate.actors.operators.changes import CHANGE
 from tidegate.actors.operators.local_aggregation.local_aggregation import LocalAggregation
-from tidegate.actors.operators.ranking.distinct_rows import DistinctRows
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
+from tidegate.api.streams.distinct_counts import Counted, free_name, is_distinct, marked
 from tidegate.api.streams.steps.stream_steps import StreamSteps
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.units import parse_duration_ms
@@ -126,7 +122,7 @@ def _aggregated_changes(stream: S, aggregates: Mapping[str, Aggregate], name: st
     import polars as pl
 
     _check_aggregates(aggregates, name)
-    key = _free_name(key_name(aggregates), stream.schema)
+    key = free_name(key_name(aggregates), stream.schema)
     keyed = stream.with_columns(
         pl.lit(0, pl.Int8).alias(key),
         name=f"{name} key",
@@ -198,50 +194,14 @@ def _prepared(
     changing = stream._updating is not None
     if _is_plain(aggregates) and not replaced:  # polars is not loaded for them
         return stream, kept_values(aggregates, stream.schema) if changing else dict(aggregates)
-    from tidegate.api.streams.steps.aggregate_inputs import check_not_replaced, counted_column, plain_inputs
+    from tidegate.api.streams.steps.aggregate_inputs import check_not_replaced, plain_inputs
 
     check_not_replaced(aggregates, replaced)
+    if not changing and not whole:
+        return marked(stream, aggregates, Counted(keys, name, uid, parallelism))
     kept = (*keys, *(() if stream.timestamp is None else (stream.timestamp,)))
-    if changing:
-        stream, plain = plain_inputs(stream, kept, aggregates, name, uid)
-        return stream, kept_values(plain, stream.schema)
-    if whole:
-        stream, plain = plain_inputs(stream, kept, aggregates, name, uid)
-        return stream, with_value_sets(plain, stream.schema)
-    plain = {
-        label: replace(a, column=counted_column(a), condition=None) if _is_distinct(a) else a
-        for label, a in aggregates.items()
-    }
-    stream, plain = plain_inputs(stream, kept, plain, name, uid, narrow=any(map(_is_distinct, aggregates.values())))
-    return _with_distinct(stream, keys, plain, name, uid, parallelism)
-
-
-def _with_distinct(
-    stream: S,
-    keys: tuple[str, ...],
-    aggregates: dict[str, Aggregate],
-    name: str,
-    uid: str | None,
-    parallelism: int | None,
-) -> tuple[S, dict[str, Aggregate]]:
-    """The stream with a flag for each column whose distinct values are counted, and counts of these flags."""
-    flags: dict[str, str] = {}
-    for column in dict.fromkeys(str(a.column) for a in aggregates.values() if _is_distinct(a)):
-        flag = _free_name(f"first {column}", stream.schema)
-        columns = (*keys, column)
-        operator = DistinctRows(columns, flag)
-        output = None if stream.schema is None else operator.output_schema(stream.schema)
-        stream = _by(stream, operator.keys)._then(
-            partial(DistinctRows, columns, flag),
-            output,
-            f"{name} distinct {column}"[:100],
-            None if uid is None else f"{uid}-distinct-{len(flags)}",
-            parallelism,
-        )
-        flags[column] = flag
-    return stream, {
-        label: count().where(flags[str(a.column)]) if _is_distinct(a) else a for label, a in aggregates.items()
-    }
+    stream, plain = plain_inputs(stream, kept, aggregates, name, uid)
+    return stream, kept_values(plain, stream.schema) if changing else with_value_sets(plain, stream.schema)
 
 
 def _check_life(stream: StreamSteps, aggregates: Mapping[str, Aggregate], emit: EmitMode, name: str) -> None:
@@ -260,19 +220,9 @@ def _by(stream: S, keys: tuple[str, ...]) -> S:
     return stream._partitioned(Partitioning(PartitioningKind.HASH, keys))
 
 
-def _is_distinct(aggregate: Aggregate) -> bool:
-    return aggregate.kind is AggregateKind.COUNT_DISTINCT
-
-
 def _is_plain(aggregates: Mapping[str, Aggregate]) -> bool:
-    return _reads_columns(aggregates) and not any(map(_is_distinct, aggregates.values()))
+    return _reads_columns(aggregates) and not any(map(is_distinct, aggregates.values()))
 
 
 def _reads_columns(aggregates: Mapping[str, Aggregate]) -> bool:
     return all(isinstance(column, str) for a in aggregates.values() for column in a.columns)
-
-
-def _free_name(name: str, schema: pa.Schema | None) -> str:
-    while schema is not None and name in schema.names:
-        name += "_"
-    return name

@@ -32,7 +32,7 @@ from tidegate.actors.hosts.task.write_pace import paused_ms_max
 from tidegate.actors.operators.sinks.partitioned_sink import table_sink
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.protocol.partitioning import PartitioningKind
-from tidegate.actors.restore.restore_checks import check_restorable, check_unread, with_key_groups_of
+from tidegate.actors.restore.restore_checks import as_written, check_restorable, check_unread, with_key_groups_of
 from tidegate.actors.runtimes.running_job import FedJob, Submission
 from tidegate.actors.sources.master_hooks import MasterHook
 from tidegate.actors.state_backends.common.options import StateBackendOptions
@@ -93,6 +93,8 @@ class JobRequest:
     allow_non_restored_state: bool = False
     detached: bool = False
     log: LogSettings = field(default_factory=LogSettings)
+    former: JobGraph | None = None
+    """The graph of the same program as older versions made it, if that is another one."""
 
 
 def make_job_id(name: str, suffix: str) -> JobId:
@@ -123,6 +125,7 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
         request.restore, request.name, request.root, request.checkpoints.ignore_in_flight_of, open_store
     )
     if metadata is not None and restore is not None:
+        request = replace(request, graph=as_written(metadata, request.graph, request.former))
         if any(subtask.native for subtask in metadata.subtasks):
             need(f"restore={request.restore!r}, a checkpoint with files of RocksDB,", "rocksdb")
         if request.max_parallelism is None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import pyarrow as pa
 
-from tidegate.actors.graph.stream_graph import StreamNode
+from tidegate.actors.graph.stream_graph import FormerForm, StreamNode
 from tidegate.actors.operators.batch_rows import check_batch_rows
 from tidegate.actors.operators.batches.async_function import AsyncFunction
 from tidegate.actors.operators.batches.batch_function import BatchFunction, batch_operator
@@ -326,6 +326,7 @@ class StreamSteps:
         sink: Sink | None = None,
         calls: AsyncFunction | None = None,
         combines: LocalAggregation | None = None,
+        former: FormerForm | None = None,
     ) -> Self:
         """Add an operator, and return the stream behind it.
 
@@ -356,6 +357,7 @@ class StreamSteps:
             resources=resources_of(name, slot),
             side_outputs=tuple(side_outputs),
             takes_back=before[0].made_by if before and (takes_changes or deletes) else None,
+            former=former,
         )
         self._program.add_node(node)
         kept = schema is None or self.timestamp in schema.names

@@ -1,0 +1,168 @@
+"""Builds the steps that mark distinct values, so that to count them is to count marked rows.
+
+`stream_aggregates.py` calls it for running aggregates. Each counted column is marked in an exchange by the keys and its
+values. Conditions on one column share that (`DistinctViews`). Where no column has two conditions the steps are those of
+older versions: one `DistinctRows` for each count, of a column that is null where the condition is not true. Where one
+has, they are the former form of the program, for jobs that go on from checkpoints of these versions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
+
+import pyarrow as pa
+
+from tidegate.actors.graph.stream_graph import FormerForm, StreamNode
+from tidegate.actors.operators.aggregates.aggregate import Aggregate, count
+from tidegate.actors.operators.aggregates.aggregate_kinds import AggregateKind
+from tidegate.actors.operators.ranking.distinct_rows import DistinctRows
+from tidegate.actors.operators.ranking.distinct_views import VIEWS_MAX, DistinctViews
+from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
+from tidegate.api.streams.steps.stream_steps import StreamSteps
+from tidegate.storage.errors import ConfigurationError
+
+S = TypeVar("S", bound=StreamSteps)
+_NAME_CHARACTERS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """For which aggregate values are counted: its key columns, its name and uid, and how many subtasks mark them."""
+
+    keys: tuple[str, ...]
+    name: str
+    uid: str | None
+    parallelism: int | None
+
+
+def is_distinct(aggregate: Aggregate) -> bool:
+    """Whether it counts distinct values."""
+    return aggregate.kind is AggregateKind.COUNT_DISTINCT
+
+
+def marked(stream: S, aggregates: Mapping[str, Aggregate], of: Counted) -> tuple[S, dict[str, Aggregate]]:
+    """The stream with marks, and aggregates that count these and only read columns. Raises ConfigurationError."""
+    if not _share(aggregates):
+        return _each_apart(stream, aggregates, of)
+    return _together(stream, aggregates, of, _formerly(stream, aggregates, of))
+
+
+def _share(aggregates: Mapping[str, Aggregate]) -> bool:
+    """Whether distinct values of one column are counted under several conditions."""
+    views = {(aggregate.column, aggregate.condition) for aggregate in aggregates.values() if is_distinct(aggregate)}
+    return len({column for column, _ in views}) < len(views)
+
+
+def _each_apart(stream: S, aggregates: Mapping[str, Aggregate], of: Counted) -> tuple[S, dict[str, Aggregate]]:
+    """A table of values for each column, which is null where a condition is not true."""
+    from tidegate.api.streams.steps.aggregate_inputs import counted_column, plain_inputs
+
+    of_columns = {
+        label: replace(a, column=counted_column(a), condition=None) if is_distinct(a) else a
+        for label, a in aggregates.items()
+    }
+    narrow = any(map(is_distinct, aggregates.values()))
+    stream, plain = plain_inputs(stream, _kept(stream, of), of_columns, of.name, of.uid, narrow=narrow)
+    flags: dict[str, str] = {}
+    for column in dict.fromkeys(str(a.column) for a in plain.values() if is_distinct(a)):
+        flag = free_name(f"first {column}", stream.schema)
+        columns = (*of.keys, column)
+        operator = DistinctRows(columns, flag)
+        output = None if stream.schema is None else operator.output_schema(stream.schema)
+        stream = _by(stream, operator.keys)._then(
+            partial(DistinctRows, columns, flag),
+            output,
+            f"{of.name} distinct {column}"[:_NAME_CHARACTERS],
+            None if of.uid is None else f"{of.uid}-distinct-{len(flags)}",
+            of.parallelism,
+        )
+        flags[column] = flag
+    return stream, {label: count().where(flags[str(a.column)]) if is_distinct(a) else a for label, a in plain.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Formerly:
+    """The nodes that older versions made, and how they called the mark of each count."""
+
+    nodes: tuple[StreamNode, ...]
+    flags: Mapping[str, str]
+
+
+def _formerly(stream: S, aggregates: Mapping[str, Aggregate], of: Counted) -> _Formerly | None:
+    """None if older versions refused the program, so that there is no checkpoint of it."""
+    program = stream._program.aside()
+    before = len(program.nodes)
+    aside = type(stream)(program, stream._inputs, stream._keyed_by, stream.timestamp, stream._updating)
+    try:
+        _, plain = _each_apart(aside, aggregates, of)
+    except ConfigurationError:  # a uid that is made of a long expression; whatever else is wrong is found again
+        return None
+    flags = {label: str(plain[label].condition) for label, aggregate in aggregates.items() if is_distinct(aggregate)}
+    return _Formerly(tuple(program.nodes[before:]), flags)
+
+
+def _together(
+    stream: S, aggregates: Mapping[str, Aggregate], of: Counted, formerly: _Formerly | None
+) -> tuple[S, dict[str, Aggregate]]:
+    """A table of values for each column, with a bit for each condition."""
+    from tidegate.api.streams.steps.aggregate_inputs import plain_inputs
+
+    program, kept = stream._program, _kept(stream, of)
+    before = len(program.nodes)
+    stream, plain = plain_inputs(stream, kept, aggregates, of.name, of.uid, narrow=True)
+    flags: dict[str, str] = {}
+    views: dict[str, dict[str, str | None]] = {}
+    """Of each counted column its marks, and the condition of each."""
+    for label, aggregate in plain.items():
+        if is_distinct(aggregate):
+            of_column = views.setdefault(str(aggregate.column), {})
+            condition = None if aggregate.condition is None else str(aggregate.condition)
+            known = next((flag for flag, has in of_column.items() if has == condition), None)
+            new = free_name(f"first {label}", stream.schema) if formerly is None else formerly.flags[label]
+            flags[label] = new if known is None else known
+            of_column[flags[label]] = condition
+    parts = [(column, part) for column, of_column in views.items() for part in _parts(of_column)]
+    others = {str(column) for aggregate in plain.values() if not is_distinct(aggregate) for column in aggregate.columns}
+    for number, (column, part) in enumerate(parts):
+        later = {name for each, its in parts[number + 1 :] for name in (each, *its.values())}
+        dropped = frozenset({column, *filter(None, part.values())} - later - others - set(kept))
+        made = partial(DistinctViews, (*of.keys, column), part, dropped)
+        operator = made()
+        nodes = len(program.nodes) - before + 1
+        last = number + 1 == len(parts) and formerly is not None
+        stream = _by(stream, operator.keys)._then(
+            made,
+            None if stream.schema is None else operator.output_schema(stream.schema),
+            f"{of.name} values {column}"[:_NAME_CHARACTERS],
+            program.new_uid(f"{of.name} values", None) if of.uid is None else f"{of.uid}-values-{number}",
+            of.parallelism,
+            former=FormerForm(formerly.nodes, nodes) if last and formerly is not None else None,
+        )
+    if formerly is not None:
+        program.skip_numbers(len(formerly.nodes) - (len(program.nodes) - before))
+    return stream, {label: count().where(flags[label]) if is_distinct(a) else a for label, a in plain.items()}
+
+
+def _parts(flags: Mapping[str, str | None]) -> list[dict[str, str | None]]:
+    """As many operators as it takes: one has room for `VIEWS_MAX` conditions."""
+    pairs = list(flags.items())
+    return [dict(pairs[first : first + VIEWS_MAX]) for first in range(0, len(pairs), VIEWS_MAX)]
+
+
+def _kept(stream: StreamSteps, of: Counted) -> tuple[str, ...]:
+    """Columns that pass, whether an aggregate reads them or not."""
+    return (*of.keys, *(() if stream.timestamp is None else (stream.timestamp,)))
+
+
+def free_name(name: str, schema: pa.Schema | None) -> str:
+    """A name for a column that the schema does not have."""
+    while schema is not None and name in schema.names:
+        name += "_"
+    return name
+
+
+def _by(stream: S, keys: tuple[str, ...]) -> S:
+    return stream._partitioned(Partitioning(PartitioningKind.HASH, keys))
