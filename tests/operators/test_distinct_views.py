@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from operator_harness import Subtasks, opened, run
 
 from tidegate.actors.operators.ranking.distinct_views import VIEWS_MAX, DistinctViews
-from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.errors import ConfigurationError, CorruptionError
 
 KEYS = ("k", "x")
 FLAGS = {"all": None, "low": "lo", "odd": "od"}
 _TYPES = {"k": pa.int64(), "x": pa.string(), "lo": pa.bool_(), "od": pa.bool_()}
+_SEEN = "seen under [None]"
 _CONDITION = st.none() | st.booleans()
 _ROWS = st.lists(
     st.tuples(st.integers(0, 2), st.none() | st.sampled_from(["", "a", "b"]), _CONDITION, _CONDITION), max_size=8
@@ -59,7 +60,17 @@ def test_one_row_a_value_is_kept() -> None:
     subtasks.process([_batch([(1, "a", True, False), (1, None, True, True), (1, "b", False, None)])])
     subtasks.process([_batch([(1, "a", True, True), (1, "c", False, True)])])
     stored = [row for table in subtasks.snapshot() for row in table.rows.to_pylist()]
-    assert sorted(stored, key=str) == [{"k": 1, "x": "a", "seen": 3}, {"k": 1, "x": "c", "seen": 2}]
+    seen = "seen under ['lo', 'od']"
+    assert sorted(stored, key=str) == [{"k": 1, "x": "a", seen: 3}, {"k": 1, "x": "c", seen: 2}]
+
+
+@pytest.mark.parametrize("flags", [{"odd": "od", "low": "lo"}, {"odd": "od"}, {"low": "lo", "new": None, "odd": "od"}])
+def test_bits_of_other_conditions_are_refused(flags: dict[str, str | None]) -> None:
+    """Also in another order: a condition would go on with what another one has met."""
+    subtasks = Subtasks(partial(DistinctViews, KEYS, {"low": "lo", "odd": "od"}), KEYS, 1)
+    subtasks.process([_batch([(1, "a", True, False)])])
+    with pytest.raises(CorruptionError, match=r"has .*seen under .'lo', 'od'.*restore with the keys and aggregates"):
+        Subtasks(partial(DistinctViews, KEYS, flags), KEYS, 1, restored=subtasks.snapshot())
 
 
 def test_columns_that_nobody_reads_do_not_pass() -> None:
@@ -91,5 +102,5 @@ def test_what_does_not_fit_is_refused() -> None:
 
 def test_a_key_may_be_called_as_the_bits() -> None:
     """The state has another name for them then."""
-    (out,) = run(opened(DistinctViews(("seen",), {"f": None})), [pa.record_batch({"seen": [1, 1]})])
+    (out,) = run(opened(DistinctViews((_SEEN,), {"f": None})), [pa.record_batch({_SEEN: [1, 1]})])
     assert out.column("f").to_pylist() == [True, False]

@@ -7,7 +7,8 @@ bit for each condition (as Flink's distinct views have filter bits). Rules:
   values for which the condition is true, and false for all others. Without a condition all rows count.
 - A null in the counted column is no value. Rows of which nothing is counted leave no state, and are not looked up.
 - State is a table of the combinations, keyed by all of the columns, and rows are spread by all of them, as with
-  `DistinctRows`. The bits say which conditions have met the combination: the first condition has the lowest.
+  `DistinctRows`. The bits say which conditions have met the combination: the first condition has the lowest. Their
+  column is called by the conditions, so that bits are never taken for those of others.
 - Columns that nobody reads any more are left out of what passes.
 """
 
@@ -45,7 +46,8 @@ class DistinctViews(KeyedAggregate):
         self._counted = columns[-1]
         self._flags = dict(flags)
         self._dropped = dropped
-        self._seen = "seen"
+        # The name says what each bit means: stored bits of other conditions, or in another order, are refused.
+        self._seen = f"seen under {[*flags.values()]}"
         while self._seen in columns:
             self._seen += "_"
         super().__init__(tuple(dict.fromkeys(columns)), {self._seen: count()}, "update")
