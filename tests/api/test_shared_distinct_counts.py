@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+import pyarrow as pa
 import pytest
 from local_jobs import NO_RESTART, GatedSource, config, finish, local, numbers, rows
 from old_distinct_program import ROWS, program
@@ -117,3 +118,14 @@ def test_each_column_is_exchanged_once(tmp_path: Path) -> None:
         x=_distinct(pl.col("x")),
     )
     assert rows(collected.to_arrow()) == rows(expected)
+
+
+def test_a_condition_may_be_called_as_a_mark(tmp_path: Path) -> None:
+    """The marks of older versions keep their names; such a program has the steps that these made."""
+    x, y = tg.count_distinct("x"), tg.count_distinct("y")
+    figures = {"x": x, "first x": x.where("first x"), "y": y, "first y": y.where("first x")}
+    table = pa.table({"k": [1, 1, 1], "x": [1, 2, 3], "y": [1, 1, 2], "first x": [True, True, None]})
+    with local() as env:
+        collected = env.from_batches(table).key_by("k").aggregate(emit="final", **figures).collect()
+        finish(env, tmp_path / "run")
+    assert collected.to_arrow().to_pylist() == [{"k": 1, "x": 3, "first x": 2, "y": 2, "first y": 1}]

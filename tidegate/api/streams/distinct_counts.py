@@ -47,13 +47,21 @@ def marked(stream: S, aggregates: Mapping[str, Aggregate], of: Counted) -> tuple
     """The stream with marks, and aggregates that count these and only read columns. Raises ConfigurationError."""
     if not _share(aggregates):
         return _each_apart(stream, aggregates, of)
-    return _together(stream, aggregates, of, _formerly(stream, aggregates, of))
+    formerly = _formerly(stream, aggregates, of)
+    if formerly is not None and not _given(aggregates).isdisjoint(formerly.flags.values()):
+        return _each_apart(stream, aggregates, of)  # a condition is called as a mark is, and would be beside it
+    return _together(stream, aggregates, of, formerly)
 
 
 def _share(aggregates: Mapping[str, Aggregate]) -> bool:
     """Whether distinct values of one column are counted under several conditions."""
     views = {(aggregate.column, aggregate.condition) for aggregate in aggregates.values() if is_distinct(aggregate)}
     return len({column for column, _ in views}) < len(views)
+
+
+def _given(aggregates: Mapping[str, Aggregate]) -> set[str]:
+    """The columns of the stream that they read."""
+    return {column for aggregate in aggregates.values() for column in aggregate.columns if isinstance(column, str)}
 
 
 def _each_apart(stream: S, aggregates: Mapping[str, Aggregate], of: Counted) -> tuple[S, dict[str, Aggregate]]:
