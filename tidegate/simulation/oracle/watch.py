@@ -102,7 +102,10 @@ class Watch:
 
     def _builds(self, machine: TaskMachine, snapshot: task_do.PersistSnapshot) -> None:
         number = int(snapshot.checkpoint_id)
-        if snapshot.base is None or not self.oracle.is_current(machine) or number in self._aborted:
+        if snapshot.base is None or not self.oracle.is_current(machine):
+            return
+        if number in self._aborted or number in self._lost:
+            # It never completes, so what it would have been built on may be gone. The task has not heard of that.
             return
         told, base = self._bases.get(number), snapshot.base.checkpoint_id
         if base != told:
