@@ -37,7 +37,7 @@ def hit(job: tg.Job, query: Query, rows: int, kills: int, chance: random.Random,
             raise TimeoutError(f"the job is not over: {progress}")
         if progress.status == "running" and progress.attempt > struck_at >= 0:
             hits, struck_at = hits + 1, -1
-        read = sum(progress.rows_in.get(kind, 0) for kind in query.reads)
+        read = sum(progress.rows_before.get(kind, 0) + progress.rows_in.get(kind, 0) for kind in query.reads)
         due = rows * (hits + 1) // (kills + 2)
         victims = job.processes()
         if hits < kills and struck_at < 0 and progress.status == "running" and victims and read >= due:
