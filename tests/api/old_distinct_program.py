@@ -8,19 +8,13 @@ Never change what the program keeps: add another one beside it.
 from __future__ import annotations
 
 import sys
-import tempfile
-import zipfile
-from pathlib import Path
 
-import local_jobs
 import polars as pl
-from local_jobs import NO_RESTART, GatedSource, config, local, opening
+from local_jobs import GatedSource
+from old_archives import write_archives
 
 import tidegate as tg
 
-ROWS = 60
-FIRST, SECOND = 20, 40
-"""Rows of each split before the first checkpoint, and before the second."""
 BACKENDS = ("columnar", "rocksdb")
 
 
@@ -49,34 +43,5 @@ def program(env: tg.StreamEnvironment, source: GatedSource) -> dict[str, tg.Coll
     }
 
 
-def write(root: Path, backend: str) -> None:
-    """A job that takes two checkpoints, the second on top of the first, and is cancelled: what it leaves."""
-    work = tempfile.TemporaryDirectory()
-    with work, opening(GatedSource(ROWS, ROWS, gates=[FIRST, SECOND])) as source, local(2, 7) as env:
-        program(env, source)
-        settings = {"backend_directory": work.name} if backend == "rocksdb" else {}
-        kept = config(root, backend=backend, incremental=True, inline_bytes=1 << 20, **settings)
-        job = env.execute("old job", checkpoints=kept, restart=NO_RESTART)
-        for gate in (FIRST, SECOND):
-            source.await_gate(gate)
-            job.trigger_checkpoint("10min")
-            if gate == FIRST:
-                source.open_gate(gate)
-        job.cancel()
-        assert job.wait("10min") == "cancelled"
-
-
-def main(commit: str, folder: str) -> None:
-    """One archive for each backend."""
-    local_jobs.WAIT_S = 600  # kernels may have to be compiled first
-    for backend in BACKENDS:
-        with tempfile.TemporaryDirectory() as root:
-            write(Path(root), backend)
-            with zipfile.ZipFile(Path(folder, f"{commit}-{backend}.zip"), "w", zipfile.ZIP_DEFLATED) as archive:
-                for path in sorted(Path(root).rglob("*")):
-                    if path.is_file():
-                        archive.write(path, path.relative_to(root))
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    write_archives(program, BACKENDS, *sys.argv[1:], inline_bytes=1 << 20)

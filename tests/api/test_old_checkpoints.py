@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from local_jobs import NO_RESTART, GatedSource, config, local
-from old_program import ROWS, program
+from old_archives import ROWS
+from old_program import program
 
 from tidegate import recovery
 from tidegate.offline.event_logs import logs_under

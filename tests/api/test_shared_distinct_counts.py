@@ -10,7 +10,8 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from local_jobs import NO_RESTART, GatedSource, config, finish, local, numbers, rows
-from old_distinct_program import ROWS, program
+from old_archives import ROWS
+from old_distinct_program import program
 
 import tidegate as tg
 from tidegate import recovery
