@@ -73,14 +73,14 @@ def _each_apart(stream: S, aggregates: Mapping[str, Aggregate], of: Counted) -> 
         for label, a in aggregates.items()
     }
     narrow = any(map(is_distinct, aggregates.values()))
-    stream, plain = plain_inputs(stream, _kept(stream, of), of_columns, of.name, of.uid, narrow=narrow)
+    stream, plain = plain_inputs(stream, kept_columns(stream, of.keys), of_columns, of.name, of.uid, narrow=narrow)
     flags: dict[str, str] = {}
     for column in dict.fromkeys(str(a.column) for a in plain.values() if is_distinct(a)):
         flag = free_name(f"first {column}", stream.schema)
         columns = (*of.keys, column)
         operator = DistinctRows(columns, flag)
         output = None if stream.schema is None else operator.output_schema(stream.schema)
-        stream = _by(stream, operator.keys)._then(
+        stream = by_keys(stream, operator.keys)._then(
             partial(DistinctRows, columns, flag),
             output,
             f"{of.name} distinct {column}"[:_NAME_CHARACTERS],
@@ -118,7 +118,7 @@ def _together(
     """A table of values for each column, with a bit for each condition."""
     from tidegate.api.streams.steps.aggregate_inputs import plain_inputs
 
-    program, kept = stream._program, _kept(stream, of)
+    program, kept = stream._program, kept_columns(stream, of.keys)
     before = len(program.nodes)
     stream, plain = plain_inputs(stream, kept, aggregates, of.name, of.uid, narrow=True)
     flags: dict[str, str] = {}
@@ -140,8 +140,8 @@ def _together(
         made = partial(DistinctViews, (*of.keys, column), part, dropped)
         operator = made()
         nodes = len(program.nodes) - before + 1
-        last = number + 1 == len(parts) and formerly is not None
-        stream = _by(stream, operator.keys)._then(
+        last = number + 1 == len(parts)
+        stream = by_keys(stream, operator.keys)._then(
             made,
             None if stream.schema is None else operator.output_schema(stream.schema),
             f"{of.name} values {column}"[:_NAME_CHARACTERS],
@@ -160,9 +160,9 @@ def _parts(flags: Mapping[str, str | None]) -> list[dict[str, str | None]]:
     return [dict(pairs[first : first + VIEWS_MAX]) for first in range(0, len(pairs), VIEWS_MAX)]
 
 
-def _kept(stream: StreamSteps, of: Counted) -> tuple[str, ...]:
+def kept_columns(stream: StreamSteps, keys: tuple[str, ...]) -> tuple[str, ...]:
     """Columns that pass, whether an aggregate reads them or not."""
-    return (*of.keys, *(() if stream.timestamp is None else (stream.timestamp,)))
+    return (*keys, *(() if stream.timestamp is None else (stream.timestamp,)))
 
 
 def free_name(name: str, schema: pa.Schema | None) -> str:
@@ -172,5 +172,6 @@ def free_name(name: str, schema: pa.Schema | None) -> str:
     return name
 
 
-def _by(stream: S, keys: tuple[str, ...]) -> S:
+def by_keys(stream: S, keys: tuple[str, ...]) -> S:
+    """The stream, with rows of equal keys at one subtask."""
     return stream._partitioned(Partitioning(PartitioningKind.HASH, keys))

@@ -26,8 +26,7 @@ from tidegate.actors.operators.aggregates.functions.value_sets import with_value
 from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
 from tidegate.actors.operators.changes import CHANGE
 from tidegate.actors.operators.local_aggregation.local_aggregation import LocalAggregation
-from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
-from tidegate.api.streams.distinct_counts import Counted, free_name, is_distinct, marked
+from tidegate.api.streams.distinct_counts import Counted, by_keys, free_name, is_distinct, kept_columns, marked
 from tidegate.api.streams.steps.stream_steps import StreamSteps
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.units import parse_duration_ms
@@ -89,7 +88,7 @@ def aggregated(
     operator = made()
     output = None if stream.schema is None else operator.output_schema(stream.schema)
     combines = None if taken_back or life is not None else LocalAggregation(keys, plain)
-    return _by(stream, keys)._then(made, output, name, uid, parallelism, takes_changes=True, combines=combines)
+    return by_keys(stream, keys)._then(made, output, name, uid, parallelism, takes_changes=True, combines=combines)
 
 
 def aggregated_all(stream: S, aggregates: Mapping[str, Aggregate], emit: EmitMode, name: str, uid: str | None) -> S:
@@ -114,7 +113,7 @@ def aggregated_all(stream: S, aggregates: Mapping[str, Aggregate], emit: EmitMod
         None if uid is None else f"{uid}-batches",
         stream.input_parallelism,
     )
-    return _by(rows, made().keys)._then(made, output, name, uid, 1)
+    return by_keys(rows, made().keys)._then(made, output, name, uid, 1)
 
 
 def _aggregated_changes(stream: S, aggregates: Mapping[str, Aggregate], name: str, uid: str | None) -> S:
@@ -156,8 +155,7 @@ def windowed_inputs(
         if not _reads_columns(aggregates) and stream.schema is not None:
             stream, plain, computed = added_inputs(stream, aggregates, name, uid)
         else:
-            kept = (*keys, *(() if stream.timestamp is None else (stream.timestamp,)))
-            stream, plain = plain_inputs(stream, kept, aggregates, name, uid)
+            stream, plain = plain_inputs(stream, kept_columns(stream, keys), aggregates, name, uid)
     return stream, with_value_sets(plain, stream.schema), computed
 
 
@@ -199,8 +197,7 @@ def _prepared(
     check_not_replaced(aggregates, replaced)
     if not changing and not whole:
         return marked(stream, aggregates, Counted(keys, name, uid, parallelism))
-    kept = (*keys, *(() if stream.timestamp is None else (stream.timestamp,)))
-    stream, plain = plain_inputs(stream, kept, aggregates, name, uid)
+    stream, plain = plain_inputs(stream, kept_columns(stream, keys), aggregates, name, uid)
     return stream, kept_values(plain, stream.schema) if changing else with_value_sets(plain, stream.schema)
 
 
@@ -214,10 +211,6 @@ def _check_life(stream: StreamSteps, aggregates: Mapping[str, Aggregate], emit: 
             f"{name}: ttl= cannot follow changes: rows of a key that is forgotten could not be taken back. Bound the "
             "state of the operators before it"
         )
-
-
-def _by(stream: S, keys: tuple[str, ...]) -> S:
-    return stream._partitioned(Partitioning(PartitioningKind.HASH, keys))
 
 
 def _is_plain(aggregates: Mapping[str, Aggregate]) -> bool:
