@@ -55,8 +55,8 @@ def test_the_first_row_of_a_batch_is_the_first() -> None:
     assert out.schema.equals(DistinctRows(("k", "x"), "new").output_schema(batch.schema))
 
 
-def test_what_is_known_is_not_written_again() -> None:
-    """State has a value once, as it was when it came first, and nulls never: a checkpoint has the new values alone."""
+def test_state_of_a_value_never_changes() -> None:
+    """State has a value once, as it was when it came first, and nulls never."""
     keys = ("k", "x")
     subtasks = Subtasks(lambda: DistinctRows(keys, "new"), keys, 1)
     subtasks.process([_batch([(1, None, 0)]), _batch([(1, "a", 0), (1, "a", 1), (1, None, 2)])])

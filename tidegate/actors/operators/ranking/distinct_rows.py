@@ -6,7 +6,8 @@ Rules:
 - All rows pass, with one more boolean column. It is true for the first row of each combination of values there ever
   was, and false for all others. So to count distinct values is to count the rows for which it is true.
 - A null in the counted column is no value: the row is none of the first, and leaves no state. (Older versions kept it.)
-- A combination that is known is looked up and never written again: a checkpoint has the new ones alone.
+- What the state holds of a combination never changes once it is known. An incremental checkpoint has those that came
+  since the one before, known ones included: to look a row up marks it as changed.
 - State is a table of these combinations, keyed by all of the columns. Rows are spread by all of them too: one key with
   many values does not fill one subtask alone.
 """
