@@ -44,6 +44,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "heartbeat_timeout": ("heartbeat.timeout",),
     "call_timeout": ("task.call-timeout",),
     "adoption_timeout": ("jobmanager.adoption-timeout",),
+    "deploy_timeout": ("jobmanager.deploy-timeout",),
     "standbys": ("slotmanager.redundant-taskmanager-num",),
     "slot_request_timeout": ("slot.request.timeout",),
     "fork_processes": ("taskmanager.process.fork",),
@@ -91,6 +92,7 @@ GIVEN: dict[str, tuple[object, object]] = {
     "heartbeat_timeout": ("20s", 20_000),
     "call_timeout": ("1h", 3_600_000),
     "adoption_timeout": ("20s", 20_000),
+    "deploy_timeout": ("1h", 3_600_000),
     "standbys": ("AUTO", "auto"),
     "slot_request_timeout": ("1h", 3_600_000),
     "fork_processes": (True, True),
@@ -106,5 +108,6 @@ NEEDS: dict[str, dict[str, object]] = {
     },
     "local_directory": {"local_copies": True},
     "state_size": {"checkpoint_storage": "jobmanager"},
+    "slot_request_timeout": {"deploy_timeout": "2h"},
 }
 """Settings that mean something only beside others."""

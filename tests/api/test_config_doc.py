@@ -86,5 +86,6 @@ def test_documented_retention_and_contradictions() -> None:
         {"standbys", "incremental"},
         {"standbys", "changelog"},
         {"standbys", "undo_memory"},
+        {"slot_request_timeout", "deploy_timeout"},
         {"frame_bytes_min", "frame_bytes_max"},
     ] == pairs

@@ -197,7 +197,7 @@ def test_a_limit_holds_for_tables_too() -> None:
     coordinator = restarted(running(2))
     damaged(coordinator, 2)
     coordinator.fire(f"deploy:{coordinator.state.attempt}")
-    assert coordinator.state.last_failure == "the tables were not taken back within 120000 ms"
+    assert coordinator.state.last_failure == "the tables were not taken back within 600000 ms"
 
 
 def test_a_table_of_another_job_ends_it() -> None:

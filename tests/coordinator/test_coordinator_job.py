@@ -6,7 +6,7 @@ import pytest
 from any_permit import ANY_PERMIT
 from coordinators import SINK, SOURCE, SPEC, TASKS, Coordinator, discarding, files, kinds, only, spec
 
-from tidegate.actors.coordinator.job.job_spec import RestorePoint
+from tidegate.actors.coordinator.job.job_spec import ENDING_TIMEOUT_MS, RestorePoint
 from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.state.coordinator_state import JobStatus
@@ -76,10 +76,11 @@ def test_a_task_that_does_not_get_ready_fails_the_attempt() -> None:
     coordinator.submit()
     coordinator.tell(ev.TaskReady(0, AttemptNumber(0), SOURCE))
 
-    found = coordinator.fire("deploy:0", at_ms=120_000)
+    found = coordinator.fire("deploy:0", at_ms=SPEC.deploy_timeout_ms)
 
     assert kinds(found) == ["CancelAttempt", "SetTimer"]
-    assert coordinator.state.last_failure == "sink[0] was not ready within 120000 ms"
+    expected = "sink[0] was not ready within 600000 ms (jobmanager.deploy-timeout)"
+    assert coordinator.state.last_failure == expected
     coordinator.fire("restart:1")
     assert coordinator.fire("deploy:0") == []
     coordinator.all_ready()
@@ -300,7 +301,7 @@ def test_the_end_waits_for_the_tasks_but_not_for_ever() -> None:
         coordinator.end_of_data()
         coordinator.collect(1, finished=True)
         found = coordinator.written(1)
-        assert do.SetTimer("ending", SPEC.deploy_timeout_ms) in found
+        assert do.SetTimer("ending", ENDING_TIMEOUT_MS) in found
         assert only(found, do.EndJob) == []
 
         last = coordinator.fire("ending") if late else coordinator.all_finished()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import queue
 import threading
 from concurrent.futures import Future
 from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -16,6 +18,8 @@ from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.hosts.task.task_effects import TaskEffects
 from tidegate.actors.hosts.task.task_host import TaskHost
 from tidegate.actors.hosts.threads import EXIT_FORKED
+from tidegate.actors.operators.batches.map_and_filter import MapBatches
+from tidegate.actors.operators.operator import Operator
 from tidegate.actors.runtimes.ray.process import mailbox as ray_mailbox
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
 from tidegate.actors.runtimes.ray.process.outcomes import Outcome
@@ -63,6 +67,35 @@ def test_whatever_a_source_raises_is_the_outcome(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(TaskEffects, "read_source", read)
     with task_processes(monkeypatch) as make:
         assert raised in str(failed(make(SOURCE).start()).reason)
+
+
+def test_functions_that_open_are_in_no_call_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The deployment has a limit of its own; from then on each call counts, as before."""
+    inside, go_on = queue.SimpleQueue[None](), threading.Semaphore(0)
+
+    def slow(batch: pa.RecordBatch) -> pa.RecordBatch:
+        inside.put(None)
+        assert go_on.acquire(timeout=TIMEOUT_S)
+        return batch
+
+    def slow_open(operator: Operator, *given: Any) -> None:
+        slow(ROWS)
+        Operator.open(operator, *given)
+
+    def calls(process: Process) -> tuple[int | None, int | None]:
+        inside.get(timeout=TIMEOUT_S)
+        return process.actor.pulse(), process.actor._mailbox.call
+
+    monkeypatch.setattr(MapBatches, "open", slow_open)
+    with task_processes(monkeypatch, slow) as make:
+        process = make(SINK)
+        told, call = calls(process)
+        go_on.release()
+        assert (told, call is None) == (None, False)
+        process.start().receive(0, ROWS)
+        told, call = calls(process)
+        go_on.release(2)
+        assert told == call is not None
 
 
 def test_a_task_that_fails_where_no_thread_can_be_started_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ from tidegate.actors.coordinator.checkpoints.checkpoint_keeper import Checkpoint
 from tidegate.actors.coordinator.checkpoints.fallback import pass_over
 from tidegate.actors.coordinator.deployment import Deployer
 from tidegate.actors.coordinator.failover import Failover
+from tidegate.actors.coordinator.job.job_spec import ENDING_TIMEOUT_MS
 from tidegate.actors.coordinator.job.phases import OVER_BY, JobInput, JobStatus
 from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.coordinator.messages import instructions as do
@@ -313,7 +314,7 @@ class CoordinatorMachine:
             # Before the status changes: tasks that go on are told which checkpoints are given up.
             self._checkpoints.drop(Reason.JOB_ENDING, at_ms, reason or status.value)
             state.move(JobInput.END)
-            self._instructions.append(do.SetTimer("ending", at_ms + self._context.spec.deploy_timeout_ms))
+            self._instructions.append(do.SetTimer("ending", at_ms + ENDING_TIMEOUT_MS))
         else:
             state.move(JobInput.END)
             self._checkpoints.drop(Reason.JOB_ENDING, at_ms, reason or status.value)

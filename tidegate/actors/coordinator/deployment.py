@@ -174,7 +174,7 @@ class Deployer:
             self._context.attempt_failure = f"the master hooks were not restored within {limit_ms} ms"
         else:
             missing = next(task for task in self.being_deployed() if task not in state.ready)
-            self._context.attempt_failure = f"{missing} was not ready within {limit_ms} ms"
+            self._context.attempt_failure = f"{missing} was not ready within {limit_ms} ms (jobmanager.deploy-timeout)"
 
     def restore_point(self) -> RestorePoint | None:
         """What the attempt starts from."""

@@ -33,6 +33,7 @@ _MORE = {
     "keep_events": "recovery.md#state-as-data",
     "heartbeat_interval": "recovery.md#processes-that-hang",
     "adoption_timeout": "recovery.md#the-coordinator-is-lost",
+    "deploy_timeout": "troubleshooting.md#it-is-never-ready",
     "standbys": "recovery.md#spare-processes",
     "slot_request_timeout": "recovery.md#nodes-that-are-lost",
     "fork_processes": "tuning.md#how-processes-start",

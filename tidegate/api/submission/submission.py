@@ -276,6 +276,7 @@ def _spec(request: JobRequest, graph: JobGraph, restore: RestorePoint | None) ->
         seed=request.seed,
         failover=FailoverStrategy(config.failover),
         adoption_timeout_ms=config.adoption_timeout,
+        deploy_timeout_ms=config.deploy_timeout,
     )
 
 

@@ -15,6 +15,10 @@ from tidegate.storage.ids import CheckpointId, JobId, OperatorUid, VertexId
 
 ADOPTION_TIMEOUT_MS = 60_000
 """Longer than the default of `heartbeat.timeout`, after which a hung process is ended anyway."""
+DEPLOY_TIMEOUT_MS = 600_000
+"""Longer than the default of `slot.request.timeout`; functions that load a large model when they open need minutes."""
+ENDING_TIMEOUT_MS = 120_000
+"""For so long the end of a job waits for tasks that were told to finish."""
 
 
 @wire
@@ -141,7 +145,8 @@ class JobSpec:
     """Urls of the job's output tables."""
     seed: int = 0
     """Decides what is random: the delay of the first periodic checkpoint, and the jitter of restarts."""
-    deploy_timeout_ms: int = 120_000
+    deploy_timeout_ms: int = DEPLOY_TIMEOUT_MS
+    """An attempt whose tasks are not all ready by then has failed."""
     storage_outage_ms: int = STORAGE_OUTAGE_MS
     """For how long the job goes on while storage does not answer."""
     storage_attempts_max: int = 10

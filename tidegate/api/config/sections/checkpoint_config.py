@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from tidegate.actors.coordinator.job.job_spec import ADOPTION_TIMEOUT_MS
+from tidegate.actors.coordinator.job.job_spec import ADOPTION_TIMEOUT_MS, DEPLOY_TIMEOUT_MS
 from tidegate.actors.coordinator.job.outages import STORAGE_OUTAGE_MS
 from tidegate.actors.hosts.heartbeat_settings import INTERVAL_MS, TIMEOUT_MS
 from tidegate.actors.hosts.process_settings import SLOT_REQUEST_TIMEOUT_MS
@@ -211,6 +211,11 @@ class CheckpointConfig(Section):
     )
     """Milliseconds in which tasks have to answer the successor of a lost coordinator. None: all of them start anew."""
 
+    deploy_timeout: Annotated[int, BeforeValidator(of.timeout)] = Field(
+        default=DEPLOY_TIMEOUT_MS, alias=KEYS["deploy_timeout"][0]
+    )
+    """Milliseconds in which all tasks of an attempt have to be ready: room found, state read, functions open."""
+
     standbys: Annotated[int | Literal["auto", "warm"] | None, BeforeValidator(of.standbys)] = Field(
         default=None, alias=KEYS["standbys"][0]
     )
@@ -259,6 +264,9 @@ def _check_together(config: CheckpointConfig) -> None:
     if config.heartbeat_interval >= config.heartbeat_timeout:
         why = "every process would count as hung before it is asked; make the interval shorter"
         raise refuse("heartbeat_interval", "heartbeat_timeout", why)
+    if config.slot_request_timeout != SLOT_REQUEST_TIMEOUT_MS and config.slot_request_timeout >= config.deploy_timeout:
+        why = "the attempt would be given up before the wait for room is over; make the second one longer"
+        raise refuse("slot_request_timeout", "deploy_timeout", why)
     if config.aligned_timeout >= config.timeout:
         why = "a checkpoint would be given up before it could go on unaligned; make the first one shorter"
         raise refuse("aligned_timeout", "timeout", why)

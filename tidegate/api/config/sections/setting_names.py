@@ -51,6 +51,7 @@ KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "heartbeat_timeout": ("heartbeat.timeout",),
         "call_timeout": ("task.call-timeout",),
         "adoption_timeout": ("jobmanager.adoption-timeout",),
+        "deploy_timeout": ("jobmanager.deploy-timeout",),
         "standbys": ("slotmanager.redundant-taskmanager-num",),
         "slot_request_timeout": ("slot.request.timeout",),
         "fork_processes": ("taskmanager.process.fork",),

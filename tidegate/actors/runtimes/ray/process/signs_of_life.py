@@ -1,6 +1,8 @@
 """`SignsOfLife`: what a task's process answers while its task is busy, and what it sees of the processes beside it.
 
 These calls have a thread to themselves: a process that lives answers them, however long a function of the user takes.
+Until its task is ready a process is in no call that counts: the deployment has a time limit of its own, and no barrier
+waits for it.
 """
 
 from __future__ import annotations
@@ -16,7 +18,10 @@ IO_THREAD_NAMES = "tidegate-io"
 
 
 class SignsOfLife:
-    """A part of the class of an actor."""
+    """A part of the class of an actor, which says whether its task is starting."""
+
+    _starting = False
+    """Whether a task is being put up here, and is not ready. From any thread."""
 
     def __init__(self, mailbox: Mailbox) -> None:
         self.__mailbox = mailbox
@@ -33,8 +38,8 @@ class SignsOfLife:
 
     @ray.method(concurrency_group="pulse", enable_task_events=False)
     def pulse(self) -> int | None:
-        """A sign of life: the number of the call that the mailbox is in, None while it has nothing to do."""
-        return self.__mailbox.call
+        """A sign of life: the number of the call that the mailbox is in. None: it has nothing to do, or may take long."""
+        return None if self._starting else self.__mailbox.call
 
     @ray.method(concurrency_group="pulse")
     def stack(self) -> str:

@@ -31,7 +31,7 @@ from typing import Any
 import ray
 
 from tidegate.actors.coordinator.job.job_spec import RestorePoint
-from tidegate.actors.coordinator.messages.events import CoordinatorEvent, TaskAnswered, TaskFinished
+from tidegate.actors.coordinator.messages.events import CoordinatorEvent, TaskAnswered, TaskFinished, TaskReady
 from tidegate.actors.hosts.job_context import JobContext
 from tidegate.actors.hosts.ports import TryAgain
 from tidegate.actors.hosts.task.task_effects import TaskEffects
@@ -230,6 +230,7 @@ class TaskProcess(SignsOfLife):
         if self._running is not None:
             self._end(self._running, Outcome("replaced"))
         self._outcomes.begin(order.attempt)
+        self._starting = True
         try:
             self._reserve = bytearray(RESERVE_BYTES)
             kept, self._kept = self._kept, None
@@ -253,7 +254,7 @@ class TaskProcess(SignsOfLife):
         dropped.set()
 
     def _end(self, running: _RunningTask, outcome: Outcome) -> None:
-        self._running = None
+        self._running, self._starting = None, False
         if outcome.kind == "finished":
             self._left = running.last_words()
             running.channels.finish()
@@ -270,7 +271,7 @@ class TaskProcess(SignsOfLife):
         self._let_go(running)
 
     def _tell_failure(self, attempt: AttemptNumber, error: BaseException) -> None:
-        self._reserve = None
+        self._reserve, self._starting = None, False
         try:
             self._outcomes.settle(attempt, Outcome.failed(error))
         except BaseException:  # noqa: BLE001 (nobody would ever hear of it)
@@ -353,7 +354,9 @@ class _RunningTask:
 
     def report(self, event: CoordinatorEvent) -> None:
         self._counts.metrics.told(event)
-        if isinstance(event, TaskFinished):
+        if isinstance(event, TaskReady):
+            self._process._starting = False
+        elif isinstance(event, TaskFinished):
             self.count(over=True)  # before: this may be the end of the job, which is told of as it is known then
         self.deliveries.watch_until_there(self._process._outbox.send(event))
 
