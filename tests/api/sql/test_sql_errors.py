@@ -94,6 +94,17 @@ ERRORS: dict[str, str] = {
     ),
     "SELECT 1 FROM bids FOR SYSTEM_TIME AS OF ts": "VERSION is not covered here",
     "SELECT city FROM sellers": "a registered table is no stream",
+    "SELECT id FROM sellers s, auctions a WHERE a.seller = s.seller": "name a stream first, and join the table with it",
+    "SELECT id FROM auctions a, sellers s WHERE s.city = 'Oslo'": "a join with a table takes equalities",
+    "SELECT id FROM auctions a JOIN sellers s USING (id)": "the table has no column 'id'; it has seller, city",
+    f"SELECT 1 FROM {WINDOWED.replace(' GROUP', ' WHERE ts < window_end GROUP').format('ts', HOUR, BOTH)}": (
+        "holds for all of its rows, and 'ts' is of one row: put it into HAVING"
+    ),
+    (
+        f"SELECT 1 FROM TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts), {HOUR})) b LEFT JOIN (SELECT * FROM TABLE(TUMBLE("
+        f"TABLE auctions, DESCRIPTOR(opened), {HOUR})) WHERE window_end > '2024-01-01') a ON b.auction = a.id "
+        "AND b.window_start = a.window_start AND b.window_end = a.window_end"
+    ): "is asked behind the join, and a LEFT JOIN keeps rows without a partner",
     "SELECT 1 FROM auctions a FULL JOIN sellers s ON a.seller = s.seller": "is INNER or LEFT",
     "SELECT auction FROM bids INTERSECT SELECT id FROM auctions": "INTERSECT is not covered",
     "SELECT auction, price FROM bids UNION ALL SELECT id FROM auctions": "one side has 2 columns, the other 1",

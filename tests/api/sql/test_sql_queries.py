@@ -9,6 +9,8 @@ import pyarrow as pa
 import pytest
 from sql_streams import AUCTIONS, BIDS, SELLERS, at, environment, result_of
 
+import tidegate as tg
+
 ALSO_POLARS = [
     "SELECT auction, price * 2 AS p, bidder FROM bids WHERE price > 10 AND bidder IS NOT NULL",
     "SELECT b.*, 1 AS one FROM bids AS b WHERE NOT (price BETWEEN 10 AND 30) OR bidder LIKE 'c%'",
@@ -25,6 +27,15 @@ ALSO_POLARS = [
     "SELECT a.id, s.city FROM auctions AS a JOIN sellers AS s ON a.seller = s.seller",
     "SELECT a.id, s.seller, s.city FROM auctions AS a LEFT JOIN sellers AS s ON a.seller = s.seller",
     "SELECT b.price, a.id FROM bids AS b JOIN auctions AS a ON b.auction = a.id AND b.price - 9 = a.id",
+    "SELECT b.price, a.id FROM bids AS b, auctions AS a WHERE b.auction = a.id AND b.price > 5",
+    "SELECT a.id, s.city FROM auctions AS a, sellers AS s WHERE a.seller = s.seller AND s.city <> 'Oslo'",
+    "SELECT a.id, s.city FROM auctions AS a JOIN sellers AS s USING (seller) WHERE seller <> 'Y'",
+    "SELECT a.id, s.city FROM auctions AS a CROSS JOIN sellers AS s WHERE s.seller = a.seller AND a.id + 1 > 2",
+    (
+        "SELECT b.price, s.city FROM bids AS b, auctions AS a, sellers AS s "
+        "WHERE a.seller = s.seller AND b.auction = a.id AND b.price IS NOT NULL"
+    ),
+    "SELECT a.id, s.city FROM auctions AS a LEFT JOIN sellers AS s ON a.seller = s.seller WHERE s.city IS NULL",
     (
         "SELECT a.id, s.one, s.two FROM auctions AS a JOIN (SELECT x.id AS one, y.id AS two FROM auctions AS x "
         "JOIN auctions AS y ON x.seller = y.seller) AS s ON a.id = s.one"
@@ -49,6 +60,52 @@ WRITTEN: list[tuple[str, dict[str, Any], list[tuple[Any, ...]]]] = [
         ),
         {},
         [(1, at(0), 1), (1, at(10), 1), (1, at(20), 1), (2, at(0), 1), (2, at(10), 1)],
+    ),
+    (
+        (
+            f"SELECT auction, window_time AS last, COUNT(*) AS n FROM (SELECT * FROM {MANY} WHERE window_time > "
+            "'2024-03-01 00:00:10') AS w WHERE price > 9 AND w.window_end <= '2024-03-01 00:00:30' "
+            "GROUP BY auction, window_start, window_end"
+        ),
+        {},
+        [(1, at(19.999), 1), (1, at(29.999), 1), (2, at(19.999), 1)],
+    ),
+    (
+        (
+            "SELECT window_start AS s, COUNT(*) AS n FROM HOP(TABLE bids, DESCRIPTOR(ts), INTERVAL '10' SECONDS, "
+            "INTERVAL '20' SECONDS) WHERE window_start BETWEEN '2024-03-01' AND '2024-03-01 00:00:20' AND auction < 4 "
+            "GROUP BY window_start, window_end"
+        ),
+        {},
+        [(at(0), 4), (at(10), 5), (at(20), 3)],
+    ),
+    (
+        (
+            "SELECT b.price, a.seller, b.window_start FROM TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts), INTERVAL '20' "
+            "SECONDS)) AS b, TABLE(TUMBLE(TABLE auctions, DESCRIPTOR(opened), INTERVAL '20' SECONDS)) AS a "
+            "WHERE b.auction = a.id AND b.window_start = a.window_start AND b.window_end = a.window_end "
+            "AND a.window_end > '2024-03-01' AND b.window_start < '2024-03-01 00:00:20'"
+        ),
+        {},
+        [(10, "X", at(0)), (20, "Y", at(0)), (30, "X", at(0)), (40, "Y", at(0))],
+    ),
+    (
+        (
+            "SELECT price, window_start FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY window_start, window_end "
+            f"ORDER BY price DESC) AS rn FROM {MANY} WHERE price IS NOT NULL AND window_start > '2024-03-01 00:00:05') "
+            "WHERE rn = 1 AND window_end < '2024-03-01 00:00:45'"
+        ),
+        {},
+        [(30, at(20)), (40, at(10))],
+    ),
+    (
+        (
+            "SELECT s.city, window_start, COUNT(*) AS n FROM TABLE(TUMBLE(TABLE auctions, DESCRIPTOR(opened), "
+            "INTERVAL '10' SECONDS)) AS a, sellers AS s WHERE a.seller = s.seller "
+            "AND window_start > '2024-03-01 00:00:05' GROUP BY s.city, window_start, window_end"
+        ),
+        {},
+        [("Oslo", at(10), 1)],
     ),
     (
         (
@@ -271,6 +328,48 @@ def test_a_row_finds_in_a_table_what_equals_it() -> None:
     named = [(row["price"], row["name"]) for row in rows.to_arrow().to_pylist() if row["name"] is not None]
     assert named == [(10, "five")]
     assert rows.to_arrow().num_rows == BIDS.num_rows
+
+
+@pytest.mark.parametrize("of_table", [pa.uint8(), pa.uint16(), pa.uint32(), pa.int32()])
+@pytest.mark.parametrize("of_stream", [pa.uint32(), pa.int64()])
+@pytest.mark.parametrize("how", ["JOIN", "LEFT JOIN"])
+def test_a_table_is_looked_up_by_unsigned_numbers(of_table: pa.DataType, of_stream: pa.DataType, how: str) -> None:
+    """They are equal as numbers are, however wide; the key of the table keeps its type, or has the stream's."""
+    stream = pa.table({"n": pa.array([1, 3, 255, 70_000, None], of_stream)})
+    table = pa.table({"k": pa.array([3, 1, 255 if of_table != pa.int32() else 70_000], of_table), "name": list("abc")})
+    with environment() as env:
+        env.create_temporary_view("numbers", env.from_batches(stream, uid="numbers"))
+        env.create_temporary_view("named", table)
+        query = f"SELECT n, k, name FROM numbers {how} named ON n = k"
+        rows = env.sql(query).collect()
+        assert env.execute("sql").wait("4min") == "finished"
+    wide = [pl.DataFrame(each).with_columns(pl.selectors.numeric().cast(pl.Int64)) for each in (stream, table)]
+    expected = pl.SQLContext(numbers=wide[0], named=wide[1], eager=True).execute(query)
+    found = pl.DataFrame(rows.to_arrow()).with_columns(pl.selectors.numeric().cast(pl.Int64))
+    assert _in_order(found) == _in_order(expected)
+    assert found.columns == ["n", "k", "name"]
+
+
+def test_a_table_is_looked_up_by_categories() -> None:
+    """They are text."""
+    cities = pa.table({"of": pa.array(["Y", "X", "Y"]).dictionary_encode(), "city": ["Kyiv", "Oslo", "Lviv"]})
+    with environment() as env:
+        env.create_temporary_view("cities", cities)
+        rows = env.sql("SELECT a.id, c.of, c.city FROM auctions a, cities c WHERE a.seller = c.of").collect()
+        assert env.execute("sql").wait("4min") == "finished"
+    found = {tuple(str(value) for value in row.values()) for row in rows.to_arrow().to_pylist()}
+    assert found == {("1", "X", "Oslo"), ("2", "Y", "Kyiv"), ("2", "Y", "Lviv"), ("3", "X", "Oslo")}
+
+
+def test_event_time_that_no_query_names_goes_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    """A query says which columns it wants; what needs event time later says so itself."""
+    with environment() as env:
+        env.create_temporary_view(
+            "prices", env.sql("SELECT auction, price FROM bids UNION ALL SELECT id, 1 FROM auctions")
+        )
+        with pytest.raises(tg.ConfigurationError, match="the stream has no event time"):
+            env.sql("SELECT COUNT(*) AS n FROM prices GROUP BY window(price, '10 seconds')")
+    assert "event time" not in caplog.text
 
 
 def test_fields_of_structs_are_joined_by() -> None:

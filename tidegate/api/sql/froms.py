@@ -12,7 +12,7 @@ from tidegate.api.sql.grouping import Keeping
 from tidegate.api.sql.joining import StreamJoin, how_of, pruned
 from tidegate.api.sql.lookups import Lookup, looked_up
 from tidegate.api.sql.ranking import ranked, taken_limit
-from tidegate.api.sql.relations import Name, Relation, columns_in, conjuncts
+from tidegate.api.sql.relations import Relation, columns_in, conjuncts
 from tidegate.api.sql.steps import Steps
 from tidegate.api.sql.text.places import check_only, refused
 from tidegate.api.sql.values.typed import Typed
@@ -44,7 +44,9 @@ class From:
         movable = all(how_of(each) in ("inner", "left", "semi", "anti") for each in joins)
         found = self._table(from_.this, conditions if movable else [])
         if isinstance(found, Lookup):
-            raise refused(from_.this, "a registered table is no stream: join it with one")
+            raise refused(
+                from_.this, "a registered table is no stream: name a stream first, and join the table with it"
+            )
         relation = self._pruned(found) if joins else found
         for join in joins:
             relation = self._joined(relation, join, conditions if movable else [])
@@ -123,7 +125,7 @@ class From:
         conditions = _and(join.args.get("on"))
         found = self._table(join.this, where if how == "inner" else [])
         if isinstance(found, Lookup):
-            return looked_up(join, left, found, conditions, self._steps)
+            return looked_up(join, left, found, conditions, where, self._steps)
         right = self._pruned(found)
         using = join.args.get("using") or []
         if using and how not in ("inner", "left", "semi", "anti"):
@@ -156,7 +158,7 @@ class From:
         columns = columns_in(node)
         if any(not each.table and each.name.lower() in merged for each in columns):
             return False
-        return bool(columns) and all(_has(left, each) or _has(right, each) for each in columns)
+        return bool(columns) and all(left.has(each) or right.has(each) for each in columns)
 
     def _pruned(self, relation: Relation) -> Relation:
         """Without the columns that the query does not name: a join keeps whole rows in its state."""
@@ -171,12 +173,6 @@ class From:
 
 def _and(node: exp.Expr | None) -> list[exp.Expr]:
     return [each for each in conjuncts(node) if not (isinstance(each, exp.Boolean) and each.this)]
-
-
-def _has(relation: Relation, column: exp.Column) -> bool:
-    column = relation.root(column)
-    named: list[Name] = [each for each in relation.names if each.name.lower() == column.name.lower()]
-    return any(not column.table or (each.table or "").lower() == column.table.lower() for each in named)
 
 
 def _no_column(column: exp.Column) -> Typed:

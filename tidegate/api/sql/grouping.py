@@ -16,6 +16,7 @@ from sqlglot import exp
 from tidegate.actors.operators.aggregates.aggregate import count
 from tidegate.actors.operators.windows.window_rows import WINDOW_END, WINDOW_START
 from tidegate.actors.operators.windows.window_specs import Session
+from tidegate.api.sql.bounds import with_asked
 from tidegate.api.sql.expressions import Expressions
 from tidegate.api.sql.functions.aggregates import aggregate_of, column_of, is_aggregate
 from tidegate.api.sql.relations import WINDOW_TIME, Name, Relation, Spec, columns_in, columns_of, free_name
@@ -100,7 +101,7 @@ class Grouping:
         named = [Name(None, groups.names.get(name, name), name) for name in keys]
         bounds = [WINDOW_START, WINDOW_END] if spec is not None else []
         made = Relation(stream, (*named, *(Name(None, name, name) for name in bounds)), results=spec)
-        self._result = made
+        self._result = made = with_asked(made, self._relation.held, self._steps)
         return made, Expressions(self._column, self._known)
 
     # --- keys -----------------------------------------------------------------------------------------------------

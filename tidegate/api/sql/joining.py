@@ -22,8 +22,9 @@ from sqlglot import exp
 
 from tidegate.actors.operators.windows.window_rows import WINDOW_END, WINDOW_START
 from tidegate.actors.operators.windows.window_specs import Sliding, Tumbling
+from tidegate.api.sql.bounds import with_asked, with_held
 from tidegate.api.sql.expressions import Expressions
-from tidegate.api.sql.relations import Name, Relation, all_of, columns_in, columns_of, free_name
+from tidegate.api.sql.relations import WINDOW_TIME, Name, Relation, all_of, columns_in, columns_of, free_name
 from tidegate.api.sql.steps import Steps
 from tidegate.api.sql.text.places import refused, standing_at
 from tidegate.api.sql.time_bounds import LEFT, RIGHT, Between, between_of
@@ -155,9 +156,12 @@ class StreamJoin:
                     f"rows of this side stay in a {self._how.upper()} JOIN whatever the condition says; put it into "
                     "WHERE, or into a query in FROM",
                 )
-            expressions = Expressions(self._sides[side].typed)
-            condition = all_of([expressions.condition(node) for node in nodes])
-            self._sides[side] = self._sides[side].with_stream(self._steps.filtered(self._sides[side].stream, condition))
+            relation, plain = with_held(self._sides[side], nodes)
+            if plain:
+                expressions = Expressions(relation.typed)
+                condition = all_of([expressions.condition(node) for node in plain])
+                relation = relation.with_stream(self._steps.filtered(relation.stream, condition))
+            self._sides[side] = relation
 
     # --- kinds of joins -------------------------------------------------------------------------------------------
 
@@ -173,15 +177,28 @@ class StreamJoin:
         if not isinstance(spec, Tumbling | Sliding):
             raise refused(self._node, "a join is in windows of TUMBLE or HOP")
         self._refuse_rest(parts, [])
+        self._refuse_held()
         on, names = self._prepared(parts, window=True)
         left, right = self._sides
         with standing_at(self._node):
             made = left.stream.join(
                 right.stream, on=on, window=spec, how=self._how, uid=self._steps.uid("join"), suffix=_SUFFIX
             )
-        bounds = [replace(each, bound=False) for each in left.names if each.bound and each.inner != "window_time"]
+        bounds = [replace(each, bound=False) for each in left.names if each.bound and each.inner != WINDOW_TIME]
         kept = [each for each in names if not each.bound]
-        return self._rest(Relation(made, (*kept, *bounds)), parts, [])
+        joined = with_asked(Relation(made, (*kept, *bounds)), (*left.held, *right.held), self._steps)
+        return self._rest(joined, parts, [])
+
+    def _refuse_held(self) -> None:
+        """A condition on bounds is asked of pairs, so it must not be of a side that has no partner in some."""
+        for side, allowed in ((LEFT, ("inner", "left", "semi", "anti")), (RIGHT, ("inner", "right", "semi"))):
+            held = self._sides[side].held
+            if held and self._how not in allowed:
+                raise refused(
+                    held[0].node,
+                    f"a condition on the bounds of windows is asked behind the join, and a {self._how.upper()} JOIN "
+                    "keeps rows without a partner: put it into the WHERE of the join, on the side that keeps its rows",
+                )
 
     def _of_results(self, parts: Parts) -> Relation:
         """Results of the same windows: a join in the grid with which these end."""

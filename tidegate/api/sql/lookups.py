@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ from tidegate.api.sql.relations import Name, Relation, all_of, columns_in, colum
 from tidegate.api.sql.steps import Steps
 from tidegate.api.sql.text.places import refused, standing_at
 from tidegate.api.sql.values.typed import Typed, as_type
-from tidegate.api.sql.values.types import calculated, needed_common_type
+from tidegate.api.sql.values.types import calculated, check_known, needed_common_type
 from tidegate.api.tables.lookup_tables import reader_of
 from tidegate.api.views import LookupView
 
@@ -30,14 +30,23 @@ class Lookup:
     table: str | None
 
 
-def looked_up(node: exp.Join, left: Relation, lookup: Lookup, conditions: list[exp.Expr], steps: Steps) -> Relation:
-    """The rows of a stream with those of a table. ConfigurationError for conditions that are no equalities."""
+def looked_up(
+    node: exp.Join, left: Relation, lookup: Lookup, conditions: list[exp.Expr], where: list[exp.Expr], steps: Steps
+) -> Relation:
+    """The rows of a stream with those of a table. ConfigurationError for conditions that are no equalities.
+
+    Of an inner join equalities in `where` count, too; they are taken out of the list.
+    """
     how = how_of(node)
     if how not in ("inner", "left"):
         raise refused(node, "a join with a table is INNER or LEFT: rows of the table alone never come")
     read, schema, changes = reader_of(lookup.view.table)
     right = [Name(lookup.table, name, name) for name in schema.names]
     keys, rest = _keys(conditions, left, right)
+    merged = {each.name.lower() for each in node.args.get("using") or []}
+    keys += [_same(each, left, right) for each in node.args.get("using") or []]
+    if how == "inner":
+        keys += _taken_keys(where, left, right, merged)
     if not keys or (rest and how == "left"):
         raise refused(rest[0] if rest else node, "a join with a table takes equalities of its columns with the stream")
     pairs: list[tuple[str, str]] = []
@@ -45,6 +54,8 @@ def looked_up(node: exp.Join, left: Relation, lookup: Lookup, conditions: list[e
     types = types_of(schema)
     for number, (of_left, column) in enumerate(keys, start=1):
         typed = Expressions(left.typed).of(of_left)
+        with standing_at(node):
+            check_known(column, types[column])
         cast = _as_key(of_left, typed, calculated(types[column]))
         same = typed.expr.meta.output_name() if cast is typed and typed.expr.meta.is_column() else None
         if same is not None and same not in dict(pairs):
@@ -58,9 +69,11 @@ def looked_up(node: exp.Join, left: Relation, lookup: Lookup, conditions: list[e
     for name in schema.names:
         new[name] = free_name(name, [*columns_of(stream), *new.values()])
     names = {column: key for key, column in pairs}
-    copies = {column: new[column] for column in names} if how == "left" else {}
+    # Of a LEFT join a key of the table may be null where that of the stream is not; others may be of another type.
+    copied = {name for name in names if how == "left" or calculated(types[name]) != types[name]}
     keyed = [(column, f"{new[column]} key {number}") for number, (_, column) in enumerate(pairs, start=1)]
-    read_as = partial(_renamed, read, new, tuple(keyed), how == "left")
+    as_calculated = {column: _ARROW.get(types[column].base_type()) for column in names}
+    read_as = partial(_renamed, read, new, tuple(keyed), frozenset(copied), as_calculated)
     on = [(key, of_table) for (key, _), (_, of_table) in zip(pairs, keyed, strict=True)]
     with standing_at(node):
         made = stream.lookup_join(
@@ -71,8 +84,10 @@ def looked_up(node: exp.Join, left: Relation, lookup: Lookup, conditions: list[e
             max_stale=lookup.view.max_stale,
             uid=steps.uid("lookup"),
         )
-    inner = {name: names[name] if name in names and name not in copies else new[name] for name in schema.names}
-    result = Relation(made, (*left.names, *(Name(each.table, each.name, inner[each.inner]) for each in right)))
+    inner = {name: names[name] if name in names and name not in copied else new[name] for name in schema.names}
+    shown = [each for each in right if each.name.lower() not in merged]
+    of_table = (Name(each.table, each.name, inner[each.inner]) for each in shown)
+    result = replace(left, stream=made, names=(*left.names, *of_table))
     if not rest:
         return result
     expressions = Expressions(result.typed)
@@ -89,14 +104,56 @@ def _as_key(node: exp.Expr, given: Typed, wanted: Any) -> Typed:
     return Typed(pl.when(same).then(cast.expr), wanted)
 
 
+_ARROW: dict[Any, pa.DataType] = {
+    pl.UInt8: pa.int16(),
+    pl.UInt16: pa.int32(),
+    pl.UInt32: pa.int64(),
+    pl.Categorical: pa.string(),
+    pl.Enum: pa.string(),
+}
+"""Types in which a key of a table is compared, where that is not its own (`calculated`)."""
+
+
 def _renamed(
-    read: Callable[[], pa.Table], new: dict[str, str], keys: tuple[tuple[str, str], ...], copied: bool
+    read: Callable[[], pa.Table],
+    new: dict[str, str],
+    keys: tuple[tuple[str, str], ...],
+    copied: frozenset[str],
+    calculated: dict[str, pa.DataType | None],
 ) -> pa.Table:
-    """The table with other names, and its keys apart; these are also there under their own where they are `copied`."""
+    """The table with other names, and its keys apart, as they are compared; also under their own where `copied`."""
     table, by = read(), dict(keys)
-    columns = {new[name]: table.column(name) for name in table.column_names if copied or name not in by}
-    columns |= {key: table.column(name) for name, key in keys}
+    columns = {new[name]: table.column(name) for name in table.column_names if name in copied or name not in by}
+    for name, key in keys:
+        wanted = calculated[name]
+        columns[key] = table.column(name) if wanted is None else table.column(name).cast(wanted)
     return pa.table(columns)
+
+
+def _taken_keys(
+    where: list[exp.Expr], left: Relation, right: list[Name], merged: set[str]
+) -> list[tuple[exp.Expr, str]]:
+    """Equalities of both in WHERE, which has them no more. Names that USING merges are the stream's."""
+    keys = []
+    for node in list(where):
+        if any(not each.table and each.name.lower() in merged for each in columns_in(node)):
+            continue
+        found, _ = _keys([node], left, right)
+        of_left = [columns_in(one) for one, _ in found]
+        if found and of_left[0] and all(left.has(each) for each in of_left[0]):
+            keys += found
+            where.remove(node)
+    return keys
+
+
+def _same(name: exp.Expr, left: Relation, right: list[Name]) -> tuple[exp.Expr, str]:
+    """The equality that USING stands for."""
+    found = left.find(exp.column(name.copy()))
+    column = next((each.inner for each in right if each.name.lower() == name.name.lower()), None)
+    if column is None:
+        raise refused(name, f"the table has no column {name.name!r}; it has {', '.join(e.name for e in right)}")
+    table = None if found.table is None else exp.to_identifier(found.table, quoted=True)
+    return exp.column(exp.to_identifier(found.name, quoted=True), table), column
 
 
 def _keys(

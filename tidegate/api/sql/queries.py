@@ -16,6 +16,7 @@ from sqlglot import exp
 from tidegate.actors.operators.aggregates.aggregate import count
 from tidegate.actors.operators.changes import CHANGE
 from tidegate.api.program import Program
+from tidegate.api.sql.bounds import with_held
 from tidegate.api.sql.expressions import Expressions
 from tidegate.api.sql.froms import From
 from tidegate.api.sql.grouping import Emit, Grouping, Keeping, aggregates_in, is_grouped
@@ -150,6 +151,7 @@ class _Query:
         for each in conditions:
             for found in aggregates_in([each]):
                 raise refused(found, "WHERE is calculated before aggregates: put the condition into HAVING")
+        relation, conditions = with_held(relation, conditions)
         if conditions:
             relation = self._filtered(relation, Expressions(relation.typed), conditions)
         if is_grouped(node):
@@ -262,13 +264,11 @@ class _Query:
         for each in relation.names:
             if each.bound or each.rank:
                 raise refused(node, "UNION of rows that wait for windows or a rank: put it around them, or into FROM")
-        stream = relation.stream
-        expressions = []
-        for each, name, wanted in zip(relation.names, names, types, strict=True):
-            given = relation.of_inner(each.inner)
-            expressions.append(as_type(node, given, wanted).expr.alias(name))
-        wide = stream.input_parallelism
-        return stream.select(*expressions, name="sql union", uid=self._steps.uid("union"), parallelism=wide)
+        expressions = {
+            name: as_type(node, relation.of_inner(each.inner), wanted).expr
+            for each, name, wanted in zip(relation.names, names, types, strict=True)
+        }
+        return self._steps.chosen(relation.stream, expressions, "union")
 
 
 @dataclass(frozen=True, slots=True)

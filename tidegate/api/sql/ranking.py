@@ -13,6 +13,7 @@ import polars as pl
 from sqlglot import exp
 
 from tidegate.actors.operators.windows.window_rows import WINDOW_END, WINDOW_START
+from tidegate.api.sql.bounds import with_asked
 from tidegate.api.sql.expressions import Expressions
 from tidegate.api.sql.grouping import Keeping
 from tidegate.api.sql.joining import pruned
@@ -112,7 +113,7 @@ def ranked(relation: Relation, limit: int, named: bool, steps: Steps, keeping: K
         if (named or not each.rank) and not (each.bound and each.inner == WINDOW_TIME)
     ]
     results = relation.results if relation.windows is None else relation.windows
-    return Relation(made, tuple(names), results=results if bounds else None)
+    return with_asked(Relation(made, tuple(names), results=results if bounds else None), relation.held, steps)
 
 
 def _of_windows(

@@ -56,6 +56,14 @@ class Rank:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """A condition on bounds of windows, which waits for them, and the names that it was written with."""
+
+    node: exp.Expr
+    names: tuple[Name, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Relation:
     """A stream with names. `windows`: into which its rows are yet to be put. `results`: of which windows they are."""
 
@@ -66,6 +74,8 @@ class Relation:
     rank: Rank | None = None
     sessions_by: tuple[str, ...] = ()
     """The keys of sessions, in the stream."""
+    held: tuple[Held, ...] = ()
+    """What is asked of windows once they are made."""
 
     @staticmethod
     def of(stream: Stream, table: str | None) -> Relation:
@@ -118,6 +128,12 @@ class Relation:
         if node.table and not self.has_table(node.table):
             return exp.column(node.args["table"].copy())
         return node
+
+    def has(self, node: exp.Column) -> bool:
+        """Whether a name means a column of these, or a field of one."""
+        root = self.root(node)
+        named = [each for each in self.names if each.name.lower() == root.name.lower()]
+        return any(not root.table or (each.table or "").lower() == root.table.lower() for each in named)
 
     def has_table(self, table: str) -> bool:
         """Whether columns are called by this table."""

@@ -68,6 +68,17 @@ class Steps:
         names = [name for name in stream.schema.names if not (changing and name == "row_kind")]
         if kept == names and all(name == new for name, new in columns):
             return stream
-        expressions = [pl.col(name) if name == new else pl.col(name).alias(new) for name, new in columns]
+        return self.chosen(stream, {new: pl.col(name) for name, new in columns}, "select")
+
+    def chosen(self, stream: Stream, columns: Mapping[str, pl.Expr], kind: str) -> Stream:
+        """What a step of this kind computes, and nothing else. Event time that no query names goes without a word."""
+        kept = {expr.meta.output_name() for expr in columns.values() if expr.meta.is_column()}
+        if stream.timestamp not in kept:
+            stream = Stream(stream._program, stream._inputs, stream._keyed_by, None, stream._updating)
+        expressions = [expr if _is(expr, name) else expr.alias(name) for name, expr in columns.items()]
         wide = stream.input_parallelism
-        return stream.select(*expressions, name="sql select", uid=self.uid("select"), parallelism=wide)
+        return stream.select(*expressions, name=f"sql {kind}", uid=self.uid(kind), parallelism=wide)
+
+
+def _is(expr: pl.Expr, name: str) -> bool:
+    return expr.meta.is_column() and expr.meta.output_name() == name
