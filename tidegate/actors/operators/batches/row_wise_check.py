@@ -21,12 +21,15 @@ Node: TypeAlias = Any
 """A part of an expression as polars writes it down: a string or a dict with one key, its kind."""
 
 _COLUMN: Node = {"Column": "column"}
-_RANDOM = frozenset({"Random", "Sample", "Shuffle"})
-_LOOKED_UP = frozenset({"IsIn", "Replace", "ReplaceStrict", "ContainsAny", "ReplaceMany", "ExtractMany", "FindMany"})
+_RANDOM = frozenset({"Random", "ListExpr.Sample", "ArrayExpr.Sample"})
+_LOOKED_UP = frozenset({"Boolean.IsIn", "Replace", "ReplaceStrict"}) | {
+    f"StringExpr.{name}" for name in ("ContainsAny", "ReplaceMany", "ExtractMany", "FindMany")
+}
 """Functions that polars calls row separable, although they look at all inputs but the first as a whole."""
-_HOLIDAYS = frozenset({"AddBusinessDay", "BusinessDayCount", "IsBusinessDay"})
+_HOLIDAYS = frozenset({f"Business.{name}" for name in ("AddBusinessDay", "BusinessDayCount", "IsBusinessDay")})
 """Functions whose last input is a list that polars takes for a column."""
-_TOLD_APART = _RANDOM | _LOOKED_UP | _HOLIDAYS | {"Reinterpret", "SelectFields", "Strptime"}
+_FAMILIES = frozenset({"Boolean", "Business", "StringExpr", "ListExpr", "ArrayExpr", "StructExpr", "BinaryExpr"})
+"""Those that have functions which are told apart here."""
 _ADVICE = (
     "an expression must work row by row, because batches are cut differently on every run. Use "
     "key_by(...).aggregate(...) for sums and counts, key_by(...).process(...) to remember rows, flat_map to make "
@@ -93,11 +96,15 @@ def _simple(node: Node) -> Node:
 
 
 def _function(node: Node) -> Node:
-    name = _leaf_name(node["function"])
+    name = _name(node["function"])
     if name in _RANDOM:
         raise _NotRowWiseError("it is random, so that a replay gives other rows")
     first, *others = node["input"]
-    if name in ("Reinterpret", "SelectFields"):  # of which polars can tell nothing without the schema
+    if name in (
+        "Reinterpret",
+        "BinaryExpr.Reinterpret",
+        "StructExpr.SelectFields",
+    ):  # of which polars can tell nothing without the schema
         return _simple(first)
     if name in _HOLIDAYS and _is_literal(others[-1]):
         return _joined([first, *others[:-1]])
@@ -106,24 +113,28 @@ def _function(node: Node) -> Node:
         lookups, rest = (others[:2], others[2:]) if name == "ReplaceStrict" else (others, [])
         if not all(map(_is_literal, lookups)):
             raise _NotRowWiseError(
-                f"{name} looks up values in all rows of a column; give it a list of values, or use "
+                f"{name.rpartition('.')[2]} looks up values in all rows of a column; give it a list of values, or use "
                 'pl.col("list").list.contains(...) where each row has a list of its own'
             )
         return _joined([first, *rest])
-    if name == "Strptime" and node["function"]["StringExpr"]["Strptime"][1]["format"] is None:
+    if name == "StringExpr.Strptime" and node["function"]["StringExpr"]["Strptime"][1]["format"] is None:
         raise _NotRowWiseError("without format= the first rows of each batch decide how text is read; give format=")
     return {"Function": {**node, "input": _simple(node["input"])}}
 
 
-def _leaf_name(function: Node) -> str | None:
-    """`IsIn` of `{"Boolean": {"IsIn": {...}}}`; functions are written down below their family, and some alone."""
+def _name(function: Node) -> str:
+    """`Boolean.IsIn` of `{"Boolean": {"IsIn": {...}}}`: functions are written down below their family, or alone.
+
+    Names of two families may be the same, as those of `replace`, `str.replace` and `dt.replace`; and what stands
+    deeper, such as the name of a field, is none.
+    """
     names: list[str] = []
-    while isinstance(function, dict) and len(function) == 1:
+    while isinstance(function, dict) and len(function) == 1 and len(names) < 2:
         ((name, function),) = function.items()
         names.append(name)
-    if isinstance(function, str):
+    if isinstance(function, str) and len(names) < 2:
         names.append(function)
-    return next((name for name in names if name in _TOLD_APART), None)
+    return ".".join(names if len(names) < 2 or names[0] in _FAMILIES else names[:1])
 
 
 def _is_literal(node: Node) -> bool:
@@ -139,21 +150,20 @@ def _check_function(node: Node) -> None:
 
 
 def _check_not_random(node: Node) -> None:
-    if any(name in _RANDOM for name in _names(node)):
+    if any(_name(function) in _RANDOM for function in _functions(node)):
         raise _NotRowWiseError("it is random, so that a replay gives other rows")
 
 
-def _names(node: Node) -> Iterator[str]:
+def _functions(node: Node) -> Iterator[Node]:
     if isinstance(node, list):
         for part in node:
-            yield from _names(part)
+            yield from _functions(part)
     elif isinstance(node, dict):
-        for name, part in node.items():
-            if name != "Literal":
-                yield name
-                yield from _names(part)
-    elif isinstance(node, str):
-        yield node
+        for kind, part in node.items():
+            if kind == "Function":
+                yield part["function"]
+            if kind != "Literal":
+                yield from _functions(part)
 
 
 def _joined(parts: list[Node]) -> Node:
