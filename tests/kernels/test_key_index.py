@@ -24,6 +24,7 @@ from tidegate.actors.kernels.key_index.entries import (
 )
 from tidegate.actors.kernels.key_index.key_index import KeyIndex
 from tidegate.actors.kernels.key_index.word_index import WordIndex
+from tidegate.storage.errors import ConfigurationError
 
 _SMALL: dict[pa.DataType, st.SearchStrategy[object]] = {
     pa.int16(): st.integers(-5, 5),
@@ -140,8 +141,11 @@ def test_an_index_never_has_more_keys_than_there_are_slots(entry_words: int) -> 
         keys = int(keys_max(entries, entry_words))
         if keys < SLOTS_MAX:
             entries = capacity_after(entries, entry_words)
-    with pytest.raises(AssertionError, match="raise the parallelism"):
+    refused = r"has 2,147,483,647 keys, and there is room for 2,147,483,646: restore .* at a higher parallelism"
+    with pytest.raises(ConfigurationError, match=refused):
         capacity_after(entries, entry_words)
+    with pytest.raises(ConfigurationError, match=refused):
+        capacity_for(SLOTS_MAX + 1, entry_words)
     assert keys_max(capacity_for(SLOTS_MAX, entry_words), entry_words) == SLOTS_MAX
 
 

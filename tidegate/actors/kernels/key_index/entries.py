@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidegate.actors.kernels.jit import kernel
+from tidegate.storage.errors import ConfigurationError
 
 CAPACITY_MIN = 1024
 SPARSE_WORDS = 1 << 17
@@ -91,7 +92,8 @@ def enlarged(values: NDArray[Any], used: int, length: int) -> NDArray[Any]:
 
 def capacity_for(keys: int, entry_words: int) -> int:
     """Entries of a table for so many keys, and some more."""
-    assert keys <= SLOTS_MAX, f"{keys} keys in one subtask: raise the parallelism"
+    if keys > SLOTS_MAX:
+        raise _too_many(keys)
     sparse = max(CAPACITY_MIN, 4 * keys)
     if entry_words * sparse <= SPARSE_WORDS:
         return sparse
@@ -100,8 +102,17 @@ def capacity_for(keys: int, entry_words: int) -> int:
 
 def capacity_after(entries: int, entry_words: int) -> int:
     """Entries of the table that follows one of so many which is full."""
-    assert keys_max(entries, entry_words) < SLOTS_MAX, "too many keys in one subtask: raise the parallelism"
+    if keys_max(entries, entry_words) >= SLOTS_MAX:
+        raise _too_many(SLOTS_MAX + 1)
     return 2 * entries if entry_words * entries <= SPARSE_WORDS else min(entries + entries // 2, _ENTRIES_MAX)
+
+
+def _too_many(keys: int) -> ConfigurationError:
+    """No restart helps: the same keys come again."""
+    return ConfigurationError(
+        f"one subtask has {keys:,} keys, and there is room for {SLOTS_MAX:,}: restore the newest checkpoint at a higher "
+        "parallelism, or give the state a time to live (ttl=), so that keys are forgotten"
+    )
 
 
 def take_null(null: NDArray[np.int64], first_slot: int, valid: NDArray[np.uint8]) -> bool:
