@@ -53,6 +53,8 @@ COPIES = "copies"
 """The folder of local copies on the disk of each node."""
 JOB_NAME = "simulated"
 STEPS_MAX = 400_000
+DEPLOY_TIMEOUT_MS = 120_000
+"""The longest time for a deployment: no function takes long to open here, and a run has to settle."""
 
 Build = Callable[[StreamEnvironment], Any]
 Rows = dict[str, Counter[str]]
@@ -212,7 +214,9 @@ class Simulation:
             hooks=setting.hooks,
             local_aggregation=setting.local_aggregation,
         )
-        spec = replace(submission.spec, adoption_timeout_ms=setting.adoption_timeout_ms)
+        spec = submission.spec
+        limit_ms = min(spec.deploy_timeout_ms, DEPLOY_TIMEOUT_MS)
+        spec = replace(spec, adoption_timeout_ms=setting.adoption_timeout_ms, deploy_timeout_ms=limit_ms)
         copies = COPIES if setting.local_copies else None
         # Writing never pauses: the pause is one of this machine, and its length depends on what else that does.
         options = replace(submission.context.options, local_copies=copies, paused_ms_max=0)

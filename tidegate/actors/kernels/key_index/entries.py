@@ -110,8 +110,8 @@ def capacity_after(entries: int, entry_words: int) -> int:
 def _too_many(keys: int) -> ConfigurationError:
     """No restart helps: the same keys come again."""
     return ConfigurationError(
-        f"one subtask has {keys:,} keys, and there is room for {SLOTS_MAX:,}: restore the newest checkpoint at a higher "
-        "parallelism, or give the state a time to live (ttl=), so that keys are forgotten"
+        f"one subtask has {keys:,} keys, and there is room for {SLOTS_MAX:,}: restore the newest checkpoint at a "
+        "higher parallelism, or give the state a time to live (ttl=), so that keys are forgotten"
     )
 
 

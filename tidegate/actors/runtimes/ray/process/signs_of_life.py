@@ -38,7 +38,7 @@ class SignsOfLife:
 
     @ray.method(concurrency_group="pulse", enable_task_events=False)
     def pulse(self) -> int | None:
-        """A sign of life: the number of the call that the mailbox is in. None: it has nothing to do, or may take long."""
+        """A sign of life: the number of the call that the mailbox is in. None: nothing to do, or it may take long."""
         return None if self._starting else self.__mailbox.call
 
     @ray.method(concurrency_group="pulse")
