@@ -1,0 +1,165 @@
+"""Programs in SQL under faults and rescales: the rows that polars' own SQL gives for the same tables."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from functools import cache
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pytest
+from pipelines import HARSH
+
+import tidegate as tg
+from tidegate.simulation.report import report_of
+from tidegate.simulation.runtime.run import STORAGE, Action, JobRun, JobSetting, Simulation
+from tidegate.storage.checkpoints.metadata import SnapshotKind
+from tidegate.storage.tables.table_files import read_table
+from tidegate.testing import INLINE_BYTES, SMALL_BUFFERS
+
+TABLE = "sim://result"
+FAULTS = replace(HARSH, crash=0.03, duration="8s")
+SEEDS = 18
+ROWS = 40
+WIDTHS = (1, 2, 3)
+WINDOW_S = 20
+
+
+def _at(seconds: int) -> datetime:
+    return datetime(2024, 3, 1) + timedelta(seconds=seconds)
+
+
+_CHANCE = random.Random(5)
+BIDS = pa.table(
+    {
+        "auction": [_CHANCE.randrange(6) for _ in range(ROWS)],
+        "price": [*_CHANCE.sample(range(1, 200), ROWS - 1), None],
+        "bidder": [_CHANCE.choice(["ann", "bob", "cy", None]) for _ in range(ROWS)],
+        "ts": [_at(2 * n + _CHANCE.randrange(12)) for n in range(ROWS)],
+    }
+)
+AUCTIONS = pa.table(
+    {"id": [*range(8)], "seller": list("XYXZYXWZ"), "opened": [_at(_CHANCE.randrange(100)) for _ in range(8)]}
+)
+SELLERS = pa.table(
+    {"seller": ["X", "Y", "Z"], "rank": pa.array([3, 2, 1], pa.uint32()), "city": ["Oslo", "Rome", "Bonn"]}
+)
+MANY = "TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts), INTERVAL '20' SECONDS))"
+
+
+@dataclass(frozen=True)
+class Program:
+    """A query, with what `sql` is told, and keys for a table that is upserted; and the same for polars.
+
+    There the rows of `bids` have the bounds of their windows in the columns `ws` and `we`.
+    """
+
+    query: str
+    same: str | None = None
+    keys: tuple[str, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+UPDATES: dict[str, Any] = {"emit": "update"}
+PROGRAMS = {
+    "groups": Program(
+        "SELECT auction, COUNT(*) AS n, SUM(price) AS total, COUNT(DISTINCT bidder) AS bidders FROM bids "
+        "WHERE price IS NULL OR price > 20 GROUP BY auction",
+        keys=("auction",),
+        options=UPDATES,
+    ),
+    "groups of a left join": Program(
+        "SELECT a.seller, COUNT(b.price) AS n, MAX(b.price) AS most FROM auctions AS a LEFT JOIN bids AS b "
+        "ON a.id = b.auction GROUP BY a.seller",
+        keys=("seller",),
+    ),
+    "three joined by WHERE": Program(
+        "SELECT b.price, a.opened, s.city FROM bids AS b, auctions AS a, sellers AS s "
+        "WHERE b.auction = a.id AND a.seller = s.seller AND s.rank > 1 AND b.bidder <> 'cy'",
+    ),
+    "windows by their bounds": Program(
+        f"SELECT auction, window_end AS we, COUNT(*) AS n, MIN(price) AS low FROM {MANY} "
+        "WHERE window_start >= '2024-03-01 00:00:20' AND bidder IS NOT NULL GROUP BY auction, window_start, window_end",
+        "SELECT auction, we, COUNT(*) AS n, MIN(price) AS low FROM bids "
+        "WHERE ws >= CAST('2024-03-01 00:00:20' AS TIMESTAMP) AND bidder IS NOT NULL GROUP BY auction, we",
+    ),
+    "the first rows of windows": Program(
+        "SELECT price, window_end AS we, rn FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY window_start, window_end "
+        f"ORDER BY price DESC) AS rn FROM {MANY} WHERE price IS NOT NULL) WHERE rn <= 2",
+        "SELECT price, we, rn FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY ws ORDER BY price DESC) AS rn FROM bids "
+        "WHERE price IS NOT NULL) WHERE rn <= 2",
+    ),
+    "an interval, and each row once": Program(
+        "SELECT b.auction FROM bids AS b JOIN auctions AS a ON b.auction = a.id "
+        "AND b.ts BETWEEN a.opened - INTERVAL '20' SECONDS AND a.opened + INTERVAL '5' SECONDS "
+        "UNION SELECT id + 100 AS auction FROM auctions WHERE seller <> 'X'",
+        "SELECT b.auction FROM bids AS b JOIN auctions AS a ON b.auction = a.id "
+        "WHERE b.ts >= a.from_ AND b.ts <= a.to_ UNION SELECT id + 100 AS auction FROM auctions WHERE seller <> 'X'",
+    ),
+}
+
+
+@cache
+def expected(name: str) -> list[tuple[Any, ...]]:
+    """What polars gives."""
+    start = pl.col("ts").dt.truncate(f"{WINDOW_S}s")
+    bids = pl.DataFrame(BIDS).with_columns(ws=start, we=start.dt.offset_by(f"{WINDOW_S}s"))
+    opened = pl.col("opened")
+    auctions = pl.DataFrame(AUCTIONS).with_columns(from_=opened.dt.offset_by("-20s"), to_=opened.dt.offset_by("5s"))
+    context = pl.SQLContext(bids=bids, auctions=auctions, sellers=pl.DataFrame(SELLERS), eager=True)
+    program = PROGRAMS[name]
+    return sorted(context.execute(program.same or program.query).rows(), key=repr)
+
+
+def _build(name: str, env: tg.StreamEnvironment) -> None:
+    program = PROGRAMS[name]
+    for view, table, time, splits in (("bids", BIDS, "ts", 3), ("auctions", AUCTIONS, "opened", 2)):
+        stream = env.from_batches(table, timestamp=time, max_out_of_orderness="10min", splits=splits, uid=view)
+        env.create_temporary_view(view, stream)
+    env.create_temporary_view("sellers", SELLERS)
+    result = env.sql(program.query, uid="query", **program.options)
+    if program.keys:
+        result.to_table(TABLE, mode="upsert", keys=list(program.keys))
+    else:
+        result.to_table(TABLE)
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_a_query_gives_the_same_under_faults(seed: int) -> None:
+    """Whatever crashes, and at another parallelism after a savepoint that comes in the midst of it."""
+    chance = random.Random(seed)
+    name = list(PROGRAMS)[seed % len(PROGRAMS)]
+    widths = chance.sample(WIDTHS, 2)
+    checkpoints = tg.CheckpointConfig(
+        interval="150ms",
+        timeout="10s",
+        tolerable_failed=2,
+        storage=STORAGE,
+        inline_bytes=INLINE_BYTES,
+        unaligned=chance.random() < 0.5,
+    )
+    stop = Action(chance.randrange(50, 500), SnapshotKind.SUSPEND)
+    simulation = Simulation(seed, FAULTS)
+
+    def job(parallelism: int, actions: tuple[Action, ...], restore: str | None) -> JobRun:
+        options = tg.DataPlaneOptions(limits=SMALL_BUFFERS, source_rows_max=4)
+        return simulation.run(
+            JobSetting(
+                lambda env: _build(name, env), parallelism, checkpoints, options, actions=actions, restore=restore
+            )
+        )
+
+    runs = [job(widths[0], (stop,), None)]
+    if runs[0].violation is None and runs[0].status == "suspended":
+        paths = [answer.path for answer in runs[0].answers.values() if answer.path is not None]
+        runs.append(job(widths[1], (), paths[-1] if paths else "latest_or_fresh"))
+    violation = runs[-1].violation
+    if violation is None:
+        found = sorted(pl.DataFrame(read_table(simulation.open_store(TABLE))).rows(), key=repr)
+        violation = None if found == expected(name) != [] else f"{found} in place of {expected(name)}"
+    report = report_of(seed, FAULTS, simulation, runs, violation)
+    assert report.ok, f"{name}: {report}\n{report.sequence()}"
+    assert runs[-1].status == "finished"
