@@ -7,6 +7,7 @@ processes that a job of ours names are ever killed.
 
 from __future__ import annotations
 
+import argparse
 import logging
 import os
 import platform
@@ -91,6 +92,11 @@ def _mixed(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     mixed = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return mixed ^ (mixed >> np.uint64(31))
+
+
+def add_fork_option(parser: argparse.ArgumentParser) -> None:
+    """`--fork` has the processes of a job forked from one with their imports: `fork`, for `fork_processes`."""
+    parser.add_argument("--fork", action="store_true", help="have processes forked (`fork_processes`)")
 
 
 @contextmanager

@@ -6,8 +6,9 @@ Source -> key by -> sum and count, collected, on a Ray that is up: half of the t
 when every task has had a row, as a function in it has written down. Processor time and memory are those that the
 operating system counts for the process of each task right then; memory is what it shares with nobody. Beside them
 stands an actor of Ray that does nothing: what no program on Ray can do without. With `--fork` tasks are forked from a
-process that has their imports; what has been done for a task before the fork counts as its own. Nothing is read from a
-cold disk: one job before all others has compiled what there is to compile.
+process that has their imports. What has been done for a task before the fork counts as its own, the imports of that
+process do not. The first job of a program starts that process, so it is shown by itself; it is as large as the largest.
+Nothing is read from a cold disk: the first job has also compiled what there is to compile.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 import common
 import pyarrow as pa
 import ray
-from common import GeneratedSource, describe_machine, local_ray
+from common import GeneratedSource, add_fork_option, describe_machine, local_ray
 from ray import cloudpickle
 from rich.console import Console
 
 import tidegate as tg
+from tidegate.actors.runtimes.ray.fork_server.launch import USED_BEFORE
 from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime
 
 KEYS = 10_000
@@ -49,7 +51,7 @@ def used() -> dict[str, float]:
     """Of this process: processor seconds, MB that it shares with nobody, and how many modules it has."""
     memory = Path("/proc/self/smaps_rollup").read_text().splitlines()
     private = sum(int(line.split()[1]) for line in memory if line.startswith("Private_"))
-    forked_after_s = float(os.environ.get("TIDEGATE_LAUNCH_CPU_S", "0"))
+    forked_after_s = float(os.environ.get(USED_BEFORE, "0"))
     return {"cpu_s": time.process_time() + forked_after_s, "private_mb": private / 1024, "modules": len(sys.modules)}
 
 
@@ -131,14 +133,15 @@ def main() -> int:
     parser.add_argument("--tasks", type=int, nargs="+", default=[4, 16], help="of a job, even numbers (default 4 16)")
     parser.add_argument("--rounds", type=int, default=3, help="jobs of each size (default 3)")
     parser.add_argument("--folder", type=Path, default=Path(".bench/task-start"), help="where files go")
-    parser.add_argument("--fork", action="store_true", help="have processes forked (`fork_processes`)")
+    add_fork_option(parser)
     arguments = parser.parse_args()
     console = Console(highlight=False, soft_wrap=True)
     describe_machine(console)
     root = arguments.folder.absolute() / uuid.uuid4().hex
     runs: dict[int, list[Started]] = {tasks: [] for tasks in arguments.tasks}
     with local_ray():
-        start(2, root / "warm", arguments.fork)
+        largest = max(arguments.tasks)
+        report(console, f"the first job, {largest} tasks", [start(largest, root / "first", arguments.fork)])
         empty = [empty_actor() for _ in range(arguments.rounds)]
         for number in range(arguments.rounds):
             for tasks, found in runs.items():

@@ -7,10 +7,26 @@ from collections.abc import Iterator
 
 import pytest
 
+from tidegate.actors.runtimes.ray import ray_runtime
+from tidegate.actors.runtimes.ray.driver import detached
+from tidegate.actors.runtimes.ray.fork_server.worker_command import actor_options
 from tidegate.spark_bridge import RayDPSession
 
 _SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """For Java programs that end after a minute: the second compiler costs them a third of their processor time."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _fork(request: pytest.FixtureRequest) -> Iterator[None]:
+    """`--fork`: jobs of these tests, and of programs that they start, are as if each asked for `fork_processes`."""
+    if not request.config.getoption("fork"):
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TIDEGATE_TASKMANAGER_PROCESS_FORK", "true")
+        for module in (ray_runtime, detached):
+            patch.setattr(module, "actor_options", lambda wanted: actor_options(True))
+        yield
 
 
 @pytest.fixture(scope="session")

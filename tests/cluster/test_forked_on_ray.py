@@ -33,8 +33,12 @@ class WhoIsIt(tg.BatchFunction):
 
 
 @pytest.mark.parametrize("forked", [True, False])
-def test_tasks_of_a_job_have_one_parent(raydp_session: RayDPSession, tmp_path: Path, forked: bool) -> None:
+def test_tasks_of_a_job_have_one_parent(
+    raydp_session: RayDPSession, tmp_path: Path, forked: bool, request: pytest.FixtureRequest
+) -> None:
     """Two tasks are two processes of the same server; where the setting says so, each was started by Ray alone."""
+    if not forked and request.config.getoption("fork"):
+        pytest.skip("--fork")
     bundles = tuple(raydp_session.bundle_of_slot(slot) for slot in range(raydp_session.slots))
     runtime = RayRuntime(SlotPlacement(raydp_session.placement_group, bundles), standbys=0)
     rows = pa.table({"k": pa.array(range(100))})

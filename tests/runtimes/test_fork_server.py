@@ -20,7 +20,7 @@ from waiting import until
 from tidegate.actors.runtimes.ray.fork_server import imported, launch, server
 from tidegate.actors.runtimes.ray.fork_server.imported import Imported, import_all
 from tidegate.actors.runtimes.ray.fork_server.server import ForkServer, receive
-from tidegate.actors.runtimes.ray.fork_server.worker_command import worker_command
+from tidegate.actors.runtimes.ray.fork_server.worker_command import why_no_command, worker_command
 
 WORKER = """\
 import json, os, sys
@@ -33,6 +33,7 @@ if "with Ray" in sys.argv:
 print(json.dumps({
     "pid": os.getpid(), "parent": os.getppid(), "argv": sys.argv, "folder": os.getcwd(),
     "job": os.environ.get("RAY_JOB_ID"), "extra": os.environ.get("OMP_NUM_THREADS"), "name": __name__,
+    "why_not": os.environ.get("_TIDEGATE_NOT_FORKED"), "settings": [n for n in os.environ if n.startswith("TIDEGATE_")],
     "random": numpy.random.random(), "modules": "tidegate.actors.runtimes.ray.task.task_actor" in sys.modules,
 } | more), flush=True)
 sys.exit(3)
@@ -66,11 +67,11 @@ def raylet() -> Iterator[subprocess.Popen[bytes]]:
     process.wait()
 
 
-def run(folder: Path, raylet: int | None, job: str, *more: str) -> dict[str, object]:
+def run(folder: Path, raylet: int | None, name: str, *more: str) -> dict[str, object]:
     """Start a worker as Ray does, and return what it prints; where the output goes tells when it has ended."""
     (folder / "worker.py").write_text(WORKER)
     environment = {k: v for k, v in os.environ.items() if k not in ("RAY_RAYLET_PID", "OMP_NUM_THREADS")}
-    environment |= {"RAY_JOB_ID": job} | ({} if raylet is None else {"RAY_RAYLET_PID": str(raylet)})
+    environment |= {"RAY_JOB_ID": "01"} | ({} if raylet is None else {"RAY_RAYLET_PID": str(raylet)})
     command = [
         sys.executable,
         "-I",
@@ -80,15 +81,15 @@ def run(folder: Path, raylet: int | None, job: str, *more: str) -> dict[str, obj
         launch.__file__,
         str(folder / "worker.py"),
         f"{SOCKET}{folder}/raylet",
-        job,
+        name,
         *more,
     ]
     # No pipe: the server would keep one open.
-    with (folder / f"{job}.out").open("w") as out, (folder / f"{job}.err").open("w") as errors:
+    with (folder / f"{name}.out").open("w") as out, (folder / f"{name}.err").open("w") as errors:
         started = subprocess.Popen(command, env=environment, cwd=folder, stdout=out, stderr=errors)
         started.wait()
-    until("what the worker prints", lambda: (folder / f"{job}.out").read_text().endswith("\n"))
-    found: dict[str, object] = json.loads((folder / f"{job}.out").read_text())
+    until("what the worker prints", lambda: (folder / f"{name}.out").read_text().endswith("\n"))
+    found: dict[str, object] = json.loads((folder / f"{name}.out").read_text())
     return found | {"launched": started.pid, "code": started.returncode}
 
 
@@ -96,20 +97,21 @@ def run(folder: Path, raylet: int | None, job: str, *more: str) -> dict[str, obj
 def test_workers_are_forked_with_what_is_theirs(tmp_path: Path, raylet: subprocess.Popen[bytes]) -> None:
     """Two workers have one parent and its imports, their own environment, arguments, output and random numbers.
 
-    They find modules where others do, have as many threads, and draw ids of their own in Ray. They are gone when they
-    have ended, and the server is when its Ray is.
+    They find modules where others do, have as many threads, and draw ids of their own in Ray. No variable of theirs is
+    taken for a setting. They are gone when they have ended, and the server is when its Ray is.
     """
     alone = run(tmp_path, None, "alone", "with Ray")
-    first, second = (run(tmp_path, raylet.pid, job, "with Ray") for job in ("one", "two"))
+    first, second = (run(tmp_path, raylet.pid, name, "with Ray") for name in ("one", "two"))
 
     assert first["parent"] == second["parent"] != os.getpid()
     assert first["pid"] != first["launched"]
-    for job, found in (("one", first), ("two", second)):
+    for name, found in (("one", first), ("two", second)):
         assert found["code"] == 0
-        assert (found["job"], found["extra"], found["name"]) == (job, None, "__main__")
-        assert found["argv"] == [str(tmp_path / "worker.py"), f"{SOCKET}{tmp_path}/raylet", job, "with Ray"]
+        assert (found["job"], found["extra"], found["name"]) == ("01", None, "__main__")
+        assert found["argv"] == [str(tmp_path / "worker.py"), f"{SOCKET}{tmp_path}/raylet", name, "with Ray"]
         assert found["folder"] == str(tmp_path)
         assert found["modules"]
+        assert found["settings"] == alone["settings"]
         assert found["original"] == found["argv"]
         assert (found["path"], found["threads"]) == (alone["path"], alone["threads"])
     assert first["random"] != second["random"]
@@ -131,18 +133,24 @@ def test_without_a_server_the_worker_starts_as_ever(tmp_path: Path) -> None:
     """Where Ray does not say which of its processes is meant, the process that Ray has started becomes the worker."""
     found = run(tmp_path, None, "alone")
     assert (found["pid"], found["code"]) == (found["launched"], 3)
+    assert "Ray does not say" in str(found["why_not"])
 
 
-def test_a_server_that_is_not_ready_has_workers_start_as_ever(tmp_path: Path, raylet: subprocess.Popen[bytes]) -> None:
-    """It answers at once that it does not fork: nobody waits for it, and no second server is started."""
+def test_a_server_that_is_not_ready_has_workers_start_as_ever(
+    tmp_path: Path, raylet: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers at once why it does not fork: nobody waits for it, and no second server is started."""
+    monkeypatch.chdir(tmp_path)
     folder = Path(launch.__file__).parents[5]
-    kept = {k: v for k, v in os.environ.items() if k not in ("RAY_JOB_ID", "OMP_NUM_THREADS")}
-    environment = kept | {"RAY_RAYLET_PID": str(raylet.pid)}
+    kept = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
+    environment = kept | {"RAY_RAYLET_PID": str(raylet.pid), "RAY_JOB_ID": "01"}
     path = launch.socket_path([f"{SOCKET}{tmp_path}/raylet"], environment, str(folder))
     assert path is not None
-    with _listening(path) as listening, _serving(listening, path, Imported(ready=False)):
+    with _listening(path) as listening, _serving(listening, path, Imported("nothing is to be forked")):
         found = run(tmp_path, raylet.pid, "refused")
     assert (found["pid"], found["code"]) == (found["launched"], 3)
+    assert found["why_not"] == "nothing is to be forked"
+    assert "fork server: nothing is to be forked" in (tmp_path / "refused.err").read_text()
 
 
 def test_nothing_is_forked_beside_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,11 +158,11 @@ def test_nothing_is_forked_beside_threads(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(os, "fork", lambda: pytest.fail("it has forked"))
     monkeypatch.setattr(server, "threads", lambda: 2)
     path = str(tmp_path / "socket")
-    with _listening(path) as listening, _serving(listening, path, Imported(ready=True)):
+    with _listening(path) as listening, _serving(listening, path, Imported()):
         client = launch.connected(path)
         assert client is not None
         with client:
-            assert not launch.forked(client, ["worker.py"])
+            assert launch.not_forked(client, ["worker.py"]) == "the server has more than one thread"
 
 
 def test_a_server_ends_when_its_files_have_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,16 +171,30 @@ def test_a_server_ends_when_its_files_have_changed(tmp_path: Path, monkeypatch: 
     module = tmp_path / "module.py"
     module.write_text("old = 1")
     monkeypatch.setattr(imported, "files", lambda: [str(module)])
-    loaded, path = Imported(ready=True), str(tmp_path / "socket")
+    loaded, path = Imported(), str(tmp_path / "socket")
     assert not loaded.is_stale
     module.write_text("new = 11")
     with _listening(path) as listening, _serving(listening, path, loaded):
         client = launch.connected(path)
         assert client is not None
         until("the end of the server", lambda: not os.path.exists(path))
-        listening.close()
         with client:
-            assert not launch.forked(client, ["worker.py"])
+            assert launch.not_forked(client, ["worker.py"]) == "the server has ended"
+
+
+def test_a_server_whose_files_have_changed_reaps_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stays until they are gone: who adopts orphans may reap none. Nobody can ask it for anything any more."""
+    monkeypatch.setattr(server, "IDLE_S", 0.01)
+    module = tmp_path / "module.py"
+    module.write_text("old = 1")
+    monkeypatch.setattr(imported, "files", lambda: [str(module)])
+    path = str(tmp_path / "socket")
+    with _listening(path) as listening, _serving(listening, path, Imported(), child=4711) as serving:
+        module.write_text("new = 11")
+        until("a server that nobody reaches", lambda: not os.path.exists(path))
+        assert serving.is_alive
+        serving.reaped(4711)
+        until("the end of the server", lambda: not serving.is_alive)
 
 
 def test_nothing_is_forked_whose_children_draw_the_same_ids(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,27 +204,27 @@ def test_nothing_is_forked_whose_children_draw_the_same_ids(monkeypatch: pytest.
     monkeypatch.setattr(imported, "IMPORTED", ())
     monkeypatch.setattr(imported, "in_child", lambda action: ids.pop())
     folder = launch.package_folder()
-    assert import_all(folder).ready
+    assert import_all(folder).why_not is None
     ids[:] = [b"1", b"1"]
-    assert not import_all(folder).ready
+    assert "the same ids" in str(import_all(folder).why_not)
     ids[:] = [b"", b""]
-    assert not import_all(folder).ready
+    assert "draws no ids" in str(import_all(folder).why_not)
 
 
 def test_children_are_not_left_to_a_ray_that_ends_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where processes without a parent go to Ray, it ends all that it has not started itself."""
-    asked: list[bool] = []
+    asked: list[str | None] = []
 
     class Server:
         def __init__(self, listening: socket.socket, path: str, imported: Imported, raylet: int) -> None:
-            asked.append(imported.ready)
+            asked.append(imported.why_not)
             os.close(raylet)
 
         def serve(self) -> None:
             return None
 
     monkeypatch.setattr(server, "ForkServer", Server)
-    monkeypatch.setattr(server, "import_all", lambda folder: Imported(ready=True))
+    monkeypatch.setattr(server, "import_all", lambda folder: Imported())
     monkeypatch.setattr(socket, "socket", lambda fileno: fileno)
     monkeypatch.setattr(sys, "argv", ["", "/socket", "/folder", "/scripts"])
     monkeypatch.setenv("RAY_RAYLET_PID", str(os.getpid()))
@@ -210,7 +232,8 @@ def test_children_are_not_left_to_a_ray_that_ends_them(monkeypatch: pytest.Monke
         monkeypatch.setattr(os, "getppid", lambda parent=parent: parent)
         monkeypatch.setattr(sys, "path", [*sys.path, "/folder"])
         server.main()
-    assert asked == [True, False]
+    assert asked[0] is None
+    assert "belongs to Ray" in str(asked[1])
 
 
 def _listening(path: str) -> socket.socket:
@@ -223,14 +246,24 @@ def _listening(path: str) -> socket.socket:
 class _serving:
     """A server in a thread, until its Ray is gone."""
 
-    def __init__(self, listening: socket.socket, path: str, imported: Imported) -> None:
+    def __init__(self, listening: socket.socket, path: str, imported: Imported, child: int | None = None) -> None:
         self._here, there = os.pipe()
         self._there = there
         self._server = ForkServer(listening, path, imported, self._here)
+        self._server._children.update([] if child is None else [child])
         self._thread = threading.Thread(target=self._server.serve)
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> _serving:
         self._thread.start()
+        return self
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def reaped(self, child: int) -> None:
+        """Its child has ended, as the signal says."""
+        self._server._ended.append(child)
 
     def __exit__(self, *error: object) -> None:
         os.close(self._there)
@@ -267,17 +300,19 @@ def test_what_is_no_order_is_refused(said: bytes, why: str) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_server_is_for_one_environment() -> None:
-    """Variables, Python's packages and Ray tell servers apart; whose job it is does not."""
+def test_a_server_is_for_one_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variables, packages, folder and Ray tell servers apart, and the job of Ray: its C++ has read that already."""
     arguments, environment = ["worker.py", f"{SOCKET}/ray/raylet"], {"RAY_RAYLET_PID": "7", "RAY_JOB_ID": "1"}
 
     def path(folder: str = "/site", at: str = "/ray/raylet", **variables: str) -> str | None:
         return launch.socket_path(["worker.py", f"{SOCKET}{at}"], environment | variables, folder)
 
     assert path() is not None
-    assert path() == path(RAY_JOB_ID="2")
-    others = [path(PYTHONPATH="/mine"), path(folder="/other"), path(at="/ray2/raylet"), path(RAY_RAYLET_PID="8")]
-    assert len({path(), *others}) == 5
+    assert path() == path(SHLVL="2", PWD="/elsewhere")
+    variables = [path(RAY_JOB_ID="2"), path(PYTHONPATH="/mine"), path(RAY_RAYLET_PID="8")]
+    here = {path(), *variables, path(folder="/other"), path(at="/ray2/raylet")}
+    monkeypatch.chdir(tmp_path)
+    assert len(here | {path()}) == 7
     assert path(at="/" + "long" * 30 + "/raylet") is None
     assert launch.socket_path(arguments, {}, "/site") is None
 
@@ -298,8 +333,7 @@ def test_the_shell_finds_the_python_of_its_own_ray(tmp_path: Path) -> None:
     """It is that of the command with which Ray there starts workers; without this package there is no server."""
 
     def said(file: str, raylet_says: str, **variables: str) -> str:
-        command = worker_command("linux", {}, file, "/given/python")
-        assert command is not None
+        command = worker_command(file, "/given/python")
         ray = subprocess.Popen(
             [sys.executable, "-c", "import sys; sys.stdin.read()", raylet_says], stdin=subprocess.PIPE
         )
@@ -318,8 +352,9 @@ def test_the_shell_finds_the_python_of_its_own_ray(tmp_path: Path) -> None:
 
 def test_an_environment_with_a_python_of_its_own_has_no_server() -> None:
     """Nor has another system, or a path that a shell would not take as it is."""
-    assert worker_command("linux", {"env_vars": {"A": "1"}, "working_dir": "."}, "/launch.py", "/python") is not None
+    fits = {"env_vars": {"A": "1"}, "working_dir": "."}
+    assert why_no_command("linux", fits, "/launch.py", "/python") is None
     for part in ("pip", "conda", "uv", "py_executable", "image_uri", "container"):
-        assert worker_command("linux", {part: "x"}, "/launch.py", "/python") is None
-    assert worker_command("darwin", {}, "/launch.py", "/python") is None
-    assert worker_command("linux", {}, "/with space/launch.py", "/python") is None
+        assert f"by {part} what" in str(why_no_command("linux", {part: "x"}, "/launch.py", "/python"))
+    assert "darwin" in str(why_no_command("darwin", {}, "/launch.py", "/python"))
+    assert "'/with space/launch.py'" in str(why_no_command("linux", {}, "/with space/launch.py", "/python"))

@@ -8,8 +8,8 @@ Rules:
 - Children must draw random numbers of their own. Ray's are drawn in C++, which does not notice a fork and cannot be
   seeded anew: so nothing may have drawn any before. Two children are tried.
 - A file that has changed since it was imported ends it: workers have the code that is there when they start.
-- The server's libraries start no threads while it imports them. A child gives those of linear algebra back as many
-  threads as they would have had.
+- The server's libraries start no threads while it imports them. A child gives those of linear algebra, and numexpr,
+  back as many threads as they would have had.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ IMPORTED = (
     "tidegate.actors.runtimes.ray.task.task_actor",
     "tidegate.actors.runtimes.ray.coordinator.coordinator_actor",
 )
-WITHOUT = "tidegate's fork server %s: workers start without it"
 ID_BYTES_MAX = 64
 BLAS = "openblas"
 BLAS_SETTERS = tuple(
@@ -39,16 +38,20 @@ BLAS_SETTERS = tuple(
 )
 BLAS_VARIABLES = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
 """With them users say how many threads linear algebra has."""
+NUMEXPR_VARIABLES = ("NUMEXPR_NUM_THREADS", "OMP_NUM_THREADS")
+NUMEXPR_THREADS_MAX = 16
+"""As many as it takes by itself."""
 
 log = logging.getLogger(__name__)
 
 
 class Imported:
-    """What is loaded now. `ready`: whether workers may be forked from it."""
+    """What is loaded now. `why_not`: why no worker may be forked from it, if that is so."""
 
-    def __init__(self, ready: bool) -> None:
-        self.ready = ready
-        self._files = {path: version for path in files() if (version := version_of(path)) is not None} if ready else {}
+    def __init__(self, why_not: str | None = None) -> None:
+        self.why_not = why_not
+        found = files() if why_not is None else []
+        self._files = {path: version for path in found if (version := version_of(path)) is not None}
 
     @property
     def is_stale(self) -> bool:
@@ -61,7 +64,7 @@ class Imported:
 
 
 def import_all(folder: str) -> Imported:
-    """Load what processes of jobs need; not ready if that has not gone well. `folder`: where tidegate must lie."""
+    """Load what processes of jobs need. `folder`: where tidegate must lie."""
     try:
         if (found := package_folder()) != folder:
             raise ImportError(f"tidegate is in {found}, not in {folder}")
@@ -71,18 +74,16 @@ def import_all(folder: str) -> Imported:
             importlib.import_module("pandas")
         arrow: Any = importlib.import_module("pyarrow")
         arrow.array([])  # It looks for pandas now, once.
-    except Exception:
-        log.exception(WITHOUT, "cannot import what tasks need")
-        return Imported(ready=False)
+    except Exception as error:
+        log.exception("tidegate's fork server cannot import what tasks need")
+        return Imported(f"the server cannot import what tasks need: {type(error).__name__}: {error}")
     if (count := threads()) > 1:
-        log.warning(WITHOUT, f"has {count} threads")
-        return Imported(ready=False)
+        return Imported(f"the server has {count} threads, because something that it imports has started them")
     if (drawn := in_child(ray_id)) in (b"", in_child(ray_id)):
-        log.warning(WITHOUT, "cannot be sure that its children draw ids of their own" if drawn else "draws no ids")
-        return Imported(ready=False)
+        return Imported("processes that are forked would draw the same ids" if drawn else "the server draws no ids")
     gc.collect()
     gc.freeze()
-    return Imported(ready=True)
+    return Imported()
 
 
 def threads() -> int:
@@ -130,7 +131,10 @@ def version_of(path: str) -> tuple[int, int, int] | None:
 
 
 def give_threads_back(environment: Mapping[str, str]) -> None:
-    """In a child: linear algebra has as many threads as this environment says; if it says nothing, one a processor."""
+    """In a child: libraries have as many threads as this environment says; if it says nothing, one a processor."""
+    numexpr = sys.modules.get("numexpr")  # pandas imports it, where it is installed.
+    if numexpr is not None and not any(environment.get(name) for name in NUMEXPR_VARIABLES):
+        numexpr.set_num_threads(min(numexpr.detect_number_of_cores(), numexpr.MAX_THREADS, NUMEXPR_THREADS_MAX))
     if any(environment.get(name) for name in BLAS_VARIABLES):
         return
     for setter in _blas_setters():

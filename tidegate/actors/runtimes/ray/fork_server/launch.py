@@ -5,11 +5,13 @@ imported here, so that is a little of the standard library.
 
 Rules:
 
-- One server for each Python, Ray on this node, folder of tidegate and environment: a process gets nothing that was
-  meant for another environment. Its socket lies with those of Ray's session, for the same user only.
+- One server for each Python, Ray on this node, folder of tidegate, current folder and environment: a process gets
+  nothing that was meant for another environment. Ray's C++ reads its variables when it is imported, that of its job
+  included: so each job of Ray, which is one program, has a server of its own. Its socket lies with those of Ray's
+  session, for the same user only.
 - Whoever finds no server makes the socket, under a lock, and starts the server behind it. Others wait in its queue.
   A node has few servers, and a worker for which there is none starts without.
-- Whatever goes wrong, the worker starts as it would without a server: this process becomes it.
+- Whatever goes wrong, the worker starts as it would without a server: this process becomes it, and is told why.
 - A worker starts once: the server's child begins when its word has gone out, and this process ends only when it has
   read that word.
 """
@@ -26,17 +28,22 @@ import struct
 import sys
 
 PATIENCE_S = 30.0
-SERVERS_MAX = 4
+SERVERS_MAX = 8
 QUEUED_MAX = 512
 LENGTH = struct.Struct("!Q")
 PEER = struct.Struct("3i")
 STARTED = b"1"
 LISTENING = 3
 """The server's descriptor of its socket."""
-SOCKET_PATH_MAX = 100
-PREFIX = "tidegate-fork-"
+SOCKET_PATH_MAX = 107
+USED_BEFORE = "_TIDEGATE_LAUNCH_CPU_S"
+"""In the environment of a forked worker: seconds of a processor that its start has cost before the fork."""
+WHY_NOT = "_TIDEGATE_NOT_FORKED"
+"""In the environment of a worker that starts without: the reason. Variables with `TIDEGATE_` in front are settings."""
+REASON_BYTES_MAX = 1_000
+PREFIX = "tgfork-"
 LOCK = "tidegate-fork.lock"
-OF_ONE_WORKER = ("RAY_JOB_ID", "_", "SHLVL", "PWD", "OLDPWD")
+OF_ONE_WORKER = ("_", "SHLVL", "PWD", "OLDPWD")
 """Variables that say nothing of what is imported."""
 SERVE = (
     "import sys; sys.path[0] = sys.argv[3]; sys.path.append(sys.argv[2]); "
@@ -53,8 +60,8 @@ def socket_path(arguments: list[str], environment: dict[str, str], folder: str) 
     if not sockets or not sockets[0].startswith("/") or "RAY_RAYLET_PID" not in environment:
         return None
     kept = sorted((name, value) for name, value in environment.items() if name not in OF_ONE_WORKER)
-    what = json.dumps([sys.executable, folder, sockets[0], kept])
-    path = os.path.join(os.path.dirname(sockets[0]), PREFIX + hashlib.sha256(what.encode()).hexdigest()[:16])
+    what = json.dumps([sys.executable, folder, sockets[0], os.getcwd(), kept])
+    path = os.path.join(os.path.dirname(sockets[0]), PREFIX + hashlib.sha256(what.encode()).hexdigest()[:12])
     return path if len(path) <= SOCKET_PATH_MAX else None
 
 
@@ -128,27 +135,29 @@ def start_server(path: str, folder: str, scripts: str) -> None:
         os.waitpid(child, 0)
 
 
-def forked(client: socket.socket, arguments: list[str]) -> bool:
-    """Whether the server has started the worker."""
+def not_forked(client: socket.socket, arguments: list[str]) -> str | None:
+    """Have the server start the worker. None: it has; else why not."""
     _, user, _ = PEER.unpack(client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size))
     if user != os.getuid():
-        return False
+        return f"the server belongs to the user {user}"
     used_s = sum(os.times()[:4])
     order = json.dumps([arguments, dict(os.environ), os.getcwd(), used_s]).encode()
     standard = array.array("i", [0, 1, 2])
     try:
         client.sendmsg([LENGTH.pack(len(order))], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, standard)])
         client.sendall(order)
-        return client.recv(1) == STARTED
+        answer = client.recv(REASON_BYTES_MAX)
     except ConnectionError:  # It has ended, and has not come to this order.
-        return False
+        answer = b""
     except TimeoutError:
         client.shutdown(socket.SHUT_RD)  # From here on no word can come; one may have.
         client.setblocking(False)
         try:
-            return client.recv(1) == STARTED
+            answer = client.recv(REASON_BYTES_MAX)
         except BlockingIOError:
-            return False
+            answer = b""
+        answer = answer or f"the server has not answered for {PATIENCE_S:g} s".encode()
+    return None if answer == STARTED else answer.decode(errors="replace") or "the server has ended"
 
 
 def package_folder() -> str:
@@ -162,14 +171,20 @@ def package_folder() -> str:
 def main() -> None:
     """Start the worker, one way or the other."""
     arguments, folder = sys.argv[1:], package_folder()
+    why_not: str | None
     try:
         path = socket_path(arguments, dict(os.environ), folder) if arguments[0].endswith(".py") else None
-        client = None if path is None else connect_or_serve(path, folder, os.path.dirname(arguments[0]))
-        if client is not None and forked(client, arguments):
-            return
+        if path is None:
+            why_not = "Ray does not say where its sockets are, or in a folder whose path is too long for one more"
+        else:
+            client = connect_or_serve(path, folder, os.path.dirname(arguments[0]))
+            why_not = "the node has no room for another server" if client is None else not_forked(client, arguments)
     except (OSError, UnicodeError) as error:
-        print(f"tidegate's fork server cannot be used, this worker starts without it: {error}", file=sys.stderr)
-    os.execv(sys.executable, [sys.executable, *arguments])
+        why_not = str(error)
+    if why_not is not None:
+        print(f"this worker starts without tidegate's fork server: {why_not}", file=sys.stderr, flush=True)
+        os.environ[WHY_NOT] = why_not
+        os.execv(sys.executable, [sys.executable, *arguments])
 
 
 if __name__ == "__main__":

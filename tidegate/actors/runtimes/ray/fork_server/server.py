@@ -5,9 +5,9 @@ pays nothing for it.
 
 Rules:
 
-- It forks only what may be forked (`imported.py`). Else it refuses, and workers start without it.
-- It stays while one of its children lives, whose pages it has in common with them, and a while longer. It ends with
-  its Ray, and when what it has imported has changed on the disk: the next worker starts another one.
+- It forks only what may be forked (`imported.py`). Else it says why not, and workers start without it.
+- It stays while one of its children lives, to reap them, and a while longer. It ends with its Ray.
+- When what it has imported has changed on the disk, it forks no more: the next worker starts another server.
 - Where Ray ends each process below it that it has not started itself, it refuses: that would be its children.
 - A child has the environment, folder, arguments and standard streams that Ray gave to the worker, its own random
   numbers, and no way back into this module.
@@ -31,15 +31,21 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 
-from tidegate.actors.runtimes.ray.fork_server.imported import WITHOUT, Imported, give_threads_back, import_all, threads
-from tidegate.actors.runtimes.ray.fork_server.launch import LENGTH, LISTENING, LOCK, PEER, STARTED
+from tidegate.actors.runtimes.ray.fork_server.imported import Imported, give_threads_back, import_all, threads
+from tidegate.actors.runtimes.ray.fork_server.launch import (
+    LENGTH,
+    LISTENING,
+    LOCK,
+    PEER,
+    REASON_BYTES_MAX,
+    STARTED,
+    USED_BEFORE,
+)
 
-IDLE_S = 120.0
+IDLE_S = 30.0
 ORDER_S = 10.0
 ORDER_BYTES_MAX = 16 * 1024 * 1024
 STREAMS = 3
-USED_BEFORE = "TIDEGATE_LAUNCH_CPU_S"
-"""In the environment of a child: seconds of a processor that its start has cost before it was forked."""
 
 log = logging.getLogger(__name__)
 
@@ -83,9 +89,15 @@ class ForkServer:
                 return None
             if self._imported.is_stale:
                 self._leave()
+                self._outlive_children()
                 return None
             if self._listening.fileno() in ready and (order := self._answered()) is not None:
                 return order
+
+    def _outlive_children(self) -> None:
+        """Stay to reap them: whoever adopts orphans may reap none, and Ray takes their ids to be in use then."""
+        while self._children and not select.select([self._raylet], [], [], IDLE_S)[0]:
+            self._forget()
 
     def _answered(self) -> Order | None:
         """Take one connection. Only a child returns an order."""
@@ -95,14 +107,19 @@ class ForkServer:
             return None
         with client:
             try:
-                order = receive(client) if self._imported.ready else None
+                order = receive(client)
             except (OSError, ValueError) as error:
                 log.warning("tidegate's fork server was asked for what it does not understand: %s", error)
                 return None
             if order is None:
                 return None
-            if threads() > 1:
+            why_not = self._imported.why_not
+            if why_not is None and threads() > 1:
+                why_not = "the server has more than one thread"
+            if why_not is not None:
                 order.close()
+                with suppress(OSError):  # Who has asked is gone.
+                    client.send(why_not.encode(errors="replace")[:REASON_BYTES_MAX])
                 return None
             child = os.fork()
             if child == 0:
@@ -144,6 +161,7 @@ class ForkServer:
         """Take the socket away. Who is at it just now hears the end, and starts without."""
         with self._locked(), suppress(FileNotFoundError):
             os.unlink(self._path)
+        self._listening.close()
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -211,12 +229,19 @@ def main() -> None:
     """Import, and serve. Its children are workers of Ray."""
     path, folder, scripts = sys.argv[1:]
     raylet_id = int(os.environ["RAY_RAYLET_PID"])
-    raylet = os.pidfd_open(raylet_id)
-    if os.getppid() == raylet_id:  # Ray takes in whoever has lost its parent, to end what it has not started itself.
-        log.warning(WITHOUT, "belongs to Ray, which would end its children")
-        imported = Imported(ready=False)
+    try:
+        raylet = os.pidfd_open(raylet_id)
+    except OSError as error:
+        raylet, _open = os.pipe()  # It never says a word, and what forks nothing soon ends.
+        imported = Imported(f"the server cannot watch Ray's process {raylet_id}: {error}")
     else:
-        imported = import_all(folder)
+        if os.getppid() == raylet_id:
+            # Ray takes in whoever has lost its parent, to end what it has not started itself.
+            imported = Imported("the server belongs to Ray, which would end its children")
+        else:
+            imported = import_all(folder)
+    if imported.why_not is not None:
+        log.warning("tidegate's fork server forks nothing: %s", imported.why_not)
     sys.path.pop()  # The folder, which workers have not.
     order = ForkServer(socket.socket(fileno=LISTENING), path, imported, raylet).serve()
     if order is not None:
