@@ -62,7 +62,7 @@ def test_pages_that_change_much_are_kept_from_then_on(exchanged: bool) -> None:
     (noted,) = undo._notes()
     assert list(noted.kept) == [0]
     assert PAGE_ROWS // 5 < sum(len(rows.slots) for rows in noted.noted) <= PAGE_ROWS // 4
-    assert not exchanged or noted.shrink()
+    assert not exchanged or noted.shrink(shared_too=False)
     table.backend.go_back(CheckpointId(1))
     again = table.backend.table("t", COLUMNS)
     assert set(again.column("n").take(np.arange(2 * PAGE_ROWS)).to_pylist()) == {1}
@@ -85,19 +85,40 @@ def test_where_nearly_all_has_changed_the_rest_goes_back_too() -> None:
 
 
 def test_pages_are_exchanged_for_slots_where_memory_is_short() -> None:
-    """Two pages fit into the limit, and the slots that have changed in the three others."""
+    """Two pages fit into the limit, and the slots that have changed in the three others. While the snapshot holds all
+    pages, to keep them takes nothing, and none is exchanged."""
     table, undo = _table(200_000)
     table.batch([(key, 1.0) for key in range(20_000)])
     frozen = table.backend.freeze(Cut(CheckpointId(1)))
     changed = range(0, 20_000, 100)
     table.batch([(key, 2.0) for key in changed])
     (noted,) = undo._notes()
+    assert (len(noted.kept), noted.noted, undo.size_bytes > 200_000) == (5, [], True)
+    before = tables(frozen)
+    table.batch([(0, 2.0)])
 
     assert (len(noted.kept), undo.size_bytes <= 200_000) == (2, True)
     assert sorted(noted.slots().tolist()) == list(changed)
     assert sum(len(rows.slots) for rows in noted.noted) == sum(key // PAGE_ROWS not in noted.kept for key in changed)
-    before = tables(frozen)
     table.backend.go_back(CheckpointId(1))
     again = table.backend.table("t", COLUMNS)
     assert set(again.column("n").take(np.arange(20_000)).to_pylist()) == {1}
     assert sum(stored.rows.num_rows for stored in before) == 20_000
+
+
+def test_what_a_snapshot_holds_does_not_count() -> None:
+    """A state larger than the limit changes through and through while a snapshot of it waits to be written: its pages
+    are kept, no row is noted beside them, and one can go back. What has been written counts, and is dropped."""
+    table, undo = _table(60_000)
+    table.batch([(key, 1.0) for key in range(20_000)])
+    frozen = table.backend.freeze(Cut(CheckpointId(1)))
+    for value in (2.0, 3.0):
+        table.batch([(key, value) for key in range(20_000)])
+    (noted,) = undo._notes()
+
+    assert (len(noted.kept), noted.noted) == (5, [])
+    assert undo.size_bytes > 60_000 > undo.own_bytes
+    assert table.backend.kept(CheckpointId(1)) is not None
+    rows = sum(stored.rows.num_rows for stored in tables(frozen))
+    table.batch([(0, 4.0)])
+    assert (rows, undo.size_bytes, table.backend.kept(CheckpointId(1))) == (20_000, 0, None)

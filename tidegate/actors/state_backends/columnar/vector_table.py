@@ -136,7 +136,7 @@ class ColumnarTable(PagedState[TableNotes]):
 
     def begin_notes(self) -> TableNotes:
         """Note changes from now on."""
-        self._notes = TableNotes(self._space.slots, self._rows)
+        self._notes = TableNotes(self._space.slots, self._rows, self._still_read)
         return self._notes
 
     def undo(self, notes: Notes) -> None:
@@ -255,6 +255,10 @@ class ColumnarTable(PagedState[TableNotes]):
                 former = tuple(of_column[i] for of_column in columns)
                 kept = KeptPage(versions[i], live[i], former, beyond, noted[i] if noted else None)
                 self._notes.keep(page, kept)
+
+    def _still_read(self, pages: NDArray[np.int32], versions: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of these pages a snapshot holds. None is that was kept before slots got other numbers."""
+        return self._pins.still_read(pages, versions)
 
     @property
     def _row_bytes(self) -> int:

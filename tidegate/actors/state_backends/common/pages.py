@@ -88,6 +88,14 @@ class Pins:
             self._last_version += len(pages)
             return former
 
+    def still_read(self, pages: NDArray[np.int32], versions: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of these pages, in these versions, some snapshot still reads."""
+        read = np.zeros(len(pages), dtype=np.bool_)
+        with self._lock:
+            for pinned in self._held:
+                read |= pinned.reads(pages, versions)
+        return read
+
     def put_back(self, pages: NDArray[np.int32], versions: NDArray[np.int64]) -> None:
         """The owner has put former pages back. They are pinned by the snapshots that still read them."""
         with self._lock:

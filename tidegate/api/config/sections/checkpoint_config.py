@@ -150,7 +150,8 @@ class CheckpointConfig(Section):
     """Files that each database of RocksDB keeps open."""
 
     undo_memory: Annotated[int, BeforeValidator(of.size)] = Field(default=UNDO_BYTES, alias=KEYS["undo_memory"][0])
-    """Bytes that each operator of a subtask may use to go back to a checkpoint in memory. 0: it reads state again."""
+    """Bytes that each operator of a subtask may use to go back to a checkpoint in memory, beside what a snapshot holds
+    until it is written. 0: it reads state again."""
 
     backend_directory: Annotated[str | None, BeforeValidator(of.place)] = Field(
         default=None, alias=KEYS["backend_directory"][0]

@@ -6,7 +6,9 @@ A vectorised state notes columns, cells note Python objects. Rules of a vectoris
 - All other slots are noted one by one, before they change for the first time. To note a row costs several times as much
   as to copy one with its page. So a page of which `NOTED_SLOTS_MAX` slots are noted is kept from then on, too, if there
   is memory for it. To go back is then to put the page back, and after it what was noted before.
-- Where memory is short, a kept page is exchanged for notes of its slots that have changed, unless most have.
+- A kept page that a snapshot still reads takes no memory of its own: the snapshot holds it in any case.
+- Where memory is short, a kept page is exchanged for notes of its slots that have changed, unless most have. One that
+  is still read is not, but for copies of a later snapshot: it would take more memory, not less.
 - Once all pages are kept, and all but few slots have changed, the others count as changed: to mark slots costs time for
   each row, and would hardly save memory any more.
 - Noted rows are put together into pages of `PAGE_MEMORY`: what notes leave is there for copies of the next snapshot.
@@ -15,9 +17,9 @@ A vectorised state notes columns, cells note Python objects. Rules of a vectoris
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +34,8 @@ MARKED_PARTS = 8
 """If fewer than one in so many slots has not changed, all count as changed."""
 _NEVER = -(1 << 30)
 _ALL_BITS = np.uint64((1 << 64) - 1)
+StillRead: TypeAlias = Callable[[NDArray[np.int32], NDArray[np.int64]], NDArray[np.bool_]]
+"""Which of these pages, in these versions, a snapshot still reads."""
 ENTRY_BYTES = 100
 """Estimated memory of a dictionary entry, without the object that it holds."""
 
@@ -79,10 +83,15 @@ class KeptPage:
     """Slots that had changed before, and are noted alone."""
 
     @property
+    def page_bytes(self) -> int:
+        """Bytes of the arrays."""
+        arrays = (array for former in (self.live, *self.columns) for array in former if array is not None)
+        return sum(array.nbytes + ENTRY_BYTES for array in arrays)
+
+    @property
     def size_bytes(self) -> int:
         """Bytes of the arrays, and of the values to which they refer."""
-        arrays = (array for former in (self.live, *self.columns) for array in former if array is not None)
-        return self.beyond_bytes + sum(array.nbytes + ENTRY_BYTES for array in arrays)
+        return self.beyond_bytes + self.page_bytes
 
     def rows(self, page: int, slots: NDArray[np.int32]) -> NotedRows:
         """What some slots of it held, if it is page number `page`."""
@@ -94,7 +103,10 @@ class KeptPage:
 
 
 class TableNotes:
-    """The `Notes` of a vectorised state, which had this many slots and rows at the freeze."""
+    """The `Notes` of a vectorised state, which had this many slots and rows at the freeze.
+
+    `still_read` tells which pages a snapshot holds.
+    """
 
     __slots__ = (
         "_all_changed",
@@ -103,17 +115,22 @@ class TableNotes:
         "_loose",
         "_noted_in",
         "_packed",
+        "_page_bytes",
+        "_shared",
+        "_still_read",
         "_uncounted",
+        "_versions",
         "kept",
         "rows",
         "size_bytes",
         "slots_below",
     )
 
-    def __init__(self, slots_below: int, rows: int) -> None:
+    def __init__(self, slots_below: int, rows: int, still_read: StillRead) -> None:
         self.slots_below = slots_below
         """Slots from this one on were empty."""
         self.rows = rows
+        self._still_read = still_read
         self._packed: list[NotedRows] = []
         """Notes of `PAGE_ROWS` rows each."""
         self._loose: list[NotedRows] = []
@@ -121,6 +138,11 @@ class TableNotes:
         self.kept: dict[int, KeptPage] = {}
         """Former pages, by their numbers."""
         self._is_kept: NDArray[np.bool_] = np.zeros(pages_for(slots_below), dtype=np.bool_)
+        self._shared: NDArray[np.bool_] = self._is_kept.copy()
+        """Of each page, whether it was kept and a snapshot still read it, when that was last looked at."""
+        self._versions: NDArray[np.int64] = np.zeros(pages_for(slots_below), dtype=np.int64)
+        self._page_bytes: NDArray[np.int64] = np.zeros(pages_for(slots_below), dtype=np.int64)
+        """Version and bytes of each kept page."""
         self._noted_in: NDArray[np.int32] = np.zeros(pages_for(slots_below), dtype=np.int32)
         """Of each page, how many slots are noted alone. `_NEVER`: it is not kept again."""
         self._bits: Bitmap = np.zeros(words_for(slots_below), dtype=np.uint64)
@@ -181,16 +203,29 @@ class TableNotes:
         if page < len(self._is_kept):
             self.kept[page] = former
             self._is_kept[page] = True
+            self._versions[page], self._page_bytes[page] = former.version, former.page_bytes
             self.size_bytes += former.size_bytes
+
+    def shared_bytes(self) -> int:
+        """Bytes of the kept pages that a snapshot still reads, as of now. O(pages)."""
+        pages = np.flatnonzero(self._is_kept).astype(np.int32)
+        shared = self._still_read(pages, self._versions[pages])
+        self._shared[:] = False
+        self._shared[pages] = shared
+        return int(self._page_bytes[pages[shared]].sum())
 
     def numbers_in(self, position: int) -> Iterator[NDArray[np.int64]]:
         """All that is noted of the column at a position, which holds int64: numbers of its values."""
         yield from (rows.values[position] for rows in self.noted)
         yield from (former.columns[position][0] for former in self.kept.values())
 
-    def shrink(self) -> bool:
-        """Exchange a kept page for notes of its slots. False if there is none, or that would gain little."""
-        return bool(self.kept) and self._exchange(PAGE_ROWS // 2)
+    def shrink(self, shared_too: bool) -> bool:
+        """Exchange a kept page for notes of its slots. False if there is none, or that would gain little.
+
+        `shared_too`: also one that a snapshot still read when `shared_bytes` was last asked.
+        """
+        page = next((page for page in self.kept if shared_too or not self._shared[page]), None)
+        return page is not None and self._exchange(page, PAGE_ROWS // 2)
 
     def slots(self) -> NDArray[np.int32]:
         """The slots that are noted, alone or with their page."""
@@ -199,11 +234,14 @@ class TableNotes:
     def rebuild(self, kept: NDArray[np.int32]) -> None:
         """Renumber slots: slot `kept[i]` becomes slot i."""
         while self.kept:
-            self._exchange(PAGE_ROWS)
+            self._exchange(next(iter(self.kept)), PAGE_ROWS)
         self.slots_below = int(np.searchsorted(kept, self.slots_below))
         for rows in self.noted:
             rows.slots[:] = np.searchsorted(kept, rows.slots)
         self._is_kept = np.zeros(pages_for(self.slots_below), dtype=np.bool_)
+        self._shared = self._is_kept.copy()
+        self._versions = np.zeros(len(self._is_kept), dtype=np.int64)
+        self._page_bytes = self._versions.copy()
         self._noted_in = np.full(pages_for(self.slots_below), _NEVER, dtype=np.int32)
         self._bits = np.zeros(words_for(self.slots_below), dtype=np.uint64)
         self._all_changed, self._uncounted = False, 0
@@ -220,15 +258,15 @@ class TableNotes:
             self._bits.fill(_ALL_BITS)
             self._all_changed = True
 
-    def _exchange(self, slots_max: int) -> bool:
-        """Exchange the page kept last for notes of its slots, if no more than so many have changed."""
-        page, former = self.kept.popitem()
+    def _exchange(self, page: int, slots_max: int) -> bool:
+        """Exchange a kept page for notes of its slots, if no more than so many have changed."""
+        former = self.kept[page]
         slots = self._changed(page << PAGE_BITS, (page + 1) << PAGE_BITS)
         if former.noted is not None:
             slots = slots[~flags((former.noted,), 0, PAGE_ROWS)[slots - (page << PAGE_BITS)]]
         if len(slots) > slots_max:
-            self.kept[page] = former
             return False
+        del self.kept[page]
         self._is_kept[page] = False
         self._noted_in[page] = _NEVER
         self.size_bytes -= former.size_bytes
@@ -302,7 +340,11 @@ class CellNotes:
             self.held[slot] = held
             self.size_bytes += ENTRY_BYTES + sys.getsizeof(held)
 
-    def shrink(self) -> bool:
+    def shared_bytes(self) -> int:
+        """0: no snapshot holds what is noted."""
+        return 0
+
+    def shrink(self, shared_too: bool) -> bool:
         """False: each slot is noted alone."""
         return False
 

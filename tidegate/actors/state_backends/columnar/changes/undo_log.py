@@ -7,9 +7,9 @@ changed since. Rules:
 - To go back, parts are undone from the newest to that of the checkpoint. The coordinator chooses the checkpoint. If it
   has no part here, the backend cannot go back to it.
 - When a checkpoint completes, nobody goes back to an older one, and the parts before it are dropped.
-- All notes together have a memory limit. Beyond it notes take less memory where they can, the oldest first. Then the
-  oldest part is dropped. When the last one is dropped, nothing is noted until the next freeze. With a limit of 0
-  nothing is ever noted.
+- All notes together have a memory limit. Pages that a snapshot holds in any case, until it has written them, do not
+  count. Beyond the limit notes take less memory where they can, the oldest first. Then the oldest part is dropped. When
+  the last one is dropped, nothing is noted until the next freeze. With a limit of 0 nothing is ever noted.
 - A page that a snapshot reads is copied in any case, and kept in the newest part. What older parts keep gives way to
   such copies (`make_room`): with them, all that is noted takes no more than the state itself and an eighth.
 - A part that alone outgrows the limit was noted in vain. Once that has happened twice in a row, the next freeze begins
@@ -46,8 +46,15 @@ class Notes(Protocol):
         """The slots that are noted."""
         ...
 
-    def shrink(self) -> bool:
-        """Take less memory, a step at a time. False if that cannot be."""
+    def shared_bytes(self) -> int:
+        """How much of it a snapshot holds in any case, as of now."""
+        ...
+
+    def shrink(self, shared_too: bool) -> bool:
+        """Take less memory, a step at a time. False if that cannot be.
+
+        `shared_too`: also less of what a snapshot held in any case when `shared_bytes` was last asked.
+        """
         ...
 
     def rebuild(self, kept: NDArray[np.int32]) -> None:
@@ -109,6 +116,11 @@ class UndoLog:
         return sum(notes.size_bytes for notes in self._notes())
 
     @property
+    def own_bytes(self) -> int:
+        """The same without what a snapshot holds in any case. The limit is for these."""
+        return sum(notes.size_bytes - notes.shared_bytes() for notes in self._notes())
+
+    @property
     def empty(self) -> bool:
         """Whether there is no checkpoint to go back to."""
         return not self._parts
@@ -157,19 +169,20 @@ class UndoLog:
 
     def settle(self) -> None:
         """Shrink notes and drop the oldest parts until the limit holds."""
-        if self._parts and not self._fit(self._limit_bytes, spared=0):
+        if self._parts and not self._is_small and not self._fit(self._limit_bytes, spared=0, shared_too=False):
             self._to_skip = min(1 << self._outgrown >> 1, _SKIPPED_MAX)
             self._outgrown += 1
             self.clear()
 
     def make_room(self, copies_bytes: int, state_bytes: int) -> None:
         """So much is about to be kept or noted of a state that takes `state_bytes` in all: older parts give way."""
-        bytes_max = min(self._limit_bytes, max(state_bytes + state_bytes // 8, COPIES_BYTES_MIN))
-        self._fit(bytes_max - copies_bytes, spared=1)
+        bytes_max = max(state_bytes + state_bytes // 8, COPIES_BYTES_MIN) - copies_bytes
+        if self.size_bytes > bytes_max:
+            self._fit(bytes_max, spared=1, shared_too=True)
 
     def has_room(self, size_bytes: int) -> bool:
         """Whether so much more can be kept, and nothing gives way."""
-        return self.size_bytes + size_bytes <= self._limit_bytes
+        return self.own_bytes + size_bytes <= self._limit_bytes
 
     def clear(self) -> None:
         """Drop everything: there is no checkpoint to go back to any more."""
@@ -199,15 +212,26 @@ class UndoLog:
 
     @property
     def _limit_bytes(self) -> int:
-        return self.bytes_max - sum(log.size_bytes for log in self._beside)
+        return self.bytes_max - sum(log.own_bytes for log in self._beside)
 
-    def _fit(self, bytes_max: int, spared: int) -> bool:
-        """Shrink and drop parts until the rest takes so much, but for the newest `spared`. False if no part is left."""
+    @property
+    def _is_small(self) -> bool:
+        """Whether the limit holds even if all counts. Quick."""
+        return self.size_bytes + sum(log.size_bytes for log in self._beside) <= self.bytes_max
+
+    def _fit(self, bytes_max: int, spared: int, shared_too: bool) -> bool:
+        """Shrink and drop parts until the rest takes so much, but for the newest `spared`. False if no part is left.
+
+        `shared_too`: what a snapshot holds in any case counts as well, and may shrink.
+        """
+        shared = [sum(notes.shared_bytes() for notes in self._notes([part])) for part in self._parts]
+        counted_bytes = bytes_max if shared_too else bytes_max + sum(shared)
         for notes in self._notes(self._parts[: len(self._parts) - spared]):
-            while self.size_bytes > bytes_max and notes.shrink():
+            while self.size_bytes > counted_bytes and notes.shrink(shared_too):
                 pass
-        while len(self._parts) > spared and self.size_bytes > bytes_max:
+        while len(self._parts) > spared and self.size_bytes > counted_bytes:
             del self._parts[0]
+            counted_bytes -= 0 if shared_too else shared.pop(0)
         return bool(self._parts)
 
     def _notes(self, parts: Sequence[_Part] | None = None) -> Iterator[Notes]:
