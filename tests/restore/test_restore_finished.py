@@ -169,6 +169,20 @@ def test_a_new_operator_chained_to_a_finished_one_is_refused() -> None:
     check_fits(checkpoint_of(old), chained)
 
 
+def test_what_partly_finished_may_be_chained_to_what_it_fed() -> None:
+    """A source with fewer splits than subtasks shrinks to one, and runs in one task with what follows; not behind it."""
+    old = graph_of({"source": 3, "all": 1}, ("source", "all", REBALANCE))
+    shrunk = graph_of({"source": 1}, chains={"source": ["source", "all"]})
+    turned = graph_of({"source": 1}, chains={"source": ["all", "source"]})
+
+    check_fits(checkpoint_of(old, finished={"source": [2]}), shrunk)
+
+    with pytest.raises(ConfigurationError, match=r"'all' \(not finished\) and 'source' \(partly finished\)"):
+        check_fits(checkpoint_of(old, finished={"source": [2]}), turned)
+    with pytest.raises(ConfigurationError, match=r"'source' \(finished\) and 'all' \(not finished\)"):
+        check_fits(checkpoint_of(old, finished={"source": [0, 1, 2]}), shrunk)
+
+
 @pytest.mark.parametrize("new", [1, 2, 3])
 @pytest.mark.parametrize("finished", [[0], [1], [0, 1]])
 def test_a_source_that_partly_finished_keeps_all_of_its_splits(

@@ -272,18 +272,18 @@ class _Finished(enum.Enum):
 
 
 def _fed_after_the_end(metadata: CheckpointMetadata, graph: JobGraph) -> Iterator[str]:
-    found: dict[VertexId, _Finished] = {}
+    found: dict[VertexId, dict[_Finished, OperatorUid]] = {}
     for vertex in graph.vertices:
-        conditions = _finished(metadata, vertex)
-        found[vertex.vertex] = next(iter(conditions), _Finished.NONE)
-        if len(conditions) > 1:
+        found[vertex.vertex] = conditions = _finished(metadata, vertex)
+        if len(conditions) > 1 and list(conditions) != [_Finished.PARTLY, _Finished.NONE]:
             listed = " and ".join(f"{uid!r} ({condition.value})" for condition, uid in conditions.items())
             yield (
                 f"operators that run in one task must have finished alike at {_where(metadata)}, and these had not: "
                 f"{listed}; leave out the new one, or restore from a checkpoint before the end"
             )
     for edge in graph.edges:
-        upstream, downstream = found[edge.upstream], found[edge.downstream]
+        upstream = next(reversed(found[edge.upstream]), _Finished.NONE)
+        downstream = next(iter(found[edge.downstream]), _Finished.NONE)
         if not _may_feed(upstream, downstream, edge):
             yield (
                 f"{_name(graph, edge.downstream)} had {downstream.value} at {_where(metadata)}, and "
@@ -302,7 +302,11 @@ def _may_feed(upstream: _Finished, downstream: _Finished, edge: JobEdge) -> bool
 
 
 def _finished(metadata: CheckpointMetadata, vertex: JobVertex) -> dict[_Finished, OperatorUid]:
-    """What the operators of a vertex had reached, with one operator as an example of each. A new one is NONE."""
+    """What the operators of a vertex had reached, in their order, with one as an example of each. A new one is NONE.
+
+    Operators that had tasks of their own may be chained now, as when a job shrinks to one subtask. Then the rest of one
+    that had partly finished, such as a source with fewer splits than subtasks, goes on feeding one that had not.
+    """
     known = {info.uid for info in metadata.operators}
     sources = () if vertex.source is None else (vertex.source,)
     found: dict[_Finished, OperatorUid] = {}
