@@ -44,10 +44,16 @@ class Reading:
 
     def begin(self, positions: Sequence[SplitPosition] = ()) -> None:
         """Start, or start again from positions."""
-        made = (
-            lambda: WatermarkGenerator("t", BOUND),
-            lambda: LateRows("t", self.window.last_end_ms, self.allowed_ms),
-        )
+
+        def judge() -> LateRows:
+            return LateRows("t", self.window.last_end_ms, self.allowed_ms)
+
+        def generator() -> WatermarkGenerator:
+            made = WatermarkGenerator("t", BOUND)
+            made.dues_behind = judge().dues
+            return made
+
+        made = (generator, judge)
         specs = [OperatorSpec(OperatorUid(f"op{number}"), f"op{number}", each) for number, each in enumerate(made)]
 
         def aside(side: SideOutput, batch: pa.RecordBatch) -> None:

@@ -9,8 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidegate.actors.operators.source_splits import DueByAge, as_they_are
 from tidegate.actors.operators.watermarks import watermark_pieces
-from tidegate.actors.operators.watermarks.watermark_pieces import Piece, Times, as_they_are, pieces_of
+from tidegate.actors.operators.watermarks.watermark_pieces import Piece, Times, pieces_of
+from tidegate.actors.operators.windows.window_specs import (
+    Cumulating,
+    DueByWindows,
+    EventTimeWindow,
+    Session,
+    Sliding,
+    Tumbling,
+)
 from tidegate.actors.protocol.stream_elements import MIN_WATERMARK_MS
 
 TIMES = st.lists(st.integers(-200, 200) | st.just(MIN_WATERMARK_MS), min_size=1, max_size=60)
@@ -20,7 +29,7 @@ BEFORE = st.just(MIN_WATERMARK_MS) | st.integers(-200, 200)
 def windows(size_ms: int, allowed_ms: int = 0) -> watermark_pieces.Due:
     """Judges by windows of a size."""
 
-    def due(times: Times) -> Times:
+    def due(times: Times, watermarks: Times) -> Times:
         assert (times > MIN_WATERMARK_MS).all()
         return times // size_ms * size_ms + size_ms - 1 + allowed_ms
 
@@ -49,8 +58,84 @@ def test_a_piece_judges_each_row_as_its_own_watermark_does(
     at_piece = [own[piece.start] for piece in pieces for _ in range(piece.start, piece.stop)]
     for due in dues:
         dated = [row for row, time in enumerate(times) if time > MIN_WATERMARK_MS]
-        limits = dict(zip(dated, due(np.array([times[row] for row in dated], np.int64)).tolist(), strict=True))
+        moments = np.array([times[row] for row in dated], np.int64)
+        limits = dict(zip(dated, due(moments, moments).tolist(), strict=True))
         assert [limits[row] <= own[row] for row in dated] == [limits[row] <= at_piece[row] for row in dated]
+
+
+WINDOWS: list[EventTimeWindow] = [
+    Tumbling(10, offset=3),
+    Sliding(10, 10),
+    Sliding(20, 10),
+    Sliding(25, 10),
+    Sliding(25, 10, offset=4),
+    Cumulating(5, 20),
+    Tumbling("1d", timezone="Europe/Berlin"),
+]
+
+
+def open_windows(spec: EventTimeWindow, time: int, watermark: int) -> list[int]:
+    """The ends of the windows that a row of a time is in and that are not over by a watermark, by their definition."""
+    match spec:
+        case Sliding():
+            starts = range(time - spec.size_ms + 1, time + 1)
+            ends = [s + spec.size_ms for s in starts if (s - spec.offset_ms) % spec.slide_ms == 0]
+        case Cumulating():
+            first = time // spec.max_ms * spec.max_ms
+            ends = [first + step for step in range(spec.step_ms, spec.max_ms + 1, spec.step_ms) if first + step > time]
+        case _:
+            ends = spec.last_end_ms(np.array([time])).tolist()
+    return [end for end in ends if end - 1 > watermark]
+
+
+@given(TIMES, BEFORE, st.integers(1, 60), st.sampled_from(WINDOWS), st.integers(0, 30))
+def test_a_row_meets_the_windows_that_are_open_by_its_own_watermark(
+    times: list[int], before_ms: int, delay_ms: int, spec: EventTimeWindow, allowed_ms: int
+) -> None:
+    """Each of them, and not only the last one: else rows of a large batch count where those of small ones are late."""
+    pieces = pieces_of(np.array(times), before_ms, delay_ms, [DueByWindows(spec, allowed_ms)])
+    own = own_watermarks(times, before_ms, delay_ms)
+    for piece in pieces:
+        for row in range(piece.start, piece.stop):
+            if times[row] > MIN_WATERMARK_MS:
+                by_own = open_windows(spec, times[row], own[row] - allowed_ms)
+                assert open_windows(spec, times[row], own[piece.start] - allowed_ms) == by_own
+
+
+@given(TIMES, BEFORE, st.integers(1, 60), st.integers(1, 30), st.integers(0, 30))
+def test_a_row_meets_the_sessions_that_are_open_by_its_own_watermark(
+    times: list[int], before_ms: int, delay_ms: int, gap_ms: int, allowed_ms: int
+) -> None:
+    """Whichever sessions there are, if it lies behind it; a row that is late is so by the watermark of its piece."""
+    pieces = pieces_of(np.array(times), before_ms, delay_ms, [DueByWindows(Session(gap_ms), allowed_ms)])
+    own = own_watermarks(times, before_ms, delay_ms)
+    for piece in pieces:
+        for row in range(piece.start, piece.stop):
+            if not MIN_WATERMARK_MS < times[row] <= own[row]:
+                continue
+            late, at_piece = (times[row] + gap_ms - 1 + allowed_ms <= mark for mark in (own[row], own[piece.start]))
+            assert late == at_piece
+            if not late:
+                might_join = [end for end in range(times[row], 300) if end - 1 + allowed_ms <= own[row]]
+                assert all(end - 1 + allowed_ms <= own[piece.start] for end in might_join)
+
+
+@given(TIMES, BEFORE, st.integers(1, 60), st.integers(1, 30))
+def test_a_row_is_too_old_by_its_own_watermark(times: list[int], before_ms: int, delay_ms: int, age_ms: int) -> None:
+    """For what forgets keys after a time."""
+    pieces = pieces_of(np.array(times), before_ms, delay_ms, [DueByAge(age_ms)])
+    own = own_watermarks(times, before_ms, delay_ms)
+    for piece in pieces:
+        for row in range(piece.start, piece.stop):
+            if times[row] > MIN_WATERMARK_MS:
+                assert (times[row] <= own[row] - age_ms) == (times[row] <= own[piece.start] - age_ms)
+
+
+def test_times_that_have_no_windows_are_no_error_here() -> None:
+    """A filter before the windows may take them out; those that it leaves are refused by the windows."""
+    times = np.array([0, -(2**60), 10])
+    for spec in WINDOWS:
+        assert sum(piece.stop - piece.start for piece in pieces_of(times, 2**40, 1, [DueByWindows(spec)])) == 3
 
 
 @given(TIMES, st.integers(1, 60), st.integers(1, 5))

@@ -170,7 +170,7 @@ def test_a_new_operator_chained_to_a_finished_one_is_refused() -> None:
 
 
 def test_what_partly_finished_may_be_chained_to_what_it_fed() -> None:
-    """A source with fewer splits than subtasks shrinks to one, and runs in one task with what follows; not behind it."""
+    """A source with fewer splits than subtasks shrinks to one, in a task with what it feeds, and never behind that."""
     old = graph_of({"source": 3, "all": 1}, ("source", "all", REBALANCE))
     shrunk = graph_of({"source": 1}, chains={"source": ["source", "all"]})
     turned = graph_of({"source": 1}, chains={"source": ["all", "source"]})

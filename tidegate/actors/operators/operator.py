@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from tidegate.actors.operators.source_splits import SourceSplits
+from tidegate.actors.operators.source_splits import Due, SourceSplits, as_they_are
 from tidegate.actors.operators.user_metrics import UserMetrics
 from tidegate.actors.sources.pushed_filters import Rows
 from tidegate.actors.state_backends.common.backend import KeyedBackend
@@ -124,6 +124,14 @@ class Operator:
         Others do not see them: showing them costs more than a batch.
         """
         return type(self).advance_watermark is not Operator.advance_watermark
+
+    @property
+    def dues(self) -> Sequence[Due]:
+        """How the operator tells rows apart by the watermark before them; known before it is opened.
+
+        Whoever makes the watermarks cuts batches accordingly, also in another task.
+        """
+        return (as_they_are,) if self.waits_for_event_time else ()
 
     watermark_ms: int | None = None
     """The watermark of an operator that generates them; the chain looks at it after each batch. None: none yet."""

@@ -26,8 +26,28 @@ from tidegate.storage.ids import OperatorUid
 
 EventTimes: TypeAlias = tuple[tuple[OperatorUid, int], ...]
 """The greatest timestamp that each generator of watermarks has seen in a split, in milliseconds."""
-Due: TypeAlias = Callable[[NDArray[np.int64]], NDArray[np.int64]]
-"""For the times of rows the first watermark by which each of them is too late: none before its time."""
+Due: TypeAlias = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.int64]]
+"""How somebody tells rows apart by the watermark before them.
+
+For the times of rows, and the watermark that each of them lies behind: the last watermark up to this one that makes a
+difference to the row, as the one that ends its window; a later one if none does. It fails for no time.
+"""
+
+
+def as_they_are(times: NDArray[np.int64], watermarks: NDArray[np.int64]) -> NDArray[np.int64]:
+    """What makes a difference is whether the watermark has reached the time of a row."""
+    return times
+
+
+@dataclass(frozen=True, slots=True)
+class DueByAge:
+    """A `Due`: rows that are so far behind the watermark are too late."""
+
+    age_ms: int
+
+    def __call__(self, times: NDArray[np.int64], watermarks: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The watermark has come to the time of a row, and so far beyond it."""
+        return np.where(times <= watermarks - self.age_ms, times + self.age_ms, watermarks + 1)
 
 
 @dataclass(slots=True)
@@ -46,8 +66,6 @@ class SourceSplits:
     """For each generator of watermarks the greatest timestamp of each split."""
     rows_after_ms: int | None = None
     """The watermark of the split at the rows that are processed now; None for rows that come from elsewhere."""
-    judges: list[Due] = field(default_factory=list)
-    """What the operators behind a generator judge its rows by."""
 
     @property
     def all_idle(self) -> bool:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
-from tidegate.actors.operators.source_splits import Due
-from tidegate.actors.operators.watermarks.late_rows import LATE, LateRows
+from tidegate.actors.operators.watermarks.late_rows import LATE, LastEnd, LateRows
 from tidegate.actors.protocol.side_outputs import OutputTag
 from tidegate.api.streams.stream import Stream
 from tidegate.storage.errors import ConfigurationError
 
 
-def in_time(stream: Stream, last_end_ms: Due, allowed_lateness_ms: int, uid: str | None = None) -> Stream:
+def in_time(stream: Stream, last_end_ms: LastEnd, allowed_lateness_ms: int, uid: str | None = None) -> Stream:
     """The rows of a stream that are in time for windows; the late ones are its `side_output("late")`.
 
     `last_end_ms`: that of the windows (`EventTimeWindow.last_end_ms`). Chained to the step before, so that behind a

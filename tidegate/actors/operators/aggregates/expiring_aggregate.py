@@ -32,6 +32,7 @@ from tidegate.actors.operators.aggregates.aggregated_rows import grouped
 from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
 from tidegate.actors.operators.batch_rows import OUTPUT_ROWS_MAX
 from tidegate.actors.operators.operator import Columns, Emit, OperatorContext
+from tidegate.actors.operators.source_splits import Due, DueByAge
 from tidegate.actors.operators.state.keys import key_columns
 from tidegate.actors.operators.watermarks.group_moments import GroupMoments
 from tidegate.actors.operators.watermarks.late_rows import LATE_RECORDS
@@ -96,6 +97,11 @@ class ExpiringAggregate(KeyedAggregate):
     def waits_for_event_time(self) -> bool:
         """Only if keys expire in event time."""
         return self._time is not None
+
+    @property
+    def dues(self) -> Sequence[Due]:
+        """A row is dropped when it is the time to live behind the watermark."""
+        return () if self._time is None else (DueByAge(self._ttl_ms),)
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
         """Forget, in steps, keys whose time to live is over."""

@@ -11,7 +11,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -22,9 +22,10 @@ from tidegate.actors.operators.joins.join_columns import LEFT, RIGHT, JoinHow, J
 from tidegate.actors.operators.joins.join_operator import MOMENT, JoinOperator
 from tidegate.actors.operators.joins.pairing import paired
 from tidegate.actors.operators.operator import Emit
+from tidegate.actors.operators.source_splits import Due
 from tidegate.actors.operators.windows.assigned_windows import ends_of, starts_of
 from tidegate.actors.operators.windows.window_rows import WINDOW_END, WINDOW_START, bound_type, bounds_of
-from tidegate.actors.operators.windows.window_specs import Sliding, Tumbling
+from tidegate.actors.operators.windows.window_specs import DueByWindows, Sliding, Tumbling
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.dictionaries import decoded_type
 
@@ -55,6 +56,11 @@ class WindowJoin(JoinOperator):
         self._bound = bound_type(decoded_type(schemas[LEFT].field(sides.times[LEFT]).type), window)
         self.output = pa.schema([*self.schema, (WINDOW_START, self._bound), (WINDOW_END, self._bound)])
         """The columns of the result."""
+
+    @property
+    def dues(self) -> Sequence[Due]:
+        """By which windows are over."""
+        return (DueByWindows(self._window),)
 
     def process_input(self, index: int, batch: pa.RecordBatch, emit: Emit) -> None:
         """Keep the rows of a batch, each in its windows. OperatorError as of `rows_of`."""

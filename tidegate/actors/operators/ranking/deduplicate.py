@@ -34,6 +34,7 @@ from tidegate.actors.operators.operator import Emit, Operator, OperatorContext
 from tidegate.actors.operators.operator_errors import blame
 from tidegate.actors.operators.ranking.kept_rows import KeptRows, flags_of
 from tidegate.actors.operators.ranking.order_words import check_order_column, order_form, order_words
+from tidegate.actors.operators.source_splits import Due, DueByAge
 from tidegate.actors.operators.state.keys import key_columns, key_schema
 from tidegate.actors.operators.watermarks.group_moments import GroupMoments
 from tidegate.actors.operators.watermarks.late_rows import LATE_RECORDS
@@ -124,6 +125,11 @@ class Deduplicate(Operator):
     def waits_for_event_time(self) -> bool:
         """Only if keys expire in event time."""
         return self._ttl_ms is not None
+
+    @property
+    def dues(self) -> Sequence[Due]:
+        """A row is dropped when it is the time to live behind the watermark."""
+        return () if self._ttl_ms is None else (DueByAge(self._ttl_ms),)
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
         """Forget, in steps, keys whose time to live is over."""

@@ -13,7 +13,8 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -32,15 +33,19 @@ LATE_RECORDS = "numLateRecordsDropped"
 """Flink's name for how many there were."""
 
 
+LastEnd: TypeAlias = Callable[[NDArray[np.int64]], NDArray[np.int64]]
+"""For each time the end of the last window that it belongs to."""
+
+
 class LateRows(Operator):
     """Lets the rows pass that are in time.
 
-    `last_end_ms`: for each time the end of the last window that it belongs to. `column`: the one of event time.
+    `last_end_ms`: that of the windows. `column`: the one of event time.
     """
 
     judges_rows = True
 
-    def __init__(self, column: str, last_end_ms: Due, allowed_lateness_ms: int = 0) -> None:
+    def __init__(self, column: str, last_end_ms: LastEnd, allowed_lateness_ms: int = 0) -> None:
         self._column = column
         self._last_end_ms = last_end_ms
         self._allowed_ms = allowed_lateness_ms
@@ -50,11 +55,15 @@ class LateRows(Operator):
         """The column of event time as well."""
         return together(after, frozenset({self._column}))
 
+    @property
+    def dues(self) -> Sequence[Due]:
+        """The last window of a row is over."""
+        return (lambda times, watermarks: self._due_ms(times),)
+
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
-        """Tell a generator of watermarks before it by what it judges."""
+        """Begin to count late rows."""
         super().open(context, restored)
         self._late = context.metrics.counter(LATE_RECORDS)
-        context.splits.judges.append(self._due_ms)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
         """Emit the rows that are in time, and the others on the side. OperatorError for a row without a time."""

@@ -25,8 +25,9 @@ import pyarrow as pa
 from tidegate.actors.kernels.columns import fixed_values, plain, valid_mask
 from tidegate.actors.operators.operator import Columns, Emit, Operator, OperatorContext, together
 from tidegate.actors.operators.operator_errors import blame
+from tidegate.actors.operators.source_splits import Due, as_they_are
 from tidegate.actors.operators.watermarks.alignment import WatermarkAlignment
-from tidegate.actors.operators.watermarks.watermark_pieces import Times, as_they_are, pieces_of
+from tidegate.actors.operators.watermarks.watermark_pieces import Times, pieces_of
 from tidegate.actors.operators.watermarks.window_end import WindowEnd
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.storage.errors import ConfigurationError
@@ -120,6 +121,8 @@ class WatermarkGenerator(Operator):
         self._nulls_to = nulls_to
         self._punctuated_by = punctuated_by
         self.alignment = alignment
+        self.dues_behind: Sequence[Due] = (as_they_are,)
+        """How operators behind it tell its rows apart, those in other tasks too; `graph/event_time.py` knows them."""
         self._newest_ms: dict[int | None, int] = {}
         """The greatest timestamp of each split. Shared with the splits, which are what is in a checkpoint."""
 
@@ -158,7 +161,7 @@ class WatermarkGenerator(Operator):
         before_ms = self._newest_ms.get(split, MIN_WATERMARK_MS)
         with blame(self.context, batch):
             movers = None if self._punctuated_by is None else _of_marked(batch, self._punctuated_by, times)
-            pieces = pieces_of(times, before_ms, self._delay_ms, splits.judges or (as_they_are,), movers)
+            pieces = pieces_of(times, before_ms, self._delay_ms, self.dues_behind, movers)
         for piece in pieces:
             splits.rows_after_ms = self._behind(piece.before_ms)
             emit(batch if len(pieces) == 1 else batch.slice(piece.start, piece.stop - piece.start))

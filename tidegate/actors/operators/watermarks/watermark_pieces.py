@@ -2,11 +2,12 @@
 
 Rules:
 
-- A piece is judged by the watermark that stands at its first row. So a cut comes before each row that is too late by
-  its own watermark, and would not be by that of the piece. In ordinary data no row is, and nothing is cut.
-- When a row is too late is for those to say who judge rows (`due`), never before the watermark has reached its time. A
-  window is done at one moment for all its rows, so there is one cut at most for each window that is done within the
-  batch, however many late rows it has.
+- A piece is judged by the watermark that stands at its first row. So a cut comes before each row to which its own
+  watermark does something else than that of the piece. Such a row lies behind its watermark. In ordinary data none
+  does, and nothing is cut.
+- Which watermarks make a difference to a row is for those to say who judge rows (`Due`). A window is done at one moment
+  for all its rows, so there is one cut at most for each window that is done within the batch, however many late rows
+  it has. Sessions may end at any moment, so rows that could still join one are cut at each watermark.
 - No piece has more than PIECE_ROWS rows: watermarks go on within a large batch, and results need not wait for its end.
 """
 
@@ -36,11 +37,6 @@ class Piece:
     stop: int
     before_ms: int
     newest_ms: int
-
-
-def as_they_are(times: Times) -> Times:
-    """A row is too late when the watermark has reached its time."""
-    return times
 
 
 def pieces_of(
@@ -86,7 +82,7 @@ def _cuts(times: Times, watermarks: Times, dues: Sequence[Due]) -> list[int]:
     late: list[tuple[int, int]] = []
     behind = np.flatnonzero((times <= watermarks) & (times > MIN_WATERMARK_MS))
     for due in dues:
-        limits = due(times[behind])
+        limits = due(times[behind], watermarks[behind])
         found = np.flatnonzero(limits <= watermarks[behind])
         late += zip(behind[found].tolist(), limits[found].tolist(), strict=True)
     cuts = [0]

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from tidegate.actors.kernels.hashing import hash_columns
 from tidegate.actors.operators.operator import Emit, OperatorContext
 from tidegate.actors.operators.operator_errors import blame
+from tidegate.actors.operators.source_splits import Due
 from tidegate.actors.operators.watermarks.late_rows import LATE, LATE_RECORDS
 from tidegate.actors.operators.window_functions.window_buffer import PLACE, Numbers, WindowBuffer
 from tidegate.actors.operators.window_functions.window_calls import WindowCalls
@@ -33,7 +34,15 @@ from tidegate.actors.operators.windows.fired_groups import FiredGroups
 from tidegate.actors.operators.windows.merged_groups import codes_of
 from tidegate.actors.operators.windows.merged_sessions import merged_sessions
 from tidegate.actors.operators.windows.window_rows import row_times
-from tidegate.actors.operators.windows.window_specs import Clock, Cumulating, Session, Sliding, Times, Tumbling
+from tidegate.actors.operators.windows.window_specs import (
+    Clock,
+    Cumulating,
+    DueByWindows,
+    Session,
+    Sliding,
+    Times,
+    Tumbling,
+)
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.state.key_groups import key_group_range
@@ -68,6 +77,11 @@ class AppliedWindows(WindowBuffer):
         self._clock = time if isinstance(time, Clock) else None
         self._next_end_ms = MIN_WATERMARK_MS
         """No window in the state ends before."""
+
+    @property
+    def dues(self) -> Sequence[Due]:
+        """By which windows are over."""
+        return (DueByWindows(self._spec),) if self._clock is None else ()
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
         """Take rows and moments back. CorruptionError for other columns."""

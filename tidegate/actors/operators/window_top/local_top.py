@@ -12,7 +12,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -23,12 +23,13 @@ from tidegate.actors.operators.operator import Emit, Operator
 from tidegate.actors.operators.operator_errors import blame
 from tidegate.actors.operators.ranking.ranks import first_rows
 from tidegate.actors.operators.ranking.top_n import Ranking
+from tidegate.actors.operators.source_splits import Due
 from tidegate.actors.operators.state.keys import key_columns
 from tidegate.actors.operators.watermarks.watermark_generator import check_timestamp_column, event_times_ms
 from tidegate.actors.operators.watermarks.window_end import WindowEnd
 from tidegate.actors.operators.windows.assigned_windows import ends_of, starts_of
 from tidegate.actors.operators.windows.window_rows import WINDOW_END, WINDOW_START, bound_type, bounds_of, row_times
-from tidegate.actors.operators.windows.window_specs import Cumulating, Sliding, Times, Tumbling
+from tidegate.actors.operators.windows.window_specs import Cumulating, DueByWindows, Sliding, Times, Tumbling
 from tidegate.actors.protocol.stream_elements import MIN_WATERMARK_MS
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.dictionaries import decoded_type
@@ -70,6 +71,11 @@ class LocalTop(Operator):
             self._keys = tuple(key for key in ranking.keys if key not in (WINDOW_START, WINDOW_END))
         self._watermark_ms = MIN_WATERMARK_MS
         self._passes = 0
+
+    @property
+    def dues(self) -> Sequence[Due]:
+        """`WindowTop` behind it judges rows by which windows are over. Results of windows are never late."""
+        return () if self._window is None else (DueByWindows(self._window),)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
         """Emit the rows of a batch that count. OperatorError for a row without a time, or a null in the order."""

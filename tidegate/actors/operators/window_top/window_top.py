@@ -27,6 +27,7 @@ from tidegate.actors.operators.operator import Emit, OperatorContext
 from tidegate.actors.operators.operator_errors import blame
 from tidegate.actors.operators.ranking.ranks import Positions, first_rows, ranks_of
 from tidegate.actors.operators.ranking.top_n import MOMENT, STATE_NAME, Ranking
+from tidegate.actors.operators.source_splits import Due
 from tidegate.actors.operators.state.keys import key_schema
 from tidegate.actors.operators.state.rows_operator import RowsOperator
 from tidegate.actors.operators.watermarks.late_rows import LATE, LATE_RECORDS
@@ -62,6 +63,11 @@ class WindowTop(RowsOperator):
         super().__init__(key_schema(schema, ranking.keys), {STATE_NAME: values.append(pa.field(MOMENT, pa.int64()))})
         self._next_ms: int | None = None
         """No window in the state ends before; None: not known."""
+
+    @property
+    def dues(self) -> Sequence[Due]:
+        """None of its own: `LocalTop` before it knows the windows."""
+        return ()
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
         """Take rows and moments back. CorruptionError for other columns."""

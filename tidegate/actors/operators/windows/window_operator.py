@@ -22,11 +22,12 @@ from tidegate.actors.operators.aggregates.aggregate import Aggregate
 from tidegate.actors.operators.combined_rows import is_combined, rows_behind
 from tidegate.actors.operators.operator import Columns, Emit, Operator, OperatorContext
 from tidegate.actors.operators.operator_errors import blame
+from tidegate.actors.operators.source_splits import Due
 from tidegate.actors.operators.state.operator_backend import frozen_backend
 from tidegate.actors.operators.watermarks.late_rows import LATE, LATE_RECORDS
 from tidegate.actors.operators.windows.fired_groups import FiredGroups
 from tidegate.actors.operators.windows.window_rows import WindowRows, row_times
-from tidegate.actors.operators.windows.window_specs import Clock, TimeOf, Times, WindowSpec
+from tidegate.actors.operators.windows.window_specs import Clock, Count, DueByWindows, TimeOf, Times, WindowSpec
 from tidegate.actors.operators.windows.window_state import WindowState
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.actors.state_backends.common.backend import KeyedBackend, ValueSpec
@@ -44,6 +45,7 @@ class WindowOperator(Operator):
     """
 
     has_keyed_state = True
+    _lateness_ms = 0
 
     def __init__(
         self,
@@ -68,6 +70,12 @@ class WindowOperator(Operator):
     def needed_columns(self, after: Columns) -> Columns:
         """Keys, event time, and what is aggregated."""
         return self._rows.needed_columns
+
+    @property
+    def dues(self) -> Sequence[Due]:
+        """Windows of event time: by which of them are over."""
+        spec = self._any_spec
+        return () if isinstance(spec, Count) or self._clock else (DueByWindows(spec, self._lateness_ms),)
 
     def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
         """Keys, `window_start`, `window_end`, aggregates. ConfigurationError for columns that do not fit."""

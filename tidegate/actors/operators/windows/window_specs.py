@@ -31,6 +31,8 @@ TIME_MS_MAX = 1 << 55
 """The greatest event time that has windows, and, negated, the least. State has it with six more bits (`slices.py`)."""
 _SIZE_MS_MAX = 1 << 50
 """A window of 35,000 years."""
+_CALENDAR_MS = (-61_000_000_000_000, 253_000_000_000_000)
+"""Inside of the years that have dates in time zones."""
 
 
 class EventTimeWindow(ABC):
@@ -42,6 +44,13 @@ class EventTimeWindow(ABC):
 
         With it a row is late if `last_end_ms - 1 + allowed lateness <= watermark`.
         """
+
+    def ended_ms(self, times: Times, moments: Times) -> Times:
+        """For each row the last end of a window by a moment, if that makes a difference to the row; else one after it.
+
+        Two moments with the same end by them do the same to a row. For times that are no later than their moments.
+        """
+        return self.last_end_ms(times)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +127,10 @@ class Sliding(EventTimeWindow):
         check_times(times)
         return floored(times, self.slide_ms, self.offset_ms) + self.size_ms
 
+    def ended_ms(self, times: Times, moments: Times) -> Times:
+        """Of all windows that a row is in."""
+        return _ended(times, moments, self.last_end_ms(times), self.slide_ms)
+
 
 @dataclass(frozen=True, slots=True)
 class Cumulating(EventTimeWindow):
@@ -142,6 +155,10 @@ class Cumulating(EventTimeWindow):
         check_times(times)
         return floored(times, self.max_ms, 0) + self.max_ms
 
+    def ended_ms(self, times: Times, moments: Times) -> Times:
+        """Of all windows that a row is in."""
+        return _ended(times, moments, self.last_end_ms(times), self.step_ms)
+
 
 @dataclass(frozen=True, slots=True)
 class Session(EventTimeWindow):
@@ -157,6 +174,10 @@ class Session(EventTimeWindow):
         """The end of a session with this row alone. Another row may make it longer."""
         check_times(times)
         return times + self.gap_ms
+
+    def ended_ms(self, times: Times, moments: Times) -> Times:
+        """A session that the row would have joined may have ended at any moment since the time of the row."""
+        return np.minimum(self.last_end_ms(times), moments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +213,28 @@ def check_times(times: Times) -> None:
             f"{int(far[0])} ms since 1970 is no event time that windows can have; an int64 column holds milliseconds: "
             "convert or filter such rows before the window"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class DueByWindows:
+    """A `Due`: windows tell rows apart by which of them are over, and the lateness that is allowed."""
+
+    spec: EventTimeWindow
+    allowed_lateness_ms: int = 0
+
+    def __call__(self, times: Times, watermarks: Times) -> Times:
+        """Times that have no windows are refused where the windows are: a filter may come before them."""
+        zoned = isinstance(self.spec, Tumbling) and self.spec.timezone is not None
+        times = np.clip(times, *(_CALENDAR_MS if zoned else (-TIME_MS_MAX, TIME_MS_MAX)))
+        moments = watermarks + 1 - self.allowed_lateness_ms
+        ended = self.spec.ended_ms(times, np.maximum(moments, times))
+        return np.where(ended <= moments, ended - 1 + self.allowed_lateness_ms, watermarks + 1)
+
+
+def _ended(times: Times, moments: Times, last_ends: Times, step_ms: int) -> Times:
+    """The greatest of ends `step_ms` apart, up to the last one, that is no later than the moment and after the row."""
+    ends = last_ends - np.maximum(0, -((moments - last_ends) // step_ms)) * step_ms
+    return np.where(ends > times, ends, last_ends)
 
 
 def floored(times: Times, step_ms: int, offset_ms: int) -> Times:

@@ -12,8 +12,8 @@ The task machine calls it with batches, watermarks and processing time. Rules:
 - Timers fire in steps (Flink's interruptible timers). The first step is done at once, the others when the task asks for
   them; meanwhile it gives the chain nothing else.
 - If several operators have steps left, the last in the chain goes first, to be up to date when those before it emit
-  again. Only batches that one call emits do not wait for what the watermarks between them bring: one step comes first
-  at most. Watermarks that wait for the same operator merge into the newest.
+  again. Watermarks that wait for the same operator merge into the newest. A generator of watermarks emits a batch in
+  pieces because the watermark between two of them makes a difference: all of its steps come before the next piece.
 """
 
 from __future__ import annotations
@@ -300,7 +300,8 @@ class OperatorChain:
     def _emitted(self, position: int, batch: pa.RecordBatch) -> None:
         """An operator emits. What the rows before have made of the watermark of a generator comes first."""
         if self._links[position].operator.generates_watermarks and self._generated(position):
-            self._step(position)
+            while self._step(position):
+                pass
         self._feed(position + 1, batch)
 
     def _generated(self, position: int) -> bool:
