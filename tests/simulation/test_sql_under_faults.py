@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import polars as pl
@@ -14,6 +14,7 @@ import pytest
 from pipelines import HARSH
 
 import tidegate as tg
+from tidegate.simulation.pipelines.trickling_source import TricklingSource
 from tidegate.simulation.report import report_of
 from tidegate.simulation.runtime.run import STORAGE, Action, JobRun, JobSetting, Simulation
 from tidegate.storage.checkpoints.metadata import SnapshotKind
@@ -21,8 +22,8 @@ from tidegate.storage.tables.table_files import read_table
 from tidegate.testing import INLINE_BYTES, SMALL_BUFFERS
 
 TABLE = "sim://result"
-FAULTS = replace(HARSH, crash=0.03, duration="8s")
-SEEDS = 18
+FAULTS = replace(HARSH, crash=0.04, slow=0.0, storage=0.03, delay="0ms..20ms", duration="5s")
+SEEDS = 12
 ROWS = 40
 WIDTHS = (1, 2, 3)
 WINDOW_S = 20
@@ -134,7 +135,7 @@ def test_a_query_gives_the_same_under_faults(seed: int) -> None:
     name = list(PROGRAMS)[seed % len(PROGRAMS)]
     widths = chance.sample(WIDTHS, 2)
     checkpoints = tg.CheckpointConfig(
-        interval="150ms",
+        interval="80ms",
         timeout="10s",
         tolerable_failed=2,
         storage=STORAGE,
@@ -145,10 +146,17 @@ def test_a_query_gives_the_same_under_faults(seed: int) -> None:
     simulation = Simulation(seed, FAULTS)
 
     def job(parallelism: int, actions: tuple[Action, ...], restore: str | None) -> JobRun:
-        options = tg.DataPlaneOptions(limits=SMALL_BUFFERS, source_rows_max=4)
+        options = tg.DataPlaneOptions(limits=SMALL_BUFFERS, source_rows_max=1)
         return simulation.run(
             JobSetting(
-                lambda env: _build(name, env), parallelism, checkpoints, options, actions=actions, restore=restore
+                lambda env: _build(name, env),
+                parallelism,
+                checkpoints,
+                options,
+                actions=actions,
+                restore=restore,
+                sources=partial(TricklingSource, times_max=6),
+                hurries=True,
             )
         )
 
