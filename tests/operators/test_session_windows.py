@@ -124,7 +124,7 @@ def test_sessions_grow_together_after_a_restore(backend: Backend) -> None:
     windows.process(rows_batch([(1, 0, 1), (1, 15, 2), (2, 0, 4), (1, 40, 8)]))
     windows = windows.moved(3, backend)
     windows.process(rows_batch([(1, 8, 16), (2, 10, 32)]))
-    windows.watermark(24)
+    windows.watermark(25)
     found = sorted((row["k"], row["window_start"], row["window_end"], row["total"]) for row in windows.rows)
     assert found == [(1, 0, 25, 19), (2, 0, 20, 36)]
     assert windows.stored_rows() == 1
@@ -146,9 +146,9 @@ def test_a_watermark_that_ends_nothing_reads_nothing(backend: Backend, monkeypat
     assert isinstance(operator, SessionWindows)
     table = operator._state.table
     monkeypatch.setattr(type(table), "scan_namespace", lambda *_: pytest.fail("it was read"))
-    windows.watermark(108)
-    monkeypatch.undo()
     windows.watermark(109)
+    monkeypatch.undo()
+    windows.watermark(110)
     assert len(windows.rows) == 9
     windows.close()
 

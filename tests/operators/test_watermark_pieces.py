@@ -106,18 +106,18 @@ def test_a_row_meets_the_windows_that_are_open_by_its_own_watermark(
 def test_a_row_meets_the_sessions_that_are_open_by_its_own_watermark(
     times: list[int], before_ms: int, delay_ms: int, gap_ms: int, allowed_ms: int
 ) -> None:
-    """Whichever sessions there are, if it lies behind it; a row that is late is so by the watermark of its piece."""
+    """Whichever sessions there are; a row that is late is so by the watermark of its piece."""
     pieces = pieces_of(np.array(times), before_ms, delay_ms, [DueByWindows(Session(gap_ms), allowed_ms)])
     own = own_watermarks(times, before_ms, delay_ms)
     for piece in pieces:
         for row in range(piece.start, piece.stop):
-            if not MIN_WATERMARK_MS < times[row] <= own[row]:
+            if times[row] == MIN_WATERMARK_MS:
                 continue
-            late, at_piece = (times[row] + gap_ms - 1 + allowed_ms <= mark for mark in (own[row], own[piece.start]))
+            late, at_piece = (times[row] + gap_ms + allowed_ms <= mark for mark in (own[row], own[piece.start]))
             assert late == at_piece
             if not late:
-                might_join = [end for end in range(times[row], 300) if end - 1 + allowed_ms <= own[row]]
-                assert all(end - 1 + allowed_ms <= own[piece.start] for end in might_join)
+                might_join = [end for end in range(times[row], 300) if end + allowed_ms <= own[row]]
+                assert all(end + allowed_ms <= own[piece.start] for end in might_join)
 
 
 @given(TIMES, BEFORE, st.integers(1, 60), st.integers(1, 30))

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from tidegate.actors.operators.source_splits import Due, SourceSplits, as_they_are
 from tidegate.actors.operators.user_metrics import UserMetrics
+from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.actors.sources.pushed_filters import Rows
 from tidegate.actors.state_backends.common.backend import KeyedBackend
 from tidegate.actors.state_backends.common.options import StateBackendOptions
@@ -132,6 +133,14 @@ class Operator:
         Whoever makes the watermarks cuts batches accordingly, also in another task.
         """
         return (as_they_are,) if self.waits_for_event_time else ()
+
+    holds_back_ms: int = 0
+    """So far the watermark that goes on lies behind the one that came: what is emitted at that one is not late then."""
+
+    def reached_ms(self, watermark_ms: int) -> int:
+        """The watermark that goes on when one has come; the end of event time is held back by nobody."""
+        held_ms = self.holds_back_ms if watermark_ms < MAX_WATERMARK_MS else 0
+        return max(MIN_WATERMARK_MS, watermark_ms - held_ms)
 
     watermark_ms: int | None = None
     """The watermark of an operator that generates them; the chain looks at it after each batch. None: none yet."""

@@ -75,6 +75,7 @@ class AppliedWindows(WindowBuffer):
         super().__init__(keys, schema, calls)
         self._spec, self._time = spec, time
         self._clock = time if isinstance(time, Clock) else None
+        self.holds_back_ms = int(isinstance(spec, Session) and self._clock is None)
         self._next_end_ms = MIN_WATERMARK_MS
         """No window in the state ends before."""
 
@@ -131,7 +132,7 @@ class AppliedWindows(WindowBuffer):
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
         """Give the function what has ended by the watermark, in steps."""
         super().advance_watermark(watermark_ms, emit)
-        return iter(()) if self._clock is not None else self._advance_to(watermark_ms, emit)
+        return iter(()) if self._clock is not None else self._advance_to(self.reached_ms(watermark_ms), emit)
 
     def next_processing_time_ms(self) -> int | None:
         """When the first window ends, if that is a matter of processing time."""

@@ -90,6 +90,7 @@ class SessionWindows(WindowOperator):
         super().__init__(keys, spec, aggregates, time, "changes" if self._changes else "final", NUMBER, extra)
         self._spec = spec
         self._next_end_ms = self._next_out_ms = MAX_WATERMARK_MS
+        self.holds_back_ms = int(self._clock is None)
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
         """CorruptionError as of all windows."""

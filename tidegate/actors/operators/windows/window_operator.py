@@ -105,7 +105,7 @@ class WindowOperator(Operator):
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
         """Fire what has ended by the watermark, in steps."""
-        return iter(()) if self._clock is not None else self._advance_to(watermark_ms, emit)
+        return iter(()) if self._clock is not None else self._advance_to(self.reached_ms(watermark_ms), emit)
 
     def on_processing_time(self, now_ms: int, emit: Emit) -> Iterator[None]:
         """Fire what has ended by the clock, in steps."""

@@ -5,7 +5,9 @@ Rules (Flink's):
 - A window is `[start, end)`, in milliseconds since 1970. A row at its end belongs to the next one.
 - A watermark W says that no row at W or before it follows. So a window is complete when `end - 1 <= W`.
 - Windows that do not depend on rows are aligned: to 1970 in UTC plus the offset, or to days of a time zone.
-- Two rows are in one session if they are at most the gap apart, or if rows between them are.
+- Two rows are in one session if they are at most the gap apart, or if rows between them are. So a row at the end of a
+  session belongs to it, and a session is complete when `end <= W`: a millisecond later than other windows, and than in
+  Flink, where it depends on the watermark whether such a row joins. Operators hold the watermark back by so much.
 - An event time beyond about a million years is refused: it is none, and its window might not fit into 64 bits.
 """
 
@@ -176,8 +178,8 @@ class Session(EventTimeWindow):
         return times + self.gap_ms
 
     def ended_ms(self, times: Times, moments: Times) -> Times:
-        """A session that the row would have joined may have ended at any moment since the time of the row."""
-        return np.minimum(self.last_end_ms(times), moments)
+        """A session that the row would have joined may have ended at any moment after the time of the row."""
+        return np.minimum(self.last_end_ms(times) + 1, moments)
 
 
 @dataclass(frozen=True, slots=True)

@@ -358,7 +358,7 @@ class OperatorChain:
         link.steps = None
         if link.next_ms is None:
             self._behind.remove(position)
-        self._advance(position + 1, link.current_ms)
+        self._advance(position + 1, link.operator.reached_ms(link.current_ms))
 
     def _set_clock(self, steps: Iterator[None] | None, time_ms: int) -> None:
         self._clock, self._clock_ms = steps, time_ms
