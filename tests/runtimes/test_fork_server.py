@@ -136,6 +136,16 @@ def test_without_a_server_the_worker_starts_as_ever(tmp_path: Path) -> None:
     assert "Ray does not say" in str(found["why_not"])
 
 
+def test_in_an_executor_of_spark_the_worker_starts_as_ever(
+    tmp_path: Path, raylet: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark ends what descends from its executor, and YARN counts its memory: a forked process descends from nobody."""
+    monkeypatch.setenv(launch.ON_SPARK, "1")
+    found = run(tmp_path, raylet.pid, "alone")
+    assert (found["pid"], found["code"]) == (found["launched"], 3)
+    assert "executor of Spark" in str(found["why_not"])
+
+
 def test_a_server_that_is_not_ready_has_workers_start_as_ever(
     tmp_path: Path, raylet: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:

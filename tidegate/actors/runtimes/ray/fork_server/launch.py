@@ -41,6 +41,8 @@ USED_BEFORE = "_TIDEGATE_LAUNCH_CPU_S"
 WHY_NOT = "_TIDEGATE_NOT_FORKED"
 """In the environment of a worker that starts without: the reason. Variables with `TIDEGATE_` in front are settings."""
 REASON_BYTES_MAX = 1_000
+ON_SPARK = "RAY_ON_SPARK_START_RAY_PARENT_PID"
+"""In the environment of Ray's nodes that `ray.util.spark` has started."""
 PREFIX = "tgfork-"
 LOCK = "tidegate-fork.lock"
 OF_ONE_WORKER = ("_", "SHLVL", "PWD", "OLDPWD")
@@ -174,7 +176,9 @@ def main() -> None:
     why_not: str | None
     try:
         path = socket_path(arguments, dict(os.environ), folder) if arguments[0].endswith(".py") else None
-        if path is None:
+        if ON_SPARK in os.environ:
+            why_not = "Ray runs in an executor of Spark, which ends and counts only what descends from it"
+        elif path is None:
             why_not = "Ray does not say where its sockets are, or in a folder whose path is too long for one more"
         else:
             client = connect_or_serve(path, folder, os.path.dirname(arguments[0]))
