@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from tidegate.actors.protocol.stream_elements import Element, element_size_bytes
 
-MERGED_ROWS_MAX = 8_192
+MERGED_ROWS_MAX = 32_768
 MERGED_BYTES_MAX = 1024 * 1024
 
 
