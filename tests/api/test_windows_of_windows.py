@@ -105,3 +105,16 @@ def test_late_rows_do_not_have_the_time_of_results() -> None:
         results = counts(env, rows)
         assert results.late_rows().timestamp is None
         assert results.with_columns(pl.col("n") + 1).timestamp == "window_end"
+
+
+def test_a_join_in_windows_is_counted_in_the_windows_that_it_was_joined_in(tmp_path: Path) -> None:
+    """Its event time is the last millisecond of the window, and not the first one of the next."""
+    with local() as env:
+        left = env.from_batches(COUNTED, splits=1, timestamp="t", uid="left")
+        right = env.from_batches(COUNTED.slice(0, 5), splits=1, timestamp="t", uid="right")
+        pairs = left.join(right, on="k", window=tg.Tumbling(10))
+        counted = pairs.key_by("k").window(tg.Tumbling(10)).aggregate(n=tg.count())
+        of_all, late = counted.collect(), counted.late_rows().collect()
+        finish(env, tmp_path)
+    assert rows_of(of_all) == [("a", 0, 10, 9), ("b", 0, 10, 1), ("b", 10, 20, 1)]
+    assert late.to_arrow().num_rows == 0

@@ -17,6 +17,8 @@ from tidegate.actors.operators.joins.join_columns import JoinHow, JoinSides
 from tidegate.actors.operators.joins.lookup_join import Lookup, LookupTable
 from tidegate.actors.operators.joins.regular_join import RegularJoin
 from tidegate.actors.operators.joins.window_join import WindowJoin
+from tidegate.actors.operators.watermarks.window_end import WindowEnd
+from tidegate.actors.operators.windows.window_rows import WINDOW_END
 from tidegate.actors.operators.windows.window_specs import Sliding, Tumbling
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.api.streams.steps.given import check_stream
@@ -67,7 +69,7 @@ class StreamJoins(StreamChanges):
             raise ConfigurationError("join: a window says how long rows are kept; leave ttl= out")
         sides, schemas = _sides("join", self, other, on, suffix)
         make = partial(WindowJoin, sides, schemas, window, how)
-        return self._joined(other, sides, make().output, make, name, uid, parallelism, "window_end")
+        return self._joined(other, sides, make().output, make, name, uid, parallelism, WindowEnd(WINDOW_END))
 
     def interval_join(
         self,
