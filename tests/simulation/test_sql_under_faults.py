@@ -23,7 +23,7 @@ from tidegate.testing import INLINE_BYTES, SMALL_BUFFERS
 
 TABLE = "sim://result"
 FAULTS = replace(HARSH, crash=0.04, slow=0.0, storage=0.03, delay="0ms..20ms", duration="5s")
-SEEDS = 12
+SEEDS = 6
 ROWS = 40
 WIDTHS = (1, 2, 3)
 WINDOW_S = 20
@@ -128,6 +128,7 @@ def _build(name: str, env: tg.StreamEnvironment) -> None:
         result.to_table(TABLE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_a_query_gives_the_same_under_faults(seed: int) -> None:
     """Whatever crashes, and at another parallelism after a savepoint that comes in the midst of it."""

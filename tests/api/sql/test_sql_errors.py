@@ -105,6 +105,18 @@ ERRORS: dict[str, str] = {
         f"TABLE auctions, DESCRIPTOR(opened), {HOUR})) WHERE window_end > '2024-01-01') a ON b.auction = a.id "
         "AND b.window_start = a.window_start AND b.window_end = a.window_end"
     ): "is asked behind the join, and a LEFT JOIN keeps rows without a partner",
+    (
+        f"SELECT auction FROM TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts), {HOUR})) WHERE window_end > '2024-01-01' "
+        "UNION ALL SELECT id FROM auctions"
+    ): "UNION of rows that wait for windows",
+    (
+        f"SELECT window_end FROM TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts), {HOUR})) UNION ALL "
+        "SELECT opened FROM auctions"
+    ): "UNION of rows that wait for windows",
+    (
+        f"SELECT b.price FROM TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts), {HOUR})) b JOIN auctions FOR SYSTEM_TIME AS OF "
+        "b.ts AS a ON b.auction = a.id WHERE b.window_end > '2024-01-01'"
+    ): "a join as of a time is of single rows",
     "SELECT 1 FROM auctions a FULL JOIN sellers s ON a.seller = s.seller": "is INNER or LEFT",
     "SELECT auction FROM bids INTERSECT SELECT id FROM auctions": "INTERSECT is not covered",
     "SELECT auction, price FROM bids UNION ALL SELECT id FROM auctions": "one side has 2 columns, the other 1",

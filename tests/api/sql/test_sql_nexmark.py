@@ -16,8 +16,8 @@ from nexmark.workload import Workload
 DAYS = Workload(1_000, rate=0.01, out_of_order=50, block=250)
 MINUTE = Workload(2_000, rate=50.0, out_of_order=50, block=500)
 BY_DAY = ("q15", "q16", "q17")
-SLOW = ("q15", "q16")
-"""So many kinds of distinct rows of so many keys are counted."""
+SLOW = ("q3", "q4", "q5", "q7", "q8", "q9", "q15", "q16", "q18")
+"""Joins, windows and rankings of several steps, and kinds of distinct rows of many keys."""
 
 
 @pytest.mark.parametrize("name", [pytest.param(q, marks=pytest.mark.slow) if q in SLOW else q for q in sql.TEXTS])

@@ -256,6 +256,10 @@ class StreamJoin:
             )
         if self._how not in ("inner", "left"):
             raise refused(self._node, "a join as of a time is LEFT or INNER")
+        if any(side.windows is not None for side in self._sides):
+            raise refused(
+                self._node, "a join as of a time is of single rows: join first, and put what comes out into windows"
+            )
         parts = self._sorted(conditions, versions=True)
         parts.keys += parts.bounds.values()
         self._refuse_rest(parts, [])

@@ -243,6 +243,8 @@ class _Query:
             raise refused(node, "BY NAME is not covered: name the columns in their order, or use union(by_name=True)")
         sides = [self.relation(each) for each in (node.this, node.expression)]
         first, second = sides
+        if any(side.windows is not None or side.rank is not None for side in sides):
+            raise refused(node, "UNION of rows that wait for windows or a rank: put it around them, or into FROM")
         if len(first.names) != len(second.names):
             raise refused(node, f"UNION: one side has {len(first.names)} columns, the other {len(second.names)}")
         names = [free_name(each.name, ()) for each in first.names]
@@ -261,9 +263,6 @@ class _Query:
         return self._once(node, united, self._keeping) if node.args.get("distinct") else united
 
     def _cast(self, node: exp.Expr, relation: Relation, names: list[str], types: list[Any]) -> Stream:
-        for each in relation.names:
-            if each.bound or each.rank:
-                raise refused(node, "UNION of rows that wait for windows or a rank: put it around them, or into FROM")
         expressions = {
             name: as_type(node, relation.of_inner(each.inner), wanted).expr
             for each, name, wanted in zip(relation.names, names, types, strict=True)
