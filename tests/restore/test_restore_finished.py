@@ -183,6 +183,20 @@ def test_what_partly_finished_may_be_chained_to_what_it_fed() -> None:
         check_fits(checkpoint_of(old, finished={"source": [0, 1, 2]}), shrunk)
 
 
+def test_a_new_operator_chained_between_two_that_partly_finished_is_refused() -> None:
+    """It would give the last one rows of the subtask that had finished; in tasks of their own it is refused as well."""
+    lanes = {"source": ["source", "map"]}
+    old = graph_of({"source": 2}, chains=lanes)
+    ended = checkpoint_of(old, finished={"source": [1]})
+    between = graph_of({"source": 2}, chains={"source": ["source", "new", "map"]})
+    listed = r"'source' \(partly finished\) and 'new' \(not finished\) and 'map' \(partly finished\)"
+
+    with pytest.raises(ConfigurationError, match=listed):
+        check_fits(ended, between)
+
+    check_fits(ended, graph_of({"source": 2}, chains={"source": ["source", "map", "new"]}))
+
+
 @pytest.mark.parametrize("new", [1, 2, 3])
 @pytest.mark.parametrize("finished", [[0], [1], [0, 1]])
 def test_a_source_that_partly_finished_keeps_all_of_its_splits(

@@ -165,7 +165,7 @@ def _say_what_is_left_behind(metadata: CheckpointMetadata, graph: JobGraph) -> N
 
 
 def _say_that_nothing_is_left_to_do(metadata: CheckpointMetadata, graph: JobGraph) -> None:
-    if any(list(_finished(metadata, vertex)) != [_Finished.FULLY] for vertex in graph.vertices):
+    if any([each for each, _ in _finished(metadata, vertex)] != [_Finished.FULLY] for vertex in graph.vertices):
         return
     drained = metadata.kind is SnapshotKind.TERMINATE
     log.warning(
@@ -272,18 +272,18 @@ class _Finished(enum.Enum):
 
 
 def _fed_after_the_end(metadata: CheckpointMetadata, graph: JobGraph) -> Iterator[str]:
-    found: dict[VertexId, dict[_Finished, OperatorUid]] = {}
+    found: dict[VertexId, list[_Finished]] = {}
     for vertex in graph.vertices:
-        found[vertex.vertex] = conditions = _finished(metadata, vertex)
-        if len(conditions) > 1 and list(conditions) != [_Finished.PARTLY, _Finished.NONE]:
-            listed = " and ".join(f"{uid!r} ({condition.value})" for condition, uid in conditions.items())
+        conditions = _finished(metadata, vertex)
+        found[vertex.vertex] = [condition for condition, _ in conditions]
+        if len(conditions) > 1 and found[vertex.vertex] != [_Finished.PARTLY, _Finished.NONE]:
+            listed = " and ".join(f"{uid!r} ({condition.value})" for condition, uid in conditions)
             yield (
                 f"operators that run in one task must have finished alike at {_where(metadata)}, and these had not: "
                 f"{listed}; leave out the new one, or restore from a checkpoint before the end"
             )
     for edge in graph.edges:
-        upstream = next(reversed(found[edge.upstream]), _Finished.NONE)
-        downstream = next(iter(found[edge.downstream]), _Finished.NONE)
+        upstream, downstream = found[edge.upstream][-1], found[edge.downstream][0]
         if not _may_feed(upstream, downstream, edge):
             yield (
                 f"{_name(graph, edge.downstream)} had {downstream.value} at {_where(metadata)}, and "
@@ -301,19 +301,22 @@ def _may_feed(upstream: _Finished, downstream: _Finished, edge: JobEdge) -> bool
     return downstream is _Finished.PARTLY and was_pointwise and upstream is _Finished.PARTLY
 
 
-def _finished(metadata: CheckpointMetadata, vertex: JobVertex) -> dict[_Finished, OperatorUid]:
-    """What the operators of a vertex had reached, in their order, with one as an example of each. A new one is NONE.
+def _finished(metadata: CheckpointMetadata, vertex: JobVertex) -> list[tuple[_Finished, OperatorUid]]:
+    """What the operators of a vertex had reached, in their order: of each run that had finished alike, the first one.
+
+    A new one had not finished.
 
     Operators that had tasks of their own may be chained now, as when a job shrinks to one subtask. Then the rest of one
     that had partly finished, such as a source with fewer splits than subtasks, goes on feeding one that had not.
     """
     known = {info.uid for info in metadata.operators}
     sources = () if vertex.source is None else (vertex.source,)
-    found: dict[_Finished, OperatorUid] = {}
+    found: list[tuple[_Finished, OperatorUid]] = []
     for spec in (*sources, *vertex.operators):
         flags = {subtask.finished for subtask in subtasks_of(metadata, spec.uid)} if spec.uid in known else {False}
         condition = _Finished.PARTLY if len(flags) > 1 else _Finished.FULLY if flags == {True} else _Finished.NONE
-        found.setdefault(condition, spec.uid)
+        if not found or found[-1][0] is not condition:
+            found.append((condition, spec.uid))
     return found
 
 

@@ -99,7 +99,8 @@ class BufferSettings(Section):
     merged_rows: Annotated[int, BeforeValidator(of.positive)] = Field(
         default=_LIMITS.merged_rows_max, alias=KEYS["merged_rows"][0]
     )
-    """Rows up to which small batches that wait for a task are handed to its operators as one; 1: as they came."""
+    """Rows up to which small batches that wait for a task are handed to its operators as one, of 1 MiB at most; 1: as
+    they came."""
 
     source_rows: Annotated[int, BeforeValidator(of.positive)] = Field(
         default=_OPTIONS.source_rows_max, alias=KEYS["source_rows"][0]
