@@ -87,6 +87,15 @@ def test_a_task_that_does_not_get_ready_fails_the_attempt() -> None:
     assert coordinator.fire("deploy:1") == []
 
 
+def test_all_tasks_that_are_not_ready_are_named_if_they_are_few() -> None:
+    """Each of them may be the one that somebody looks for."""
+    coordinator = Coordinator()
+    coordinator.submit()
+    coordinator.fire("deploy:0", at_ms=SPEC.deploy_timeout_ms)
+    expected = "source[0], sink[0] were not ready within 600000 ms (jobmanager.deploy-timeout)"
+    assert coordinator.state.last_failure == expected
+
+
 # --- failover -----------------------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""What is said of a checkpoint that does not come: which tasks it waits for, and what they are doing."""
+"""What is said of a checkpoint or attempt that does not come: which tasks it waits for, and what they are doing."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 
 import pytest
+from coordinators import SPEC
 from ray_fakes import SINK, SOURCE, LaterMailbox
 
-from tidegate.actors.coordinator.state.coordinator_state import PendingCheckpoint
+from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState, JobStatus, PendingCheckpoint
 from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.runtimes.ray.fleet.late_checkpoints import ASKED_MAX, LATE_MS, SILENT, LateCheckpoints
+from tidegate.actors.runtimes.ray.fleet.late_checkpoints import LateCheckpoints
+from tidegate.actors.runtimes.ray.fleet.late_deployments import LateDeployments
+from tidegate.actors.runtimes.ray.fleet.late_tasks import ASKED_MAX, LATE_MS, SILENT, LateTasks
 from tidegate.actors.runtimes.ray.process.stacks import own_threads
 from tidegate.storage.ids import AttemptNumber, CheckpointId, SubtaskIndex, VertexId
 
@@ -37,7 +40,7 @@ def pending(*waiting: TaskId) -> PendingCheckpoint:
 def watcher(asked: Asked) -> tuple[LateCheckpoints, LaterMailbox]:
     """With a mailbox that does what is due later when a test says so."""
     mailbox = LaterMailbox()
-    return LateCheckpoints(asked, mailbox.post, mailbox.call_later), mailbox
+    return LateCheckpoints(LateTasks(asked, mailbox.post, mailbox.call_later)), mailbox
 
 
 def test_a_late_checkpoint_is_told_of_with_what_its_tasks_do(caplog: pytest.LogCaptureFixture) -> None:
@@ -87,6 +90,29 @@ def test_one_that_only_waits_for_storage_is_not_told_of(caplog: pytest.LogCaptur
     late.look([pending()], 10 * LATE_MS)
     late.look([], 10 * LATE_MS)
     assert caplog.messages == []
+
+
+def test_tasks_that_are_not_ready_are_told_of_with_what_they_do(caplog: pytest.LogCaptureFixture) -> None:
+    """From when they have room; those that are ready are not named, and another attempt has its time anew."""
+    asked, mailbox = Asked(), LaterMailbox()
+    late = LateDeployments(LateTasks(asked, mailbox.post, mailbox.call_later))
+    state = CoordinatorState(spec=SPEC, status=JobStatus.DEPLOYING, attempt=AttemptNumber(0), ready={SOURCE: None})
+    late.look(state, False, 0)
+    late.look(state, True, LATE_MS)
+    late.look(state, True, 2 * LATE_MS - 1)
+    assert not asked.answers
+    late.look(state, True, 2 * LATE_MS)
+    asked.answers.pop(SINK).set_result("its mailbox is in open (model.py:7)")
+    mailbox.pass_time()
+    late.look(state, True, 2 * LATE_MS + 1)
+    line = "attempt 0 has been under way for 30 s, and waits for 1 tasks: sink[0]: its mailbox is in open (model.py:7)"
+    assert caplog.messages == [line]
+    state.attempt = AttemptNumber(1)
+    late.look(state, True, 3 * LATE_MS)
+    late.look(state, True, 4 * LATE_MS - 1)
+    state.status = JobStatus.RUNNING
+    late.look(state, True, 9 * LATE_MS)
+    assert (asked.answers, len(caplog.messages)) == ({}, 1)
 
 
 def test_what_the_threads_of_a_process_do() -> None:

@@ -25,8 +25,23 @@ from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.split_enumerator import took_up
 from tidegate.actors.coordinator.state.checkpoint_statistics import RestoredCheckpoint
 from tidegate.actors.coordinator.state.coordinator_context import CoordinatorContext
-from tidegate.actors.coordinator.state.coordinator_state import NEVER_MS
+from tidegate.actors.coordinator.state.coordinator_state import NEVER_MS, CoordinatorState
 from tidegate.actors.protocol.identity import TaskId
+
+NAMED_MAX = 4
+"""So many tasks that are not ready are named."""
+
+
+def not_ready(state: CoordinatorState) -> tuple[TaskId, ...]:
+    """Tasks that have been deployed, and for which the attempt waits."""
+    if state.status is not JobStatus.DEPLOYING or state.fallback is not None or state.restoring_hooks:
+        return ()
+    return tuple(task for task in _being_deployed(state) if task not in state.ready)
+
+
+def _being_deployed(state: CoordinatorState) -> tuple[TaskId, ...]:
+    assert state.spec is not None
+    return tuple(task for task in state.spec.tasks if task not in state.older_attempts and task not in state.down)
 
 
 class Deployer:
@@ -151,10 +166,7 @@ class Deployer:
 
     def being_deployed(self) -> tuple[TaskId, ...]:
         """Tasks of the attempt that is being deployed, without those that were stopped again meanwhile."""
-        state = self._context.state
-        return tuple(
-            task for task in self._context.spec.tasks if task not in state.older_attempts and task not in state.down
-        )
+        return _being_deployed(self._context.state)
 
     def delayed(self, event: ev.RestoreDelayed) -> None:
         """A task waits for storage. It has a limit of its own for that, so the timer of the deployment starts again."""
@@ -173,8 +185,13 @@ class Deployer:
         elif state.restoring_hooks:
             self._context.attempt_failure = f"the master hooks were not restored within {limit_ms} ms"
         else:
-            missing = next(task for task in self.being_deployed() if task not in state.ready)
-            self._context.attempt_failure = f"{missing} was not ready within {limit_ms} ms (jobmanager.deploy-timeout)"
+            missing = not_ready(state)
+            named = ", ".join(map(str, missing[:NAMED_MAX]))
+            more = f" and {len(missing) - NAMED_MAX} more tasks" if len(missing) > NAMED_MAX else ""
+            verb = "was" if len(missing) == 1 else "were"
+            self._context.attempt_failure = (
+                f"{named}{more} {verb} not ready within {limit_ms} ms (jobmanager.deploy-timeout)"
+            )
 
     def restore_point(self) -> RestorePoint | None:
         """What the attempt starts from."""

@@ -46,6 +46,8 @@ from tidegate.actors.runtimes.ray.coordinator.task_reports import TaskReports
 from tidegate.actors.runtimes.ray.fleet.fleet import Fleet
 from tidegate.actors.runtimes.ray.fleet.heartbeats import Heartbeats
 from tidegate.actors.runtimes.ray.fleet.late_checkpoints import LateCheckpoints
+from tidegate.actors.runtimes.ray.fleet.late_deployments import LateDeployments
+from tidegate.actors.runtimes.ray.fleet.late_tasks import LateTasks
 from tidegate.actors.runtimes.ray.fleet_options import FleetOptions
 from tidegate.actors.runtimes.ray.fork_server.worker_command import why_not_forked
 from tidegate.actors.runtimes.ray.process.actor_log import log_of_coordinator
@@ -111,7 +113,8 @@ class CoordinatorProcess(Shown):
         deployment = AttemptSupervisor(fleet, self._handle, self._mailbox, context.heartbeats.timeout_ms)
         told = deployment.found_hung, deployment.give_up, deployment.silent
         self._heartbeats, self._deployment = Heartbeats(context.heartbeats, fleet, self._mailbox, *told), deployment
-        self._late = LateCheckpoints(deployment.doing, self._mailbox.post, self._mailbox.call_later)
+        late = LateTasks(deployment.doing, self._mailbox.post, self._mailbox.call_later)
+        self._late_checkpoints, self._late_deployments = LateCheckpoints(late), LateDeployments(late)
         self._effects = CoordinatorEffects(context, options.open_store, now_ms)
         self._timers: dict[str, do.SetTimer] = {}
         self._takeovers = 0
@@ -253,7 +256,8 @@ class CoordinatorProcess(Shown):
         if self._host is not None:
             state, at_ms = self._host.machine.state, now_ms()
             self._metrics.update(state, self._progress(), at_ms, self._deployment.recoveries.newest)
-            self._late.look(state.pending.values(), at_ms)
+            self._late_checkpoints.look(state.pending.values(), at_ms)
+            self._late_deployments.look(state, self._deployment.waits_for() is None, at_ms)
 
     def _end(self) -> None:
         """The job is over: wait until the last task has gone, sweep, and tell."""

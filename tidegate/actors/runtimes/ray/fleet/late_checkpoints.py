@@ -1,51 +1,20 @@
-"""`LateCheckpoints`: says of a checkpoint that does not come which tasks it waits for, and what these are doing.
-
-A checkpoint that waits for one task waits for its time-out, ten minutes by default, and then nobody can see any more
-what held that task up. Rules:
-
-- It is said after `LATE_MS`, and again after twice that time, four times, and so on.
-- Of the tasks that have not acknowledged, the first few are asked. Their answers come from a thread that does nothing
-  else, and nobody waits for them longer than `LOOK_MS_MAX`.
-- Nothing is decided by it.
-"""
+"""`LateCheckpoints`: when it is said of a checkpoint for which tasks it waits: those that have not acknowledged."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable
-from concurrent.futures import Future
-from functools import partial
+from collections.abc import Iterable
 
 from tidegate.actors.coordinator.state.coordinator_state import PendingCheckpoint
 from tidegate.actors.hosts.log_lines import log_fields
-from tidegate.actors.protocol.failure_reasons import bounded_text
-from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.runtimes.ray.fleet.late_tasks import LATE_MS, LateTasks
 from tidegate.storage.ids import CheckpointId
-
-log = logging.getLogger(__name__)
-
-LATE_MS = 30_000
-LOOK_MS_MAX = 5_000
-ASKED_MAX = 4
-"""So many tasks are asked what they are doing."""
-SILENT = "it does not say what it is doing"
-
-Ask = Callable[[TaskId], Future[str] | None]
-"""Asks the process of a task what it is doing; None if it has none."""
 
 
 class LateCheckpoints:
-    """Those of one job. `look` runs on the coordinator's mailbox; `post` and `call_later` are the mailbox's."""
+    """Those of one job. `look` runs on the coordinator's mailbox."""
 
-    def __init__(
-        self,
-        ask: Ask,
-        post: Callable[[Callable[[], object]], None],
-        call_later: Callable[[int, Callable[[], None]], None],
-    ) -> None:
-        self._ask = ask
-        self._post = post
-        self._call_later = call_later
+    def __init__(self, tasks: LateTasks) -> None:
+        self._tasks = tasks
         self._due_ms: dict[CheckpointId, int] = {}
         """How old a checkpoint is when it is told of again."""
 
@@ -55,48 +24,7 @@ class LateCheckpoints:
         for each in pending:
             limit_ms, age_ms = due_ms.get(each.checkpoint_id, LATE_MS), now_ms - each.triggered_at_ms
             if late := age_ms >= limit_ms and bool(each.waiting):
-                self._tell(each, age_ms)
+                what = f"{each.properties.kind.words} {each.checkpoint_id}"
+                fields = log_fields(checkpoint=each.checkpoint_id, attempt=each.attempt)
+                self._tasks.tell(what, age_ms, each.waiting, fields)
             self._due_ms[each.checkpoint_id] = 2 * limit_ms if late else limit_ms
-
-    def _tell(self, pending: PendingCheckpoint, age_ms: int) -> None:
-        waiting = sorted(pending.waiting)
-        asked = {task: self._ask(task) for task in waiting[:ASKED_MAX]}
-        answers = {task: "it has no process" for task, answer in asked.items() if answer is None}
-        open_tasks = {task for task, answer in asked.items() if answer is not None}
-        more = f", and {len(waiting) - len(asked)} more tasks" if len(waiting) > len(asked) else ""
-        told = False
-
-        def conclude() -> None:
-            nonlocal told
-            if told:
-                return
-            told = True
-            doing = "; ".join(f"{task}: {answers.get(task, SILENT)}" for task in asked)
-            log.warning(
-                "%s %d has been under way for %d s, and waits for %d tasks: %s%s",
-                pending.properties.kind.words,
-                pending.checkpoint_id,
-                age_ms // 1_000,
-                len(waiting),
-                bounded_text(doing),
-                more,
-                extra=log_fields(checkpoint=pending.checkpoint_id, attempt=pending.attempt),
-            )
-
-        def take(task: TaskId, answer: Future[str]) -> None:
-            if answer.exception() is None:
-                answers[task] = answer.result()
-            open_tasks.discard(task)
-            if not open_tasks:
-                conclude()
-
-        def answered(task: TaskId, answer: Future[str]) -> None:
-            self._post(lambda: take(task, answer))
-
-        for task, answer in asked.items():
-            if answer is not None:
-                answer.add_done_callback(partial(answered, task))
-        if not open_tasks:
-            conclude()
-        else:
-            self._call_later(LOOK_MS_MAX, conclude)
