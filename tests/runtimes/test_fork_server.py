@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -173,6 +174,24 @@ def test_nothing_is_forked_beside_threads(tmp_path: Path, monkeypatch: pytest.Mo
         assert client is not None
         with client:
             assert launch.not_forked(client, ["worker.py"]) == "the server has more than one thread"
+
+
+def test_a_server_that_cannot_fork_says_so_and_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no more processes may be: its children would have nobody to reap them."""
+
+    def refuse() -> int:
+        raise BlockingIOError(errno.EAGAIN, "no more processes")
+
+    monkeypatch.setattr(os, "fork", refuse)
+    monkeypatch.setattr(server, "threads", lambda: 1)
+    path = str(tmp_path / "socket")
+    with _listening(path) as listening, _serving(listening, path, Imported()):
+        for _ in range(2):
+            client = launch.connected(path)
+            assert client is not None
+            with client:
+                said = launch.not_forked(client, ["worker.py"])
+            assert said == "the server cannot fork: [Errno 11] no more processes"
 
 
 def test_a_server_ends_when_its_files_have_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -272,12 +272,14 @@ def test_memory_follows_what_has_changed() -> None:
     assert table.backend.kept(CheckpointId(2)) is not None
 
 
+@pytest.mark.parametrize("limit", [_ENOUGH, 60_000])
 @pytest.mark.parametrize("share", [1, 100])
-def test_older_checkpoints_give_way_to_copies(share: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All copies of pages together take no more than the state, also while a second snapshot is written; where few rows
-    of each page have changed, the older checkpoint is kept all the same, row by row."""
+def test_older_checkpoints_give_way_to_copies(share: int, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All copies of pages together take no more than the state, also while more snapshots wait to be written, and
+    whatever the limit for what these do not hold; where few rows of each page have changed, the older checkpoint is
+    kept all the same, row by row."""
     monkeypatch.setattr(undo_log, "COPIES_BYTES_MIN", 0)
-    table = Table(_made(_ENOUGH), True)
+    table = Table(_made(limit), True)
     undo = table.backend._space.undo  # type: ignore[attr-defined]
     table.batch([(key, 1.0) for key in range(20_000)])
     written, sizes = [], []

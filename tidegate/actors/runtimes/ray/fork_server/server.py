@@ -113,15 +113,19 @@ class ForkServer:
                 return None
             if order is None:
                 return None
-            why_not = self._imported.why_not
+            why_not, child = self._imported.why_not, -1
             if why_not is None and threads() > 1:
                 why_not = "the server has more than one thread"
+            if why_not is None:
+                try:
+                    child = os.fork()
+                except OSError as error:  # The node, or the user, has as many processes as it may have.
+                    why_not = f"the server cannot fork: {error}"
             if why_not is not None:
                 order.close()
                 with suppress(OSError):  # Who has asked is gone.
                     client.send(why_not.encode(errors="replace")[:REASON_BYTES_MAX])
                 return None
-            child = os.fork()
             if child == 0:
                 return self._begun(client, order)
             self._children.add(child)
