@@ -150,3 +150,19 @@ def test_rows_that_are_the_gap_apart_are_in_one_session(rows_max: int, tmp_path:
     ]
     assert late.to_arrow().num_rows == 0
     assert sorted(tuple(row.values()) for row in of_windows.to_arrow().to_pylist()) == [(0, 20, 3, 2), (40, 60, 1, 1)]
+
+
+def test_rows_that_come_in_several_batches_of_one_call_meet_the_watermark_before_them(tmp_path: Path) -> None:
+    """A step makes many rows of one, and the next one takes a row at a time: windows in its task end between rows."""
+    schema = pa.schema({"t": pa.int64()})
+    packed = pa.table({"times": [[0, 300, 50, 350]]})
+    with local(1, 100) as env:
+        rows = env.from_batches(packed, splits=1).map_batches(
+            lambda batch: pa.record_batch({"t": batch["times"].flatten()}), schema=schema
+        )
+        single = rows.map_batches(lambda batch: batch, schema=schema, batch_rows=(1, 1), name="single")
+        windows = single.assign_timestamps("t").window(tg.Tumbling(100)).aggregate(n=tg.count())
+        found, late = windows.collect(), windows.late_rows().collect()
+        finish(env, tmp_path)
+    assert late.to_arrow()["t"].to_pylist() == [50]
+    assert sorted(tuple(row.values()) for row in found.to_arrow().to_pylist()) == [(0, 100, 1), (300, 400, 2)]

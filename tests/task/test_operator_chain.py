@@ -300,13 +300,30 @@ def test_an_operator_catches_up_before_those_ahead_of_it_go_on() -> None:
 
 
 def test_watermarks_that_wait_merge_into_the_newest() -> None:
-    """Where one call emits several batches into a generator, the operator behind it is told of the last watermark."""
+    """An operator that is not done with one is told of the last of those that have come meanwhile."""
+    log: list[Any] = []
+    subject = chain(log, lambda: Stepping(log, "b"))
+    for watermark_ms in (10, 20, 30):
+        subject.advance_watermark(watermark_ms)
+
+    assert [e for e in log if e[0] == "b"][:3] == [("b", "watermark", *of) for of in ((10, 1), (10, 2), (30, 1))]
+
+
+def test_rows_of_several_batches_of_one_call_meet_the_watermark_before_them() -> None:
+    """Where one call emits several batches into a generator, all that a watermark brings comes before the next one."""
     log: list[Any] = []
     subject = chain(log, Doubling, lambda: WatermarkGenerator("t"), lambda: Stepping(log, "b"))
     subject.process(rows(10, 20, 30))
 
-    assert [e for e in log if e[0] == "b"] == [("b", "input", 0, [t]) for t in (10, 20, 30)] + [
-        ("b", "watermark", 29, 1)
+    assert [e for e in log if e[0] == "b"] == [
+        ("b", "input", 0, [10]),
+        ("b", "watermark", 9, 1),
+        ("b", "watermark", 9, 2),
+        ("b", "input", 0, [20]),
+        ("b", "watermark", 19, 1),
+        ("b", "watermark", 19, 2),
+        ("b", "input", 0, [30]),
+        ("b", "watermark", 29, 1),
     ]
     assert [e for step in steps_of(subject, log) for e in step] == [
         ("b", "watermark", 29, 2),
@@ -315,20 +332,20 @@ def test_watermarks_that_wait_merge_into_the_newest() -> None:
     ]
 
 
-def test_a_watermark_that_comes_between_two_steps_waits_for_the_last_one() -> None:
+def test_what_comes_between_two_steps_waits_for_the_last_one() -> None:
     """As when an operator emits before a barrier: both watermarks go on, each after its own steps."""
     log: list[Any] = []
     subject = chain(log, lambda: WatermarkGenerator("t"), lambda: Stepping(log, "b"))
     subject.process(rows(10))
     subject.process(rows(20))
+    steps = [*log, *(entry for step in steps_of(subject, log) for entry in step)]
 
-    assert [e for e in log if e[0] != "out" and e[1] == "watermark"] == [
+    assert [e for e in steps if not isinstance(e[1], list)] == [
+        ("b", "input", 0, [10]),
         ("b", "watermark", 9, 1),
         ("b", "watermark", 9, 2),
-    ]
-    rest = [entry for step in steps_of(subject, log) for entry in step]
-    assert [e for e in rest if not isinstance(e[1], list)] == [
         ("out", 9),
+        ("b", "input", 0, [20]),
         ("b", "watermark", 19, 1),
         ("b", "watermark", 19, 2),
         ("out", 19),

@@ -13,7 +13,8 @@ The task machine calls it with batches, watermarks and processing time. Rules:
   them; meanwhile it gives the chain nothing else.
 - If several operators have steps left, the last in the chain goes first, to be up to date when those before it emit
   again. Watermarks that wait for the same operator merge into the newest. A generator of watermarks emits a batch in
-  pieces because the watermark between two of them makes a difference: all of its steps come before the next piece.
+  pieces because the watermark between two of them makes a difference: all of its steps come before the next piece, and
+  before what the generator emits of another batch of the same call.
 """
 
 from __future__ import annotations
@@ -298,8 +299,12 @@ class OperatorChain:
             self._generated(position)
 
     def _emitted(self, position: int, batch: pa.RecordBatch) -> None:
-        """An operator emits. What the rows before have made of the watermark of a generator comes first."""
-        if self._links[position].operator.generates_watermarks and self._generated(position):
+        """An operator emits. What the rows before have made of the watermark of a generator comes first.
+
+        These may be of a batch that the generator got in the same call, from an operator that emits several.
+        """
+        if self._links[position].operator.generates_watermarks:
+            self._generated(position)
             while self._step(position):
                 pass
         self._feed(position + 1, batch)
