@@ -106,6 +106,11 @@ ERRORS: dict[str, str] = {
         "AND b.window_start = a.window_start AND b.window_end = a.window_end"
     ): "is asked behind the join, and a LEFT JOIN keeps rows without a partner",
     (
+        f"SELECT b.window_end FROM TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts), {HOUR})) b FULL JOIN TABLE(TUMBLE("
+        f"TABLE auctions, DESCRIPTOR(opened), {HOUR})) a ON b.auction = a.id AND b.window_start = a.window_start "
+        "AND b.window_end = a.window_end"
+    ): "b.window_end: there is no column 'window_end'; there are .*, window_start, window_end",
+    (
         f"SELECT auction FROM TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts), {HOUR})) WHERE window_end > '2024-01-01' "
         "UNION ALL SELECT id FROM auctions"
     ): "UNION of rows that wait for windows",

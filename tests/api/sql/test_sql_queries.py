@@ -210,6 +210,23 @@ WRITTEN: list[tuple[str, dict[str, Any], list[tuple[Any, ...]]]] = [
     ),
     (
         (
+            f"SELECT b.price, a.seller, a.window_start FROM {MANY} AS b RIGHT JOIN {MANY.replace('bids', 'auctions')} "
+            "AS a ON b.auction = a.id AND b.window_start = a.window_start AND b.window_end = a.window_end"
+        ).replace("auctions, DESCRIPTOR(ts)", "auctions, DESCRIPTOR(opened)"),
+        {},
+        [(10, "X", at(0)), (20, "Y", at(0)), (None, "X", at(10)), (None, "Z", at(30))],
+    ),
+    (
+        (
+            f"SELECT b.price, a.seller, window_start FROM {MANY} AS b FULL JOIN {MANY.replace('bids', 'auctions')} "
+            "AS a ON b.auction = a.id AND b.window_start = a.window_start AND b.window_end = a.window_end "
+            "WHERE b.price IS NULL AND seller IS NOT NULL"
+        ).replace("auctions, DESCRIPTOR(ts)", "auctions, DESCRIPTOR(opened)"),
+        {},
+        [(None, "X", at(10)), (None, "Z", at(30))],
+    ),
+    (
+        (
             "SELECT b.auction, b.price, a.seller FROM bids b LEFT JOIN auctions FOR SYSTEM_TIME AS OF b.ts AS a "
             "ON b.auction = a.id WHERE b.price < 30"
         ),

@@ -184,7 +184,11 @@ class StreamJoin:
             made = left.stream.join(
                 right.stream, on=on, window=spec, how=self._how, uid=self._steps.uid("join"), suffix=_SUFFIX
             )
-        bounds = [replace(each, bound=False) for each in left.names if each.bound and each.inner != WINDOW_TIME]
+        # Those of a side that may be missing would be null: they are the other side's, and of a FULL JOIN nobody's.
+        side = right if self._how == "right" else left
+        bounds = [replace(each, bound=False) for each in side.names if each.bound and each.inner != WINDOW_TIME]
+        if self._how == "full":
+            bounds = [replace(each, table=None) for each in bounds]
         kept = [each for each in names if not each.bound]
         joined = with_asked(Relation(made, (*kept, *bounds)), (*left.held, *right.held), self._steps)
         return self._rest(joined, parts, [])
