@@ -14,6 +14,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from waiting import until
@@ -178,11 +179,7 @@ def test_nothing_is_forked_beside_threads(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_server_that_cannot_fork_says_so_and_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no more processes may be: its children would have nobody to reap them."""
-
-    def refuse() -> int:
-        raise BlockingIOError(errno.EAGAIN, "no more processes")
-
-    monkeypatch.setattr(os, "fork", refuse)
+    monkeypatch.setattr(os, "fork", Mock(side_effect=BlockingIOError(errno.EAGAIN, "no more processes")))
     monkeypatch.setattr(server, "threads", lambda: 1)
     path = str(tmp_path / "socket")
     with _listening(path) as listening, _serving(listening, path, Imported()):
@@ -356,6 +353,20 @@ def test_a_node_has_few_servers(tmp_path: Path) -> None:
     assert not os.path.exists(paths[0])
     for each in listening[1:]:
         each.close()
+
+
+def test_who_only_looks_keeps_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As others do that look for room, and ask it for nothing: it ends all the same."""
+    monkeypatch.setattr(server, "IDLE_S", 0.05)
+    path = str(tmp_path / "socket")
+    with _listening(path) as listening, _serving(listening, path, Imported("it only waits")):
+        for _ in range(20_000):
+            if (client := launch.connected(path)) is None:
+                return
+            with client:
+                client.shutdown(socket.SHUT_WR)
+                client.recv(1)
+    pytest.fail("it stays")
 
 
 def test_the_shell_finds_the_python_of_its_own_ray(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ import signal
 import socket
 import struct
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -75,6 +76,8 @@ class ForkServer:
         self._imported = imported
         self._raylet = raylet
         self._children: set[int] = set()
+        self._used_s = time.monotonic()
+        """When it last had a child or an order. Who only looks whether it is there, and asks for nothing, is no use."""
         self._ended: list[int] = []
         """Children that are gone, as the signal has said. It may come before the child is known by its id."""
 
@@ -83,7 +86,10 @@ class ForkServer:
         self._listening.setblocking(False)
         signal.signal(signal.SIGCHLD, self._reap)
         while True:
-            ready, _, _ = select.select([self._listening.fileno(), self._raylet], [], [], IDLE_S)
+            if self._children:
+                self._used_s = time.monotonic()
+            left_s = max(0.0, self._used_s + IDLE_S - time.monotonic())
+            ready, _, _ = select.select([self._listening.fileno(), self._raylet], [], [], left_s)
             self._forget()
             if self._raylet in ready or (not ready and not self._children and self._left()):
                 return None
@@ -113,6 +119,7 @@ class ForkServer:
                 return None
             if order is None:
                 return None
+            self._used_s = time.monotonic()
             why_not, child = self._imported.why_not, -1
             if why_not is None and threads() > 1:
                 why_not = "the server has more than one thread"
