@@ -134,9 +134,9 @@ def test_functions_and_first_rows_of_windows_get_the_same_rows(rows_max: int, tm
 def test_rows_that_are_the_gap_apart_are_in_one_session(rows_max: int, tmp_path: Path) -> None:
     """Also if a row of another key at the time of the second one has moved event time to just before it.
 
-    What comes behind is in time for windows that end when the session does.
+    What comes behind is in time for windows that end when the session does, also if event time has stood just before.
     """
-    table = pa.table({"k": ["b", "a", "b", "a"], "t": [0, 10, 10, 50]})
+    table = pa.table({"k": ["b", "a", "b", "c", "a"], "t": [0, 10, 10, 20, 50]})
     with local(1, rows_max) as env:
         stream = env.from_batches(table, splits=1, timestamp="t")
         sessions = stream.key_by("k").window(tg.Session(10)).aggregate(n=tg.count())
@@ -147,9 +147,14 @@ def test_rows_that_are_the_gap_apart_are_in_one_session(rows_max: int, tmp_path:
         ("a", 10, 20, 1),
         ("a", 50, 60, 1),
         ("b", 0, 20, 2),
+        ("c", 20, 30, 1),
     ]
     assert late.to_arrow().num_rows == 0
-    assert sorted(tuple(row.values()) for row in of_windows.to_arrow().to_pylist()) == [(0, 20, 3, 2), (40, 60, 1, 1)]
+    assert sorted(tuple(row.values()) for row in of_windows.to_arrow().to_pylist()) == [
+        (0, 20, 3, 2),
+        (20, 40, 1, 1),
+        (40, 60, 1, 1),
+    ]
 
 
 def test_rows_that_come_in_several_batches_of_one_call_meet_the_watermark_before_them(tmp_path: Path) -> None:
