@@ -25,7 +25,7 @@ from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.actors.runtimes.running_job import JobProgress, Submission
 from tidegate.actors.sources.memory_source import MemorySource
 from tidegate.actors.sources.source import ReadResult, Source, SourceReader, SourceSplit
-from tidegate.actors.task.pipeline.source_cursor import SplitPosition
+from tidegate.actors.task.pipeline.split_positions import SplitPosition
 from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import JobId, OperatorUid

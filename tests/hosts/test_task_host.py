@@ -277,6 +277,32 @@ def test_a_reader_is_not_closed_under_a_read() -> None:
     assert log[-1] == "close"
 
 
+def test_a_read_goes_on_while_splits_have_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stops at the first one that has something to tell, and when the task is closed."""
+    effects, source, log, read = reading()
+    told: dict[str, ReadResult] = {"b": ReadResult(None, 5, at_end=False, payload=b"new")}
+
+    def answer(_: Reader, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
+        log.append(split.split_id)
+        source.during()
+        return told.get(split.split_id, ReadResult(None, offset, at_end=False))
+
+    monkeypatch.setattr(Reader, "read", answer)
+    read = replace(read, others=tuple((SourceSplit(name, b""), 5) for name in "abc"))
+    found = effects.read_source(read)
+    assert found is not None
+    assert (found.empty, found.next_offset, found.payload) == (2, 5, b"new")
+
+    told.clear()
+    found = effects.read_source(read)
+    assert found is not None
+    assert (found.empty, found.next_offset, found.batch) == (3, 5, None)
+
+    source.during = effects.close
+    effects.read_source(read)
+    assert log == ["open", "one", "a", "b", "one", "a", "b", "c", "one", "close"]
+
+
 def test_a_job_that_is_held_back_asks_no_source() -> None:
     """And the machine hears that it did not, which is another thing than that there are no rows."""
     url = f"memory://held-{next(_roots)}"

@@ -23,7 +23,8 @@ from tidegate.actors.protocol.stream_elements import MIN_WATERMARK_MS
 from tidegate.actors.sources.source import SourceSplit
 from tidegate.actors.task.messages.events import SourceBatchRead
 from tidegate.actors.task.pipeline.operator_chain import OperatorChain
-from tidegate.actors.task.pipeline.source_cursor import SourceCursor, SplitPosition, positions_from_tables
+from tidegate.actors.task.pipeline.source_cursor import SourceCursor
+from tidegate.actors.task.pipeline.split_positions import SplitPosition, positions_from_tables
 from tidegate.storage.ids import OperatorUid, SubtaskIndex
 from tidegate.storage.state.snapshot import StateTable
 

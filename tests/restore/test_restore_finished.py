@@ -13,7 +13,7 @@ from restored_graphs import BY_KEY, FORWARD, REBALANCE, Edge, check_fits, checkp
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.restore.restore_task import RestoredTask, restore_task
 from tidegate.actors.sources.source import SourceSplit
-from tidegate.actors.task.pipeline.source_cursor import FrozenPositions, SplitPosition, positions_from_tables
+from tidegate.actors.task.pipeline.split_positions import FrozenPositions, SplitPosition, positions_from_tables
 from tidegate.storage.checkpoints.metadata import SplitPool, StateHandle, StateKind, StoredSplit
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store

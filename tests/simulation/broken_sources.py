@@ -10,7 +10,8 @@ from unittest.mock import patch
 
 from tidegate.actors.task.messages.events import SourceBatchRead
 from tidegate.actors.task.messages.instructions import ReadSource
-from tidegate.actors.task.pipeline.source_cursor import FrozenPositions, SourceCursor
+from tidegate.actors.task.pipeline.source_cursor import SourceCursor
+from tidegate.actors.task.pipeline.split_positions import FrozenPositions
 
 Patch = Callable[[], AbstractContextManager[Any]]
 

@@ -28,7 +28,7 @@ from tidegate.actors.sources.memory_source import MemorySource
 from tidegate.actors.task.channels.output_gate import BufferLimits
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as do
-from tidegate.actors.task.pipeline.source_cursor import SplitPosition
+from tidegate.actors.task.pipeline.split_positions import SplitPosition
 from tidegate.actors.task.pipeline.task_descriptor import TaskDescriptor, describe_task
 from tidegate.actors.task.task_machine import TaskMachine
 from tidegate.storage.checkpoints.metadata import DataFile, StateHandle, StateKind

@@ -32,7 +32,7 @@ from tidegate.actors.runtimes.ray.task import task_actor as ray_task
 from tidegate.actors.sources.memory_source import MemorySource
 from tidegate.actors.task.channels.output_gate import BufferLimits
 from tidegate.actors.task.messages import events as ev
-from tidegate.actors.task.pipeline.source_cursor import SplitPosition
+from tidegate.actors.task.pipeline.split_positions import SplitPosition
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation, JobId, OperatorUid, SubtaskIndex, VertexId
 

@@ -15,8 +15,9 @@ from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATER
 from tidegate.actors.sources.source import SourceSplit
 from tidegate.actors.task.messages.events import SourceBatchRead, TaskTimer, WatermarkAnnounced
 from tidegate.actors.task.messages.instructions import ReadSource, ReportWatermark, SetTaskTimer
-from tidegate.actors.task.pipeline.source_cursor import SourceCursor, SplitPosition
+from tidegate.actors.task.pipeline.source_cursor import SourceCursor
 from tidegate.actors.task.pipeline.split_alignment import SplitAlignment
+from tidegate.actors.task.pipeline.split_positions import SplitPosition
 from tidegate.storage.ids import AttemptNumber, OperatorUid, SubtaskIndex
 
 ATTEMPT = AttemptNumber(2)
@@ -72,7 +73,7 @@ class Source:
         pause_ms = self.cursor.batch_read(SourceBatchRead(self.at_ms, read.read, batch, offset, at_end))
         if pause_ms is not None:
             self.cursor.resume()
-        taken, _ = self.cursor.take()
+        taken, _ = self.cursor.take() if self.cursor.has_batch else (None, None)
         if taken is not None:
             self.generator.process(taken, lambda _: None)
         return read.split.split_id

@@ -27,7 +27,7 @@ from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, EndOfData
 from tidegate.actors.task.channels.output_gate import BufferLimits
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as do
-from tidegate.actors.task.pipeline.source_cursor import FrozenPositions, SplitPosition
+from tidegate.actors.task.pipeline.split_positions import FrozenPositions, SplitPosition
 from tidegate.actors.task.task_status import TaskStatus
 from tidegate.storage.errors import ProtocolError
 

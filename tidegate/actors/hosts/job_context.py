@@ -15,7 +15,7 @@ from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.sources.master_hooks import MasterHook
 from tidegate.actors.state_backends.common.options import StateBackendOptions
 from tidegate.actors.task.channels.output_gate import BufferLimits
-from tidegate.actors.task.pipeline.source_cursor import SplitPosition
+from tidegate.actors.task.pipeline.split_positions import SplitPosition
 from tidegate.actors.task.pipeline.task_descriptor import TaskDescriptor, describe_task
 from tidegate.storage.checkpoints.layout import CheckpointLayout
 from tidegate.storage.checkpoints.lease import LEASE_MS_DEFAULT

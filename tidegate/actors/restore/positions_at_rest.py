@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from tidegate.actors.restore.restore_task import subtasks_of
-from tidegate.actors.task.pipeline.source_cursor import positions_from_tables
+from tidegate.actors.task.pipeline.split_positions import positions_from_tables
 from tidegate.storage.checkpoints.layout import (
     CheckpointLayout,
     CheckpointPointer,

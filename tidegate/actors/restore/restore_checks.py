@@ -24,7 +24,7 @@ from tidegate.actors.protocol.partitioning import PartitioningKind
 from tidegate.actors.restore.restore_in_flight import can_take_in_flight, edges_with_in_flight
 from tidegate.actors.restore.restore_task import subtasks_of
 from tidegate.actors.sources.source import DynamicSource, LastingInputSource, SourceSplit
-from tidegate.actors.task.pipeline.source_cursor import SplitPosition, positions_from_tables
+from tidegate.actors.task.pipeline.split_positions import SplitPosition, positions_from_tables
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, SnapshotKind
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.store import Store

@@ -27,7 +27,7 @@ from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.protocol.state_origin import StateOrigin
 from tidegate.actors.restore.restore_in_flight import RestoredChannels, restore_in_flight
 from tidegate.actors.state_backends.factory import backend_folder
-from tidegate.actors.task.pipeline.source_cursor import FrozenPositions, SplitPosition, positions_from_tables
+from tidegate.actors.task.pipeline.split_positions import FrozenPositions, SplitPosition, positions_from_tables
 from tidegate.storage.checkpoints.layout import NATIVE_MARK
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, OperatorInfo, SectionRef, StateKind, SubtaskState
 from tidegate.storage.checkpoints.metadata_file import read_metadata

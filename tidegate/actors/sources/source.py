@@ -62,6 +62,11 @@ class ReadResult:
     found: tuple[SourceSplit, ...] = ()
     skipped: int = 0
 
+    def says_nothing(self, offset: int) -> bool:
+        """Whether, asked for rows from `offset` on, the split has nothing at the moment, and nothing else to tell."""
+        told = self.at_end or self.found or self.induces is not None or self.payload is not None
+        return self.next_offset == offset and not told
+
 
 class SourceReader(Protocol):
     """Reads the splits of one subtask. Called from one thread at a time."""

@@ -37,7 +37,7 @@ from tidegate.actors.runtimes.running_job import FedJob, Submission
 from tidegate.actors.sources.master_hooks import MasterHook
 from tidegate.actors.state_backends.common.options import StateBackendOptions
 from tidegate.actors.task.channels.output_gate import BufferLimits
-from tidegate.actors.task.pipeline.source_cursor import SplitPosition
+from tidegate.actors.task.pipeline.split_positions import SplitPosition
 from tidegate.api.config.sections.checkpoint_config import CheckpointConfig
 from tidegate.api.config.sections.heartbeat_config import heartbeats_of
 from tidegate.api.config.shown_settings import shown_settings

@@ -45,6 +45,7 @@ EFFECTS = {
     "node_cut_off": "a node was cut off from storage and from all others",
     "savepoint_fenced": "a coordinator that was replaced could not make a savepoint whole: a tombstone was there",
     "row_without_coordinator": "a task took something in while there was no coordinator",
+    "splits_tried_together": "after such a pause one read tried several splits",
     "source_paused": "no split of a source had anything, and it was asked again after a pause",
     "source_held": "a source had nothing left to read but splits too far ahead of others in event time",
     "split_assigned": "the coordinator gave a split to a subtask that had asked",

@@ -88,8 +88,11 @@ class Watch:
                 self.coverage.saw("copy_restored")
             case task_do.SetTaskTimer(timer=TaskTimer.SOURCE):
                 self.coverage.saw("source_paused")
-            case task_do.ReadSource(split=split):
-                self.oracle.alignment.reads(machine, split.split_id)
+            case task_do.ReadSource(split=split, others=others):
+                for tried in (split, *(other for other, _ in others)):
+                    self.oracle.alignment.reads(machine, tried.split_id)
+                if others:
+                    self.coverage.saw("splits_tried_together")
             case task_do.ReportWatermark(waits=True):
                 self.coverage.saw("source_held")
             case task_do.ReportEndOfData():

@@ -144,17 +144,27 @@ class TaskEffects:
             self._reading = True
         try:
             if held := self._held.wait():
-                answer = ReadResult(None, instruction.offset, False)
+                empty, result = 0, ReadResult(None, instruction.offset, False)
             else:
-                answer = reader.read(instruction.split, instruction.offset, instruction.rows_max)
+                empty, result = self._read_on(reader, instruction)
         finally:
             with self._reader_lock:
                 self._reading = False
                 if self._closed:
                     reader.close()
-        result = self._check_read(instruction.split, instruction.offset, answer)
-        read = instruction.read, result.batch, result.next_offset, result.at_end, result.induces
-        return ev.SourceBatchRead(self._now_ms(), *read, held=held, payload=result.payload, found=result.found)
+        read = instruction.read, result.batch, result.next_offset, result.at_end, result.induces, held
+        return ev.SourceBatchRead(self._now_ms(), *read, result.payload, result.found, empty)
+
+    def _read_on(self, reader: SourceReader, instruction: do.ReadSource) -> tuple[int, ReadResult]:
+        """How many splits have nothing, and the answer of the one after them; of the last one if none has anything."""
+        split, offset, empty = instruction.split, instruction.offset, 0
+        result = self._check_read(split, offset, reader.read(split, offset, instruction.rows_max))
+        for split, next_offset in instruction.others:
+            if self._closed or not result.says_nothing(offset):
+                break
+            offset, empty = next_offset, empty + 1
+            result = self._check_read(split, offset, reader.read(split, offset, instruction.rows_max))
+        return empty, result
 
     def persist(self, instruction: do.PersistSnapshot, sync_ms: int) -> ev.SnapshotPersisted | ev.SnapshotFailed | None:
         """The asynchronous part of a snapshot: a few checksummed files, or inlined when small.

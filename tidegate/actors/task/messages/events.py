@@ -129,6 +129,7 @@ class SourceBatchRead:
     `induces`: the reader of an externally induced source wants this checkpoint to be taken right after the batch.
     `held`: the source was not asked, because the job's sources are held back for now. It may have rows.
     `payload`: that of the split from `next_offset` on; None if it stays as it is. `found`: new splits of this subtask.
+    `empty`: so many splits of the read had nothing at all; what is said here is of the one after them.
     """
 
     at_ms: int
@@ -140,6 +141,7 @@ class SourceBatchRead:
     held: bool = False
     payload: bytes | None = None
     found: tuple[SourceSplit, ...] = ()
+    empty: int = 0
 
 
 @wire

@@ -54,12 +54,17 @@ class GrantCredit:
 @wire
 @dataclass(frozen=True, slots=True)
 class ReadSource:
-    """Read rows of a split; answered by one `SourceBatchRead` with the same `read` number."""
+    """Read rows of a split; answered by one `SourceBatchRead` with the same `read` number.
+
+    `others`: more splits, and the row to read each from. They are tried one after the other while those before them
+    have nothing. Whoever reads may stop before any of them.
+    """
 
     read: int
     split: SourceSplit
     offset: int
     rows_max: int
+    others: tuple[tuple[SourceSplit, int], ...] = ()
 
 
 @wire

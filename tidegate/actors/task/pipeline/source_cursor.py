@@ -15,94 +15,28 @@ The task machine asks it for reads, and tells it the answers. Rules:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 
-from tidegate.actors.operators.source_splits import EventTimes, SourceSplits
-from tidegate.actors.sources.source import SOURCE_STATE, SourceSplit
+from tidegate.actors.operators.source_splits import SourceSplits
+from tidegate.actors.sources.source import SourceSplit
 from tidegate.actors.task.channels.turn_pacer import ROWS_UNLIMITED
 from tidegate.actors.task.messages.events import SourceBatchRead, SplitsAssigned, TaskTimer, WatermarkAnnounced
 from tidegate.actors.task.messages.instructions import ReadSource, TaskInstruction
 from tidegate.actors.task.pipeline.split_alignment import SplitAlignment
+from tidegate.actors.task.pipeline.split_positions import FrozenPositions, SplitPosition
 from tidegate.actors.task.pipeline.split_requests import SplitRequests
-from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError, ProtocolError
 from tidegate.storage.ids import CheckpointId
-from tidegate.storage.state.snapshot import StateChunk, StateTable
 
 PAUSE_MAX_MS = 100
 """The longest pause of a source that has no rows. So a new row waits no longer than this."""
+TRIED_MAX = 64
+"""So many splits does one read try at most. A task that is closed waits for no more than one of them."""
 SPLITS_MAX = 100_000
 """So many splits may one subtask have, those at their end included."""
-
-_SCHEMA = pa.schema(
-    [
-        ("split_id", pa.string()),
-        ("payload", pa.binary()),
-        ("rows", pa.int64()),
-        ("next_offset", pa.int64()),
-        ("at_end", pa.bool_()),
-        ("event_times", pa.map_(pa.string(), pa.int64())),
-    ]
-)
-
-
-@dataclass(frozen=True, slots=True)
-class SplitPosition:
-    """How far a split has been processed: `next_offset` is the first row that was not.
-
-    `event_times`: the greatest timestamp in it, of each operator that makes watermarks.
-    """
-
-    split: SourceSplit
-    next_offset: int = 0
-    at_end: bool = False
-    event_times: EventTimes = ()
-
-
-@dataclass(frozen=True, slots=True)
-class FrozenPositions:
-    """Positions as they were; already immutable, so freezing is taking the reference."""
-
-    positions: tuple[SplitPosition, ...]
-    state: str = SOURCE_STATE
-    kind: StateKind = StateKind.LIST
-    removed: bool = False
-
-    def chunks(self) -> Iterator[StateChunk]:
-        """One row for each split."""
-        rows = pa.RecordBatch.from_pylist(
-            [
-                {
-                    "split_id": p.split.split_id,
-                    "payload": p.split.payload,
-                    "rows": p.split.rows,
-                    "next_offset": p.next_offset,
-                    "at_end": p.at_end,
-                    "event_times": p.event_times,
-                }
-                for p in self.positions
-            ],
-            schema=_SCHEMA,
-        )
-        yield StateChunk(rows)
-
-
-def positions_from_tables(tables: Sequence[StateTable]) -> tuple[SplitPosition, ...]:
-    """Inverse of `FrozenPositions.chunks`, over the tables of several subtasks. Older ones have no event times."""
-    return tuple(
-        SplitPosition(
-            SourceSplit(row["split_id"], row["payload"], row["rows"]),
-            row["next_offset"],
-            row["at_end"],
-            tuple(row.get("event_times") or ()),
-        )
-        for table in tables
-        if table.state == SOURCE_STATE
-        for row in table.rows.to_pylist()
-    )
 
 
 class SourceCursor:
@@ -117,7 +51,7 @@ class SourceCursor:
     for others in event time.
 
     While no open split has anything it pauses: a millisecond at first, then twice as long each time, but never longer
-    than PAUSE_MAX_MS.
+    than PAUSE_MAX_MS. After a pause one read tries many splits, until one has something: most likely none has.
     """
 
     def __init__(
@@ -155,6 +89,8 @@ class SourceCursor:
         """Answers that wait to be processed: split, answer, and whether the split is idle from there on."""
         self._reads = 0
         self._outstanding: int | None = None
+        self._asked: list[int] = []
+        """The splits that the last read tries."""
         self._rows_max = rows_max
         self._read_ahead = read_ahead
         self._splits = in_turn
@@ -237,9 +173,17 @@ class SourceCursor:
             return None
         self._outstanding = self._reads
         self._reads += 1
-        index = self._open[self._turn]
-        rows_max = min(rows_max, self._rows_max)
-        return ReadSource(self._outstanding, self._read_in[index], self._offsets[index], rows_max)
+        self._asked = self._next_asked()
+        (split, offset), *others = [(self._read_in[index], self._offsets[index]) for index in self._asked]
+        return ReadSource(self._outstanding, split, offset, min(rows_max, self._rows_max), tuple(others))
+
+    def _next_asked(self) -> list[int]:
+        """The splits to try now: one, or after a pause others as well."""
+        if self._next_pause_ms == 1 or self._splits is None:
+            return [self._open[self._turn]]
+        steps = range(min(len(self._open), TRIED_MAX))
+        tried = (self._open[(self._turn + step) % len(self._open)] for step in steps)
+        return [index for index in tried if not self._held(index)]
 
     def _choose(self) -> bool:
         """Go on to the next split that may be read. False: all are too far ahead in event time."""
@@ -267,16 +211,22 @@ class SourceCursor:
     def batch_read(self, event: SourceBatchRead) -> int | None:
         """A read was answered. Returns for how many milliseconds to pause, until `resume`; None: not at all.
 
-        An answer that was delivered twice is dropped. An empty answer takes a place among those read ahead, too. So an
-        empty split is asked again only when what was read before is processed. Raises ConfigurationError for a split
-        that was found a second time, and for too many.
+        An answer that was delivered twice is dropped. An empty answer takes a place among those read ahead, if there
+        are any. So an empty split is asked again only when what was read before is processed. Raises
+        ConfigurationError for a split that was found a second time, and for too many.
         """
         if event.read != self._outstanding:
             if event.read < self._reads:
                 return None
             raise ProtocolError(f"an answer to read {event.read} came, which was never asked for")
         self._outstanding = None
-        index = self._open[self._turn]
+        for index in self._asked[: event.empty]:
+            self._misses += 1
+            if self._begins_idling(index, event):
+                alone = SourceBatchRead(event.at_ms, event.read, None, self._offsets[index], at_end=False)
+                self._ready.append((index, alone, True))
+        index = self._asked[event.empty]
+        self._turn = self._open.index(index) if event.empty else self._turn
         self._check_found(index, event)
         if event.payload is not None:
             self._read_in[index] = replace(self._read_in[index], payload=event.payload)
@@ -288,7 +238,11 @@ class SourceCursor:
         elif self._splits is not None:
             self._turn += 1
         self._turn = self._turn % len(self._open) if self._open else 0
-        self._ready.append((index, event, nothing and self._begins_idling(index, event)))
+        idle = nothing and self._begins_idling(index, event)
+        if nothing and not self._ready and not idle and event.payload is None:
+            self._taken = index  # Nothing changes, so it needs no turn.
+            return self._missed()
+        self._ready.append((index, event, idle))
         if nothing:
             return self._missed()
         self._rows_at_ms[index] = event.at_ms

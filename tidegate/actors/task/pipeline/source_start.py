@@ -8,8 +8,9 @@ from tidegate.actors.sources.source import is_unbounded
 from tidegate.actors.task.messages import instructions as do
 from tidegate.actors.task.messages.events import TaskRestored
 from tidegate.actors.task.pipeline.operator_chain import OperatorChain
-from tidegate.actors.task.pipeline.source_cursor import SourceCursor, positions_from_tables
+from tidegate.actors.task.pipeline.source_cursor import SourceCursor
 from tidegate.actors.task.pipeline.split_alignment import SplitAlignment
+from tidegate.actors.task.pipeline.split_positions import positions_from_tables
 from tidegate.actors.task.pipeline.split_requests import SplitRequests
 from tidegate.actors.task.pipeline.task_descriptor import TaskDescriptor
 from tidegate.storage.ids import OperatorUid

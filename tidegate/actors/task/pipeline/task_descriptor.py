@@ -13,7 +13,7 @@ from tidegate.actors.protocol.side_outputs import SideOutput
 from tidegate.actors.sources.source import ExternallyInducedSource
 from tidegate.actors.state_backends.common.options import StateBackendOptions
 from tidegate.actors.task.channels.output_gate import BufferLimits
-from tidegate.actors.task.pipeline.source_cursor import SplitPosition
+from tidegate.actors.task.pipeline.split_positions import SplitPosition
 from tidegate.storage.ids import AttemptNumber
 
 

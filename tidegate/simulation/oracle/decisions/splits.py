@@ -18,7 +18,7 @@ from tidegate.actors.coordinator.job.job_spec import AssignedSource, JobSpec
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as do
-from tidegate.actors.task.pipeline.source_cursor import FrozenPositions
+from tidegate.actors.task.pipeline.split_positions import FrozenPositions
 from tidegate.actors.task.task_machine import TaskMachine
 from tidegate.simulation.oracle.coverage import Coverage
 from tidegate.simulation.oracle.violation import InvariantViolated
