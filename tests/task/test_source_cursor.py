@@ -5,39 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from batches import batch
 from frozen_tables import tables_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from source_reads import FIRST, SECOND, answer, at, cursor, read_of, unbounded
 
 from tidegate.actors.operators.source_splits import SourceSplits
 from tidegate.actors.sources.source import SourceSplit
 from tidegate.actors.task.messages.events import SourceBatchRead
-from tidegate.actors.task.messages.instructions import ReadSource
-from tidegate.actors.task.pipeline.source_cursor import PAUSE_MAX_MS, TRIED_MAX, SourceCursor
+from tidegate.actors.task.pipeline.source_cursor import SourceCursor
 from tidegate.actors.task.pipeline.split_positions import SplitPosition, positions_from_tables
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError, ProtocolError
-
-FIRST, SECOND = SourceSplit("a", b"\x00\xff", 4), SourceSplit("b", b"", -1)
-
-
-def cursor(*positions: SplitPosition, read_ahead: int = 2) -> SourceCursor:
-    """A cursor that reads two rows at a time."""
-    return SourceCursor(positions, rows_max=2, read_ahead=read_ahead)
-
-
-def answer(read: ReadSource, rows: int, at_end: bool = False) -> SourceBatchRead:
-    """The answer to a read: so many rows from its offset on."""
-    data = batch(*range(read.offset, read.offset + rows)) if rows else None
-    return SourceBatchRead(0, read.read, data, read.offset + rows, at_end)
-
-
-def read_of(source: SourceCursor) -> ReadSource:
-    """The read that the cursor asks for; there must be one."""
-    read = source.next_read()
-    assert read is not None
-    return read
 
 
 def test_splits_are_read_one_after_the_other_to_their_end() -> None:
@@ -136,11 +115,6 @@ def test_positions_come_back_from_their_tables(subtasks: list[list[SplitPosition
     assert positions_from_tables(tables) == tuple(p for subtask in subtasks for p in subtask)
 
 
-def unbounded(*positions: SplitPosition) -> SourceCursor:
-    """A cursor over splits that are read in turn."""
-    return SourceCursor(positions, rows_max=2, in_turn=SourceSplits())
-
-
 def test_splits_that_go_on_are_read_in_turn() -> None:
     """A batch of each, whether there is more or not; one that has ended is left out."""
     third = SourceSplit("c", b"")
@@ -154,159 +128,6 @@ def test_splits_that_go_on_are_read_in_turn() -> None:
 
     assert asked == [("a", 0), ("b", 7), ("c", 0), ("a", 2), ("c", 1)]
     assert [p.next_offset for p in source.freeze().positions] == [4, 7, 3]
-
-
-def missed(source: SourceCursor) -> list[int | None]:
-    """What four answers say in which there is nothing."""
-    pauses = []
-    for _ in range(4):
-        pauses.append(source.batch_read(answer(read_of(source), 0)))
-        assert not source.has_batch
-        source.resume()
-    return pauses
-
-
-def test_a_pause_comes_when_no_split_has_anything() -> None:
-    """It is longer each time, up to a limit; rows of any split make the next one short again."""
-    source = unbounded(SplitPosition(FIRST), SplitPosition(SECOND))
-    assert missed(source) == [None, 1, None, 2]
-    assert missed(source) == [None, 4, None, 8]
-
-    assert source.batch_read(answer(read_of(source), 1)) is None
-    source.take()
-    assert missed(source) == [None, 1, None, 2]
-    for _ in range(5):
-        longest = missed(source)
-    assert longest == [None, PAUSE_MAX_MS, None, PAUSE_MAX_MS]
-
-
-def test_nothing_is_asked_for_in_a_pause() -> None:
-    """The position stays what it was."""
-    source = unbounded(SplitPosition(SECOND, 3))
-    assert source.batch_read(answer(read_of(source), 0)) == 1
-    assert source.next_read() is None
-    assert not source.has_batch, "an answer without rows needs no turn"
-    assert not source.at_end
-
-    source.resume()
-    assert read_of(source).offset == 3
-    assert source.freeze().positions == (SplitPosition(SECOND, 3),)
-
-
-def test_who_has_nothing_is_asked_again_when_the_rows_before_are_processed() -> None:
-    """So what a source is asked for says how far the task is."""
-    source = unbounded(SplitPosition(SECOND))
-    for rows in (2, 0):
-        source.batch_read(answer(read_of(source), rows))
-    source.resume()
-    assert source.next_read() is None
-    source.take()
-    assert read_of(source).offset == 2
-
-
-def test_splits_in_order_wait_for_the_one_that_has_nothing() -> None:
-    """The next one begins when this one has ended."""
-    source = cursor(SplitPosition(FIRST), SplitPosition(SECOND))
-    assert source.batch_read(answer(read_of(source), 0)) == 1
-    source.resume()
-    assert read_of(source).split == FIRST
-
-
-THIRD = SourceSplit("c", b"")
-
-
-def paused(*splits: SourceSplit, idleness_ms: int | None = None) -> tuple[SourceCursor, SourceSplits]:
-    """A cursor after the first pause: each of the splits had nothing."""
-    turns = SourceSplits()
-    source = SourceCursor([SplitPosition(split) for split in splits], 2, 9, turns, idleness_ms)
-    for _ in splits:
-        source.batch_read(answer(read_of(source), 0))
-    source.resume()
-    assert not source.has_batch
-    return source, turns
-
-
-def test_after_a_pause_one_read_tries_many_splits() -> None:
-    """Until one has rows; then they are read one by one again, from the next one on."""
-    source, _ = paused(FIRST, SECOND, THIRD)
-    read = read_of(source)
-    assert [read.split, *(split for split, _ in read.others)] == [FIRST, SECOND, THIRD]
-    found = replace(answer(replace(read, offset=read.others[0][1]), 2), empty=1)
-    assert source.batch_read(found) is None
-    assert source.take()[0] == found.batch
-    assert [p.next_offset for p in source.freeze().positions] == [0, 2, 0]
-
-    read = read_of(source)
-    assert (read.split, read.others) == (THIRD, ())
-
-
-def test_a_source_pauses_again_when_all_that_one_read_tried_had_nothing() -> None:
-    """Whoever reads may stop at any of them: then the others are tried next."""
-    source, _ = paused(FIRST, SECOND, THIRD)
-    assert source.batch_read(replace(answer(read_of(source), 0), empty=2)) == 2
-    source.resume()
-    assert source.batch_read(answer(read_of(source), 0)) is None
-    read = read_of(source)
-    assert [read.split, *(split for split, _ in read.others)] == [SECOND, THIRD, FIRST]
-    assert source.batch_read(replace(answer(read, 0), empty=1)) == 4
-
-
-def test_one_read_tries_so_many_splits_at_most() -> None:
-    """A task that is closed must not wait for hundreds of them."""
-    source, _ = paused(*(SourceSplit(str(number), b"") for number in range(TRIED_MAX + 7)))
-    assert len(read_of(source).others) == TRIED_MAX - 1
-
-
-def test_splits_that_one_read_tried_become_idle() -> None:
-    """Each after so long without rows, as if it had been asked alone."""
-    source, turns = paused(FIRST, SECOND, THIRD, idleness_ms=50)
-    found = replace(answer(read_of(source), 2), empty=2)
-    assert source.batch_read(at(found, 50)) is None
-    while source.has_batch:
-        source.take()
-    assert turns.idle == {0, 1}
-
-
-@given(st.data())
-@settings(max_examples=200)
-def test_every_row_of_every_split_comes_once_and_in_order(data: st.DataObject) -> None:
-    """However rows come, and however far each read gets. A pause begins only when every split has just had nothing."""
-    count = data.draw(st.integers(1, 5), "splits")
-    source = SourceCursor(
-        [SplitPosition(SourceSplit(str(number), b"")) for number in range(count)], 2, 2, SourceSplits()
-    )
-    there, read_rows, had_nothing = [0] * count, [0] * count, set[str]()
-    for step in range(60):
-        if step < 40 and data.draw(st.booleans(), "rows come"):
-            there[data.draw(st.integers(0, count - 1), "to")] += 1
-        source.resume()
-        if (read := source.next_read()) is not None:
-            places = [(read.split, read.offset), *read.others]
-            stops_at = data.draw(st.integers(1, len(places)), "tries")
-            for empty, (split, offset) in enumerate(places[:stops_at]):  # noqa: B007
-                rows = min(2, there[int(split.split_id)] - offset)
-                if rows:
-                    had_nothing.clear()
-                    break
-                had_nothing.add(split.split_id)
-            told = replace(answer(replace(read, split=split, offset=offset), rows), empty=empty)
-            if source.batch_read(told) is not None:
-                assert len(had_nothing) == count
-                had_nothing.clear()
-        while source.has_batch:
-            taken, _ = source.take()
-            if taken is not None:
-                number = next(n for n, p in enumerate(source.freeze().positions) if p.next_offset > read_rows[n])
-                assert taken.column(0).to_pylist() == list(range(read_rows[number], read_rows[number] + len(taken)))
-                read_rows[number] += len(taken)
-    assert read_rows == [p.next_offset for p in source.freeze().positions]
-    if sum(there) <= 20:
-        assert read_rows == there
-
-
-def at(event: SourceBatchRead, at_ms: int) -> SourceBatchRead:
-    """The same answer at another time."""
-    return replace(event, at_ms=at_ms)
 
 
 def test_a_split_is_idle_when_what_came_before_was_taken() -> None:
