@@ -46,6 +46,7 @@ class Staff:
     def __init__(self, placement: SlotPlacement | None = None) -> None:
         self.options = FleetOptions("job", "namespace", placement, 0, 1, open_store)
         self.spare = 0
+        self.closed = False
         self.avoided: Container[str] = ()
         self.nodes = NOWHERE
         self.node_id = "the coordinator's"
@@ -73,6 +74,7 @@ class Staff:
 
     def close(self) -> list[Future[None]]:
         """None is there."""
+        self.closed = True
         return []
 
     def refill(self) -> None:

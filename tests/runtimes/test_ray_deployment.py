@@ -41,6 +41,15 @@ def test_a_task_that_has_finished_needs_no_message() -> None:
     assert deployed.told == []
 
 
+def test_no_task_fails_when_the_job_is_over() -> None:
+    """Its processes are killed then: one may not have said yet that its task is through, or have a message to come."""
+    deployed = Deployed()
+    deployed.deployment.close()
+    deployed.run_of(SINK).set_exception(ActorDiedError())
+    deployed.lose_a_message(SOURCE, FIRST)
+    assert deployed.told == []
+
+
 def test_what_has_finished_in_one_attempt_is_needed_in_the_next() -> None:
     """A new attempt knows nothing of the ends of the one before, also not of those that are told late."""
     deployed = Deployed()

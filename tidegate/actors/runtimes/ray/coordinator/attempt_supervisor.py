@@ -349,9 +349,10 @@ class AttemptSupervisor:
         self._tell_coordinator(co.TaskFailed(now_ms(), attempt, task, reason, outcome.permanent))
 
     def _has_died(self, attempt: AttemptNumber, task: TaskId, member: Member, error: BaseException) -> None:
-        reason = reason_of(member, error)
+        if self._fleet.closed:  # The job is over: its processes were killed, some before they could say so.
+            return
         self._noticed(attempt, task, member)
-        self._tell_coordinator(co.TaskFailed(now_ms(), attempt, task, reason))
+        self._tell_coordinator(co.TaskFailed(now_ms(), attempt, task, reason_of(member, error)))
 
     def _starting(self) -> list[str]:
         return [member.name for member in self._members.values() if member.usable and member.info is None]
@@ -366,7 +367,7 @@ class AttemptSupervisor:
         attempt = self._attempts[task]
 
         def over() -> bool:
-            return attempt == self._attempts[task] and task in self._finished
+            return self._fleet.closed or (attempt == self._attempts[task] and task in self._finished)
 
         def lost(error: BaseException) -> None:
             # After a while (`calls.py`): if the process has died, that is the failure.

@@ -100,6 +100,11 @@ class Fleet:
         self.slots = JobSlots(self.graph, self.options)
 
     @property
+    def closed(self) -> bool:
+        """Whether its processes were told to end, or killed, because they are not needed any more."""
+        return self._closed
+
+    @property
     def ready_standbys(self) -> int:
         """Spare processes that have started. From any thread."""
         return sum(member.info is not None and member.usable for member in list(self._standbys))
