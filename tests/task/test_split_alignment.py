@@ -101,6 +101,21 @@ def test_a_split_that_is_ahead_is_not_read_until_its_group_has_come_nearer() -> 
     assert {source.reads(9), source.reads(10)} == {"a", "b"}
 
 
+def test_a_read_that_tries_many_splits_leaves_out_those_that_are_ahead() -> None:
+    """After a pause all that may be read are tried at once, and no others."""
+    source = Source()
+    source.hears(0)
+    assert [source.reads(DRIFT_MS + 2), source.reads(None)] == ["a", "b"]
+    read = source.wants()
+    assert read is not None
+    assert (read.split.split_id, read.others) == ("b", ())
+    assert source.reads(None) == "b"
+    source.hears(MAX_WATERMARK_MS)
+    read = source.wants()
+    assert read is not None
+    assert {read.split.split_id, *(split.split_id for split, _ in read.others)} == {"a", "b"}
+
+
 def test_splits_that_are_read_one_after_the_other_wait_together() -> None:
     """They have one watermark, and the next split is not begun meanwhile."""
     source = Source(in_turn=False)
