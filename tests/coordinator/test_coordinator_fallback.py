@@ -197,7 +197,8 @@ def test_a_limit_holds_for_tables_too() -> None:
     coordinator = restarted(running(2))
     damaged(coordinator, 2)
     coordinator.fire(f"deploy:{coordinator.state.attempt}")
-    assert coordinator.state.last_failure == "the tables were not taken back within 600000 ms"
+    text = "the tables were not taken back within 600000 ms (jobmanager.deploy-timeout)"
+    assert coordinator.state.last_failure == text
 
 
 def test_a_table_of_another_job_ends_it() -> None:

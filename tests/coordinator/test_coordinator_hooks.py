@@ -81,6 +81,14 @@ def test_hooks_that_cannot_be_restored_fail_the_attempt() -> None:
     assert end.reason == "the master hooks could not be restored in 3 attempts: gone"
 
 
+def test_hooks_that_are_not_restored_in_time_fail_the_attempt() -> None:
+    """With the setting that says how long they may take."""
+    coordinator = Coordinator(replace(HOOKED, restore=ELSEWHERE, restart=RestartStrategy.none()))
+    coordinator.submit()
+    (end,) = only(coordinator.fire("deploy:0"), do.EndJob)
+    assert end.reason == "the master hooks were not restored within 600000 ms (jobmanager.deploy-timeout)"
+
+
 def test_hooks_whose_checkpoint_cannot_be_read_wait_as_long_as_an_outage_may_last() -> None:
     """The limit of the deployment begins anew meanwhile; and such attempts are not counted against a hook."""
     coordinator = Coordinator(replace(HOOKED, restore=ELSEWHERE, restart=RestartStrategy.none()))

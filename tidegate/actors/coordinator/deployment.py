@@ -179,19 +179,17 @@ class Deployer:
     def expire(self) -> None:
         """The attempt was not ready in time, so it has failed."""
         state, spec = self._context.state, self._context.spec
-        limit_ms = spec.deploy_timeout_ms
+        limit = f"within {spec.deploy_timeout_ms} ms (jobmanager.deploy-timeout)"
         if state.fallback is not None:
-            self._context.attempt_failure = f"the tables were not taken back within {limit_ms} ms"
+            self._context.attempt_failure = f"the tables were not taken back {limit}"
         elif state.restoring_hooks:
-            self._context.attempt_failure = f"the master hooks were not restored within {limit_ms} ms"
+            self._context.attempt_failure = f"the master hooks were not restored {limit}"
         else:
             missing = not_ready(state)
             named = ", ".join(map(str, missing[:NAMED_MAX]))
             more = f" and {len(missing) - NAMED_MAX} more tasks" if len(missing) > NAMED_MAX else ""
             verb = "was" if len(missing) == 1 else "were"
-            self._context.attempt_failure = (
-                f"{named}{more} {verb} not ready within {limit_ms} ms (jobmanager.deploy-timeout)"
-            )
+            self._context.attempt_failure = f"{named}{more} {verb} not ready {limit}"
 
     def restore_point(self) -> RestorePoint | None:
         """What the attempt starts from."""

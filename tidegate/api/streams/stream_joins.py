@@ -25,7 +25,7 @@ from tidegate.api.streams.steps.given import check_stream
 from tidegate.api.streams.steps.stream_changes import StreamChanges
 from tidegate.api.streams.steps.stream_steps import StreamSteps
 from tidegate.api.streams.steps.updating import Updating
-from tidegate.api.tables.lookup_tables import LookedUp, reader_of
+from tidegate.api.tables.lookup_tables import LookedUp, reader_of, with_keys_of
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.columns_text import columns_text
 from tidegate.storage.units import parse_duration_ms
@@ -148,16 +148,17 @@ class StreamJoins(StreamChanges):
         """Join each row with a table as it was last read: `flights.lookup_join("planes.parquet", on="tailnum")`.
 
         `table` is an Arrow table, a polars DataFrame, a table of tidegate or its URL, that of a Delta Lake table or of
-        Parquet files, or a function that returns an Arrow table. Each subtask has all of it in memory, at most
-        `max_rows` rows, and reads it again every `refresh`, beside processing. If that fails the old one goes on, for
-        at most `max_stale` (three times `refresh`); then the task fails. Which version a row meets depends on when it
-        is processed: see `docs/joins.md`.
+        Parquet files, or a function that returns an Arrow table or a polars DataFrame, as of a database. Each subtask
+        has all of it in memory, at most `max_rows` rows, and reads it again every `refresh`, beside processing. If that
+        fails the old one goes on, for at most `max_stale` (three times `refresh`); then the task fails. Which version a
+        row meets depends on when it is processed: see `docs/joins.md`.
         """
         if self._updating is not None:
             raise self._updating.refuse(name, "a later version of the table would take back another row than came")
         read, found, changes = reader_of(table)
         schemas = _schemas("lookup_join", self.schema, found)
         keys = _keys("lookup_join", on, schemas)
+        schemas = schemas[0], with_keys_of(*schemas, keys)
         if max_rows < 1:
             raise ConfigurationError(f"lookup_join: max_rows={max_rows!r}: give 1 or more")
         refresh_ms = None if refresh is None else parse_duration_ms(refresh, setting="lookup_join(refresh=...)")

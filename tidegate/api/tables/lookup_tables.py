@@ -1,9 +1,12 @@
-"""What a lookup join may read: Arrow and polars tables, tables of tidegate and Delta Lake, Parquet files, functions."""
+"""What a lookup join may read: Arrow and polars tables, tables of tidegate and Delta Lake, Parquet files, functions.
+
+Tables of databases are read by functions: they open a connection where they are called, in each task.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -14,13 +17,15 @@ from tidegate.api.given_names import location
 from tidegate.api.tables.output_tables import OutputTable, open_table
 from tidegate.storage.errors import ConfigurationError, TableError
 from tidegate.storage.files.file_system_store import open_store
-from tidegate.storage.schemas.plain_types import plain_schema
+from tidegate.storage.schemas.plain_types import plain_schema, settled_type
 from tidegate.storage.tables.delta.delta_mirror import imported, storage_options
 
 if TYPE_CHECKING:
     import polars as pl
 
-LookedUp: TypeAlias = "pa.Table | pl.DataFrame | OutputTable | str | os.PathLike[str] | Callable[[], pa.Table]"
+LookedUp: TypeAlias = (
+    "pa.Table | pl.DataFrame | OutputTable | str | os.PathLike[str] | Callable[[], pa.Table | pl.DataFrame]"
+)
 
 
 def reader_of(table: LookedUp) -> tuple[Callable[[], pa.Table], pa.Schema, bool]:
@@ -37,6 +42,18 @@ def reader_of(table: LookedUp) -> tuple[Callable[[], pa.Table], pa.Schema, bool]
         return read, read().schema, True
     fixed = _checked(lambda: table)
     return (lambda: fixed), fixed.schema, False
+
+
+def with_keys_of(stream: pa.Schema, table: pa.Schema, keys: tuple[Sequence[str], Sequence[str]]) -> pa.Schema:
+    """The columns of a table, whose keys have the types of a stream's where these differ in polars' variants alone.
+
+    A stream of Arrow has strings, and what polars has read has large strings: nobody could cast them.
+    """
+    for left, right in zip(*keys, strict=True):
+        wanted, index = stream.field(left).type, table.get_field_index(right)
+        if settled_type(table.field(index).type) == settled_type(wanted):
+            table = table.set(index, table.field(index).with_type(wanted))
+    return table
 
 
 def _at(url: str) -> OutputTable | Callable[[], pa.Table]:
@@ -73,6 +90,12 @@ def _parquet(url: str) -> pa.Table:
 def _checked(function: Callable[[], object]) -> pa.Table:
     """The table that a function returns."""
     found = function()
+    if type(found).__module__.partition(".")[0] == "pyspark":
+        raise ConfigurationError(
+            "lookup_join: a DataFrame of Spark is read by Spark, and tasks have none: give its rows (toPandas, and "
+            "pa.Table.from_pandas), the place to which Spark writes it now and then, or, instead of spark.read.jdbc, a "
+            "function that reads the database itself, as in pl.read_database(query, connection)"
+        )
     if hasattr(found, "to_arrow"):
         found = found.to_arrow()
     if isinstance(found, pa.RecordBatch):
@@ -80,6 +103,6 @@ def _checked(function: Callable[[], object]) -> pa.Table:
     if not isinstance(found, pa.Table):
         raise ConfigurationError(
             f"lookup_join: {type(found).__name__} is no table; give an Arrow table, a polars DataFrame, a table of "
-            "tidegate, the URL of one, of a Delta table or of Parquet files, or a function that returns an Arrow table"
+            "tidegate, the URL of one, of a Delta table or of Parquet files, or a function that returns the rows"
         )
     return found.cast(plain_schema(found.schema))

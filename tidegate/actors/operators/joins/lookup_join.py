@@ -5,6 +5,8 @@ Each subtask has the whole table in memory, and reads it again every so often, b
 - A batch is joined with one version of the table. Between two batches a newer one may take its place.
 - If reading fails, the old version goes on, with a warning in the log and in the counter `lookupRefreshesFailed`. When
   it is older than `stale_ms` the task fails. The first version must be read before any row is processed.
+- Reading that does not come back, as from a database that does not answer, counts as failed after `HANGS_S`. Before
+  that it may be slow. Nothing can end it: a thread that hangs stays until its process ends.
 - What is in memory is bounded: a table with more than `rows_max` rows is refused, like any other failure to read it.
   While it is read there are two versions.
 - Which version a row meets depends on when it is processed. After a failure rows are processed again, and may meet a
@@ -33,6 +35,8 @@ from tidegate.storage.errors import ConfigurationError
 log = logging.getLogger(__name__)
 
 FAILED_REFRESHES = "lookupRefreshesFailed"
+HANGS_S = 60.0
+"""Reading that takes so long hangs, if what is known is too old meanwhile."""
 _STRANGERS_MAX = 262_144
 """Keys that are not in the table, and are remembered all the same, before the index is made anew."""
 
@@ -111,6 +115,7 @@ class LookupTable(BatchFunction):
         self._failed = context.metrics.counter(FAILED_REFRESHES)
         self._version = Version(self._lookup, self._read())
         self._read_at = time.monotonic()
+        self._reading_since: float | None = None
         self._error: Exception | None = None
         self._failures = self._told = 0
         self._closed = threading.Event()
@@ -156,17 +161,26 @@ class LookupTable(BatchFunction):
         if failures > self._told:
             self._failed.inc(failures - self._told)
             self._told = failures
-        if error is not None and (time.monotonic() - self._read_at) * 1000 > self._stale_ms:
-            raise ConfigurationError(
-                f"lookup_join: the table could not be read for {self._stale_ms / 1000:g} s (max_stale=), so what is "
-                f"known of it is too old; the last error was {type(error).__name__}: {error}"
-            ) from error
+        now, since = time.monotonic(), self._reading_since
+        hangs = since is not None and now - since > HANGS_S
+        if (error is None and not hangs) or (now - self._read_at) * 1000 <= self._stale_ms:
+            return
+        told = f"the last error was {type(error).__name__}: {error}"
+        if hangs:
+            told = (
+                f"reading it has not come back for more than {HANGS_S:g} s: give the connection, or the query, a "
+                "timeout, so that the reason is known"
+            )
+        raise ConfigurationError(
+            f"lookup_join: the table could not be read for {self._stale_ms / 1000:g} s (max_stale=), so what is known "
+            f"of it is too old; {told}"
+        ) from error
 
     def _go_on(self) -> None:
         """Read the table again until the function is closed. Only references are handed over, so no lock is needed."""
         assert self._refresh_ms is not None
         while not self._closed.wait(self._refresh_ms / 1000):
-            begun = time.monotonic()
+            begun = self._reading_since = time.monotonic()
             try:
                 self._version = Version(self._lookup, self._read())
             except Exception as error:  # noqa: BLE001 - any: it is told, and fails the task when the table is too old
@@ -175,3 +189,4 @@ class LookupTable(BatchFunction):
                 log.warning("lookup_join could not read its table, and goes on with the one it has: %s", error)
             else:
                 self._error, self._read_at = None, begun
+            self._reading_since = None
