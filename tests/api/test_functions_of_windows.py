@@ -1,4 +1,4 @@
-"""Windows with functions in whole jobs: rows that wait for their window come through a restart."""
+"""Windows with functions in whole jobs: late rows, and what a restart finds."""
 
 from __future__ import annotations
 
@@ -13,12 +13,39 @@ from local_jobs import GatedSource, config, local, opening
 import tidegate as tg
 
 COUNTED = pa.schema({"n": pa.int64()})
+TOLD = pa.schema({"n": pa.int64(), "calls": pa.int64()})
+
+
+class Told(tg.ProcessWindowFunction):
+    """Counts its calls in the state of a window, and tells of it when the window is over."""
+
+    def __init__(self, lateness_ms: int) -> None:
+        self.lateness_ms = lateness_ms
+
+    def open(self, context: tg.ProcessWindowContext) -> None:
+        """Bind the state."""
+        self.calls = context.window_state(tg.ValueState("calls", int))
+
+    def process(self, rows: pa.Table, context: tg.ProcessWindowContext) -> dict[str, int]:
+        """Count a call, and wait for the end of the window's life."""
+        assert context.window is not None
+        self.calls.update((self.calls.value() or 0) + 1)
+        context.timer_service.register_event_time_timer(context.window.end_ms - 1 + self.lateness_ms)
+        context.timer_service.register_event_time_timer(context.window.end_ms + self.lateness_ms)
+        return {"n": rows.num_rows, "calls": 0}
+
+    def on_timer(self, timestamp: int, context: tg.ProcessWindowContext) -> dict[str, int]:
+        """Tell."""
+        return {"n": -1, "calls": self.calls.value()}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["columnar", "rocksdb"])
-def test_rows_of_an_open_window_come_through_a_restart(tmp_path: Path, backend: str) -> None:
-    """Also where a backend on disk can only estimate how many there are: most rows have come and gone by then."""
+def test_windows_come_through_a_restart(tmp_path: Path, backend: str) -> None:
+    """Open ones, and those that have fired and are kept, with their state and their timers.
+
+    Also where a backend on disk can only estimate how many rows there are: most have come and gone by then.
+    """
     rows, failed = 5_010, tmp_path / "failed"
 
     def fails_once(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -35,6 +62,7 @@ def test_rows_of_an_open_window_come_through_a_restart(tmp_path: Path, backend: 
         timed = passed.with_columns(t=pl.col("x").cast(pl.Datetime("ms"))).assign_timestamps("t")
         windows = timed.key_by("k").window(tg.Tumbling("1s"))
         counts = windows.apply(lambda table: {"n": table.num_rows}, schema=COUNTED).collect()
+        told = windows.allowed_lateness("1s").process(Told(1_000), schema=TOLD).collect()
         checkpoints = config(tmp_path / "checkpoints", backend=backend)
         job = env.execute("windows", checkpoints=checkpoints, restart=tg.RestartStrategy.fixed_delay(1, "1ms"))
         source.await_gate(rows)
@@ -43,3 +71,30 @@ def test_rows_of_an_open_window_come_through_a_restart(tmp_path: Path, backend: 
         assert job.wait("4min") == "finished"
     assert failed.exists()
     assert sum(counts.to_arrow()["n"].to_pylist()) == rows
+    of_windows = told.to_arrow().filter(pc.greater(pc.field("n"), 0))
+    of_timers = told.to_arrow().filter(pc.less(pc.field("n"), 0))
+    assert (of_windows.num_rows, sum(of_windows["n"].to_pylist())) == (30, rows)
+    assert of_timers["calls"].to_pylist() == [1] * 30
+
+
+def test_a_late_row_replaces_the_result_of_its_window(tmp_path: Path) -> None:
+    """As with aggregates: an upsert by key and window keeps the newest. A timer after the window's life is dropped."""
+    rows = pa.table({"k": [1, 1, 1, 2, 1], "t": [1, 10, 2, 3, 15]})
+    with local(1, rows_max=1) as env:
+        stream = env.from_batches(rows, splits=1, timestamp="t")
+        windows = stream.key_by("k").window(tg.Tumbling(10)).allowed_lateness(5)
+        counts = windows.apply(lambda table: {"n": table.num_rows}, schema=COUNTED, name="counts")
+        every = counts.collect()
+        table = counts.to_table(tmp_path / "counts", mode="upsert", keys=["k", "window_start", "window_end"])
+        told = windows.process(Told(5), schema=TOLD, name="told").collect()
+        env.execute("late", checkpoints=config(tmp_path / "checkpoints")).wait("4min")
+    found = [(row["k"], row["window_start"], row["n"]) for row in every.to_arrow().to_pylist()]
+    assert found == [(1, 0, 1), (1, 0, 2), (2, 0, 1), (1, 10, 2)]
+    kept = sorted((row["k"], row["window_start"], row["n"]) for row in table.to_arrow().to_pylist())
+    assert kept == [(1, 0, 2), (1, 10, 2), (2, 0, 1)]
+    calls = [(row["k"], row["window_start"], row["n"], row["calls"]) for row in told.to_arrow().to_pylist()]
+    assert sorted(calls) == [
+        *[(1, 0, -1, 2), (1, 0, 1, 0), (1, 0, 2, 0)],
+        *[(1, 10, -1, 1), (1, 10, 2, 0)],
+        *[(2, 0, -1, 1), (2, 0, 1, 0)],
+    ]

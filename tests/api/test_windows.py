@@ -275,9 +275,21 @@ REFUSED: dict[str, tuple[Callable[[tg.StreamEnvironment], object], str]] = {
         lambda env: timed(env).window(tg.Tumbling(2)).apply("sum"),  # type: ignore[arg-type]
         "is no function",
     ),
-    "late rows for a function": (
-        lambda env: timed(env).window(tg.Tumbling(2)).allowed_lateness(1).apply(doubled),
-        "leave allowed_lateness out",
+    "late rows of sessions for a function": (
+        lambda env: timed(env).window(tg.Session(2)).allowed_lateness(1).apply(doubled),
+        "allowed_lateness is for tg.Tumbling",
+    ),
+    "functions' late results counted": (
+        lambda env: (
+            timed(env)
+            .key_by("k")
+            .window(tg.Tumbling(1))
+            .allowed_lateness("1s")
+            .apply(doubled)
+            .key_by("k")
+            .aggregate(m=tg.sum("twice"))
+        ),
+        "cannot follow",
     ),
     "a function that returns the key": (
         lambda env: timed(env).key_by("k").window(tg.Tumbling(2)).apply(lambda rows: rows),

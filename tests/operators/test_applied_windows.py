@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import polars as pl
@@ -22,6 +22,7 @@ from tidegate.actors.operators.windows.window_specs import Clock, Count, Cumulat
 from tidegate.actors.protocol.errors import OperatorError
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.state.snapshot import StateTable
 
 SCHEMA = rows_batch([(1, 1, 1)]).schema
 Spec = Tumbling | Sliding | Cumulating | Session
@@ -51,6 +52,18 @@ def applied(
         return AppliedWindows(keys, spec, time, SCHEMA, calls)
 
     return Windows(made, keys, backend=backend)
+
+
+def applied_late(
+    spec: Spec, lateness_ms: int, backend: Backend = "columnar", restored: Sequence[StateTable] = ()
+) -> Windows:
+    """The operator with an allowed lateness."""
+
+    def made() -> AppliedWindows:
+        calls = WindowCalls(values, ("k",), None, pa.int64(), lateness_ms > 0)
+        return AppliedWindows(("k",), spec, "t", SCHEMA, calls, lateness_ms)
+
+    return Windows(made, backend=backend, restored=restored)
 
 
 def out(windows: Windows, since: int = 0) -> list[tuple[Any, ...]]:
@@ -210,16 +223,16 @@ def test_rows_come_in_the_order_of_arrival(backend: Backend) -> None:
 def test_what_is_looked_at_grows_with_what_is_due(spec: Spec, monkeypatch: pytest.MonkeyPatch) -> None:
     """With steps of four rows, 1,000 rows of 250 windows are not looked at 250 times."""
     looked = 0
-    scanned = AppliedWindows._scanned
+    scanned = AppliedWindows.scanned
 
-    def counting(self: AppliedWindows, columns: list[str]) -> Any:
+    def counting(self: AppliedWindows, number: int, columns: list[str]) -> Any:
         nonlocal looked
-        found = scanned(self, columns)
+        found = scanned(self, number, columns)
         looked += len(found[0])
         return found
 
     monkeypatch.setattr(applied_windows, "STEP_ROWS", 4)
-    monkeypatch.setattr(AppliedWindows, "_scanned", counting)
+    monkeypatch.setattr(AppliedWindows, "scanned", counting)
     windows = applied(spec)
     windows.process(rows_batch([(1, number // 4 * 10, number) for number in range(1000)]))
     windows.watermark(MAX_WATERMARK_MS)

@@ -218,7 +218,9 @@ class WindowedStream(Generic[S]):
         returns; without it `fn` is called once with an empty table, and the columns are those of what it returns then,
         if that has some.
 
-        Rows come once. Those that come too late are dropped, counted, and in `late_rows()`. ConfigurationError.
+        Rows come once; with an allowed lateness all rows of a window come again with each batch that has late ones for
+        it. Then the result is updates, as of `aggregate`, and `fn` returns one row at most. Rows that come too late are
+        dropped, counted, and in `late_rows()`. ConfigurationError, also for an allowed lateness of sessions.
         """
         if not callable(fn):
             raise ConfigurationError(f"{name}: {fn!r} is no function; it takes one of an Arrow table")
@@ -236,7 +238,10 @@ class WindowedStream(Generic[S]):
         parallelism: int | None = None,
         **slot: Unpack[SlotOptions],
     ) -> S:
-        """Call a `tg.ProcessWindowFunction` as `apply` calls a function. It knows the window, and has state of the key.
+        """Call a `tg.ProcessWindowFunction` as `apply` calls a function.
+
+        It knows the window, and has state of the key. Tumbling, sliding and cumulating windows of event time have state
+        and timers of their own.
 
         `schema` is that of the rows that it returns; give it if a table, an aggregate or a key follows.
         """
@@ -244,35 +249,34 @@ class WindowedStream(Generic[S]):
 
     def _called(
         self,
-        calls: Callable[[tuple[str, ...], pa.Schema | None, pa.DataType | None], WindowCalls],
+        calls: Callable[[tuple[str, ...], pa.Schema | None, pa.DataType | None, bool], WindowCalls],
         returned: pa.Schema | None,
         name: str,
         uid: str | None,
         parallelism: int | None,
         slot: SlotOptions,
     ) -> S:
-        """The results of a function. `calls` makes its calls, for keys, the columns that it returns, and bounds."""
+        """The results of a function.
+
+        `calls` makes its calls, for keys, the columns that it returns, bounds, and whether results replace each other.
+        """
         keys, spec, stream = self._keys, self._spec, self._stream
         if stream.schema is None:
             raise ConfigurationError(
                 f"{name}: the columns of the stream are not known yet; give schema= to the step before"
             )
-        if self._lateness_ms:
-            raise ConfigurationError(
-                f"{name}: a function gets the rows of a window once, when it ends; leave allowed_lateness out, and "
-                "give the event time a larger max_out_of_orderness"
-            )
         if not keys and parallelism not in (None, 1):
             raise ConfigurationError(f"{name}: windows of all rows are in one subtask; leave parallelism= out")
+        lateness_ms = self._lateness_ms
         rows_schema, time = stream.schema, self._time if self._clock is None else self._clock
         bounds = None if isinstance(spec, Count) else bounds_type(rows_schema, time, spec)
 
         def windows() -> WindowBuffer:
-            called = calls(keys, returned, bounds)
+            called = calls(keys, returned, bounds, lateness_ms > 0)
             if isinstance(spec, Count):
                 return AppliedCounts(keys, spec, rows_schema, called)
             assert time is not None, "windows without a time"
-            return AppliedWindows(keys, spec, time, rows_schema, called)
+            return AppliedWindows(keys, spec, time, rows_schema, called, lateness_ms)
 
         windows()  # so that wrong arguments are refused here
         check_no_doubles(() if returned is None else returned.names, (*keys, WINDOW_START, WINDOW_END))
@@ -282,7 +286,11 @@ class WindowedStream(Generic[S]):
         rows = stream._partitioned(Partitioning(PartitioningKind.HASH, keys)) if keys else stream
         result = rows._then(windows, output, name, uid, parallelism if keys else 1, slot=slot, side_outputs=late)
         timestamp = None if isinstance(spec, Count) or self._clock is not None else WindowEnd(WINDOW_END)
-        return self._made(stream.program, result._inputs, keys, timestamp)
+        if not lateness_ms:
+            return self._made(stream.program, result._inputs, keys, timestamp)
+        node, replaced = result._inputs[0][0], (*keys, WINDOW_START, WINDOW_END)
+        updating = Updating(replaced, f"{node.name!r} (uid {node.uid!r})")
+        return self._made(stream.program, result._inputs, replaced, timestamp, updating)
 
     def top_n(
         self,

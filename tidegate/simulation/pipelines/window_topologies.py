@@ -20,7 +20,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.actors.operators.aggregates.aggregate import count, sum
-from tidegate.actors.operators.state.keyed_state import ValueState
+from tidegate.actors.operators.state.keyed_state import MapState, ValueState
 from tidegate.actors.operators.window_functions.process_windows import ProcessWindowContext, ProcessWindowFunction
 from tidegate.actors.operators.windows.window_specs import Count, Cumulating, Session, Sliding, Tumbling, floored
 from tidegate.api.environment import StreamEnvironment
@@ -52,6 +52,8 @@ class Program:
     """Whether only some rows move event time on."""
     remembers: bool = False
     """Whether the function adds each window of a key to those before it."""
+    watches: bool = False
+    """Whether the function has state of each window, and tells of it when a timer says that the window is over."""
 
     @property
     def updates(self) -> bool:
@@ -97,6 +99,8 @@ PROGRAMS = (
     Program(Count(4), applied=True),
     Program(Tumbling(12), remembers=True),
     Program(Tumbling(15), punctuated=True),
+    Program(Sliding(45, 15), lateness_ms=20, applied=True),
+    Program(Tumbling(16), lateness_ms=25, watches=True),
 )
 """The number of rows chooses one."""
 SESSIONS = tuple(
@@ -128,6 +132,15 @@ def windowed(env: StreamEnvironment, inputs: Sequence[Data], width: Sequence[int
     timely = in_time(stream, program.over_ms, program.lateness_ms, uid="windows")
     table_of(timely.side_output("late").rebalance(), "late", width[2])
     windows = timely.key_by("k").window(program.spec)
+    if program.lateness_ms:
+        windows = windows.allowed_lateness(program.lateness_ms)
+    if program.watches or (program.applied and program.updates):
+        if program.watches:
+            told = windows.process(Watching(program.lateness_ms), schema=_SUMS, uid="windowed", parallelism=width[1])
+        else:
+            told = windows.apply(_summed, schema=_SUMS, uid="windowed", parallelism=width[1])
+        table_of(told, "running", width[1], keys=("k", *_BOUNDS))
+        return
     if program.remembers:
         sums = windows.process(SumsSoFar(), schema=_SUMS, uid="windowed", parallelism=width[1])
         table_of(sums.rebalance(), "results", width[3])
@@ -142,8 +155,6 @@ def windowed(env: StreamEnvironment, inputs: Sequence[Data], width: Sequence[int
         counts = windows.aggregate(n=count(), uid="windowed", parallelism=width[1])
         table_of(counts.rebalance(), "results", width[3])
         return
-    if program.lateness_ms:
-        windows = windows.allowed_lateness(program.lateness_ms)
     results = windows.aggregate(n=count(), total=sum("v"), emit=program.emit, uid="windowed", parallelism=width[1])
     if program.updates:
         table_of(results, "running", width[1], keys=("k", *_BOUNDS))
@@ -241,6 +252,27 @@ class SumsSoFar(ProcessWindowFunction):
         found = _summed(rows)
         self.total.update((self.total.value() or 0) + found["total"])
         return {**found, "total": self.total.value()}
+
+
+class Watching(ProcessWindowFunction):
+    """What a window has is told by a timer for the moment at which it is over, and by nothing else."""
+
+    def __init__(self, lateness_ms: int) -> None:
+        self._lateness_ms = lateness_ms
+
+    def open(self, context: ProcessWindowContext) -> None:
+        """Bind a state of the window."""
+        self.sums = context.window_state(MapState("sums", pa.string(), pa.int64()))
+
+    def process(self, rows: pa.Table, context: ProcessWindowContext) -> None:
+        """Keep what the window has, and wait."""
+        assert context.window is not None, "windows without bounds"
+        self.sums.put_all(_summed(rows))
+        context.timer_service.register_event_time_timer(context.window.end_ms - 1 + self._lateness_ms)
+
+    def on_timer(self, timestamp: int, context: ProcessWindowContext) -> dict[str, int]:
+        """The window is over."""
+        return dict(self.sums.items())
 
 
 def _summed(rows: pa.Table) -> dict[str, int]:

@@ -155,22 +155,22 @@ class TimerService:
 
     def register_event_time_timer(self, timestamp_ms: int) -> None:
         """Call `on_timer` for this key when the watermark reaches the moment; if it has already, with the next one."""
-        self._timers.change(TimeDomain.EVENT_TIME, _moment(timestamp_ms), registered=True)
+        self._timers.change(TimeDomain.EVENT_TIME, moment_of(timestamp_ms), registered=True)
 
     def register_processing_time_timer(self, timestamp_ms: int) -> None:
         """Call `on_timer` for this key when the clock reaches the moment.
 
         If the input ends before, it is dropped, or fires then with `process(..., fire_at_end=True)`.
         """
-        self._timers.change(TimeDomain.PROCESSING_TIME, _moment(timestamp_ms), registered=True)
+        self._timers.change(TimeDomain.PROCESSING_TIME, moment_of(timestamp_ms), registered=True)
 
     def delete_event_time_timer(self, timestamp_ms: int) -> None:
         """Delete a timer of this key, if it is registered."""
-        self._timers.change(TimeDomain.EVENT_TIME, _moment(timestamp_ms), registered=False)
+        self._timers.change(TimeDomain.EVENT_TIME, moment_of(timestamp_ms), registered=False)
 
     def delete_processing_time_timer(self, timestamp_ms: int) -> None:
         """Delete a timer of this key, if it is registered."""
-        self._timers.change(TimeDomain.PROCESSING_TIME, _moment(timestamp_ms), registered=False)
+        self._timers.change(TimeDomain.PROCESSING_TIME, moment_of(timestamp_ms), registered=False)
 
     def register_many(self, moments: Any, at: Places = None, domain: TimeDomain = TimeDomain.EVENT_TIME) -> None:
         """Register a timer for the key of each row, in `process_batch`.
@@ -186,7 +186,7 @@ class TimerService:
 
     def _change_many(self, domain: TimeDomain, moments: Any, at: Places, registered: bool) -> None:
         numbers = self._scope.rows(at, "register_many").tolist()
-        times = [_moment(moments)] * len(numbers) if isinstance(moments, int) else _moments(moments)
+        times = [moment_of(moments)] * len(numbers) if isinstance(moments, int) else _moments(moments)
         if len(times) != len(numbers):
             raise ValueError(f"{len(times)} moments were given for timers of {len(numbers)} rows")
         self._timers.change_many(domain, times, registered, numbers)
@@ -204,7 +204,8 @@ def _moments(given: Any) -> list[int]:
     return moments
 
 
-def _moment(timestamp_ms: int) -> int:
+def moment_of(timestamp_ms: int) -> int:
+    """The moment of a timer, as it is stored. ConfigurationError for what is no whole number."""
     try:
         moment_ms = operator.index(timestamp_ms)
     except TypeError:

@@ -3,30 +3,40 @@
 `FunctionCalls` opens it, and calls it as other functions of windows are called. Rules:
 
 - Each subtask of each attempt has a copy of the object to itself. What must survive a failure belongs in state.
-- State is that of the key, and outlives its windows. It lies in the backend of the rows that wait, so what the function
-  has changed, what it has returned and the rows that it has got go forward together.
+- State is that of the key, and outlives its windows; or that of a key and window, and goes with the window. All lies in
+  the backend of the rows that wait, so what the function has changed, what it has returned and the rows that it has got
+  go forward together.
+- Timers belong to a key and window, and are of event time. Only windows that are known from the time alone have them,
+  and state of their own (`WindowLife`): sessions merge, and those of so many rows and of the clock are given once.
 - Windows of all rows have one key, so their state is one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 
+from tidegate.actors.operators.batch_rows import OUTPUT_ROWS_MAX
 from tidegate.actors.operators.function_context import FunctionContext
 from tidegate.actors.operators.operator import OperatorContext
-from tidegate.actors.operators.operator_errors import blame_call
+from tidegate.actors.operators.operator_errors import Blame, blame_call
 from tidegate.actors.operators.own_copies import own_copy
+from tidegate.actors.operators.state.fires_left import FiresLeft
 from tidegate.actors.operators.state.key_scope import KeyScope
 from tidegate.actors.operators.state.keyed_state import S
 from tidegate.actors.operators.state.keyed_state_store import KeyedStates
 from tidegate.actors.operators.state.keys import KeyCodec
 from tidegate.actors.operators.state.state_names import StateNames
+from tidegate.actors.operators.state.timers import TimeDomain
 from tidegate.actors.operators.window_functions.window_calls import Grouped, WindowCalls, WindowResult
+from tidegate.actors.operators.window_functions.window_states import StateOfWindows
+from tidegate.actors.operators.window_functions.window_timers import WindowLife, WindowTimers, WindowTimerService
 from tidegate.actors.operators.windows.slices import Window
+from tidegate.actors.operators.windows.window_specs import Times
 from tidegate.actors.protocol.stream_elements import MIN_WATERMARK_MS
 from tidegate.actors.state_backends.common.backend import KeyRef
 from tidegate.storage.errors import ConfigurationError
@@ -35,9 +45,13 @@ from tidegate.storage.errors import ConfigurationError
 class ProcessWindowContext(FunctionContext):
     """What a function can ask for. Key, window and state are those of the call."""
 
-    def __init__(self, context: OperatorContext, states: KeyedStates, scope: KeyScope, keyed: bool) -> None:
+    def __init__(
+        self, context: OperatorContext, states: KeyedStates, scope: KeyScope, keyed: bool, life: WindowLife | None
+    ) -> None:
         super().__init__(context)
-        self._states, self._scope, self._keyed = states, scope, keyed
+        self._states, self._scope, self._keyed, self._life = states, scope, keyed, life
+        self._timers: WindowTimerService | None = None
+        self._of_windows: list[StateOfWindows] = []
         self.window: Window | None = None
         """`start_ms` and `end_ms` of the window, in milliseconds since 1970; None for windows of so many rows."""
         self.current_watermark = MIN_WATERMARK_MS
@@ -56,6 +70,43 @@ class ProcessWindowContext(FunctionContext):
         """
         return self._states.bind(declared)
 
+    def window_state(self, declared: S) -> S:
+        """Bind a state of the key and window, in `open`. It goes with the window.
+
+        So it is there when late rows come, or timers. ConfigurationError as `state`, with a time to live, and for
+        windows that have none.
+        """
+        of_windows = StateOfWindows(declared, self._window_end)
+        check_life(self._life, f"state {declared.name!r} of a window")
+        bound = self._states.bind(of_windows)
+        self._of_windows.append(bound)
+        return cast(S, bound.view)
+
+    @property
+    def timer_service(self) -> WindowTimerService:
+        """Registers and deletes timers of the key and window. ConfigurationError for a function without `on_timer`."""
+        if self._timers is None:
+            raise ConfigurationError(
+                "a timer calls on_timer(self, timestamp, context), which the function does not have"
+            )
+        return self._timers
+
+    def _window_end(self) -> int:
+        if self.window is None:
+            raise ConfigurationError(
+                "state and timers of a window can be used in process and on_timer, where there is one"
+            )
+        return self.window.end_ms
+
+
+def check_life(life: WindowLife | None, what: str) -> None:
+    """ConfigurationError for windows that have neither state nor timers of their own."""
+    if life is None:
+        raise ConfigurationError(
+            f"{what} needs tg.Tumbling, tg.Sliding or tg.Cumulating of event time: sessions merge, and windows of so "
+            "many rows or of processing time are given once; use context.state, or a process function on the stream"
+        )
+
 
 class ProcessWindowFunction:
     """Processes windows: gets all rows of each key and window, with state of the key."""
@@ -70,6 +121,10 @@ class ProcessWindowFunction:
         """Process one window, whose rows lie in the order in which they came. Returns rows as for `apply`."""
         raise NotImplementedError(f"{type(self).__name__} needs a method process(self, rows, context)")
 
+    def on_timer(self, timestamp: int, context: ProcessWindowContext) -> WindowResult:
+        """A timer of this key and window has come; `context.window` is the window. Returns rows as `process` does."""
+        raise NotImplementedError(f"{type(self).__name__} needs a method on_timer(self, timestamp, context)")
+
     def close(self) -> None:
         """Release resources. Called once, also after a failure, and even if `open` was not reached."""
 
@@ -83,6 +138,7 @@ class FunctionCalls(WindowCalls):
         keys: tuple[str, ...],
         schema: pa.Schema | None,
         bounds: pa.DataType | None,
+        replaces: bool = False,
     ) -> None:
         if not isinstance(function, ProcessWindowFunction):
             raise ConfigurationError(
@@ -90,22 +146,99 @@ class FunctionCalls(WindowCalls):
                 f"not {function!r}; a plain function belongs to apply"
             )
         self._function = own_copy(function)
-        super().__init__(self._process, keys, schema, bounds)
+        super().__init__(self._process, keys, schema, bounds, replaces)
         self.name = f"{type(function).__name__}.process"
+        self.has_timers = type(function).on_timer is not ProcessWindowFunction.on_timer
+        """Whether the function has a method for them."""
         self._scope = KeyScope()
         self._refs: Sequence[KeyRef] = ()
+        self._life: WindowLife | None = None
+        self._timers: WindowTimers | None = None
 
-    def open(self, context: OperatorContext, keys: pa.Schema, rows_state: str) -> KeyedStates:
-        """Open the function. Returns the states that it has bound. OperatorError if it raises."""
+    def open(
+        self, context: OperatorContext, keys: pa.Schema, own_states: Sequence[str], life: WindowLife | None
+    ) -> KeyedStates:
+        """Open the function. Returns the states that it has bound. OperatorError if it raises.
+
+        `own_states` are names that the operator needs itself. `life`: how long windows are there, if they have timers
+        and state of their own.
+        """
         names = StateNames()
-        names.take(rows_state)
+        for name in own_states:
+            names.take(name)
+        self._context, self._life = context, life
         self.states = states = KeyedStates(context, keys.names, self._scope, names)
-        self._ask = self._function.context = ProcessWindowContext(context, states, self._scope, bool(self._keys))
+        ask = self._ask = ProcessWindowContext(context, states, self._scope, bool(self._keys), life)
+        self._function.context = ask
+        if self.has_timers and life is not None:
+            timers = self._timers = WindowTimers(states, life)
+            ask._timers = WindowTimerService(
+                timers, ask._window_end, lambda: ask.current_processing_time, lambda: ask.current_watermark
+            )
         with blame_call(context, "open"):
-            self._function.open(self._ask)
+            self._function.open(ask)
         states.complete()
         self._codec = KeyCodec(keys)
         return states
+
+    @property
+    def keeps_windows(self) -> bool:
+        """Whether the function has state or timers of windows, which go when the window does."""
+        return self._timers is not None or bool(self._ask._of_windows)
+
+    def fires_left(self) -> FiresLeft:
+        """Notices timers that register one another without end."""
+        return FiresLeft(self.states.timers)
+
+    def first_timer_ms(self) -> int | None:
+        """The moment of the timer that fires next."""
+        return None if self._timers is None else self.states.timers.first_ms(TimeDomain.EVENT_TIME)
+
+    def fire(self, until_ms: int, left: FiresLeft, rows_schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Fire timers up to a moment, in the order of moments, keys and windows: as many as a step may."""
+        assert self._timers is not None and self._life is not None, "windows without timers"
+        pace, scope, ask = self._context.pace, self._scope, self._ask
+        step = self.states.timers.begin_step(TimeDomain.EVENT_TIME, until_ms, pace.timers_max, self._codec)
+        refs = self.states.enter(step.columns, step.keys)
+        parts: list[pa.RecordBatch] = []
+        numbers: list[int] = []
+        ends: list[int] = []
+        rows = 0
+        for _ in range(pace.timers_max):
+            if rows >= OUTPUT_ROWS_MAX or (timer := self.states.timers.pop()) is None:
+                break
+            moment_ms, number = timer
+            scope.choose(number, refs[number])
+            left.spend_one()
+            for end_ms in self._timers.windows_at(moment_ms):
+                self._timers.fires(end_ms, moment_ms)
+                ask.window = self._life.window(end_ms)
+                with Blame(self._context, partial(self._told_of_timer, moment_ms)):
+                    found = self._conformed(self._function.on_timer(moment_ms, ask), rows_schema)
+                parts += found
+                numbers += [number] * len(found)
+                ends += [end_ms] * len(found)
+                rows += sum(part.num_rows for part in found)
+            pace.timers += 1
+        self.states.leave(len(step.keys))
+        ask.window = None
+        if parts:
+            starts = np.array([self._life.window(end_ms).start_ms for end_ms in ends], dtype=np.int64)
+            keys = step.columns.take(pa.array(numbers, pa.int64()))
+            cuts = np.zeros(0, dtype=np.int64)
+            of = Grouped(keys, cuts, keys, starts, np.array(ends, dtype=np.int64))
+            yield from self._joined(parts, range(len(parts)), of)
+
+    def forget(self, keys: pa.RecordBatch, ends: Times) -> None:
+        """These windows of keys are over: their state goes."""
+        if not self._ask._of_windows:
+            return
+        refs = self.states.enter(keys)
+        for number, end_ms in enumerate(ends.tolist()):
+            self._scope.choose(number, refs[number])
+            for state in self._ask._of_windows:
+                state.forget(end_ms)
+        self.states.leave(keys.num_rows)
 
     def fix_keys(self) -> None:
         """All states are bound, also that of the rows."""
@@ -134,6 +267,12 @@ class FunctionCalls(WindowCalls):
     def _end(self, groups: int) -> None:
         self.states.leave(groups)
         self._ask.window = None
+
+    def _told_of_timer(self, moment_ms: int) -> tuple[str, None]:
+        """Where a call for a timer has failed."""
+        name, window = self.name.removesuffix(".process"), self._ask.window
+        bounds = "" if window is None else f"[{window.start_ms}, {window.end_ms})"
+        return f"{name}.on_timer at {moment_ms} in the window {bounds} ms of key {self._ask.current_key}", None
 
     def _process(self, rows: pa.Table) -> WindowResult:
         return self._function.process(rows, self._ask)

@@ -4,6 +4,7 @@ Rules:
 
 - Whole rows are kept in a row table, in the columns of the input, so a call sees what came, in the order of arrival.
 - A table has a column of the operator's own before them, `PLACE`: the end of the window, or the time of a row.
+- What a function has got, and may get again, is in a second table, `KEPT_STATE`.
 - Rows are put together by key and window, and cut, all at once. Only the calls are one by one.
 """
 
@@ -19,14 +20,16 @@ from tidegate.actors.operators.joins.join_columns import plain_values
 from tidegate.actors.operators.operator import Emit, OperatorContext
 from tidegate.actors.operators.state.keys import key_columns, key_schema
 from tidegate.actors.operators.state.rows_operator import RowsOperator
-from tidegate.actors.operators.window_functions.process_windows import FunctionCalls
+from tidegate.actors.operators.window_functions.process_windows import FunctionCalls, check_life
 from tidegate.actors.operators.window_functions.window_calls import Grouped, WindowCalls
+from tidegate.actors.operators.window_functions.window_timers import WindowLife
 from tidegate.actors.operators.windows.window_specs import Times
 from tidegate.actors.state_backends.common.backend import KeyedBackend
 from tidegate.storage.schemas.dictionaries import decoded_type
 from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
 
 ROWS_STATE = "window rows"
+KEPT_STATE = "window rows kept"
 PLACE = "window.place_ms"
 _ALL = "window.all"
 """The key of windows of all rows."""
@@ -40,15 +43,23 @@ def plain_rows(schema: pa.Schema) -> pa.Schema:
 
 
 class WindowBuffer(RowsOperator):
-    """Rows by key, or of all rows without `keys`. `schema`: the columns of the input."""
+    """Rows by key, or of all rows without `keys`. `schema`: the columns of the input.
 
-    def __init__(self, keys: tuple[str, ...], schema: pa.Schema, calls: WindowCalls) -> None:
-        self._key_names, self._calls = keys, calls
+    `life`: how long windows are there, for those that may be kept. ConfigurationError for timers in others.
+    """
+
+    def __init__(
+        self, keys: tuple[str, ...], schema: pa.Schema, calls: WindowCalls, life: WindowLife | None = None
+    ) -> None:
+        if isinstance(calls, FunctionCalls) and calls.has_timers:
+            check_life(life, f"{calls.name}: on_timer")
+        self._key_names, self._calls, self._life = keys, calls, life
         of_keys = key_schema(schema, keys) if keys else pa.schema([(_ALL, pa.int8())])
         self._columns = pa.schema([of_keys.field(f.name) if f.name in keys else f for f in plain_rows(schema)])
         """Columns of the rows that functions get."""
         values = [pa.field(PLACE, pa.int64()), *(field for field in self._columns if field.name not in keys)]
-        super().__init__(of_keys, {ROWS_STATE: pa.schema(values)})
+        tables = (ROWS_STATE,) if life is None else (ROWS_STATE, KEPT_STATE)
+        super().__init__(of_keys, dict.fromkeys(tables, pa.schema(values)))
 
     def rows_of(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
         """A batch in the columns that are kept, and its stored key columns. TypeError for other types."""
@@ -65,15 +76,15 @@ class WindowBuffer(RowsOperator):
             keys = pa.RecordBatch.from_arrays([pa.array(np.zeros(batch.num_rows, dtype=np.int8))], schema=self.keys)
         return rows, keys
 
-    def keep(self, rows: pa.RecordBatch, keys: pa.RecordBatch, places: Times) -> None:
+    def keep(self, rows: pa.RecordBatch, keys: pa.RecordBatch, places: Times, table: int = 0) -> None:
         """Append rows to the state."""
         if rows.num_rows:
             values = [rows.column(name) for name in rows.schema.names if name not in self._key_names]
-            self.append(0, keys, [pa.array(places), *values])
+            self.append(table, keys, [pa.array(places), *values])
 
-    def taken(self, refs: NDArray[np.int64]) -> pa.RecordBatch:
+    def taken(self, refs: NDArray[np.int64], table: int = 0) -> pa.RecordBatch:
         """Stored rows, in the columns that functions get."""
-        return self.tables[0].take(refs, self._columns.names)
+        return self.tables[table].take(refs, self._columns.names)
 
     def call(
         self, rows: pa.RecordBatch, groups: Numbers, bounds: tuple[Times, Times] | None, emit: Emit, of: OperatorContext
@@ -93,7 +104,7 @@ class WindowBuffer(RowsOperator):
     def make_backend(self) -> KeyedBackend:
         """One for the rows, and for what the function remembers."""
         if isinstance(self._calls, FunctionCalls):
-            return self._calls.open(self.context, self.keys, ROWS_STATE).backend
+            return self._calls.open(self.context, self.keys, [*self.stored], self._life).backend
         return super().make_backend()
 
     def fix_keys(self, backend: KeyedBackend) -> None:
@@ -105,7 +116,7 @@ class WindowBuffer(RowsOperator):
 
     def load_table(self, table: StateTable) -> None:
         """ConfigurationError for a state that the function does not bind, or binds with another type."""
-        if isinstance(self._calls, FunctionCalls) and table.state != ROWS_STATE:
+        if isinstance(self._calls, FunctionCalls) and table.state not in self.stored:
             self._calls.states.load(table)
         else:
             super().load_table(table)

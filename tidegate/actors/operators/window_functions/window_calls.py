@@ -55,12 +55,20 @@ class Grouped:
 
 
 class WindowCalls:
-    """The calls of one operator. `schema`: the columns that the function returns; None: the first rows fix them."""
+    """The calls of one operator. `schema`: the columns that the function returns; None: the first rows fix them.
+
+    `replaces`: what comes out for a window replaces what came out before, so a call returns one row at most.
+    """
 
     def __init__(
-        self, fn: WindowCall, keys: tuple[str, ...], schema: pa.Schema | None, bounds: pa.DataType | None
+        self,
+        fn: WindowCall,
+        keys: tuple[str, ...],
+        schema: pa.Schema | None,
+        bounds: pa.DataType | None,
+        replaces: bool = False,
     ) -> None:
-        self._fn, self._keys, self._bounds = fn, keys, bounds
+        self._fn, self._keys, self._bounds, self._replaces = fn, keys, bounds, replaces
         self.name = name_of(fn)
         """What the function is called, in errors."""
         self._own = [*keys, *([] if bounds is None else [WINDOW_START, WINDOW_END])]
@@ -116,6 +124,11 @@ class WindowCalls:
             found = self._results.conformed(result, source)  # which says what there is to return
         for part in found:
             check_no_doubles(part.schema.names, self._own)
+        if self._replaces and (rows := sum(part.num_rows for part in found)) > 1:
+            raise TypeError(
+                f"the function returned {rows} rows for a window; with allowed_lateness a row replaces the one before "
+                "of its key and window, so return one, with a list in it if need be"
+            )
         return found
 
     def _joined(
