@@ -8,7 +8,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from local_jobs import GatedSource, config, local, opening
+from local_jobs import NO_RESTART, GatedSource, config, local, opening
 
 import tidegate as tg
 
@@ -75,6 +75,63 @@ def test_windows_come_through_a_restart(tmp_path: Path, backend: str) -> None:
     of_timers = told.to_arrow().filter(pc.less(pc.field("n"), 0))
     assert (of_windows.num_rows, sum(of_windows["n"].to_pylist())) == (30, rows)
     assert of_timers["calls"].to_pylist() == [1] * 30
+
+
+class Numbered(tg.ProcessWindowFunction):
+    """Counts the results of a key, and tells of a session."""
+
+    def open(self, context: tg.ProcessWindowContext) -> None:
+        """Bind the count."""
+        self.results = context.state(tg.ValueState("results", int))
+
+    def process(self, rows: pa.Table, context: tg.ProcessWindowContext) -> dict[str, object]:
+        """Count a result."""
+        self.results.update((self.results.value() or 0) + 1)
+        return {"result": self.results.value(), "xs": sorted(rows.column("x").to_pylist())}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows_max", [7, 100])
+def test_sessions_that_have_come_out_change_after_savepoints_and_rescaling(tmp_path: Path, rows_max: int) -> None:
+    """Two subtasks, then three, then one: in the end the table has the sessions of all rows, each once."""
+
+    def run(parallelism: int, restore: str | None, gate: int | None) -> tuple[str | None, tg.OutputTable]:
+        gates = () if gate is None else (gate,)
+        with opening(GatedSource(600, gates=gates)) as source, local(parallelism, rows_max) as env:
+            ahead = pl.col("x") // 5
+            behind = pl.when(ahead % 7 == 3).then(45).otherwise(0)
+            stream = env.from_source(source, uid="in").with_columns(t=ahead * 10 - behind, uid="times")
+            sessions = stream.assign_timestamps("t", uid="event-time").key_by("k").window(tg.Session(8))
+            told = sessions.allowed_lateness(100).process(
+                Numbered(), schema=pa.schema({"result": pa.int64(), "xs": pa.list_(pa.int64())}), uid="sessions"
+            )
+            keys = ["k", "window_start", "window_end"]
+            table = told.to_table(tmp_path / "sessions", mode="upsert", keys=keys, uid="out")
+            checkpoints = config(tmp_path / "checkpoints")
+            job = env.execute("sessions", checkpoints=checkpoints, restart=NO_RESTART, restore=restore)
+            if gate is None:
+                assert job.wait("4min") == "finished"
+                return None, table
+            source.await_gate(gate)
+            return job.stop(savepoint=str(tmp_path / "savepoints"), timeout="4min"), table
+
+    saved, _ = run(2, None, 200)
+    saved, _ = run(3, saved, 400)
+    _, table = run(1, saved, None)
+    found = {(r["k"], r["window_start"], r["window_end"]): r["xs"] for r in table.to_arrow().to_pylist()}
+    expected: dict[tuple[int, int, int], list[int]] = {}
+    for k in range(5):
+        times = sorted((x // 5 * 10 - (45 if x // 5 % 7 == 3 else 0), x) for x in range(k, 600, 5))
+        held: list[list[tuple[int, int]]] = []
+        for t, x in times:
+            if not held or t - held[-1][-1][0] > 8:
+                held.append([])
+            held[-1].append((t, x))
+        expected |= {(k, each[0][0], each[-1][0] + 8): sorted(x for _, x in each) for each in held}
+    assert found == expected
+    assert max(len(xs) for xs in found.values()) == 3
+    numbers = [row["result"] for row in table.to_arrow().to_pylist()]
+    assert max(numbers) > len(expected) // 5, "sessions have come out again, and the key's count goes on"
 
 
 def test_a_late_row_replaces_the_result_of_its_window(tmp_path: Path) -> None:

@@ -276,8 +276,8 @@ REFUSED: dict[str, tuple[Callable[[tg.StreamEnvironment], object], str]] = {
         "is no function",
     ),
     "late rows of sessions for a function": (
-        lambda env: timed(env).window(tg.Session(2)).allowed_lateness(1).apply(doubled),
-        "allowed_lateness is for tg.Tumbling",
+        lambda env: timed(env).window(tg.Session(2)).allowed_lateness(1).apply(lambda rows: None),
+        "give schema= with the columns that the function returns",
     ),
     "functions' late results counted": (
         lambda env: (

@@ -12,11 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_sliced_windows import windows_of
-from window_harness import Backend, Windows, rows_batch
+from window_harness import Backend, Windows, applied_operator, rows_batch
 
-from tidegate.actors.operators.window_functions import applied_windows
-from tidegate.actors.operators.window_functions.applied_counts import AppliedCounts
-from tidegate.actors.operators.window_functions.applied_windows import AppliedWindows
+from tidegate.actors.operators.window_functions import timed_windows
+from tidegate.actors.operators.window_functions.window_buffer import WindowBuffer
 from tidegate.actors.operators.window_functions.window_calls import WindowCalls, WindowResult, derived_schema
 from tidegate.actors.operators.windows.window_specs import Clock, Count, Cumulating, Session, Sliding, Tumbling
 from tidegate.actors.protocol.errors import OperatorError
@@ -45,11 +44,9 @@ def applied(
 ) -> Windows:
     """The operator, alone."""
 
-    def made() -> AppliedWindows | AppliedCounts:
+    def made() -> WindowBuffer:
         calls = WindowCalls(fn, keys, schema, None if isinstance(spec, Count) else pa.int64())
-        if isinstance(spec, Count):
-            return AppliedCounts(keys, spec, SCHEMA, calls)
-        return AppliedWindows(keys, spec, time, SCHEMA, calls)
+        return applied_operator(spec, calls, keys, time)
 
     return Windows(made, keys, backend=backend)
 
@@ -59,9 +56,9 @@ def applied_late(
 ) -> Windows:
     """The operator with an allowed lateness."""
 
-    def made() -> AppliedWindows:
+    def made() -> WindowBuffer:
         calls = WindowCalls(values, ("k",), None, pa.int64(), lateness_ms > 0)
-        return AppliedWindows(("k",), spec, "t", SCHEMA, calls, lateness_ms)
+        return applied_operator(spec, calls, lateness_ms=lateness_ms)
 
     return Windows(made, backend=backend, restored=restored)
 
@@ -145,7 +142,7 @@ def test_each_window_is_given_once_with_all_its_rows(spec: Spec, keyed: bool, st
     model, windows = Model(spec, keyed), applied(spec, keys=("k",) if keyed else ())
     late, reached = 0, -(10**9)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(applied_windows, "STEP_ROWS", 2)
+        patch.setattr(timed_windows, "STEP_ROWS", 2)
         for kind, what in steps:
             if kind == "rows":
                 windows.process(rows_batch(what))
@@ -223,16 +220,16 @@ def test_rows_come_in_the_order_of_arrival(backend: Backend) -> None:
 def test_what_is_looked_at_grows_with_what_is_due(spec: Spec, monkeypatch: pytest.MonkeyPatch) -> None:
     """With steps of four rows, 1,000 rows of 250 windows are not looked at 250 times."""
     looked = 0
-    scanned = AppliedWindows.scanned
+    scanned = WindowBuffer.scanned
 
-    def counting(self: AppliedWindows, number: int, columns: list[str]) -> Any:
+    def counting(self: WindowBuffer, number: int, columns: list[str]) -> Any:
         nonlocal looked
         found = scanned(self, number, columns)
         looked += len(found[0])
         return found
 
-    monkeypatch.setattr(applied_windows, "STEP_ROWS", 4)
-    monkeypatch.setattr(AppliedWindows, "scanned", counting)
+    monkeypatch.setattr(timed_windows, "STEP_ROWS", 4)
+    monkeypatch.setattr(WindowBuffer, "scanned", counting)
     windows = applied(spec)
     windows.process(rows_batch([(1, number // 4 * 10, number) for number in range(1000)]))
     windows.watermark(MAX_WATERMARK_MS)

@@ -10,15 +10,14 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_applied_windows import ROWS, SCHEMA, applied_late, dropped, out
+from test_applied_windows import ROWS, applied_late, dropped, out
 from test_sliced_windows import windows_of
-from window_harness import Backend, Windows, rows_batch
+from window_harness import Backend, Windows, applied_operator, rows_batch
 
 import tidegate as tg
-from tidegate.actors.operators.window_functions import applied_windows, kept_windows
-from tidegate.actors.operators.window_functions.applied_counts import AppliedCounts
-from tidegate.actors.operators.window_functions.applied_windows import AppliedWindows
+from tidegate.actors.operators.window_functions import timed_windows
 from tidegate.actors.operators.window_functions.process_windows import FunctionCalls
+from tidegate.actors.operators.window_functions.window_buffer import WindowBuffer
 from tidegate.actors.operators.windows.window_specs import Clock, Count, Cumulating, Session, Sliding, Tumbling
 from tidegate.actors.protocol.errors import OperatorError
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
@@ -176,9 +175,9 @@ def watched(
 ) -> Windows:
     """The operator, alone."""
 
-    def made() -> AppliedWindows:
+    def made() -> WindowBuffer:
         calls = FunctionCalls(function(), keys, OUTPUT if function is Watching else None, pa.int64(), lateness_ms > 0)
-        return AppliedWindows(keys, spec, "t", SCHEMA, calls, lateness_ms)
+        return applied_operator(spec, calls, keys, lateness_ms=lateness_ms)
 
     return Windows(made, keys, backend=backend)
 
@@ -201,8 +200,8 @@ def test_state_and_timers_of_windows_are_those_of_the_model(
     model, windows = Model(spec, lateness_ms, keyed), watched(spec, lateness_ms, ("k",) if keyed else ())
     late, reached = 0, _NEVER_MS
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(applied_windows, "STEP_ROWS", 2)
-        patch.setattr(kept_windows, "_SCANNED_ROWS", 3)
+        patch.setattr(timed_windows, "STEP_ROWS", 2)
+        patch.setattr(timed_windows, "SCANNED_ROWS", 3)
         for kind, what in steps:
             pace(windows, timers_max)
             if kind == "rows":
@@ -242,7 +241,7 @@ def test_the_last_result_of_a_window_has_all_its_rows(spec: Spec, steps: list[tu
     windows = applied_late(spec, 10**6)
     rows: dict[tuple[int, int, int], list[int]] = defaultdict(list)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(applied_windows, "STEP_ROWS", 2)
+        patch.setattr(timed_windows, "STEP_ROWS", 2)
         for batch, moment_ms, first_steps, moves in steps:
             windows.watermark(moment_ms, first_steps or None)
             if moves:
@@ -350,11 +349,9 @@ def test_a_timer_that_fails_is_named() -> None:
 def test_windows_that_are_given_once_have_neither(spec: Any) -> None:
     """Timers are refused when the program is written, state when the function binds it."""
 
-    def made(function: tg.ProcessWindowFunction) -> AppliedWindows | AppliedCounts:
+    def made(function: tg.ProcessWindowFunction) -> WindowBuffer:
         calls = FunctionCalls(function, ("k",), None, pa.int64())
-        if isinstance(spec, Count):
-            return AppliedCounts(("k",), spec, SCHEMA, calls)
-        return AppliedWindows(("k",), spec, "t" if isinstance(spec, Session) else Clock(), SCHEMA, calls)
+        return applied_operator(spec, calls, time=Clock() if isinstance(spec, Tumbling) else "t")
 
     with pytest.raises(ConfigurationError, match=r"Watching\.process: on_timer needs tg\.Tumbling"):
         made(Watching())
@@ -363,9 +360,8 @@ def test_windows_that_are_given_once_have_neither(spec: Any) -> None:
 
 
 @pytest.mark.parametrize("spec", [Session(5), Tumbling(10)])
-def test_lateness_is_for_windows_of_event_time_that_keep_their_bounds(spec: Any) -> None:
-    """Others are refused."""
-    time = "t" if isinstance(spec, Session) else Clock()
-    calls = FunctionCalls(Misusing("rows"), ("k",), None, pa.int64(), True)
-    with pytest.raises(ConfigurationError, match=r"allowed_lateness is for tg\.Tumbling"):
-        AppliedWindows(("k",), spec, time, SCHEMA, calls, 5)
+def test_no_row_is_late_for_the_clock(spec: Any) -> None:
+    """A lateness is refused."""
+    calls = FunctionCalls(Misusing("rows"), ("k",), OUTPUT, pa.int64(), True)
+    with pytest.raises(ConfigurationError, match="no row is late for processing time"):
+        applied_operator(spec, calls, time=Clock(), lateness_ms=5)

@@ -6,12 +6,11 @@ from typing import Any, Literal
 
 import pyarrow as pa
 import pytest
-from window_harness import Backend, Windows, rows_batch
+from window_harness import Backend, Windows, applied_operator, rows_batch
 
 import tidegate as tg
-from tidegate.actors.operators.window_functions.applied_counts import AppliedCounts
-from tidegate.actors.operators.window_functions.applied_windows import AppliedWindows
 from tidegate.actors.operators.window_functions.process_windows import FunctionCalls
+from tidegate.actors.operators.window_functions.window_buffer import WindowBuffer
 from tidegate.actors.protocol.errors import OperatorError
 from tidegate.storage.errors import ConfigurationError
 
@@ -49,12 +48,10 @@ def processed(
 ) -> Windows:
     """The operator, alone."""
 
-    def made() -> AppliedWindows | AppliedCounts:
+    def made() -> WindowBuffer:
         bounds = None if isinstance(spec, tg.Count) else pa.int64()
         calls = FunctionCalls(function or SumsSoFar(), keys, OUTPUT if function is None else None, bounds)
-        if isinstance(spec, tg.Count):
-            return AppliedCounts(keys, spec, SCHEMA, calls)
-        return AppliedWindows(keys, spec, "t", SCHEMA, calls)
+        return applied_operator(spec, calls, keys)
 
     return Windows(made, keys, backend=backend)
 
@@ -156,7 +153,7 @@ def test_what_is_refused() -> None:
     stored = windows.stored()
     windows.close()
     calls = [FunctionCalls(function, ("k",), None, pa.int64()) for function in (Forgetful(), Impolite(), LateBinding())]
-    makes = [lambda each=each: AppliedWindows(("k",), tg.Tumbling(10), "t", SCHEMA, each) for each in calls]
+    makes = [lambda each=each: applied_operator(tg.Tumbling(10), each) for each in calls]
     with pytest.raises(ConfigurationError, match="'total' that the function does not bind"):
         Windows(makes[0], restored=stored)
     with pytest.raises(ConfigurationError, match="two states are named 'window rows'"):

@@ -16,6 +16,20 @@ from operator_harness import context
 
 from tidegate.actors.kernels.hashing import hash_columns
 from tidegate.actors.operators.operator import Operator
+from tidegate.actors.operators.window_functions.applied_counts import AppliedCounts
+from tidegate.actors.operators.window_functions.applied_sessions import AppliedSessions
+from tidegate.actors.operators.window_functions.applied_windows import AppliedWindows
+from tidegate.actors.operators.window_functions.window_buffer import WindowBuffer
+from tidegate.actors.operators.window_functions.window_calls import WindowCalls
+from tidegate.actors.operators.windows.window_specs import (
+    Clock,
+    Count,
+    Cumulating,
+    EventTimeWindow,
+    Session,
+    Sliding,
+    Tumbling,
+)
 from tidegate.actors.state_backends.common.options import BackendKind, StateBackendOptions
 from tidegate.actors.task.pipeline.partitioners import HashPartitioner
 from tidegate.storage.checkpoints.metadata import StateKind
@@ -135,6 +149,23 @@ def _of(table: StateTable, groups: range, keys: tuple[str, ...]) -> StateTable |
 
 
 Backend = Literal["columnar", "rocksdb"]
+
+
+def applied_operator(
+    spec: EventTimeWindow | Count,
+    calls: WindowCalls,
+    keys: tuple[str, ...] = ("k",),
+    time: str | Clock = "t",
+    lateness_ms: int = 0,
+) -> WindowBuffer:
+    """The operator of windows with functions, for rows as of `rows_batch`."""
+    schema = rows_batch([(1, 1, 1)]).schema
+    if isinstance(spec, Count):
+        return AppliedCounts(keys, spec, schema, calls)
+    if isinstance(spec, Session):
+        return AppliedSessions(keys, spec, time, schema, calls, lateness_ms)
+    assert isinstance(spec, Tumbling | Sliding | Cumulating)
+    return AppliedWindows(keys, spec, time, schema, calls, lateness_ms)
 
 
 VALUES = st.integers(-9, 9) | st.integers(-9, 9) | st.none()

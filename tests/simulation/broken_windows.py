@@ -13,21 +13,24 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.actors.operators.operator import Emit, OperatorContext
+from tidegate.actors.operators.window_functions.applied_sessions import AppliedSessions
 from tidegate.actors.operators.window_functions.kept_windows import KeptWindows
-from tidegate.actors.operators.window_functions.window_buffer import KEPT_STATE, WindowBuffer
+from tidegate.actors.operators.window_functions.window_buffer import KEPT_STATE, TOLD_STATE, WindowBuffer
 from tidegate.actors.operators.window_functions.window_timers import WindowLife
 from tidegate.actors.operators.windows.count_windows import ROWS
 from tidegate.actors.operators.windows.fired_groups import FiredGroups
 from tidegate.actors.operators.windows.session_windows import END, START, SessionWindows
 from tidegate.actors.operators.windows.slices import CumulatingSlices, Merge
 from tidegate.actors.operators.windows.window_operator import WindowOperator
+from tidegate.actors.operators.windows.window_specs import Count, Cumulating, Session, Sliding, Tumbling
 from tidegate.actors.state_backends.columnar.row_table import ColumnarRows
+from tidegate.simulation.pipelines.window_topologies import PROGRAMS, Program
 from tidegate.storage.state.snapshot import StateTable
 
 Patch = Callable[[], AbstractContextManager[Any]]
 
 _merges, _open, _told = CumulatingSlices.merges, WindowOperator.open, SessionWindows._told
-_load_table = WindowBuffer.load_table
+_load_table, _emit = WindowBuffer.load_table, AppliedSessions._emit
 
 
 def _left_behind(self: CumulatingSlices, nodes: Any, fired_ms: int, until_ms: int) -> list[Merge]:
@@ -70,10 +73,19 @@ def _alone(
     self._call_for(rows, ends, emit)
 
 
-def _without_kept(self: WindowBuffer, table: StateTable) -> None:
-    """Breaks: rows that a function has got are kept across restores. Here they are lost."""
-    if table.state != KEPT_STATE:
-        _load_table(self, table)
+def _without(state: str) -> Callable[[WindowBuffer, StateTable], None]:
+    """A `load_table` that loses what a function has got, or what it has returned."""
+
+    def load_table(self: WindowBuffer, table: StateTable) -> None:
+        if table.state != state:
+            _load_table(self, table)
+
+    return load_table
+
+
+def _nothing_back(self: AppliedSessions, parts: Sequence[tuple[str, pa.RecordBatch]], emit: Emit) -> None:
+    """Breaks: what came out of a session is taken back when it grows. Here it stays."""
+    _emit(self, [part for part in parts if part[0].startswith("+")], emit)
 
 
 WINDOW_PATCHES: dict[str, tuple[int, Patch]] = {
@@ -112,7 +124,15 @@ WINDOW_PATCHES: dict[str, tuple[int, Patch]] = {
     ),
     "windows: what a function has got is not there after a restore": (
         6,
-        lambda: patch.object(WindowBuffer, "load_table", _without_kept),
+        lambda: patch.object(WindowBuffer, "load_table", _without(KEPT_STATE)),
+    ),
+    "windows: what a function has returned is not known after a restore": (
+        6,
+        lambda: patch.object(WindowBuffer, "load_table", _without(TOLD_STATE)),
+    ),
+    "windows: what a function has returned for a session is not taken back": (
+        6,
+        lambda: patch.object(AppliedSessions, "_emit", _nothing_back),
     ),
     "windows: a window goes before its timers": (
         6,
@@ -130,17 +150,34 @@ _WINDOWS: Mapping[str, Hashable] = {
     "state": "whole",
 }
 """State is read back from rows, which the breaks of restores change."""
+
+
+def _rows_for(program: Program) -> int:
+    """As many rows as choose a program, and are enough to break it."""
+    return 4 * len(PROGRAMS) + PROGRAMS.index(program)
+
+
+_LATE = Program(Sliding(45, 15), lateness_ms=20, applied=True)
+_GROWING = Program(Session(13), lateness_ms=22, applied=True)
+_WATCHED = Program(Tumbling(16), lateness_ms=25, watches=True)
+_PROGRAM_OF = {
+    "windows: a slice counts twice": Program(Cumulating(10, 30)),
+    "windows: what has fired fires again after a restore": Program(Sliding(40, 10)),
+    "windows: a session does not grow together after a restore": Program(Session(12)),
+    "windows: a window of so many rows has one row after a restore": Program(Count(3)),
+    "windows: a session that has grown is not taken back": Program(Session(9), lateness_ms=25),
+    "windows: what the end of the input leaves open is dropped": Program(Sliding(60, 20), by_clock=True),
+    "windows: rows that a function has got stay": Program(Sliding(35, 15), applied=True),
+    "windows: a late row comes to a function without the others": _LATE,
+    "windows: what a function has got is not there after a restore": _LATE,
+    "windows: what a function has returned is not known after a restore": _GROWING,
+    "windows: what a function has returned for a session is not taken back": _GROWING,
+    "windows: a window goes before its timers": _WATCHED,
+}
 WINDOW_FIXED: Mapping[str, Mapping[str, Hashable]] = {
-    "windows: a slice counts twice": {**_WINDOWS, "rows": 85},
-    "windows: what has fired fires again after a restore": {**_WINDOWS, "rows": 81, "faults": "tasks"},
-    "windows: a session does not grow together after a restore": {**_WINDOWS, "rows": 83, "faults": "tasks"},
-    "windows: a window of so many rows has one row after a restore": {**_WINDOWS, "rows": 86, "faults": "tasks"},
-    "windows: a session that has grown is not taken back": {**_WINDOWS, "rows": 89},
-    "windows: what the end of the input leaves open is dropped": {**_WINDOWS, "rows": 91},
+    rule: {**_WINDOWS, "rows": _rows_for(program), **({"faults": "tasks"} if "after a restore" in rule else {})}
+    for rule, program in _PROGRAM_OF.items()
+} | {
     "windows: a late row is dropped in silence": {"topology": "idle", "mode": "exactly-once", "sources": "at once"},
-    "windows: rows that a function has got stay": {**_WINDOWS, "rows": 93},
-    "windows: a late row comes to a function without the others": {**_WINDOWS, "rows": 98},
-    "windows: what a function has got is not there after a restore": {**_WINDOWS, "rows": 98, "faults": "tasks"},
-    "windows: a window goes before its timers": {**_WINDOWS, "rows": 99},
 }
 """What is not drawn for them. The number of rows chooses the windows, as `window_topologies.py` says."""

@@ -14,11 +14,13 @@ from typing import Generic, Literal, TypeVar, Unpack
 import pyarrow as pa
 
 from tidegate.actors.operators.aggregates.aggregate import Aggregate
+from tidegate.actors.operators.changes import with_kind
 from tidegate.actors.operators.local_aggregation.local_aggregation import LocalAggregation
 from tidegate.actors.operators.state.keys import key_schema
 from tidegate.actors.operators.watermarks.late_rows import LATE
 from tidegate.actors.operators.watermarks.window_end import WindowEnd
 from tidegate.actors.operators.window_functions.applied_counts import AppliedCounts
+from tidegate.actors.operators.window_functions.applied_sessions import AppliedSessions
 from tidegate.actors.operators.window_functions.applied_windows import AppliedWindows
 from tidegate.actors.operators.window_functions.process_windows import FunctionCalls, ProcessWindowFunction
 from tidegate.actors.operators.window_functions.window_buffer import WindowBuffer, plain_rows
@@ -219,8 +221,9 @@ class WindowedStream(Generic[S]):
         if that has some.
 
         Rows come once; with an allowed lateness all rows of a window come again with each batch that has late ones for
-        it. Then the result is updates, as of `aggregate`, and `fn` returns one row at most. Rows that come too late are
-        dropped, counted, and in `late_rows()`. ConfigurationError, also for an allowed lateness of sessions.
+        it. Then the result is updates, as of `aggregate`, and `fn` returns one row at most. Sessions are changes then,
+        whose columns must be known. Rows that come too late are dropped, counted, and in `late_rows()`.
+        ConfigurationError.
         """
         if not callable(fn):
             raise ConfigurationError(f"{name}: {fn!r} is no function; it takes one of an Arrow table")
@@ -276,12 +279,17 @@ class WindowedStream(Generic[S]):
             if isinstance(spec, Count):
                 return AppliedCounts(keys, spec, rows_schema, called)
             assert time is not None, "windows without a time"
+            if isinstance(spec, Session):
+                return AppliedSessions(keys, spec, time, rows_schema, called, lateness_ms)
             return AppliedWindows(keys, spec, time, rows_schema, called, lateness_ms)
 
         windows()  # so that wrong arguments are refused here
         check_no_doubles(() if returned is None else returned.names, (*keys, WINDOW_START, WINDOW_END))
         of_rows = [] if bounds is None else [pa.field(WINDOW_START, bounds), pa.field(WINDOW_END, bounds)]
         output = None if returned is None else pa.schema([*key_schema(rows_schema, keys), *of_rows, *returned])
+        changes = isinstance(spec, Session) and lateness_ms > 0
+        if output is not None and changes:
+            output = with_kind(output)
         late = () if isinstance(spec, Count) or self._clock is not None else (OutputTag(LATE, rows_schema),)
         rows = stream._partitioned(Partitioning(PartitioningKind.HASH, keys)) if keys else stream
         result = rows._then(windows, output, name, uid, parallelism if keys else 1, slot=slot, side_outputs=late)
@@ -289,7 +297,7 @@ class WindowedStream(Generic[S]):
         if not lateness_ms:
             return self._made(stream.program, result._inputs, keys, timestamp)
         node, replaced = result._inputs[0][0], (*keys, WINDOW_START, WINDOW_END)
-        updating = Updating(replaced, f"{node.name!r} (uid {node.uid!r})")
+        updating = Updating(replaced, f"{node.name!r} (uid {node.uid!r})", changes)
         return self._made(stream.program, result._inputs, replaced, timestamp, updating)
 
     def top_n(

@@ -101,6 +101,7 @@ PROGRAMS = (
     Program(Tumbling(15), punctuated=True),
     Program(Sliding(45, 15), lateness_ms=20, applied=True),
     Program(Tumbling(16), lateness_ms=25, watches=True),
+    Program(Session(13), lateness_ms=22, applied=True),
 )
 """The number of rows chooses one."""
 SESSIONS = tuple(

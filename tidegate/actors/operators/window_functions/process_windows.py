@@ -227,7 +227,7 @@ class FunctionCalls(WindowCalls):
             keys = step.columns.take(pa.array(numbers, pa.int64()))
             cuts = np.zeros(0, dtype=np.int64)
             of = Grouped(keys, cuts, keys, starts, np.array(ends, dtype=np.int64))
-            yield from self._joined(parts, range(len(parts)), of)
+            yield from (told for _, told in self._joined(parts, range(len(parts)), of))
 
     def forget(self, keys: pa.RecordBatch, ends: Times) -> None:
         """These windows of keys are over: their state goes."""

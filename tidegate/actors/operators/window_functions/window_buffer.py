@@ -4,13 +4,14 @@ Rules:
 
 - Whole rows are kept in a row table, in the columns of the input, so a call sees what came, in the order of arrival.
 - A table has a column of the operator's own before them, `PLACE`: the end of the window, or the time of a row.
-- What a function has got, and may get again, is in a second table, `KEPT_STATE`.
+- What a function has got, and may get again, is in a second table, `KEPT_STATE`. What it has returned, where that may
+  be taken back, is in a third one, `TOLD_STATE`.
 - Rows are put together by key and window, and cut, all at once. Only the calls are one by one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -30,7 +31,11 @@ from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
 
 ROWS_STATE = "window rows"
 KEPT_STATE = "window rows kept"
+TOLD_STATE = "window results"
+WAITING, KEPT, TOLD = range(3)
+"""The numbers of the tables."""
 PLACE = "window.place_ms"
+_SCANNED_ROWS = 131_072
 _ALL = "window.all"
 """The key of windows of all rows."""
 
@@ -45,11 +50,17 @@ def plain_rows(schema: pa.Schema) -> pa.Schema:
 class WindowBuffer(RowsOperator):
     """Rows by key, or of all rows without `keys`. `schema`: the columns of the input.
 
-    `life`: how long windows are there, for those that may be kept. ConfigurationError for timers in others.
+    `life`: how long windows are there, for those that have state and timers. ConfigurationError for timers in others.
+    `told`: the columns of results that are kept. With either of them, rows may be kept.
     """
 
     def __init__(
-        self, keys: tuple[str, ...], schema: pa.Schema, calls: WindowCalls, life: WindowLife | None = None
+        self,
+        keys: tuple[str, ...],
+        schema: pa.Schema,
+        calls: WindowCalls,
+        life: WindowLife | None = None,
+        told: Sequence[pa.Field] = (),
     ) -> None:
         if isinstance(calls, FunctionCalls) and calls.has_timers:
             check_life(life, f"{calls.name}: on_timer")
@@ -58,8 +69,12 @@ class WindowBuffer(RowsOperator):
         self._columns = pa.schema([of_keys.field(f.name) if f.name in keys else f for f in plain_rows(schema)])
         """Columns of the rows that functions get."""
         values = [pa.field(PLACE, pa.int64()), *(field for field in self._columns if field.name not in keys)]
-        tables = (ROWS_STATE,) if life is None else (ROWS_STATE, KEPT_STATE)
-        super().__init__(of_keys, dict.fromkeys(tables, pa.schema(values)))
+        stored = dict.fromkeys(
+            (ROWS_STATE, KEPT_STATE) if life is not None or told else (ROWS_STATE,), pa.schema(values)
+        )
+        if told:
+            stored[TOLD_STATE] = pa.schema([pa.field(PLACE, pa.int64()), *told])
+        super().__init__(of_keys, stored)
 
     def rows_of(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
         """A batch in the columns that are kept, and its stored key columns. TypeError for other types."""
@@ -76,20 +91,50 @@ class WindowBuffer(RowsOperator):
             keys = pa.RecordBatch.from_arrays([pa.array(np.zeros(batch.num_rows, dtype=np.int8))], schema=self.keys)
         return rows, keys
 
-    def keep(self, rows: pa.RecordBatch, keys: pa.RecordBatch, places: Times, table: int = 0) -> None:
+    def keep(self, rows: pa.RecordBatch, keys: pa.RecordBatch, places: Times, table: int = WAITING) -> None:
         """Append rows to the state."""
         if rows.num_rows:
             values = [rows.column(name) for name in rows.schema.names if name not in self._key_names]
             self.append(table, keys, [pa.array(places), *values])
 
-    def taken(self, refs: NDArray[np.int64], table: int = 0) -> pa.RecordBatch:
+    def taken(self, refs: NDArray[np.int64], table: int = WAITING) -> pa.RecordBatch:
         """Stored rows, in the columns that functions get."""
         return self.tables[table].take(refs, self._columns.names)
+
+    def keys_of(self, refs: NDArray[np.int64], table: int = WAITING) -> pa.RecordBatch:
+        """The stored key columns of stored rows."""
+        return self.tables[table].take(refs, self.keys.names)
+
+    def places_of(self, refs: NDArray[np.int64], table: int = WAITING) -> Times:
+        """Where stored rows are in time."""
+        places: Times = self.tables[table].take(refs, [PLACE]).column(0).to_numpy()
+        return places
+
+    def scanned(self, table: int, columns: list[str]) -> tuple[Times, NDArray[np.int64], pa.RecordBatch]:
+        """Of all rows of a table their places, refs, and some columns."""
+        places, refs = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
+        batches = []
+        for rows, found in self.tables[table].scan([*columns, PLACE], _SCANNED_ROWS):
+            places.append(rows.column(PLACE).to_numpy())
+            refs.append(found)
+            batches.append(rows.select(columns))
+        none = pa.RecordBatch.from_arrays([], names=[])
+        return np.concatenate(places), np.concatenate(refs), together(batches) if batches and columns else none
+
+    def done(self) -> None:
+        """End the batch of all tables: refs are invalid from now on."""
+        for table in self.tables:
+            table.done()
 
     def call(
         self, rows: pa.RecordBatch, groups: Numbers, bounds: tuple[Times, Times] | None, emit: Emit, of: OperatorContext
     ) -> None:
         """Call the function for each group of rows, and emit what it returns. Groups are numbered without gaps."""
+        for batch in self._calls.results(of, self.grouped(rows, groups, bounds)):
+            emit(batch)
+
+    def grouped(self, rows: pa.RecordBatch, groups: Numbers, bounds: tuple[Times, Times] | None) -> Grouped:
+        """The rows of each group together, in their order."""
         order = np.argsort(groups, kind="stable")
         if not bool(np.all(order[1:] > order[:-1])):
             rows = rows.take(pa.array(order))
@@ -98,8 +143,7 @@ class WindowBuffer(RowsOperator):
         keys = rows.select(list(self._key_names))
         keys = keys.take(pa.array(cuts[:-1])) if self._key_names else keys
         starts, ends = (None, None) if bounds is None else bounds
-        for batch in self._calls.results(of, Grouped(rows, cuts, keys, starts, ends)):
-            emit(batch)
+        return Grouped(rows, cuts, keys, starts, ends)
 
     def make_backend(self) -> KeyedBackend:
         """One for the rows, and for what the function remembers."""
@@ -156,3 +200,9 @@ class WindowBuffer(RowsOperator):
     def finish(self, emit: Emit) -> Iterator[None]:
         """What is left when the input ends stays."""
         return iter(())
+
+
+def together(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """Batches as one."""
+    whole = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    return whole[0] if whole else batches[0]

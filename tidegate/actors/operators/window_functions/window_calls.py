@@ -77,8 +77,33 @@ class WindowCalls:
         if schema is not None:
             check_no_doubles(schema.names, self._own)
 
+    @property
+    def schema(self) -> pa.Schema | None:
+        """The columns that the function returns; None if they are not known yet."""
+        return self._pinned.schema
+
+    @property
+    def names(self) -> list[str]:
+        """The columns of results. They must be known."""
+        assert self._pinned.schema is not None, "results without columns"
+        return [*self._own, *self._pinned.schema.names]
+
+    @property
+    def bounds(self) -> pa.DataType | None:
+        """The type of the bounds of windows."""
+        return self._bounds
+
     def results(self, context: OperatorContext, grouped: Grouped) -> Iterator[pa.RecordBatch]:
-        """Call the function for each group. OperatorError, with its name, the window and the key, if that raises."""
+        """As `numbered_results`, the rows alone."""
+        return (rows for _, rows in self.numbered_results(context, grouped))
+
+    def numbered_results(
+        self, context: OperatorContext, grouped: Grouped
+    ) -> Iterator[tuple[NDArray[np.int64], pa.RecordBatch]]:
+        """Call the function for each group. Gives rows, in the order of the groups, and of which group each is.
+
+        OperatorError, with the name of the function, the window and the key, if that raises.
+        """
         table, cuts = pa.Table.from_batches([grouped.rows]), grouped.cuts.tolist()
         parts: list[pa.RecordBatch] = []
         groups: list[int] = []
@@ -133,7 +158,7 @@ class WindowCalls:
 
     def _joined(
         self, parts: Sequence[pa.RecordBatch], groups: Sequence[int], grouped: Grouped
-    ) -> Iterator[pa.RecordBatch]:
+    ) -> Iterator[tuple[NDArray[np.int64], pa.RecordBatch]]:
         """The results of some groups, in batches of bounded size."""
         if not parts:
             return
@@ -147,7 +172,7 @@ class WindowCalls:
             heads = [*heads, *(bounds_of(bounds[of], self._bounds) for bounds in (grouped.starts, grouped.ends))]
         rows = pa.RecordBatch.from_arrays([*heads, *columns], names=[*self._own, *schema.names])
         for start in range(0, rows.num_rows, OUTPUT_ROWS_MAX):
-            yield rows.slice(start, OUTPUT_ROWS_MAX)
+            yield of[start : start + OUTPUT_ROWS_MAX], rows.slice(start, OUTPUT_ROWS_MAX)
 
 
 def derived_schema(fn: WindowCall, rows: pa.Schema) -> pa.Schema | None:

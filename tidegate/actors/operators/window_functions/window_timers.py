@@ -29,6 +29,11 @@ _LATENESS_MS_MAX = 1 << 58
 """So long that a window is never over, and the sum with its end fits into 64 bits."""
 
 
+def last_moments(ends: Times, lateness_ms: int) -> Times:
+    """The last moments of windows with these ends: they are over when the watermark has come to it."""
+    return ends - 1 + min(lateness_ms, _LATENESS_MS_MAX)
+
+
 @dataclass(frozen=True, slots=True)
 class WindowLife:
     """Windows that are known from the time alone, and the lateness that is allowed for them."""
@@ -42,7 +47,7 @@ class WindowLife:
 
     def last_ms(self, ends: Times) -> Times:
         """The last moment of windows with these ends: they are over when the watermark has come to it."""
-        return ends - 1 + min(self.lateness_ms, _LATENESS_MS_MAX)
+        return last_moments(ends, self.lateness_ms)
 
 
 class WindowTimers:

@@ -1,0 +1,364 @@
+"""`AppliedSessions`: a function gets all rows of each key and session, when the session has ended.
+
+Rules, beside those of `timed_windows.py`:
+
+- A row is kept once, under its time. Which session it belongs to is known when that has ended.
+- With an allowed lateness, a session that has ended is kept until it is over: its rows, and, in `TOLD_STATE`, its
+  bounds and what the function has returned. A row that touches it makes another session of it, or of several.
+- Then results are changes (`changes.py`): what has come out of the sessions that a row joins is taken back before the
+  result of all their rows comes. If the new session has not ended yet, its rows wait again.
+- Such rows are not after the watermark, so keys of others are not looked up. The key of one that is looked up may have
+  rows that wait to be given (a checkpoint came between two steps): these are given then.
+- The function gets rows that it has got before those that it has not, and else in the order in which they came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tidegate.actors.operators.batch_rows import OUTPUT_ROWS_MAX
+from tidegate.actors.operators.changes import (
+    CHANGE,
+    DELETE,
+    INSERT,
+    UPDATE_AFTER,
+    UPDATE_BEFORE,
+    changes,
+    with_kind,
+)
+from tidegate.actors.operators.operator import Emit
+from tidegate.actors.operators.window_functions.timed_windows import TimedWindows, budget, budget_over, pieces
+from tidegate.actors.operators.window_functions.window_buffer import (
+    KEPT,
+    KEPT_STATE,
+    PLACE,
+    TOLD,
+    TOLD_STATE,
+    WAITING,
+    Numbers,
+    together,
+)
+from tidegate.actors.operators.window_functions.window_calls import Grouped, WindowCalls
+from tidegate.actors.operators.windows.merged_groups import codes_of
+from tidegate.actors.operators.windows.merged_sessions import merged_sessions
+from tidegate.actors.operators.windows.window_rows import bounds_of
+from tidegate.actors.operators.windows.window_specs import Clock, Session, Times
+from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.dictionaries import decoded_type
+from tidegate.storage.state.snapshot import StateTable
+
+START, OUT = "window.start_ms", "window.out"
+"""Of a session that was given: its start, and whether the function has returned a row. `PLACE` is its end."""
+
+Refs = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """Sessions that the function has got: the numbers of their keys, bounds, and whether a row came out."""
+
+    refs: Refs
+    codes: Numbers
+    starts: Times
+    ends: Times
+    outs: NDArray[np.bool_]
+
+    def where(self, some: NDArray[np.bool_]) -> _Told:
+        """Some of them."""
+        return _Told(self.refs[some], self.codes[some], self.starts[some], self.ends[some], self.outs[some])
+
+
+class AppliedSessions(TimedWindows):
+    """Calls a function with the rows of each key and session. With a lateness the results are changes.
+
+    ConfigurationError for a lateness of a function whose columns are not known.
+    """
+
+    def __init__(
+        self,
+        keys: tuple[str, ...],
+        spec: Session,
+        time: str | Clock,
+        schema: pa.Schema,
+        calls: WindowCalls,
+        lateness_ms: int = 0,
+    ) -> None:
+        returned = _kept_columns(calls) if lateness_ms else []
+        told = [pa.field(START, pa.int64()), pa.field(OUT, pa.bool_()), *returned] if lateness_ms else []
+        super().__init__(keys, spec, time, schema, calls, lateness_ms, told=told)
+        self._gap_ms = spec.gap_ms
+        self.holds_back_ms = int(self._clock is None)
+        self._over_ms = MIN_WATERMARK_MS
+        """No session that the function has got is over before."""
+
+    def load(self, tables: Sequence[StateTable]) -> None:
+        """CorruptionError as `open`."""
+        super().load(tables)
+        self._over_ms = MIN_WATERMARK_MS
+
+    def load_table(self, table: StateTable) -> None:
+        """ConfigurationError for sessions that had a lateness, where there is none."""
+        if not self._lateness_ms and table.state in (KEPT_STATE, TOLD_STATE):
+            raise ConfigurationError(
+                f"operator {self.context.uid!r}: the checkpoint is of sessions with an allowed lateness, whose results "
+                "are changes; leave allowed_lateness in, or give the operator another uid, and sessions begin anew"
+            )
+        super().load_table(table)
+
+    def take_in(
+        self, rows: pa.RecordBatch, keys: pa.RecordBatch, times: Times, moments: Times | int, emit: Emit
+    ) -> None:
+        """Keep rows. Sessions that they join, and those that have ended already, come out at once."""
+        self.keep(rows, keys, times)
+        ends = times + self._gap_ms
+        waits = ends - 1 > moments
+        if waits.any():
+            self._next_end_ms = min(self._next_end_ms, int(ends[waits].min()))
+        # Sessions that the function has got end at the watermark or before.
+        touches = times - 1 <= moments
+        if self._lateness_ms and touches.any():
+            self._join(keys.filter(pa.array(touches)), emit)
+
+    def fire(self, until_ms: int, emit: Emit) -> bool:
+        """Give the function sessions that have ended: of each key, rows that follow each other within the gap."""
+        times, refs, keys = self.scanned(WAITING, list(self._key_names))
+        if not len(times):
+            self.done()
+            return False
+        codes, _, _ = codes_of(keys, len(times))
+        numbers, _, bounds = merged_sessions(codes, times, times + self._gap_ms)
+        due = bounds[1] - 1 <= until_ms
+        if not due.all():
+            self._next_end_ms = int(bounds[1][~due].min())
+        left = np.flatnonzero(due)
+        rest, given = budget(len(times)), 0
+        sizes = np.bincount(numbers, minlength=len(due))[left]
+        for start, stop in pieces(sizes):
+            if rest <= 0:
+                self._next_end_ms = MIN_WATERMARK_MS
+                break
+            some = left[start:stop]
+            place = np.full(len(due), -1, dtype=np.int64)
+            place[some] = np.arange(len(some))
+            chosen = np.flatnonzero(place[numbers] >= 0)
+            rest -= len(chosen)
+            rows, groups = self.taken(refs[chosen]), place[numbers[chosen]]
+            of = bounds[0][some], bounds[1][some]
+            if self._lateness_ms:
+                self.keep(rows, self.keys_of(refs[chosen]), times[chosen], KEPT)
+            self.tables[WAITING].remove(refs[chosen])
+            if self._lateness_ms:
+                self._tell(rows, groups, of, None, groups, emit)
+            else:
+                self.call(rows, groups, of, emit, self.context)
+            given += len(some)
+        self.done()
+        return given > 0
+
+    def let_go(self, until_ms: int) -> Iterator[None]:
+        """Let go of sessions that are over, in steps."""
+        while self._lateness_ms and self._over_ms <= until_ms:
+            ends, refs, rows = self.scanned(TOLD, [*self.keys.names, START])
+            last = self.last_ms(ends)
+            over = np.flatnonzero(last <= until_ms)
+            some = over[: budget_over(len(ends))]
+            self._over_ms = int(last[last > until_ms].min(initial=MAX_WATERMARK_MS))
+            if len(some) < len(over):
+                self._over_ms = MIN_WATERMARK_MS
+            if not len(some):
+                self.done()
+                continue
+            rows = rows.take(pa.array(some))
+            codes, distinct, _ = codes_of(rows.select(self.keys.names), len(some))
+            kept = self.tables[KEPT].find(distinct)
+            starts = rows.column(START).to_numpy()
+            of = _sessions_of(kept.keys, self.places_of(kept.refs, KEPT), codes, starts, ends[some] - self._gap_ms)
+            self.tables[KEPT].remove(kept.refs[of >= 0])
+            self.tables[TOLD].remove(refs[some])
+            self._changed_rows += len(some) + int(np.count_nonzero(of >= 0))
+            self.done()
+            yield
+
+    def _join(self, keys: pa.RecordBatch, emit: Emit) -> None:
+        """Put together what touches, of the keys of rows that came: rows that wait, and sessions that were given."""
+        _, distinct, count = codes_of(keys, keys.num_rows)
+        moments = np.broadcast_to(self._fired.of_keys(distinct, self.context.max_parallelism), count)
+        waiting = self.tables[WAITING].find(distinct)
+        times = self.places_of(waiting.refs)
+        told = self._told_of(distinct, moments)
+        stored = len(told.codes)
+        numbers, firsts, bounds = merged_sessions(
+            np.concatenate([told.codes, waiting.keys]),
+            np.concatenate([told.starts, times]),
+            np.concatenate([told.ends, times + self._gap_ms]),
+        )
+        codes = np.concatenate([told.codes, waiting.keys])[firsts]
+        joins = np.bincount(numbers[:stored], minlength=len(firsts)) > 0
+        grown = np.bincount(numbers[stored:], minlength=len(firsts)) > 0
+        ended = bounds[1] - 1 <= moments[codes]
+        changed = grown & (joins | ended)
+        if not changed.any():
+            return
+        gone = changed[numbers[:stored]]
+        told, of_told, of_waiting = told.where(gone), numbers[:stored][gone], numbers[stored:]
+        kept = self.tables[KEPT].find(distinct) if len(told.codes) else self.tables[KEPT].find(distinct.slice(0, 0))
+        lasts = told.ends - self._gap_ms
+        kept_of = _sessions_of(kept.keys, self.places_of(kept.refs, KEPT), told.codes, told.starts, lasts)
+        kept_refs, of_kept = kept.refs[kept_of >= 0], of_told[kept_of[kept_of >= 0]]
+        sizes = np.bincount(of_waiting, minlength=len(firsts)) + np.bincount(of_kept, minlength=len(firsts))
+        later, again = np.flatnonzero(changed & ~ended), np.flatnonzero(changed & ended)
+        for start, stop in pieces(sizes[later]):
+            some = np.zeros(len(firsts), dtype=np.bool_)
+            some[later[start:stop]] = True
+            self._wait_again(some, told, of_told, (kept_refs, of_kept), (waiting.refs, of_waiting), emit)
+        for start, stop in pieces(sizes[again]):
+            of = again[start:stop]
+            place = np.full(len(firsts), -1, dtype=np.int64)
+            place[of] = np.arange(len(of))
+            old, new = place[of_kept] >= 0, place[of_waiting] >= 0
+            rows = self.taken(waiting.refs[new])
+            both = together([self.taken(kept_refs[old], KEPT), rows])
+            groups = np.concatenate([place[of_kept[old]], place[of_waiting[new]]])
+            self.keep(rows, self.keys_of(waiting.refs[new]), times[new], KEPT)
+            self.tables[WAITING].remove(waiting.refs[new])
+            back = place[of_told] >= 0
+            self._tell(both, groups, (bounds[0][of], bounds[1][of]), told.where(back), place[of_told[back]], emit)
+
+    def _wait_again(
+        self,
+        some: NDArray[np.bool_],
+        told: _Told,
+        of_told: Numbers,
+        kept: tuple[Refs, Numbers],
+        waiting: tuple[Refs, Numbers],
+        emit: Emit,
+    ) -> None:
+        """Sessions that have grown beyond the watermark: what came out is taken back, and their rows wait."""
+        back = told.where(some[of_told])
+        parts = [(KEPT, kept[0][some[kept[1]]]), (WAITING, waiting[0][some[waiting[1]]])]
+        rows, keys = (together([of(refs, table) for table, refs in parts]) for of in (self.taken, self.keys_of))
+        times = np.concatenate([self.places_of(refs, table) for table, refs in parts])
+        for table, refs in parts:
+            self.tables[table].remove(refs)
+        self.keep(rows, keys, times)
+        old = self._results_of(back.refs[back.outs])
+        self.tables[TOLD].remove(back.refs)
+        self._emit([(DELETE, old)], emit)
+
+    def _tell(
+        self,
+        rows: pa.RecordBatch,
+        groups: Numbers,
+        bounds: tuple[Times, Times],
+        told: _Told | None,
+        of_told: Numbers,
+        emit: Emit,
+    ) -> None:
+        """Give the function sessions. What came out of those that they are made of is taken back, and forgotten."""
+        grouped = self.grouped(rows, groups, bounds)
+        has = np.zeros(len(bounds[0]), dtype=np.bool_)
+        found = list[pa.RecordBatch]()
+        for numbers, batch in self._calls.numbered_results(self.context, grouped):
+            has[numbers] = True
+            found.append(batch)
+        result = together(found) if found else None
+        self._note(grouped, bounds, has, result)
+        parts, replaces = list[tuple[str, pa.RecordBatch]](), np.zeros(len(has), dtype=np.bool_)
+        if told is not None:
+            same = has[of_told] & (told.starts == bounds[0][of_told]) & (told.ends == bounds[1][of_told])
+            replaces[of_told[same & told.outs]] = True
+            parts.append((UPDATE_BEFORE, self._results_of(told.refs[told.outs & same])))
+            parts.append((DELETE, self._results_of(told.refs[told.outs & ~same])))
+            self.tables[TOLD].remove(told.refs)
+        if result is not None:
+            parts.append((UPDATE_AFTER, result.filter(pa.array(replaces[has]))))
+            parts.append((INSERT, result.filter(pa.array(~replaces[has]))))
+        self._emit(parts, emit)
+
+    def _note(
+        self, grouped: Grouped, bounds: tuple[Times, Times], has: NDArray[np.bool_], result: pa.RecordBatch | None
+    ) -> None:
+        """Keep what the function has returned for sessions."""
+        keys, count = grouped.keys, len(has)
+        if not self._key_names:
+            keys = pa.RecordBatch.from_arrays([pa.array(np.zeros(count, dtype=np.int8))], schema=self.keys)
+        at = pa.array(np.cumsum(has) - 1, mask=~has)
+        values = [
+            pa.nulls(count, field.type) if result is None else result.column(field.name).take(at)
+            for field in self._returned
+        ]
+        self.append(TOLD, keys, [pa.array(bounds[1]), pa.array(bounds[0]), pa.array(has), *values])
+        self._over_ms = min(self._over_ms, int(self.last_ms(bounds[1]).min()))
+
+    def _told_of(self, keys: pa.RecordBatch, moments: Times) -> _Told:
+        """The sessions of some keys that were given, and are not over."""
+        found = self.tables[TOLD].find(keys)
+        rows = self.tables[TOLD].take(found.refs, [START, PLACE, OUT])
+        starts, ends = rows.column(START).to_numpy(), rows.column(PLACE).to_numpy()
+        outs = rows.column(OUT).to_numpy(zero_copy_only=False)
+        return _Told(found.refs, found.keys, starts, ends, outs).where(self.last_ms(ends) > moments[found.keys])
+
+    def _results_of(self, refs: Refs) -> pa.RecordBatch:
+        """What has come out for some sessions, as it came out."""
+        rows = self.tables[TOLD].take(refs, [*self._key_names, START, PLACE, *self._returned.names])
+        assert self._calls.bounds is not None, "sessions without bounds"
+        bounds = [bounds_of(rows.column(name).to_numpy(), self._calls.bounds) for name in (START, PLACE)]
+        columns = [*rows.select(list(self._key_names)).columns, *bounds, *rows.select(self._returned.names).columns]
+        return pa.RecordBatch.from_arrays(columns, names=self._calls.names)
+
+    def _emit(self, parts: Sequence[tuple[str, pa.RecordBatch]], emit: Emit) -> None:
+        if not parts:
+            return
+        rows = changes([(kind, batch.columns) for kind, batch in parts], with_kind(parts[-1][1].schema))
+        if rows is not None:
+            for start in range(0, rows.num_rows, OUTPUT_ROWS_MAX):
+                emit(rows.slice(start, OUTPUT_ROWS_MAX))
+
+    @property
+    def _returned(self) -> pa.Schema:
+        assert self._calls.schema is not None, "results without columns"
+        return self._calls.schema
+
+
+def _kept_columns(calls: WindowCalls) -> list[pa.Field]:
+    """The columns of results that may be taken back. ConfigurationError if they cannot be kept."""
+    schema = calls.schema
+    if schema is None:
+        raise ConfigurationError(
+            f"{calls.name}: with allowed_lateness what has come out of a session is kept, to be taken back when the "
+            "session grows; give schema= with the columns that the function returns"
+        )
+    if CHANGE in schema.names:
+        raise ConfigurationError(
+            f"{calls.name}: the function returns {CHANGE!r}, which the result has already: it says whether a row comes "
+            "or is taken back; give the column another name"
+        )
+    for field in schema:
+        if not decoded_type(field.type).equals(field.type):
+            raise ConfigurationError(
+                f"{calls.name}: column {field.name!r} is {field.type}; what may be taken back holds no dictionaries: "
+                f"give {decoded_type(field.type)} in schema="
+            )
+    return [field.with_nullable(True) for field in schema]
+
+
+def _sessions_of(codes: Numbers, times: Times, of: Numbers, firsts: Times, lasts: Times) -> Numbers:
+    """Which of some sessions holds each row; -1: none does. They are of keys `of`, with rows from `firsts` to `lasts`.
+
+    Their ends would not do: a session that is over, and has not gone yet, may end after the start of the next one.
+    """
+    if not len(of) or not len(codes):
+        return np.full(len(codes), -1, dtype=np.int64)
+    order = np.lexsort((firsts, of))
+    moments = np.unique(np.concatenate([firsts, times]))
+    at = of[order] * len(moments) + np.searchsorted(moments, firsts[order])
+    found = np.searchsorted(at, codes * len(moments) + np.searchsorted(moments, times), side="right") - 1
+    session = order[np.maximum(found, 0)]
+    fits = (found >= 0) & (of[session] == codes) & (times <= lasts[session])
+    return np.where(fits, session, -1)
