@@ -93,7 +93,7 @@ def enlarged(values: NDArray[Any], used: int, length: int) -> NDArray[Any]:
 def capacity_for(keys: int, entry_words: int) -> int:
     """Entries of a table for so many keys, and some more."""
     if keys > SLOTS_MAX:
-        raise _too_many(keys)
+        raise too_many(keys)
     sparse = max(CAPACITY_MIN, 4 * keys)
     if entry_words * sparse <= SPARSE_WORDS:
         return sparse
@@ -103,12 +103,12 @@ def capacity_for(keys: int, entry_words: int) -> int:
 def capacity_after(entries: int, entry_words: int) -> int:
     """Entries of the table that follows one of so many which is full."""
     if keys_max(entries, entry_words) >= SLOTS_MAX:
-        raise _too_many(SLOTS_MAX + 1)
+        raise too_many(SLOTS_MAX + 1)
     return 2 * entries if entry_words * entries <= SPARSE_WORDS else min(entries + entries // 2, _ENTRIES_MAX)
 
 
-def _too_many(keys: int) -> ConfigurationError:
-    """No restart helps: the same keys come again."""
+def too_many(keys: int) -> ConfigurationError:
+    """What is wrong with so many keys. No restart helps: the same keys come again."""
     return ConfigurationError(
         f"one subtask has {keys:,} keys, and there is room for {SLOTS_MAX:,}: restore the newest checkpoint at a "
         "higher parallelism, or give the state a time to live (ttl=), so that keys are forgotten"

@@ -1,8 +1,9 @@
 """Index of keys that fit into a word: one integer, float, boolean, date or time column.
 
-The key lies in the entry itself (`entries.py` has the layout). Null has an entry outside the table. With tens of
-millions of keys the bitmap is not in the cache either: then its words are asked for ahead as well, and a row is met
-`AHEAD_ROWS` after its turn.
+Words near each other are looked up in an array (`near_words.py` says when), others in a hash table; a word that the
+array has a place for is never in the table. There the key lies in the entry itself (`entries.py` has the layout). Null
+has an entry of its own. With tens of millions of keys the bitmap is not in the cache either: then its words are asked
+for ahead as well, and a row is met `AHEAD_ROWS` after its turn.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from tidegate.actors.kernels.key_index.entries import (
     AHEAD_MASK,
     AHEAD_ROWS,
     CAPACITY_MIN,
+    SLOTS_MAX,
     Progress,
     Upserted,
     bitmap_of,
@@ -27,8 +29,17 @@ from tidegate.actors.kernels.key_index.entries import (
     keys_max,
     meet,
     take_null,
+    too_many,
 )
 from tidegate.actors.kernels.key_index.filling import spread
+from tidegate.actors.kernels.key_index.near_words import (
+    NearWords,
+    bounds_of,
+    bounds_of_table,
+    fill_near,
+    near_words_for,
+    settle,
+)
 
 _ENTRY = 2
 """Words of an entry."""
@@ -39,31 +50,42 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 class WordIndex:
-    """Open-addressing table of int64 words → slots 0, 1, 2, … in order of first appearance."""
+    """int64 words → slots 0, 1, 2, … in order of first appearance, by an array of near words and a table of others."""
 
-    __slots__ = ("_homes", "_met", "_null", "_table", "size")
+    __slots__ = ("_hashed", "_homes", "_met", "_near", "_null", "_table", "size")
 
     def __init__(self) -> None:
         self.size = 0
+        self._near = NearWords()
         self._table = np.zeros(_ENTRY * CAPACITY_MIN, dtype=np.int64)
+        self._hashed = np.zeros(1, dtype=np.int64)
+        """How many keys the table has."""
         self._null = np.zeros(2, dtype=np.int64)
-        self._met = bitmap_of(keys_max(CAPACITY_MIN, _ENTRY))
+        self._met = bitmap_of(0)
+        self._make_room()
         self._homes = np.empty(AHEAD_ROWS, dtype=np.int64)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the table, and of what belongs to it."""
-        return self._table.nbytes + self._met.nbytes
+        """Bytes of the array and of the table, and of what belongs to them."""
+        return self._near.slots.nbytes + self._table.nbytes + self._met.nbytes
 
     def upsert(self, words: NDArray[np.int64], valid: NDArray[np.uint8]) -> Upserted:
         """Slots of a batch of keys; keys that are not known yet get one. `valid` may be `NO_MASK`."""
+        if not self.size and not len(self._near.slots):
+            self._near = near_words_for(words, valid)
+            self._make_room()
         progress = Progress(len(words), self.size)
         while True:
+            near = self._near
             _upsert(
+                near.slots,
+                near.origin,
                 self._table,
                 self._null,
                 self._met,
                 self._homes,
+                self._hashed,
                 words,
                 valid,
                 progress.slots,
@@ -76,31 +98,68 @@ class WordIndex:
                 result = progress.result()
                 forget(self._met, result.slots, result.first_rows)
                 return result
-            self._grow(capacity_after(len(self._table) // _ENTRY, _ENTRY))
+            self._grow()
 
     def fill(self, words: NDArray[np.int64], valid: NDArray[np.uint8], keys_to_come: int = 0) -> bool:
         """Give the next slots to many keys at once, in their order; so many more follow. `valid` may be `NO_MASK`.
 
         False if a key comes twice or was known: then the index is of no use any more.
         """
-        keys = self.size + len(words) + keys_to_come
-        if keys > keys_max(len(self._table) // _ENTRY, _ENTRY):
-            self._grow(capacity_for(keys, _ENTRY))
         if not take_null(self._null, self.size, valid):
             return False
+        keys = self.size + len(words) + keys_to_come
+        if (bounds := bounds_of(words, valid)) and not self._near.has(*bounds):
+            self._take_near(self._near.reaching(*bounds, keys))
+        far = np.zeros(len(words), dtype=np.uint8)
+        others = int(fill_near(self._near.slots, self._near.origin, words, valid, np.int64(self.size), far))
+        if others < 0 or (others and not self._fill_table(words, far, others, keys_to_come)):
+            return False
+        self.size += len(words)
+        self._make_room()
+        return True
+
+    def _fill_table(self, words: NDArray[np.int64], far: NDArray[np.uint8], others: int, keys_to_come: int) -> bool:
+        """Give the next slots to the words that are marked `far`. It makes room for as many of the keys to come."""
+        keys = int(self._hashed[0]) + others + keys_to_come * others // len(words)
+        if keys > keys_max(len(self._table) // _ENTRY, _ENTRY):
+            self._rehash(capacity_for(keys, _ENTRY))
         hashes = np.empty(len(words), dtype=np.uint64)
         _mix_all(words, hashes)
-        ordered = spread(words, hashes, valid, self._table.nbytes)
+        ordered = spread(words, hashes, far, self._table.nbytes)
         del hashes
-        filled = _fill(self._table, ordered.words, ordered.rows, np.int64(self.size))
-        self.size += len(words)
-        return bool(filled)
+        self._hashed[0] += others
+        return bool(_fill(self._table, ordered.words, ordered.rows, np.int64(self.size)))
 
-    def _grow(self, capacity: int) -> None:
+    def _grow(self) -> None:
+        """The table is full: its keys go to the array if all are near enough to it, else to a larger table."""
+        if self.size >= SLOTS_MAX:
+            raise too_many(SLOTS_MAX + 1)
+        bounds = np.zeros(2, dtype=np.int64)
+        bounds_of_table(self._table, bounds)
+        least, greatest = bounds.tolist()
+        if not self._take_near(self._near.reaching(least, greatest, self.size)):
+            self._rehash(capacity_after(len(self._table) // _ENTRY, _ENTRY))
+        self._make_room()
+
+    def _take_near(self, near: NearWords | None) -> bool:
+        """Look up near words in a longer array from now on. False, and nothing is done, if there is none."""
+        if near is None:
+            return False
+        self._near = near
+        self._hashed[0] = others = int(settle(self._table, near.slots, near.origin))
+        self._rehash(capacity_for(others, _ENTRY))
+        return True
+
+    def _rehash(self, capacity: int) -> None:
         table = np.zeros(_ENTRY * capacity, dtype=np.int64)
         _rehash(self._table, table)
         self._table = table
-        self._met = enlarged(self._met, len(self._met), keys_max(capacity, _ENTRY) // 64 + 1)
+
+    def _make_room(self) -> None:
+        """The bitmap has a bit for each slot that there may be before the array or the table grows, null's too."""
+        slots = len(self._near.slots) + keys_max(len(self._table) // _ENTRY, _ENTRY) + 1
+        if slots > 64 * len(self._met):
+            self._met = enlarged(self._met, len(self._met), slots // 64 + 1)
 
 
 @kernel
@@ -153,10 +212,13 @@ def _rehash(old: NDArray[np.int64], new: NDArray[np.int64]) -> None:
 
 @kernel
 def _upsert(
+    near: NDArray[np.int32],
+    origin: np.uint64,
     table: NDArray[np.int64],
     null: NDArray[np.int64],
     met: NDArray[np.uint64],
     homes: NDArray[np.int64],
+    hashed: NDArray[np.int64],
     words: NDArray[np.int64],
     valid: NDArray[np.uint8],
     slots: NDArray[np.int32],
@@ -164,38 +226,46 @@ def _upsert(
     new_rows: NDArray[np.int32],
     counters: NDArray[np.int64],
 ) -> None:
+    near_words = np.uint64(near.shape[0])
     entries = table.shape[0] // 2
-    size_max = keys_max(entries, 2)
+    hashed_max = keys_max(entries, 2)
     masked = valid.shape[0] > 0
     far = met.shape[0] > _NEAR_WORDS
     row, size, first, new = counters[0], counters[1], counters[2], counters[3]
     rows = words.shape[0]
     for i in range(row, min(row + AHEAD_ROWS, rows)):
-        home = _home(words[i], entries)
-        homes[i & AHEAD_MASK] = home
-        prefetch(table, 2 * home)
+        _ask(near, origin, table, homes, words[i], np.int64(i))
     met_row = row
     while row < rows:
         word = words[row]
         home = homes[row & AHEAD_MASK]
         if row + AHEAD_ROWS < rows:
-            ahead = _home(words[row + AHEAD_ROWS], entries)
-            homes[row & AHEAD_MASK] = ahead
-            prefetch(table, 2 * ahead)
-        found_in = table
-        if masked and not valid[row]:
-            found_in = null
-            home = np.int64(0)
+            _ask(near, origin, table, homes, words[row + AHEAD_ROWS], row)
+        place = np.uint64(word) - origin
+        is_null = masked and not valid[row]
+        if is_null:
+            meta = null[1]
+        elif place < near_words:
+            meta = np.int64(near[np.int64(place)])
         else:
-            while found_in[2 * home + 1] != 0 and found_in[2 * home] != word:
+            while table[2 * home + 1] != 0 and table[2 * home] != word:
                 home = following(home, entries)
-        meta = found_in[2 * home + 1]
+            meta = table[2 * home + 1]
         if meta == 0:
-            if size >= size_max:
+            if size >= SLOTS_MAX:
                 break
-            found_in[2 * home] = word
+            if is_null:
+                null[1] = size + 1
+            elif place < near_words:
+                near[np.int64(place)] = size + 1
+            else:
+                if hashed[0] >= hashed_max:
+                    break
+                hashed[0] += 1
+                table[2 * home] = word
+                table[2 * home + 1] = size + 1
             size += 1
-            found_in[2 * home + 1] = meta = size
+            meta = size
             new_rows[new] = row
             new += 1
         slots[row] = meta - 1
@@ -214,3 +284,22 @@ def _upsert(
             first_rows[first] = i
             first += meet(met, np.int64(slots[i]))
     counters[0], counters[1], counters[2], counters[3] = row, size, first, new
+
+
+@kernel
+def _ask(
+    near: NDArray[np.int32],
+    origin: np.uint64,
+    table: NDArray[np.int64],
+    homes: NDArray[np.int64],
+    word: np.int64,
+    row: np.int64,
+) -> None:
+    """Ask for the cache line of a word, and keep its home if it is one of the table."""
+    place = np.uint64(word) - origin
+    if place < np.uint64(near.shape[0]):
+        prefetch(near, np.int64(place))
+    else:
+        home = _home(word, table.shape[0] // 2)
+        homes[row & AHEAD_MASK] = home
+        prefetch(table, 2 * home)

@@ -1,0 +1,117 @@
+"""Keys near each other have the slots that a dict gives, whether in an array or a hash table; memory is bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_reference import upsert_reference
+from numpy.typing import NDArray
+
+from tidegate.actors.kernels.columns import NO_MASK
+from tidegate.actors.kernels.key_index.entries import SLOTS_MAX
+from tidegate.actors.kernels.key_index.near_words import WORDS_A_KEY, NearWords
+from tidegate.actors.kernels.key_index.word_index import WordIndex
+from tidegate.storage.errors import ConfigurationError
+
+LEAST, GREATEST = -(2**63), 2**63 - 1
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> list[NDArray[np.int64]]:
+    """Batches of several runs of words: any step, up to both ends of int64, and enough of them for tables to grow."""
+    found = []
+    for _ in range(draw(st.integers(1, 6))):
+        first = draw(st.sampled_from([0, 0, 300, 6_000, -2_000, 10**12, GREATEST - 3_000, LEAST]))
+        step, words = draw(st.sampled_from([1, 1, 3, 5, 1_000])), draw(st.integers(1, 600))
+        run = [word for word in range(first, first + step * words, step) if word <= GREATEST]
+        order = np.random.default_rng(draw(st.integers(0, 3))).permutation(len(run))
+        found.append(np.array(run, dtype=np.int64)[order])
+    return found
+
+
+@settings(max_examples=200, deadline=None)
+@given(batches())
+def test_slots_equal_those_of_a_dict(words: list[NDArray[np.int64]]) -> None:
+    """However the array grows, at both of its ends, and whichever words stay in the table."""
+    index = WordIndex()
+    model: dict[Hashable, int] = {}
+    for batch in [*words, *words]:
+        result = index.upsert(batch, NO_MASK)
+        expected = upsert_reference(model, batch.tolist())
+        assert (result.slots.tolist(), result.first_rows.tolist(), result.new_rows.tolist()) == expected
+        assert index.size == len(model)
+
+
+@settings(max_examples=200, deadline=None)
+@given(batches(), st.integers(0, 2), st.sampled_from([0, 2_000]))
+def test_filling_gives_the_slots_of_upserts(words: list[NDArray[np.int64]], before: int, to_come: int) -> None:
+    """Whatever the index has already; a key that it knows is told of."""
+    index, model = WordIndex(), dict[Hashable, int]()
+    for batch in words[:before]:
+        index.upsert(batch, NO_MASK)
+        upsert_reference(model, batch.tolist())
+    for batch in words[before:]:
+        new = len(upsert_reference(model, batch.tolist())[2])
+
+        assert index.fill(batch, NO_MASK, to_come) == (new == len(batch))
+
+        if new < len(batch):
+            return
+    for batch in words:
+        assert index.upsert(batch, NO_MASK).slots.tolist() == [model[word] for word in batch.tolist()]
+
+
+@pytest.mark.parametrize("step", [1, 3, 5, 6, 1_000])
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_memory_is_that_of_a_hash_table_at_most(step: int, shuffled: bool) -> None:
+    """Of keys as near to each other as those that five subtasks share it is less; far ones cost no array."""
+    keys = step * np.arange(200_000)
+    if shuffled:
+        keys = np.random.default_rng(3).permutation(keys)
+    grown, filled = WordIndex(), WordIndex()
+    for start in range(0, len(keys), 1_000):
+        grown.upsert(keys[start : start + 1_000], NO_MASK)
+    assert filled.fill(keys, NO_MASK)
+    bits_bytes = len(keys) * (1 + WORDS_A_KEY) // 8
+    for index in (grown, filled):
+        assert index.size_bytes < (13 * step if step <= 3 else 3 * 16) * len(keys) + bits_bytes
+
+
+def test_the_array_grows_by_half_at_least() -> None:
+    """So that what is copied for many keys that come one after the other is in proportion to them; up to both ends."""
+    near, copied = NearWords(), 0
+    for key in range(100_000):
+        for word in (key, -key):
+            if not near.has(word, word):
+                copied += len(near.slots)
+                reached = near.reaching(word, word, 2 * key + 1)
+                assert reached is not None
+                assert len(reached.slots) >= len(near.slots) * 3 // 2
+                near = reached
+    assert copied < 3 * len(near.slots)
+    for end in (LEAST, GREATEST):
+        at_the_end = NearWords().reaching(end, end, 8)
+        assert at_the_end is not None
+        assert at_the_end.has(end, end)
+
+
+def test_keys_far_apart_have_no_array() -> None:
+    """Less than an eighth of it would be used."""
+    assert NearWords().reaching(0, 1_000_000, 100_000) is None
+    assert NearWords().reaching(LEAST, GREATEST, 2**31) is None
+
+
+@pytest.mark.parametrize("new", [8, 10**15, None])
+def test_a_key_too_many_is_refused(new: int | None) -> None:
+    """Wherever its slot would stand: in the array, in the table, or as that of null. Known keys are found."""
+    index = WordIndex()
+    index.upsert(np.array([7], dtype=np.int64), NO_MASK)
+    index.size = SLOTS_MAX
+    word = np.array([new or 0], dtype=np.int64)
+    with pytest.raises(ConfigurationError, match="has 2,147,483,647 keys, and there is room for 2,147,483,646"):
+        index.upsert(word, NO_MASK if new else np.zeros(1, dtype=np.uint8))
+    assert index.upsert(np.array([7], dtype=np.int64), NO_MASK).slots.tolist() == [0]

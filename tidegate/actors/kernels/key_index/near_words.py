@@ -1,0 +1,148 @@
+"""Keys that lie close together have their slots in an array, each at its place: no hash, no probe.
+
+Identifiers are most often counted up. An array from the least of them to the greatest is then smaller than a hash table
+of the same keys, and finds a slot with one read. Databases know this as perfect hashing. `WordIndex` asks here which
+words the array should stand for; words outside of it are in its hash table. Rules:
+
+- The array has at most `WORDS_A_KEY` words for each key of the index: no more memory than a hash table that has just
+  grown. So the array pays for the keys of a few subtasks that share them all.
+- It grows by half of what it must have, at least. So all that is ever copied is in proportion to its length.
+- An index begins with an array if the words of its first batch are near each other: `FIRST_WORDS`, which need as much
+  memory as the smallest hash table, or `WORDS_A_ROW` for each row of that batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidegate.actors.kernels.jit import kernel
+
+WORDS_A_KEY = 8
+WORDS_A_ROW = 4
+FIRST_WORDS = 4096
+_LEAST, _GREATEST = -(1 << 63), (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class NearWords:
+    """An array of slots + 1, 0 where there is no key, for the words from `first` on."""
+
+    first: int = 0
+    slots: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
+
+    @property
+    def origin(self) -> np.uint64:
+        """The first word as a kernel takes it: what is below it is far above the last one when it is subtracted."""
+        return np.uint64(self.first & ((1 << 64) - 1))
+
+    def has(self, least: int, greatest: int) -> bool:
+        """Whether the array has a place for both words, and for all between them."""
+        return self.first <= least and greatest < self.first + len(self.slots)
+
+    def reaching(self, least: int, greatest: int, keys: int) -> NearWords | None:
+        """The array that has the words from `least` to `greatest` as well. None if it would be too long for the keys.
+
+        What it grows by lies where the new words are: more are likely to come there.
+        """
+        first, end = (self.first, self.first + len(self.slots)) if len(self.slots) else (least, least)
+        low, high = min(least, first), max(greatest + 1, end)
+        words = high - low
+        if words + words // 2 > WORDS_A_KEY * keys:
+            return None
+        if least < first:
+            low = max(low - words // 2, _LEAST)
+        else:
+            high = min(high + words // 2, _GREATEST + 1)
+        slots = np.zeros(high - low, dtype=np.int32)
+        slots[first - low : end - low] = self.slots
+        return NearWords(low, slots)
+
+
+def near_words_for(words: NDArray[np.int64], valid: NDArray[np.uint8]) -> NearWords:
+    """What an index begins with whose first batch has these keys. `valid` may be `NO_MASK`."""
+    length = max(FIRST_WORDS, WORDS_A_ROW * len(words))
+    bounds = bounds_of(words, valid)
+    if bounds is None or bounds[1] - bounds[0] >= length:
+        return NearWords()
+    return NearWords(min(bounds[0], _GREATEST + 1 - length), np.zeros(length, dtype=np.int32))
+
+
+def bounds_of(words: NDArray[np.int64], valid: NDArray[np.uint8]) -> tuple[int, int] | None:
+    """The least and the greatest word; None if all are null. `valid` may be `NO_MASK`."""
+    bounds = np.array([_GREATEST, _LEAST], dtype=np.int64)
+    _bounds(words, valid, bounds)
+    least, greatest = bounds.tolist()
+    return None if least > greatest else (least, greatest)
+
+
+@kernel
+def _bounds(words: NDArray[np.int64], valid: NDArray[np.uint8], bounds: NDArray[np.int64]) -> None:
+    least, greatest = bounds[0], bounds[1]
+    if valid.shape[0] > 0:
+        for i in range(words.shape[0]):
+            if valid[i]:
+                least, greatest = min(least, words[i]), max(greatest, words[i])
+    else:
+        for i in range(words.shape[0]):
+            least, greatest = min(least, words[i]), max(greatest, words[i])
+    bounds[0], bounds[1] = least, greatest
+
+
+@kernel
+def bounds_of_table(table: NDArray[np.int64], bounds: NDArray[np.int64]) -> None:
+    """The least and the greatest word of a hash table that has some."""
+    bounds[0], bounds[1] = _GREATEST, _LEAST
+    for position in range(0, table.shape[0], 2):
+        if table[position + 1] != 0:
+            bounds[0], bounds[1] = min(bounds[0], table[position]), max(bounds[1], table[position])
+
+
+@kernel
+def settle(
+    table: NDArray[np.int64],
+    near: NDArray[np.int32],
+    origin: np.uint64,
+) -> np.int64:
+    """Take the keys of a hash table that the array has a place for to it. Returns how many others there are."""
+    others = np.int64(0)
+    for position in range(0, table.shape[0], 2):
+        if table[position + 1] != 0:
+            place = np.uint64(table[position]) - origin
+            if place < np.uint64(near.shape[0]):
+                near[np.int64(place)] = table[position + 1]
+                table[position + 1] = 0
+            else:
+                others += 1
+    return others
+
+
+@kernel
+def fill_near(
+    near: NDArray[np.int32],
+    origin: np.uint64,
+    words: NDArray[np.int64],
+    valid: NDArray[np.uint8],
+    first_slot: np.int64,
+    others: NDArray[np.uint8],
+) -> np.int64:
+    """Give the next slots to the words that the array has a place for, and mark the others.
+
+    Returns how many are marked; -1 if a key comes twice or was known.
+    """
+    masked = valid.shape[0] > 0
+    marked = np.int64(0)
+    for i in range(words.shape[0]):
+        if masked and not valid[i]:
+            continue
+        place = np.uint64(words[i]) - origin
+        if place >= np.uint64(near.shape[0]):
+            others[i] = 1
+            marked += 1
+        elif near[np.int64(place)] != 0:
+            return np.int64(-1)
+        else:
+            near[np.int64(place)] = first_slot + i + 1
+    return marked
