@@ -35,6 +35,13 @@ def count(counts: Pages, slots: Slots, mask: Mask) -> None:
 
 
 @kernel
+def tally(counts: NDArray[np.int64], slots: Slots) -> None:
+    """Add the number of rows of each slot to one array: `numpy.bincount` makes a copy of narrow slots first."""
+    for slot in slots:
+        counts[slot] += 1
+
+
+@kernel
 def discount(counts: Pages, slots: Slots, mask: Mask) -> None:
     """Take the number of rows of each slot away from what `count` has added."""
     masked = mask.shape[0] > 0

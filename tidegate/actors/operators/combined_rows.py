@@ -34,10 +34,10 @@ def is_combined(schema: pa.Schema) -> bool:
     return len(schema) > 0 and schema.names[-1] == COMBINED
 
 
-def combined_rows(heads: pa.RecordBatch, state: Mapping[str, pa.Array], counts: NDArray[np.int64]) -> pa.RecordBatch:
-    """A batch of combined rows. `heads`: keys and time; `state`: columns of accumulators."""
+def combined_rows(heads: pa.RecordBatch, state: Mapping[str, pa.Array], counts: pa.Array) -> pa.RecordBatch:
+    """A batch of combined rows. `heads`: keys and time; `state`: columns of accumulators; `counts`: the last column."""
     names = [*heads.schema.names, *(_STATE + name for name in state), COMBINED]
-    return pa.RecordBatch.from_arrays([*heads.columns, *state.values(), pa.array(counts)], names=names)
+    return pa.RecordBatch.from_arrays([*heads.columns, *state.values(), counts], names=names)
 
 
 def state_of(schema: pa.Schema) -> list[pa.Field]:

@@ -63,10 +63,11 @@ class NearWords:
 
 def near_words_for(words: NDArray[np.int64], valid: NDArray[np.uint8]) -> NearWords:
     """What an index begins with whose first batch has these keys. `valid` may be `NO_MASK`."""
-    length = max(FIRST_WORDS, WORDS_A_ROW * len(words))
     bounds = bounds_of(words, valid)
-    if bounds is None or bounds[1] - bounds[0] >= length:
+    length = 0 if bounds is None else bounds[1] - bounds[0] + 1
+    if bounds is None or length > max(FIRST_WORDS, WORDS_A_ROW * len(words)):
         return NearWords()
+    length = max(FIRST_WORDS, length)
     return NearWords(min(bounds[0], _GREATEST + 1 - length), np.zeros(length, dtype=np.int32))
 
 

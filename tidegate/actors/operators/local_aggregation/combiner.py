@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from tidegate.actors.kernels.accumulate import tally
 from tidegate.actors.kernels.key_index.entries import Upserted
 from tidegate.actors.kernels.key_index.key_index import KeyIndex
 from tidegate.actors.operators.aggregates.accumulators import Accumulator, make_accumulator, value_specs
@@ -53,6 +54,8 @@ class Combiner:
         self._columns: BatchColumns | None = None
         """None: batches of the schema that was seen last cannot be combined."""
         self._accumulators: list[Accumulator] = []
+        self._state: dict[str, bool] = {}
+        """The columns of the state, and which of them are how many rows a group has: these are counted once."""
 
     def combine(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The batch, or its rows combined."""
@@ -76,8 +79,11 @@ class Combiner:
         except OverflowError:
             return batch
         heads = batch.select(self._heads).take(pa.array(found.first_rows))
-        counts = np.bincount(found.slots, minlength=groups)
-        return combined_rows(heads, self._columns.values(), counts)
+        counts = np.zeros(groups, dtype=np.int64)
+        tally(counts, found.slots)
+        values, of_rows = self._columns.values(), pa.array(counts)
+        state = {name: of_rows if is_count else values[name] for name, is_count in self._state.items()}
+        return combined_rows(heads, state, of_rows)
 
     def _begin(self, schema: pa.Schema) -> None:
         """Batches have these columns from now on."""
@@ -87,11 +93,16 @@ class Combiner:
         except ConfigurationError:
             return
         if set(self._heads) <= set(schema.names) and _are_exact(self._spec.aggregates, fields):
-            specs = [spec for name, a in self._spec.aggregates.items() for spec in value_specs(a, fields[name])]
-            self._columns = columns = BatchColumns(specs)
+            specs = {name: value_specs(a, fields[name]) for name, a in self._spec.aggregates.items()}
+            counts = {name for name, a in self._spec.aggregates.items() if _counts_rows(a)}
+            self._state = {spec.name: name in counts for name, of in specs.items() for spec in of}
+            columns = BatchColumns([spec for name, of in specs.items() if name not in counts for spec in of])
             self._accumulators = [
-                make_accumulator(a, fields[name], columns) for name, a in self._spec.aggregates.items()
+                make_accumulator(a, fields[name], columns)
+                for name, a in self._spec.aggregates.items()
+                if name not in counts
             ]
+            self._columns = columns
 
     def _groups(self, batch: pa.RecordBatch) -> Upserted:
         """The groups of rows, numbered in the order of their first rows. ConfigurationError."""
@@ -107,6 +118,11 @@ class Combiner:
             return KeyIndex(tuple(keys.schema.names)).upsert(keys)
         only: NDArray[np.int32] = np.zeros(1, dtype=np.int32)
         return Upserted(np.zeros(batch.num_rows, dtype=np.int32), only, only)
+
+
+def _counts_rows(aggregate: Aggregate) -> bool:
+    """Whether it counts all rows of a group, whatever they hold."""
+    return aggregate.kind is AggregateKind.COUNT and aggregate.column is None and aggregate.condition is None
 
 
 def _are_exact(aggregates: Mapping[str, Aggregate], fields: Fields) -> bool:
