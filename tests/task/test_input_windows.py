@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -45,6 +46,18 @@ def windows_of(subject: Subject, batches: int, batch_ms: int, waited_ms: int = 0
         while len(channel.queue) > ahead:
             granted += turn(subject, batch_ms, waited_ms)
     return [grant.window_bytes for grant in granted]
+
+
+def test_little_credit_hides_no_slow_receiver() -> None:
+    """A window is also what waits at the sender: it is as a receiver wants it, and no more credit is granted."""
+    little = replace(LIMITS, credit_bytes=2_000)
+    subject = worker(little)
+    slow = windows_of(subject, 40, batch_ms=100)
+    assert slow[-1] == pytest.approx(BATCH_BYTES, rel=0.25)
+    (channel,) = subject.machine._inputs
+    assert channel.granted_bytes - channel.taken_bytes <= little.credit_bytes
+    quick = windows_of(worker(little), 1_000, batch_ms=0)
+    assert quick[-1] == MOST
 
 
 def test_a_window_begins_small() -> None:
@@ -166,6 +179,19 @@ def test_a_sender_queues_and_reads_no_more_than_a_small_window_wants(window_byte
 def test_a_sender_stops_where_its_queue_is_as_large_as_the_window() -> None:
     """Without credit it queues a window and one batch at most, and reads no further."""
     subject = sender()
+    subject.read_all()
+    for total_bytes in (200_000, 230_000, 260_000):
+        window(subject, 10_000, total_bytes)
+        subject.read_all()
+    assert not subject.machine.runnable
+    assert 10_000 <= subject.machine.outputs.queued_bytes <= 16_000
+
+
+def test_a_sender_with_little_credit_queues_no_more_than_the_window_either() -> None:
+    """The window says how quick its receiver is: a large queue in front of a slow one would hold barriers up."""
+    limits = replace(LIMITS, credit_bytes=2_000)
+    subject = Subject(describe(work_graph(rows=range(1_000_000)), SOURCE, limits=limits, rows_max=100_000))
+    subject.start()
     subject.read_all()
     for total_bytes in (200_000, 230_000, 260_000):
         window(subject, 10_000, total_bytes)

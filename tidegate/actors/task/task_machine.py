@@ -62,7 +62,7 @@ class TaskMachine:
         assert (d.source is not None) != bool(d.inputs), "a task has a source or inputs"
         self.status = TaskStatus.CREATED
         self._instructions: list[do.TaskInstruction] = []
-        self.inputs = self._inputs = InputGate(d.inputs, d.limits.first_window_bytes, d.limits.merged_rows_max)
+        self.inputs = self._inputs = InputGate(d.inputs, *d.limits.of_inputs)
         out = self._emitter = Emitter(d, self._instructions.append)
         self.outputs = self._outputs = self._emitter.gate
         place = d.task.subtask, d.parallelism, d.max_parallelism

@@ -37,6 +37,7 @@ class InputChannel:
     """What has arrived on one channel and waits to be processed."""
 
     __slots__ = (
+        "_credit_bytes_max",
         "_granted_bytes",
         "_head_bytes",
         "_left_bytes",
@@ -53,8 +54,12 @@ class InputChannel:
         "window_bytes",
     )
 
-    def __init__(self, channel: ChannelId, window_bytes: int, merged_rows_max: int = 1) -> None:
+    def __init__(
+        self, channel: ChannelId, window_bytes: int, merged_rows_max: int = 1, credit_bytes_max: int | None = None
+    ) -> None:
+        """`credit_bytes_max`: no more is granted, however large the window is; None: the window."""
         self.channel = channel
+        self._credit_bytes_max = credit_bytes_max
         self._merged_rows_max = merged_rows_max
         self.recovered: deque[pa.RecordBatch] = deque()
         """Batches that a checkpoint has stored as in flight, and that were restored."""
@@ -66,12 +71,12 @@ class InputChannel:
         self.rows_taken = 0
         """Rows of this attempt that were taken."""
         self.window_bytes = window_bytes
-        """Bytes that may be in flight from now on; what was granted before stays granted."""
+        """Bytes that may be in flight, and wait at the sender, from now on; what was granted before stays granted."""
         self.last_bytes = 0
         """Size of what was taken last, also of a part of a batch."""
         self.data_over = False
         """Whether the end of the data was taken."""
-        self._granted_bytes = window_bytes
+        self._granted_bytes = self._ahead_bytes
         self.taken_bytes = 0
         """Bytes of this attempt that were taken."""
         self._head_bytes: int | None = None
@@ -170,19 +175,32 @@ class InputChannel:
         return self._granted_bytes
 
     def credit_to_grant(self) -> int | None:
-        """Grant credit if half of the window was freed since the last grant. Returns the new total, or None."""
-        total_bytes = self.taken_bytes + self.window_bytes
-        if total_bytes - self._granted_bytes < max(1, self.window_bytes // 2):
+        """Grant credit if half of it was freed since the last grant. Returns the new total, or None."""
+        total_bytes = self.taken_bytes + self._ahead_bytes
+        if total_bytes - self._granted_bytes < max(1, self._ahead_bytes // 2):
             return None
         self._granted_bytes = total_bytes
         return total_bytes
+
+    @property
+    def _ahead_bytes(self) -> int:
+        most_bytes = self._credit_bytes_max
+        return self.window_bytes if most_bytes is None else min(self.window_bytes, most_bytes)
 
 
 class InputGate:
     """All input channels of a task, served in turn."""
 
-    def __init__(self, channels: Sequence[ChannelId], window_bytes: int, merged_rows_max: int = 1) -> None:
-        self._channels = {channel: InputChannel(channel, window_bytes, merged_rows_max) for channel in channels}
+    def __init__(
+        self,
+        channels: Sequence[ChannelId],
+        window_bytes: int,
+        merged_rows_max: int = 1,
+        credit_bytes_max: int | None = None,
+    ) -> None:
+        self._channels = {
+            channel: InputChannel(channel, window_bytes, merged_rows_max, credit_bytes_max) for channel in channels
+        }
         self._order = deque(channels)
         self._recovering = False
         """Whether restored in-flight batches may still wait, on any channel."""

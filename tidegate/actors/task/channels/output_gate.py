@@ -12,8 +12,8 @@
 - A watermark that nobody behind a channel waits for goes along with what leaves by time, or before the next other
   control element: only the newest one. So it neither makes frames small nor keeps batches apart.
 - When a queue is full the task takes no more input: back-pressure goes on to the source (invariant 10).
-- For a receiver with a *narrow* window, smaller than `credit_bytes`, queues, frames and batches stay small as well:
-  what waits here delays barriers just as much.
+- For a receiver with a *narrow* window, smaller than what a queue may hold, queues, frames and batches stay small as
+  well: what waits here delays barriers just as much.
 """
 
 from __future__ import annotations
@@ -67,14 +67,28 @@ class BufferLimits:
     debloat_target_ms: int = 0
     """Time that the receiver should need for what is in flight; 0: only bytes count."""
     window_bytes_min: int = 4 * 1024
-    """No window is smaller, unless `credit_bytes` is."""
+    """No window is smaller."""
+
+    @property
+    def widest_window_bytes(self) -> int:
+        """The window of a receiver that is quick enough for all there may be.
+
+        The sender's queue is as large as the window. So a window may be larger than the credit: if it could not, a
+        sender with little credit and a large queue would not hear of a slow receiver.
+        """
+        return max(self.credit_bytes, self.queue_bytes_max) if self.debloat_target_ms else self.credit_bytes
 
     @property
     def first_window_bytes(self) -> int:
-        """The window of a channel, and its first credit, while nothing is known about its receiver."""
+        """The window of a channel while nothing is known about its receiver."""
         if not self.debloat_target_ms:
             return self.credit_bytes
-        return min(self.credit_bytes, max(self.window_bytes_min, WINDOW_BYTES_AT_FIRST))
+        return min(self.widest_window_bytes, max(self.window_bytes_min, WINDOW_BYTES_AT_FIRST))
+
+    @property
+    def of_inputs(self) -> tuple[int, int, int]:
+        """What an input gate goes by: the first window, how many rows it puts together, and the most credit."""
+        return self.first_window_bytes, self.merged_rows_max, self.credit_bytes
 
 
 class OutputChannel:
@@ -114,7 +128,8 @@ class OutputChannel:
         self._limits = limits
         self.bytes_put = 0
         """Bytes of batches that were queued since the last turn."""
-        self._credit_bytes = self._window_bytes = limits.first_window_bytes
+        self._window_bytes = limits.first_window_bytes
+        self._credit_bytes = min(limits.credit_bytes, limits.first_window_bytes)
         self.sent_bytes = 0
         """Bytes of batches that have left since the attempt began."""
         self._frame_bytes = limits.frame_bytes_min
@@ -132,8 +147,8 @@ class OutputChannel:
 
     @property
     def narrow_bytes(self) -> int | None:
-        """The receiver's window if it is narrow, that is smaller than `credit_bytes`; else None."""
-        return self._window_bytes if self._window_bytes < self._limits.credit_bytes else None
+        """The receiver's window if it is narrow, that is smaller than the widest; else None."""
+        return self._window_bytes if self._window_bytes < self._limits.widest_window_bytes else None
 
     @property
     def exhausted(self) -> bool:

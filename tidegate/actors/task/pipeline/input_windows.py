@@ -2,7 +2,8 @@
 
 The task machine calls it when turns begin and end. `Debloater` computes the size. Rules:
 
-- Without a target time (`debloat_target_ms`) every window is all the credit there is.
+- Without a target time (`debloat_target_ms`) every window is all the credit there is. With one it may be larger than
+  that: it is also the size of the sender's queue.
 - A sender hears at once of a window that has become smaller: else no grant would come before all that is in flight was
   processed. It hears of a larger one with the next grant.
 - A channel whose data has ended leaves its share of the time to the others.
@@ -27,8 +28,9 @@ class InputWindows:
         self._attempt, self._gate, self._pacer = descriptor.attempt, gate, pacer
         self._debloater: Debloater | None = None
         if descriptor.inputs and limits.debloat_target_ms:
-            first_bytes, least_bytes = limits.first_window_bytes, min(limits.window_bytes_min, limits.credit_bytes)
-            self._debloater = Debloater(limits.debloat_target_ms, first_bytes, least_bytes, limits.credit_bytes)
+            first_bytes, most_bytes = limits.first_window_bytes, limits.widest_window_bytes
+            least_bytes = min(limits.window_bytes_min, most_bytes)
+            self._debloater = Debloater(limits.debloat_target_ms, first_bytes, least_bytes, most_bytes)
         self._taken_bytes = self._taken_rows = 0
         """Of this turn, for `next_turn` to measure."""
         self._waiting = False
