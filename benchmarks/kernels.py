@@ -6,6 +6,8 @@ One thread, int64 keys drawn evenly from `--keys` distinct ones (all known befor
 other work on the machine would count in wall time; caches are shared all the same. All lines take turns within a round,
 so that a busy neighbour hits them alike; the median and the best round are shown. The floor counts and adds in two
 arrays, whose positions are the keys: what is left if no key has to be looked up and nothing is handed on.
+
+Then the same state is frozen and written to a file, as a checkpoint does, beside a plain write of as many bytes.
 """
 
 from __future__ import annotations
@@ -14,10 +16,13 @@ import argparse
 import json
 import os
 import statistics
+import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 os.environ.setdefault("POLARS_MAX_THREADS", "1")
 
@@ -39,12 +44,19 @@ from tidegate.actors.operators.operator import OperatorContext
 from tidegate.actors.state_backends.common.backend import ValueSpec
 from tidegate.actors.state_backends.common.pages import PagedColumn, pages_for
 from tidegate.actors.task.pipeline.partitioners import HashPartitioner
+from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import CheckpointId, OperatorUid, SubtaskIndex
 from tidegate.storage.state.snapshot import Cut
+from tidegate.storage.state.state_file import write_state
 
 BATCH_ROWS = (65_536, 262_144)
 ROUNDS_MAX = 60
 MAX_PARALLELISM = 128
+SNAPSHOTS = 15
+FROZEN, SORTED = "frozen, which holds the task up", "frozen, sorted by key group"
+WRITTEN, PLAIN = "sorted, encoded and written", "floor: a plain write of as many bytes"
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -84,10 +96,12 @@ def main() -> None:
         if time.monotonic() > deadline:
             break
     console.print(_table(lines, options.keys))
-    console.print(_freezing(options.keys))
+    snapshots = _snapshots(options.keys)
+    console.print(_table_of_snapshots(snapshots, options.keys))
     if options.json is not None:
+        figures = {line.name: statistics.median(line.ns_per_row[BATCH_ROWS[0]]) for line in lines}
         options.json.write_text(
-            json.dumps({line.name: statistics.median(line.ns_per_row[BATCH_ROWS[0]]) for line in lines})
+            json.dumps(figures | {f"snapshot: {name}": statistics.median(of) for name, of in snapshots.items()})
         )
 
 
@@ -181,21 +195,38 @@ def _table(lines: list[Line], keys: int) -> Table:
     return table
 
 
-def _freezing(keys: int) -> Table:
+def _snapshots(keys: int) -> dict[str, list[float]]:
+    """CPU of snapshots of all keys, in ns a row; the floor writes the same bytes, which lie there, to a file."""
     operator = _aggregate(keys, n=aggregates.count(), total=aggregates.sum("value"))
-    frozen_ms, materialized_ms = [], []
-    for _ in range(5):
-        started = time.perf_counter()
-        (state,) = operator.snapshot(Cut(CheckpointId(1))).states
-        frozen = time.perf_counter()
-        for _chunk in state.chunks():
-            pass
-        frozen_ms.append((frozen - started) * 1e3)
-        materialized_ms.append((time.perf_counter() - frozen) * 1e3)
-    table = Table(title=f"snapshot of {keys:,} keys, ms, median (best)")
-    table.add_column("freeze, synchronous", justify="right")
-    table.add_column("encode, asynchronous", justify="right")
-    table.add_row(*(f"{statistics.median(f):.1f} ({min(f):.1f})" for f in (frozen_ms, materialized_ms)))
+    found: dict[str, list[float]] = {FROZEN: [], SORTED: [], WRITTEN: [], PLAIN: []}
+
+    def timed(name: str, run: Callable[..., T], *arguments: object) -> T:
+        started_ns = time.thread_time_ns()
+        result = run(*arguments)
+        found[name].append((time.thread_time_ns() - started_ns) / keys)
+        return result
+
+    def frozen_and_sorted(cut: Cut) -> None:
+        for state in operator.snapshot(cut).states:
+            deque(state.chunks(), maxlen=0)
+
+    with tempfile.TemporaryDirectory() as folder:
+        store = open_store(folder)
+        for number in range(1, SNAPSHOTS + 1):
+            cut = Cut(CheckpointId(number))
+            timed(SORTED, frozen_and_sorted, cut)
+            states = [(OperatorUid("bench"), state) for state in timed(FROZEN, operator.snapshot, cut).states]
+            handle = timed(WRITTEN, write_state, store, "state", states)
+            assert handle is not None, "there are rows"
+            timed(PLAIN, store.write, "plain", [bytearray(handle.size_bytes)])
+    return found
+
+
+def _table_of_snapshots(found: dict[str, list[float]], keys: int) -> Table:
+    table = Table(title=f"snapshot of {keys:,} keys, a count and a sum each: ns of CPU a row, median (best)")
+    for name in found:
+        table.add_column(name, justify="right")
+    table.add_row(*(f"{statistics.median(f):.1f} ({min(f):.1f})" for f in found.values()))
     return table
 
 

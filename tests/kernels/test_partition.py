@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_reference import by_group_reference, partition_reference
 
-from tidegate.actors.kernels.partition import by_group, gather, partition, subtask_table
+from tidegate.actors.kernels.partition import gather, partition, placed, places_by_group, subtask_table
 from tidegate.storage.state.key_groups import key_group_range
 
 
@@ -37,11 +37,12 @@ def test_partition_equals_reference(hashes: list[int], max_parallelism: int, par
 @given(st.lists(st.integers(0, 9) | st.integers(32_760, 32_767) | st.just(65_535), min_size=1, max_size=60))
 def test_rows_by_group_equal_reference(groups: list[int]) -> None:
     """Every row of every group, in order; groups between that have no rows too."""
-    first, parts = by_group(np.array(groups, dtype=np.uint16))
+    places = places_by_group(np.array(groups, dtype=np.uint16))
 
-    expected, rows = by_group_reference(groups)
-    assert first == expected
-    assert [parts.rows[start:stop].tolist() for start, stop in pairwise(parts.bounds)] == rows
+    first, rows = by_group_reference(groups)
+    assert places.first == first
+    assert [places.rows()[start:stop].tolist() for start, stop in pairwise(places.bounds)] == rows
+    assert places.places[places.rows()].tolist() == list(range(len(groups)))
 
 
 @pytest.mark.parametrize(("max_parallelism", "parallelism"), [(128, 1), (128, 3), (10, 10), (5, 4)])
@@ -53,9 +54,8 @@ def test_table_agrees_with_key_group_ranges(max_parallelism: int, parallelism: i
         assert np.flatnonzero(table == subtask).tolist() == list(owned)
 
 
-def test_gather_equals_take_for_all_types() -> None:
-    """Gathered rows equal Arrow's take, types and nulls included, also from a slice."""
-    batch = pa.record_batch(
+def _of_all_types() -> pa.RecordBatch:
+    return pa.record_batch(
         {
             "i8": pa.array([1, 2, 3, 4, 5], pa.int8()),
             "i64": [1, 2, 3, 4, 5],
@@ -68,12 +68,30 @@ def test_gather_equals_take_for_all_types() -> None:
             "list": [[1], [], None, [4, 4], [5]],
         }
     )
+
+
+def test_gather_equals_take_for_all_types() -> None:
+    """Gathered rows equal Arrow's take, types and nulls included, also from a slice."""
+    batch = _of_all_types()
     for source in (batch, batch.slice(1)):
         rows = np.array([3, 0, 2], dtype=np.int32)
         result = gather(source, rows)
         result.validate(full=True)
         assert result.schema.equals(source.schema)
         assert result.equals(source.take(pa.array(rows)))
+
+
+def test_placed_rows_equal_a_stable_sort_for_all_types() -> None:
+    """Rows of several batches, slices among them, come together by group and in order: types and nulls included."""
+    batch = _of_all_types()
+    parts = [batch.slice(1, 3), batch, batch.slice(4)]
+    groups = np.array([7, 3, 7, 3, 9, 7, 3, 5, 3], dtype=np.uint16)
+
+    result = placed(parts, places_by_group(groups))
+
+    result.validate(full=True)
+    expected = pa.concat_batches(parts).take(pa.array(np.argsort(groups, kind="stable")))
+    assert result.equals(expected)
 
 
 def test_gathered_batch_owns_its_memory() -> None:

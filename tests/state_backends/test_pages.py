@@ -8,14 +8,17 @@ from typing import Any
 import numba
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.actors.kernels.paged import PAGE_ROWS, gathered, mark_slots, revive, scatter, touched_pages
+from tidegate.actors.kernels.partition import places_by_group
 from tidegate.actors.state_backends.columnar.changes.dirty_slots import DirtySlots, flags
 from tidegate.actors.state_backends.common.backend import ValueSpec
-from tidegate.actors.state_backends.common.pages import PagedColumn, Pins, pages_for
+from tidegate.actors.state_backends.common.pages import PagedColumn, pages_for
+from tidegate.actors.state_backends.common.pins import Pins
 from tidegate.storage.ids import CheckpointId
 
 _TYPES = [pa.int8(), pa.uint16(), pa.int32(), pa.float16(), pa.float64(), pa.date32(), pa.timestamp("us")]
@@ -50,6 +53,23 @@ def test_rows_of_a_mask_beside_a_store() -> None:
     scatter(column.pages, edges, np.array([1, 2, 3, 4]))
     assert gathered(column.pages, edges, column.dtype).tolist() == [1, 2, 3, 4]
     assert int(column.raw(np.arange(2 * PAGE_ROWS)).sum()) == 10
+
+
+@settings(max_examples=30)
+@given(st.sampled_from(_TYPES), _SLOTS, st.booleans(), st.data())
+def test_frozen_values_come_to_their_places(
+    data_type: pa.DataType, slots: list[int], nulls: bool, data: st.DataObject
+) -> None:
+    """Frozen values of ascending slots, sorted by key group, are those that are taken in that order."""
+    column = PagedColumn(ValueSpec("x", data_type, 7))
+    column.grow(3)
+    ascending = _slots(*sorted(set(slots)))
+    values = pa.array(np.arange(len(ascending)).astype(column.dtype)).view(data_type)
+    column.put(ascending, pc.if_else(pc.equal(pa.array(ascending % 3), 0), None, values) if nulls else values)
+    groups = data.draw(st.lists(st.integers(4, 6), min_size=len(ascending), max_size=len(ascending)))
+    places = places_by_group(np.array(groups, dtype=np.uint16))
+    frozen = column.freeze()
+    assert frozen.take(ascending, places).equals(frozen.take(ascending[places.rows()]))
 
 
 @given(_SLOTS, st.sets(st.integers(0, 2)))

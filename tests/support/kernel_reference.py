@@ -66,7 +66,7 @@ def partition_reference(hashes: NDArray[np.uint64], max_parallelism: int, parall
 
 
 def by_group_reference(groups: Sequence[int]) -> tuple[int, list[list[int]]]:
-    """Reference of `partition.by_group`: the first group, and the rows of it and of each after it, in order."""
+    """Reference of `partition.places_by_group`: the first group, and the rows of it and of each after it, in order."""
     first, last = min(groups), max(groups)
     return first, [[i for i, g in enumerate(groups) if g == group] for group in range(first, last + 1)]
 

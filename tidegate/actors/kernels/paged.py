@@ -49,6 +49,13 @@ def gathered(pages: Pages, slots: NDArray[Any], dtype: np.dtype[Any]) -> NDArray
     return values
 
 
+def placed(pages: Pages, slots: NDArray[np.int32], places: NDArray[np.int32], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """The same, the value of `slots[i]` at `places[i]`; each place is given once."""
+    values = np.empty(len(slots), dtype=dtype)
+    _place(pages, slots, places, values.view(f"i{dtype.itemsize}"))
+    return values
+
+
 def scatter(pages: Pages, slots: NDArray[Any], values: NDArray[Any]) -> None:
     """Set the values of some slots; the type of `values` is that of the pages."""
     raw = np.ascontiguousarray(values).view(f"i{values.dtype.itemsize}")
@@ -124,6 +131,12 @@ def _gather(pages: Pages, slots: NDArray[np.int32], values: NDArray[Any]) -> Non
     for i in range(slots.shape[0]):
         prefetch_value(pages, slots[min(i + AHEAD, last)], values[i])
         values[i] = load_value(pages, slots[i], values[i])
+
+
+@kernel
+def _place(pages: Pages, slots: NDArray[np.int32], places: NDArray[np.int32], values: NDArray[Any]) -> None:
+    for i in range(slots.shape[0]):
+        values[places[i]] = load_value(pages, slots[i], values[0])
 
 
 @kernel

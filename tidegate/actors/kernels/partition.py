@@ -1,11 +1,14 @@
 """Which rows go to which subtask: hash → key group → subtask, then a stable counting sort of row numbers.
 
 Rules: rows keep their order within a subtask (per-key order depends on it), and what is gathered owns its
-memory: no slice of a batch that would drag its parent along into a message.
+memory: no slice of a batch that would drag its parent along into a message. Where all rows are wanted, sorted by key
+group, each is put to its place instead (`Places`): what is read once from memory is read in the order in which it lies,
+and the places that come next, one a group, stay in the cache.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,13 +48,38 @@ def partition(hashes: NDArray[np.uint64], table: NDArray[np.uint16], parallelism
     return Partition(rows, tuple(bounds.tolist()))
 
 
-def by_group(groups: NDArray[np.uint16]) -> tuple[int, Partition]:
-    """Group rows, at least one, by their key groups. Returns the first group, and the rows of it and those after it."""
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where rows go if they are sorted by key group: row i to `places[i]`. Rows of a group keep their order.
+
+    Those of group `first + g` lie in the places from `bounds[g]` to `bounds[g + 1]`.
+    """
+
+    first: int
+    places: NDArray[np.int32]
+    bounds: tuple[int, ...]
+
+    def rows(self) -> NDArray[np.int32]:
+        """The row of each place."""
+        rows = np.empty(len(self.places), dtype=np.int32)
+        _place(np.arange(len(rows), dtype=np.int32), self.places, rows)
+        return rows
+
+
+def places_by_group(groups: NDArray[np.uint16]) -> Places:
+    """The places of rows, at least one, of these key groups."""
     first, last = int(groups.min()), int(groups.max())
-    rows = np.empty(len(groups), dtype=np.int32)
+    places = np.empty(len(groups), dtype=np.int32)
     bounds = np.zeros(last - first + 2, dtype=np.int64)
-    _by_group(groups, first, np.empty(last - first + 1, dtype=np.int64), rows, bounds)
-    return first, Partition(rows, tuple(bounds.tolist()))
+    _places_by_group(groups, first, np.empty(last - first + 1, dtype=np.int64), places, bounds)
+    return Places(first, places, tuple(bounds.tolist()))
+
+
+def placed(parts: Sequence[pa.RecordBatch], places: Places) -> pa.RecordBatch:
+    """The rows of some batches of one schema, at least one, at their places; in new buffers."""
+    schema = parts[0].schema
+    columns = [[part.column(name) for part in parts] for name in range(len(schema))]
+    return pa.RecordBatch.from_arrays([_placed_column(column, places) for column in columns], schema=schema)
 
 
 def gather(batch: pa.RecordBatch, rows: NDArray[np.int32]) -> pa.RecordBatch:
@@ -78,6 +106,20 @@ def _gather_column(column: pa.Array, rows: NDArray[np.int32], selection: pa.Arra
         _gather(values.view(word), rows, gathered.view(word))
         return array_of(gathered, None, column.type)
     return column.take(selection)
+
+
+def _placed_column(parts: Sequence[pa.Array], places: Places) -> pa.Array:
+    data_type = parts[0].type
+    if storage_dtype(data_type) is None or any(part.null_count for part in parts):
+        return (parts[0] if len(parts) == 1 else pa.concat_arrays(parts)).take(pa.array(places.rows()))
+    values = [fixed_values(part) for part in parts]
+    found = np.empty(len(places.places), dtype=values[0].dtype)
+    # Kernels know integers of each width: bits are all that is moved.
+    word, start = np.dtype(f"i{found.dtype.itemsize}"), 0
+    for part in values:
+        _place(part.view(word), places.places[start : start + len(part)], found.view(word))
+        start += len(part)
+    return array_of(found, None, data_type)
 
 
 @kernel
@@ -111,22 +153,28 @@ def _partition(
 
 
 @kernel
-def _by_group(
+def _places_by_group(
     groups: NDArray[np.uint16],
     first: int,
-    positions: NDArray[np.int64],
-    rows: NDArray[np.int32],
+    following: NDArray[np.int64],
+    places: NDArray[np.int32],
     bounds: NDArray[np.int64],
 ) -> None:
     for i in range(groups.shape[0]):
         bounds[np.int64(groups[i]) - first + 1] += 1
-    for g in range(positions.shape[0]):
-        positions[g] = bounds[g]
+    for g in range(following.shape[0]):
+        following[g] = bounds[g]
         bounds[g + 1] += bounds[g]
     for i in range(groups.shape[0]):
         group = np.int64(groups[i]) - first
-        rows[positions[group]] = i
-        positions[group] += 1
+        places[i] = following[group]
+        following[group] += 1
+
+
+@kernel
+def _place(values: NDArray[Any], places: NDArray[np.int32], found: NDArray[Any]) -> None:
+    for i in range(places.shape[0]):
+        found[places[i]] = values[i]
 
 
 @kernel

@@ -21,6 +21,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.actors.kernels.paged import PAGE_BITS, PAGE_ROWS
+from tidegate.actors.kernels.partition import Places
 from tidegate.actors.state_backends.columnar.changes.notes import CellNotes
 from tidegate.actors.state_backends.columnar.changes.undo_log import Notes
 from tidegate.actors.state_backends.columnar.frozen_slots import FrozenSlots
@@ -365,7 +366,8 @@ class _FrozenCells:
     def live(self, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
         return _live(self._pages, slots)
 
-    def columns(self, slots: NDArray[np.int32]) -> list[pa.Array]:
+    def columns(self, slots: NDArray[np.int32], places: Places | None = None) -> list[pa.Array]:
+        slots = slots if places is None else slots[places.rows()]
         pages, stored = self._pages, self._stored
         values = [stored(pages[slot >> PAGE_BITS][slot & _IN_PAGE]) for slot in slots.tolist()]
         return [pa.array(values, type=self._cells.spec.column_type)]

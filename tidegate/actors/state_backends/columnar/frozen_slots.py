@@ -20,10 +20,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.actors.kernels.paged import PAGE_ROWS
-from tidegate.actors.kernels.partition import by_group, gather
+from tidegate.actors.kernels.partition import Places, places_by_group
 from tidegate.actors.state_backends.columnar.changes.dirty_slots import Bitmaps, flags, marked, slots_in
 from tidegate.actors.state_backends.columnar.key_columns import FrozenKeys
-from tidegate.actors.state_backends.common.pages import FrozenColumn, Pinned, pages_for
+from tidegate.actors.state_backends.common.pages import FrozenColumn, pages_for
+from tidegate.actors.state_backends.common.pins import Pinned
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.state.snapshot import FrozenState, StateChunk
 
@@ -50,8 +51,8 @@ class FrozenValues(Protocol):
         """Which of these slots had the state."""
         ...
 
-    def columns(self, slots: NDArray[np.int32]) -> Sequence[pa.Array]:
-        """The value columns of these slots, all of which had the state."""
+    def columns(self, slots: NDArray[np.int32], places: Places | None = None) -> Sequence[pa.Array]:
+        """The value columns of these slots, all of which had the state: in their order, or each at its place."""
         ...
 
     def let_go(self, start: int, stop: int) -> None:
@@ -128,12 +129,12 @@ class FrozenSlots:
 
     def _encoded(self, slots: NDArray[np.int32]) -> StateChunk:
         """Rows of these ascending slots, sorted by key group. Each value is moved once."""
-        first, parts = by_group(self.groups.raw_ascending(slots))
-        keys = gather(self.keys.take(slots), parts.rows)
-        columns = () if self.removed else self.values.columns(_picked(slots, parts.rows))
+        places = places_by_group(self.groups.raw_ascending(slots))
+        keys = self.keys.placed(slots, places)
+        columns = () if self.removed else self.values.columns(slots, places)
         names = keys.schema.names + ([] if self.removed else list(self.names))
         rows = pa.RecordBatch.from_arrays([*keys.columns, *columns], names=names)
-        return StateChunk(rows, first, parts.bounds)
+        return StateChunk(rows, places.first, places.bounds)
 
     def _let_go(self, start: int, stop: int) -> None:
         self.pinned.release(stop)
@@ -152,12 +153,6 @@ class GatheredSlots:
     def chunks(self) -> Iterator[StateChunk]:
         """The gathered rows, or keys that are gone."""
         return iter(self.gathered)
-
-
-def _picked(slots: NDArray[np.int32], rows: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Some of these ascending slots, each given once. Faster for a run of them."""
-    first = slots[0]
-    return first + rows if int(slots[-1]) - int(first) == len(slots) - 1 else slots[rows]
 
 
 def _cut(chunk: StateChunk) -> Iterator[StateChunk]:

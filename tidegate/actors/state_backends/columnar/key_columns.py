@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from tidegate.actors.kernels.partition import Places, placed
 from tidegate.actors.state_backends.columnar.restore_threads import PIECE_BYTES
 
 CHUNKS_MERGED = 8
@@ -103,8 +104,7 @@ class FrozenKeys:
     def take(self, slots: NDArray[np.int32], names: Sequence[str] | None = None) -> pa.RecordBatch:
         """Keys of these slots, in their order: all columns, or those that are named."""
         if bool(np.all(slots[1:] > slots[:-1])):
-            edges = np.searchsorted(slots, self.bounds)
-            return self._put_together(self._parts(slots, edges, names), names)
+            return self._put_together(self._ascending(slots, names), names)
         of_chunk = np.searchsorted(self.bounds[1:], slots, side="right").astype(np.uint16)
         order = np.argsort(of_chunk, kind="stable")
         edges = np.searchsorted(of_chunk[order], np.arange(len(self.bounds)))
@@ -114,6 +114,24 @@ class FrozenKeys:
         back = np.empty(len(order), dtype=np.int32)
         back[order] = np.arange(len(order), dtype=np.int32)
         return grouped.take(pa.array(back))
+
+    def placed(self, slots: NDArray[np.int32], places: Places) -> pa.RecordBatch:
+        """Keys of these ascending slots, at least one, each at its place."""
+        return placed(self._ascending(slots, None), places)
+
+    def _ascending(self, slots: NDArray[np.int32], names: Sequence[str] | None) -> list[pa.RecordBatch]:
+        """Keys of ascending slots, those of each chunk together. No copy of a run."""
+        edges = np.searchsorted(slots, self.bounds.astype(np.int32)).tolist()  # of one type: `slots` is not copied
+        found = []
+        for chunk, first, start, stop in zip(self.chunks, self.bounds.tolist(), edges, edges[1:], strict=False):
+            if stop == start:
+                continue
+            named = chunk if names is None else chunk.select(list(names))
+            begin = int(slots[start]) - first
+            is_run = int(slots[stop - 1]) - first - begin == stop - start - 1
+            rows = None if is_run else pa.array(slots[start:stop] - np.int32(first))
+            found.append(named.slice(begin, stop - start) if rows is None else named.take(rows))
+        return found
 
     def _parts(
         self, slots: NDArray[np.int32], edges: NDArray[np.intp], names: Sequence[str] | None

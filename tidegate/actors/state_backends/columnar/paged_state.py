@@ -18,7 +18,8 @@ from tidegate.actors.state_backends.columnar.changes.undo_log import Notes
 from tidegate.actors.state_backends.columnar.frozen_slots import FrozenSlots, FrozenValues
 from tidegate.actors.state_backends.columnar.key_space import KeySpace
 from tidegate.actors.state_backends.columnar.sorted_slots import SortedSlots
-from tidegate.actors.state_backends.common.pages import Pins, pages_for
+from tidegate.actors.state_backends.common.pages import pages_for
+from tidegate.actors.state_backends.common.pins import Pins
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.state.snapshot import Cut
 

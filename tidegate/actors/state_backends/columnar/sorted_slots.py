@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from tidegate.actors.state_backends.columnar.frozen_slots import FrozenValues, block_rows
 from tidegate.actors.state_backends.columnar.key_columns import FrozenKeys
 from tidegate.actors.state_backends.common.key_order import sortable_keys
-from tidegate.actors.state_backends.common.pages import FrozenColumn, Pinned, pages_for
+from tidegate.actors.state_backends.common.pages import FrozenColumn, pages_for
+from tidegate.actors.state_backends.common.pins import Pinned
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.state.snapshot import StateChunk
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from tidegate.actors.kernels.fixed_width import array_of, storage_dtype
 from tidegate.actors.kernels.paged import scatter
+from tidegate.actors.kernels.partition import Places
 from tidegate.actors.state_backends.columnar.frozen_slots import FrozenValues
 from tidegate.actors.state_backends.columnar.key_space import KeySpace
 from tidegate.actors.state_backends.columnar.vector_table import ColumnarTable
@@ -132,8 +133,8 @@ class _FrozenColumns:
     def live(self, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
         return self._table.live(slots)
 
-    def columns(self, slots: NDArray[np.int32]) -> list[pa.Array]:
-        return [_assembled(self._type, list(self._table.columns(slots)), None)]
+    def columns(self, slots: NDArray[np.int32], places: Places | None = None) -> list[pa.Array]:
+        return [_assembled(self._type, list(self._table.columns(slots, places)), None)]
 
     def let_go(self, start: int, stop: int) -> None:
         self._table.let_go(start, stop)

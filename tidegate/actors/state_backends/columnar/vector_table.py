@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from tidegate.actors.kernels.key_index.entries import Upserted
 from tidegate.actors.kernels.paged import PAGE_ROWS, Bitmap, revive, scatter, touched_pages
+from tidegate.actors.kernels.partition import Places
 from tidegate.actors.state_backends.columnar.changes.notes import KeptPage, NotedRows, TableNotes
 from tidegate.actors.state_backends.columnar.changes.undo_log import Notes
 from tidegate.actors.state_backends.columnar.frozen_slots import FrozenSlots
@@ -305,8 +306,8 @@ class _FrozenTable:
     def live(self, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
         return self._live.raw_ascending(slots).view(np.bool_)
 
-    def columns(self, slots: NDArray[np.int32]) -> list[pa.Array]:
-        return [column.take(slots) for column in self._columns]
+    def columns(self, slots: NDArray[np.int32], places: Places | None = None) -> list[pa.Array]:
+        return [column.take(slots, places) for column in self._columns]
 
     def let_go(self, start: int, stop: int) -> None:
         for column in (self._live, *self._columns):

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from tidegate.actors.kernels.fixed_width import storage_dtype
 from tidegate.actors.kernels.paged import scatter
+from tidegate.actors.kernels.partition import Places
 from tidegate.actors.state_backends.common.backend import ValueSpec
 from tidegate.actors.state_backends.common.pages import FrozenColumn, PagedColumn
 from tidegate.actors.state_backends.common.value_heap import HeapChunks, Numbers, ValueHeap, values_of
@@ -82,9 +83,9 @@ class _FrozenVarying(FrozenColumn):
         super().__init__(spec, *numbers.parts())
         self._chunks = chunks
 
-    def take(self, slots: NDArray[Any]) -> pa.Array:
+    def take(self, slots: NDArray[Any], places: Places | None = None) -> pa.Array:
         """Values of these slots. Their pages must still be held."""
-        return values_of(self._chunks, self.raw(slots), self.spec.data_type)
+        return values_of(self._chunks, self.raw(slots, places), self.spec.data_type)
 
 
 def paged_column(spec: ValueSpec) -> PagedColumn:
