@@ -17,7 +17,8 @@ from window_harness import Backend, Windows, applied_operator, rows_batch
 import tidegate as tg
 from tidegate.actors.operators.window_functions import timed_windows
 from tidegate.actors.operators.window_functions.process_windows import FunctionCalls
-from tidegate.actors.operators.window_functions.window_buffer import WindowBuffer
+from tidegate.actors.operators.window_functions.window_buffer import KEPT_STATE, ROWS_STATE, WindowBuffer
+from tidegate.actors.operators.windows.fired_groups import FIRED_STATE
 from tidegate.actors.operators.windows.window_specs import Clock, Count, Cumulating, Session, Sliding, Tumbling
 from tidegate.actors.protocol.errors import OperatorError
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
@@ -288,6 +289,30 @@ def test_less_lateness_than_before_lets_go_of_what_was_kept() -> None:
     without.watermark(9)
     assert (without.stored_rows(), without.rows) == (1, [])
     without.close()
+
+
+@BACKENDS
+def test_a_savepoint_from_before_windows_were_kept_restores(backend: Backend) -> None:
+    """It has the rows that wait, and nothing else. A function that has state and timers of windows gets them."""
+    before = applied_late(Tumbling(10), 0)
+    before.process(rows_batch([(1, 1, 1), (1, 2, 3), (2, 11, 2)]))
+    stored = [table for table in before.stored() if table.state != KEPT_STATE]
+    before.close()
+    assert {table.state for table in stored} == {ROWS_STATE, FIRED_STATE}
+
+    def made() -> WindowBuffer:
+        return applied_operator(
+            Tumbling(10), FunctionCalls(Watching(), ("k",), OUTPUT, pa.int64(), True), lateness_ms=5
+        )
+
+    windows = Windows(made, backend=backend, restored=stored)
+    windows.watermark(9)
+    windows.process(rows_batch([(1, 3, 5)]))
+    assert [row["values"] for row in windows.rows if row["at"] is None] == [[1, 3], [1, 3, 5]]
+    windows.watermark(MAX_WATERMARK_MS)
+    assert [row["values"] for row in windows.rows if row["at"] is None] == [[1, 3], [1, 3, 5], [2]]
+    assert any(row["at"] is not None for row in windows.rows)
+    windows.close()
 
 
 class Misusing(tg.ProcessWindowFunction):
