@@ -68,12 +68,14 @@ def test_pages_that_change_much_are_kept_from_then_on(exchanged: bool) -> None:
     assert set(again.column("n").take(np.arange(2 * PAGE_ROWS)).to_pylist()) == {1}
 
 
-def test_where_nearly_all_has_changed_the_rest_goes_back_too() -> None:
-    """It is not marked any more. It goes back also where it has changed later, and slots have got other numbers."""
+@pytest.mark.parametrize("changed", [range(100, 2 * PAGE_ROWS), range(0, 2 * PAGE_ROWS, 2)], ids=["most", "half"])
+def test_where_much_has_changed_everywhere_the_rest_goes_back_too(changed: range) -> None:
+    """Nearly all, or more than half of each page: the rest is not marked any more. It goes back also where it has
+    changed later, and slots have got other numbers."""
     (table, undo), keys = _table(_ENOUGH), range(2 * PAGE_ROWS)
     table.batch([(key, 1.0) for key in keys])
     table.backend.freeze(Cut(CheckpointId(1)))
-    table.batch([(key, 2.0) for key in keys[100:]])
+    table.batch([(key, 2.0) for key in {*changed, 1, PAGE_ROWS + 1}])
     (noted,) = undo._notes()
     assert noted.slots().tolist() == [*keys]
     for value in (2.0, REMOVE):

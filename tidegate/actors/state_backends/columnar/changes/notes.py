@@ -9,8 +9,8 @@ A vectorised state notes columns, cells note Python objects. Rules of a vectoris
 - A kept page that a snapshot still reads takes no memory of its own: the snapshot holds it in any case.
 - Where memory is short, a kept page is exchanged for notes of its slots that have changed, unless most have. One that
   is still read is not, but for copies of a later snapshot: it would take more memory, not less.
-- Once all pages are kept, and all but few slots have changed, the others count as changed: to mark slots costs time for
-  each row, and would hardly save memory any more.
+- Once all pages are kept, and all but few slots have changed, or in all but few pages so many that none of these is
+  exchanged any more, the others count as changed: to mark slots costs time for each row, and would hardly save memory.
 - Noted rows are put together into pages of `PAGE_MEMORY`: what notes leave is there for copies of the next snapshot.
 """
 
@@ -30,8 +30,10 @@ from tidegate.actors.state_backends.common.page_memory import PAGE_MEMORY
 from tidegate.actors.state_backends.common.pages import FormerPage, pages_for
 
 NOTED_SLOTS_MAX = PAGE_ROWS // 4
+EXCHANGED_SLOTS_MAX = PAGE_ROWS // 2
+"""If more slots of a kept page have changed, to note them alone would gain little."""
 MARKED_PARTS = 8
-"""If fewer than one in so many slots has not changed, all count as changed."""
+"""If fewer than one in so many slots has not changed, or one in so many pages can be exchanged, all are as changed."""
 _NEVER = -(1 << 30)
 _ALL_BITS = np.uint64((1 << 64) - 1)
 StillRead: TypeAlias = Callable[[NDArray[np.int32], NDArray[np.int64]], NDArray[np.bool_]]
@@ -225,7 +227,7 @@ class TableNotes:
         `shared_too`: also one that a snapshot still read when `shared_bytes` was last asked.
         """
         page = next((page for page in self.kept if shared_too or not self._shared[page]), None)
-        return page is not None and self._exchange(page, PAGE_ROWS // 2)
+        return page is not None and self._exchange(page, EXCHANGED_SLOTS_MAX)
 
     def slots(self) -> NDArray[np.int32]:
         """The slots that are noted, alone or with their page."""
@@ -253,8 +255,11 @@ class TableNotes:
         if self._uncounted * MARKED_PARTS < self.slots_below:
             return
         self._uncounted = 0
-        unchanged = self.slots_below - int(np.bitwise_count(self._bits).sum())
-        if unchanged * MARKED_PARTS < self.slots_below:
+        changed = np.bitwise_count(self._bits[: -(-self.slots_below // 64)])
+        unchanged = self.slots_below - int(changed.sum())
+        in_pages = np.add.reduceat(changed, range(0, len(changed), PAGE_ROWS // 64), dtype=np.int64)
+        exchanged = int((in_pages <= EXCHANGED_SLOTS_MAX).sum())
+        if unchanged * MARKED_PARTS < self.slots_below or exchanged * MARKED_PARTS < len(in_pages):
             self._bits.fill(_ALL_BITS)
             self._all_changed = True
 
