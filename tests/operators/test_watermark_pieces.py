@@ -52,7 +52,6 @@ def test_a_piece_judges_each_row_as_its_own_watermark_does(
 
     assert [row for piece in pieces for row in range(piece.start, piece.stop)] == list(range(len(times)))
     for piece in pieces:
-        assert piece.before_ms == max(before_ms, *times[: piece.start], MIN_WATERMARK_MS)
         assert piece.newest_ms == max(before_ms, *times[: piece.stop])
     own = own_watermarks(times, before_ms, delay_ms)
     at_piece = [own[piece.start] for piece in pieces for _ in range(piece.start, piece.stop)]
@@ -159,5 +158,5 @@ def test_there_is_one_cut_for_each_window_that_is_done() -> None:
 def test_rows_in_order_are_one_piece() -> None:
     """Up to the bound that was named, to the millisecond."""
     times = np.array([100, 91, 100])
-    assert pieces_of(times, 95, 10, [as_they_are]) == [Piece(0, 3, 95, 100)]
+    assert pieces_of(times, 95, 10, [as_they_are]) == [Piece(0, 3, 100)]
     assert [piece.start for piece in pieces_of(np.array([100, 90, 100]), 95, 10, [as_they_are])] == [0, 1]

@@ -9,25 +9,38 @@ from unittest.mock import patch
 
 import pyarrow as pa
 
-from tidegate.actors.operators.operator import Emit
+from tidegate.actors.operators.joins.join_operator import JoinOperator
+from tidegate.actors.operators.operator import Emit, Operator
 from tidegate.actors.operators.watermarks import watermark_generator
-from tidegate.actors.operators.watermarks.late_rows import LateRows
 from tidegate.actors.operators.watermarks.watermark_pieces import Due, Piece, Times
+from tidegate.actors.operators.window_functions.applied_windows import AppliedWindows
+from tidegate.actors.operators.window_top.window_top import WindowTop
 from tidegate.actors.protocol.stream_elements import MIN_WATERMARK_MS, Watermark, WatermarkStatus
 from tidegate.actors.task.channels.watermark_valve import WatermarkValve
 from tidegate.actors.task.pipeline.source_cursor import SourceCursor
+from tidegate.simulation.pipelines.window_topologies import PROGRAMS
 
 Patch = Callable[[], AbstractContextManager[Any]]
 
-_process = LateRows.process
+_reached = JoinOperator.reached
 
 
-def _in_silence(self: LateRows, batch: pa.RecordBatch, emit: Emit) -> None:
+def _in_silence(of: type[Operator]) -> AbstractContextManager[Any]:
     """Breaks: late rows go to the side output. Here they are dropped."""
-    aside = self.context.emit_aside
-    object.__setattr__(self.context, "emit_aside", lambda tag, rows: None)
-    _process(self, batch, emit)
-    object.__setattr__(self.context, "emit_aside", aside)
+    process = of.process
+
+    def processed(self: Operator, batch: pa.RecordBatch, emit: Emit) -> None:
+        aside = self.context.emit_aside
+        object.__setattr__(self.context, "emit_aside", lambda tag, rows: None)
+        process(self, batch, emit)
+        object.__setattr__(self.context, "emit_aside", aside)
+
+    return patch.object(of, "process", processed)
+
+
+def _too_far(self: JoinOperator, keys: pa.RecordBatch) -> Times | int:
+    """Breaks: a row that is in time is joined. Here event time seems to be further than it is."""
+    return _reached(self, keys) + 20
 
 
 def _as_it_comes(
@@ -35,7 +48,7 @@ def _as_it_comes(
 ) -> list[Piece]:
     """Breaks: a row is judged by the rows before it. Here by those of the batches before its own."""
     moving = times if movers is None else movers
-    return [Piece(0, len(times), before_ms, max(before_ms, int(moving.max())))]
+    return [Piece(0, len(times), max(before_ms, int(moving.max())))]
 
 
 def _back_and_forth(self: WatermarkValve) -> list[Watermark | WatermarkStatus]:
@@ -50,7 +63,9 @@ def _back_and_forth(self: WatermarkValve) -> list[Watermark | WatermarkStatus]:
 
 
 TIME_PATCHES: dict[str, tuple[int, Patch]] = {
-    "time: a late row is dropped in silence": (6, lambda: patch.object(LateRows, "process", _in_silence)),
+    "time: a late row is in no ranking, and nowhere else": (6, lambda: _in_silence(WindowTop)),
+    "time: a late row comes to no function, and nowhere else": (6, lambda: _in_silence(AppliedWindows)),
+    "time: a row in time is late for a join": (6, lambda: patch.object(JoinOperator, "reached", _too_far)),
     "time: a row is judged by its batch": (6, lambda: patch.object(watermark_generator, "pieces_of", _as_it_comes)),
     "time: how far event time is in a split is not restored": (
         6,
@@ -60,9 +75,17 @@ TIME_PATCHES: dict[str, tuple[int, Patch]] = {
 }
 """Every such break: its invariant, and the patch."""
 
-_LATE: Mapping[str, Hashable] = {"topology": "late"}
+_LATE: Mapping[str, Hashable] = {"topology": "late", "mode": "exactly-once", "sources": "at once"}
 TIME_FIXED: Mapping[str, Mapping[str, Hashable]] = {
-    **dict.fromkeys(TIME_PATCHES, _LATE),
+    "time: a late row is in no ranking, and nowhere else": {**_LATE, "rows": 50},
+    "time: a late row comes to no function, and nowhere else": {
+        **_LATE,
+        "topology": "windows",
+        "rows": 4 * len(PROGRAMS) + next(number for number, program in enumerate(PROGRAMS) if program.applied),
+    },
+    "time: a row in time is late for a join": {**_LATE, "rows": 49},
+    "time: a row is judged by its batch": {**_LATE, "rows": 51},
+    "time: how far event time is in a split is not restored": {**_LATE, "rows": 51},
     "time: a watermark goes back": {"topology": "timers"},
 }
-"""What is not drawn for them."""
+"""What is not drawn for them. The number of rows chooses the program: `late_topologies.py`, `window_topologies.py`."""

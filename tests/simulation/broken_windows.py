@@ -178,6 +178,6 @@ WINDOW_FIXED: Mapping[str, Mapping[str, Hashable]] = {
     rule: {**_WINDOWS, "rows": _rows_for(program), **({"faults": "tasks"} if "after a restore" in rule else {})}
     for rule, program in _PROGRAM_OF.items()
 } | {
-    "windows: a late row is dropped in silence": {"topology": "idle", "mode": "exactly-once", "sources": "at once"},
+    "windows: a late row is dropped in silence": {**_WINDOWS, "rows": 5 * len(PROGRAMS)},
 }
 """What is not drawn for them. The number of rows chooses the windows, as `window_topologies.py` says."""

@@ -7,8 +7,8 @@ tables must then hold the rows that plain Python computes from the input: exactl
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Hashable
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 from tidegate.actors.coordinator.requests.request_decider import REQUESTS_MAX
@@ -23,6 +23,7 @@ from tidegate.simulation.oracle.violation import InvariantViolated
 from tidegate.simulation.pipelines.cut_source import CutSource
 from tidegate.simulation.pipelines.draw import Scenario, draw
 from tidegate.simulation.pipelines.finding_source import FindingSource
+from tidegate.simulation.pipelines.pieces import Data, Topology
 from tidegate.simulation.pipelines.topologies import TOPOLOGIES, draw_inputs
 from tidegate.simulation.pipelines.trickling_source import TricklingSource
 from tidegate.simulation.report import SimulationReport, report_of
@@ -136,7 +137,7 @@ def _run(scenario: Scenario, faults: Faults, protocol: Protocol | None) -> Simul
     simulation = Simulation(scenario.seed, faults, protocol)
     topology = TOPOLOGIES[str(scenario.values["topology"])]
     inputs = draw_inputs(random.Random(f"rows {scenario.seed}"), scenario.rows)
-    expected = topology.expect(inputs, scenario.widths)
+    expected = _Expected(scenario, topology, inputs)
 
     def setting(
         widths: tuple[int, ...], actions: tuple[Action, ...], restore: str | None, fails: bool, combined: str
@@ -233,6 +234,21 @@ def _queued_ms(scenario: Scenario) -> int:
     return turns * max(TURN_MS_MAX) // 2
 
 
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    """The rows that a scenario must write."""
+
+    scenario: Scenario
+    topology: Topology
+    inputs: Sequence[Data]
+
+    def rows(self, found: Rows | None) -> Rows:
+        """Those that must be there at the end, when these are; before it (None) those that there may be."""
+        if self.topology.given is None:
+            return self.topology.expect(self.inputs, self.scenario.widths)
+        return self.topology.given(self.inputs, found, self.scenario.values["alignment"] == "aligned")
+
+
 class _Hook:
     """A master hook that keeps the checkpoint's number, and looks whether it gets that back."""
 
@@ -281,7 +297,7 @@ def _pointer(run: JobRun) -> str | None:
     return stopped[-1] if stopped and run.status == "suspended" else None
 
 
-def _first_ended_well(scenario: Scenario, run: JobRun, expected: Rows) -> str | None:
+def _first_ended_well(scenario: Scenario, run: JobRun, expected: _Expected) -> str | None:
     assert run.rows is not None
     ending = scenario.values["ending"]
     allowed = {"finished"} | {
@@ -292,16 +308,16 @@ def _first_ended_well(scenario: Scenario, run: JobRun, expected: Rows) -> str | 
     if run.status not in allowed:
         return f"invariant 7: the job {run.status}, though every fault was survivable: {run.reason}"
     whole = run.status == "finished" and not _drained(scenario, run)
-    return _compare(scenario, expected, run.rows, whole)
+    return _compare(scenario, expected.rows(run.rows if whole else None), run.rows, whole)
 
 
-def _second_ended_well(scenario: Scenario, first: JobRun, run: JobRun, expected: Rows) -> str | None:
+def _second_ended_well(scenario: Scenario, first: JobRun, run: JobRun, expected: _Expected) -> str | None:
     assert run.rows is not None and first.rows is not None
     if run.status != "finished":
         return f"invariant 7: the second job {run.status}, though every fault was survivable: {run.reason}"
     if _drained(scenario, first) and _goes_on_from_the_end(first, run):
         return difference(first.rows, run.rows)
-    return _compare(scenario, expected, run.rows, whole=True)
+    return _compare(scenario, expected.rows(run.rows), run.rows, whole=True)
 
 
 def _drained(scenario: Scenario, run: JobRun) -> bool:

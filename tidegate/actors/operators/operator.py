@@ -111,10 +111,6 @@ class Operator:
     """Whether the operator makes the watermarks for what follows it. Then those from upstream end here, except the last
     one (`MAX_WATERMARK_MS`): it is the end of event time for everybody."""
 
-    judges_rows: bool = False
-    """Whether the operator tells rows apart by the watermark that the rows before them have made. So the order in which
-    a subtask reads splits matters."""
-
     has_keyed_state: bool = False
     """Whether the operator may have keyed state; known before it is opened."""
 

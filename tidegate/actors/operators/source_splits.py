@@ -64,8 +64,6 @@ class SourceSplits:
     """Splits that have not ended, and have had no rows for long, or never have any."""
     newest_ms: dict[OperatorUid, dict[int | None, int]] = field(default_factory=dict)
     """For each generator of watermarks the greatest timestamp of each split."""
-    rows_after_ms: int | None = None
-    """The watermark of the split at the rows that are processed now; None for rows that come from elsewhere."""
 
     @property
     def all_idle(self) -> bool:

@@ -3,8 +3,6 @@
 Rules:
 
 - A source needs more splits than subtasks, and more than one subtask: otherwise nothing can be shared out better.
-- Where rows are judged by those before them (`LateRows`), the order of splits in a subtask must be the same in every
-  run. Then splits are dealt out.
 - A restored source has the splits of its checkpoint. Those in the pool of the checkpoint are assigned, even to a single
   subtask; the subtasks have the others. There is no pool in checkpoints of older versions: then nothing is assigned.
 """
@@ -42,7 +40,6 @@ def assigned_sources(
             unread = tuple(number for number, split in enumerate(now) if split.split_id in pool)
         else:
             shares = is_assignable(vertex.source.source) and len(now) > vertex.parallelism > 1
-            shares = shares and not any(spec.factory().judges_rows for spec in vertex.operators)
             unread = tuple(range(len(now))) if shares else ()
         if unread:
             found.append(AssignedSource(uid, vertex.vertex, tuple(now), unread))

@@ -68,7 +68,8 @@ _APART_SHARE = 0.12
 """Seeds that stand for pipelines of several regions, which were added later too."""
 _AS_DRAWN = 0.5
 """Part of the latter in which everything else stays as it was drawn."""
-_OF_TIME = ("aside", "late")
+_LATE_ROWS = "late"
+_OF_TIME = ("aside", _LATE_ROWS)
 _OF_TIME_SHARE = 0.1
 """Seeds that stand for pipelines of side outputs and of event time, which were added later too."""
 _CHANGING = ("changes", "ranks", "matches")
@@ -91,6 +92,8 @@ _OF_ALL_TIMES = (_WINDOWS, _RELATIONS, _IDLE)
 _OF_ALL_TIMES_SHARE = 0.2
 """Of the seeds that none of these stands for, so many do stand for windows and relations as well, and for splits that
 are idle, which were added later."""
+_ONCE = (_LATE_ROWS, _WINDOWS, _TEXTS, _RELATIONS, _IDLE)
+"""Of pipelines that are drawn apart, those that run exactly once as well."""
 _SESSIONS_SHARE = 0.12
 """Of the seeds that none of these stands for, so many stand for sessions that tasks lose and get back, which were added
 later too."""
@@ -144,8 +147,8 @@ CONTRADICTIONS: tuple[tuple[tuple[str, Hashable], tuple[str, Hashable]], ...] = 
     (("max_concurrent", 2), ("min_pause_ms", 100)),
     (("max_concurrent", 3), ("min_pause_ms", 100)),
     (("topology", "broadcast"), ("then", "rescaled")),
-    *((("topology", name), ("mode", "at-least-once")) for name in (*_CHANGING, _WINDOWS, _TEXTS, _RELATIONS, _IDLE)),
-    *((("topology", name), ("sources", "finding")) for name in (_WINDOWS, _RELATIONS, _IDLE)),
+    *((("topology", name), ("mode", "at-least-once")) for name in (*_CHANGING, *_ONCE)),
+    *((("topology", name), ("sources", "finding")) for name in (_LATE_ROWS, _WINDOWS, _RELATIONS, _IDLE)),
 )
 """Values that are never drawn together, the later dimension gives way: what a submission refuses, rows that would
 depend on the parallelism, and changes of rows that were processed twice."""
@@ -218,7 +221,10 @@ def draw(seed: int) -> Scenario:
         return replace(scenario, values={**scenario.values, "faults": "nodes"})
     later = random.Random(f"of time {seed}")
     if later.random() < _OF_TIME_SHARE:
-        return replace(scenario, values={**scenario.values, "topology": later.choice(_OF_TIME)})
+        topology = later.choice(_OF_TIME)
+        if topology == _LATE_ROWS:
+            return _of_programs(later, scenario, topology)
+        return replace(scenario, values={**scenario.values, "topology": topology})
     later = random.Random(f"keys come {seed}")
     if later.random() < _CHANGING_SHARE:
         return replace(

@@ -24,7 +24,7 @@ from tidegate.api.environment import StreamEnvironment
 from tidegate.api.streams.stream import Stream
 from tidegate.simulation.pipelines.pieces import SPLITS, Data, source_of, table_of
 from tidegate.simulation.pipelines.trickling_source import TricklingSource
-from tidegate.simulation.pipelines.window_topologies import windows_of
+from tidegate.simulation.pipelines.window_models import windows_of
 from tidegate.simulation.runtime.run import Rows, counted
 
 _PLACE_MS = 20

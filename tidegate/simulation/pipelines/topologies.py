@@ -1,8 +1,9 @@
 """Pipelines for random simulations, each with the rows that it must write, computed in plain Python.
 
 Rules: what a pipeline writes does not depend on how rows are batched, on parallelism, or on the order of rows of
-different splits. Every operator has a uid, and is chained to the same ones at any parallelism, so that a job of
-another one can be restored from its checkpoints.
+different splits. Where it does, because rows are late, what it has written must fit together (`Topology.given`). Every
+operator has a uid, and is chained to the same ones at any parallelism, so that a job of another one can be restored
+from its checkpoints.
 `width[i]` is the parallelism of the i-th operator, taken in turn.
 """
 
@@ -26,7 +27,7 @@ from tidegate.simulation.pipelines.change_topologies import (
     matches,
     ranks,
 )
-from tidegate.simulation.pipelines.late_topologies import expect_idle, expect_late, idle, late
+from tidegate.simulation.pipelines.late_topologies import expect_idle, expect_late, given_late, idle, late
 from tidegate.simulation.pipelines.operator_states import RULED, KeptRows, RuledTotals
 from tidegate.simulation.pipelines.paced_topology import expect_paced, paced
 from tidegate.simulation.pipelines.pieces import (
@@ -53,7 +54,7 @@ from tidegate.simulation.pipelines.pipeline_functions import (
 )
 from tidegate.simulation.pipelines.relation_topologies import expect_relations, relations
 from tidegate.simulation.pipelines.side_topologies import aside, expect_aside
-from tidegate.simulation.pipelines.window_topologies import expect_windowed, windowed
+from tidegate.simulation.pipelines.window_topologies import expect_windowed, given_windowed, windowed
 from tidegate.simulation.runtime.run import Rows, counted
 
 SIDES = pa.schema([("k", pa.int64()), ("l", pa.int64()), ("r", pa.int64())])
@@ -294,11 +295,11 @@ TOPOLOGIES: Mapping[str, Topology] = {
     "pipelines": Topology(_pipelines, _expect_pipelines),
     "subtasks": Topology(_subtasks, _expect_subtasks),
     "aside": Topology(aside, expect_aside),
-    "late": Topology(late, expect_late),
+    "late": Topology(late, expect_late, given=given_late),
     "changes": Topology(changes, expect_changes),
     "ranks": Topology(ranks, expect_ranks),
     "matches": Topology(matches, expect_matches),
-    "windows": Topology(windowed, expect_windowed),
+    "windows": Topology(windowed, expect_windowed, given=given_windowed),
     "texts": Topology(texts, expect_texts),
     "paced": Topology(paced, expect_paced),
     "relations": Topology(relations, expect_relations),

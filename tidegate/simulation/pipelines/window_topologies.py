@@ -1,41 +1,59 @@
 """A pipeline of windows for random simulations. Rules: as of `topologies.py`.
 
-The data chooses the windows, their lateness and what they emit. Each subtask of the source has one split, and takes out
-the rows that are late for a window of theirs by the rows before them there. The watermark of the windows is that of the
-slowest split, so no row that is left is late for any. A split that is found later would be behind that watermark, and
-with at-least-once rows come again that are late by then: neither is drawn. Of windows of so many rows only their number
-follows from the data: which rows are together does not. Of windows by the clock it is how often each row counts.
+The data chooses the windows, their lateness, what they emit, and how rows come to them (`_MANNERS`):
+
+- timely: by several channels, and no row is behind the watermark of its split. So none is late, whichever is slowest.
+- in order: by one channel, and late rows among them. Which ones are late follows from the data if checkpoints are
+  aligned. Others hold rows in flight, and not the watermarks between them: then a row may count that was late before.
+- apart: by several channels, late rows among them. Which ones come too late depends on how channels are read.
+
+Where it does not follow, it is taken from the late side, and everything else must fit that (`given_windowed`).
+A split that is found later would be behind the watermark, and with at-least-once rows come again that are late by then:
+neither is drawn. Of windows of so many rows only their number follows from the data: which rows are together does not.
+Of windows by the clock it is how often each row counts.
 """
 
 from __future__ import annotations
 
+import ast
 import builtins
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from tidegate.actors.operators.aggregates.aggregate import count, sum
 from tidegate.actors.operators.state.keyed_state import MapState, ValueState
 from tidegate.actors.operators.window_functions.process_windows import ProcessWindowContext, ProcessWindowFunction
-from tidegate.actors.operators.windows.window_specs import Count, Cumulating, Session, Sliding, Tumbling, floored
+from tidegate.actors.operators.windows.window_specs import Count, Cumulating, Session, Sliding, Tumbling
 from tidegate.api.environment import StreamEnvironment
-from tidegate.api.streams.late_rows import in_time
+from tidegate.api.streams.stream import Stream
 from tidegate.simulation.pipelines.pieces import SPLITS, Data, grouped, table_of
+from tidegate.simulation.pipelines.window_models import (
+    Judged,
+    Row,
+    Sums,
+    Window,
+    bounds_of_results,
+    full_counts,
+    judged,
+    late_in_split,
+    read_in_order,
+    sums_so_far,
+    without_late,
+)
 from tidegate.simulation.runtime.run import Rows, counted
 
 _BOUND_MS = 5
-_NEVER_MS = 1 << 40
+_STEP_MS = 5
+_TIMELY_MS = _STEP_MS + _BOUND_MS
+"""A row may be so much behind its place, and is not behind the watermark."""
 _BOUNDS = ("window_start", "window_end")
+_MANNERS = ("timely", "in order", "apart")
 
 _SUMS = pa.schema([("n", pa.int64()), ("total", pa.int64())])
-
-Row = tuple[int, int, int]
-"""Key, value, event time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,25 +77,6 @@ class Program:
     def updates(self) -> bool:
         """Whether results replace each other, or are taken back."""
         return self.emit != "final" or self.lateness_ms > 0
-
-    def over_ms(self, times: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The end of the first window of rows of these times: later ones change what has come out.
-
-        A row at a session's end still prolongs it, so there it is the moment before the row. So many rows have none.
-        """
-        match self.spec:
-            case Tumbling():
-                return floored(times, self.spec.size_ms, self.spec.offset_ms) + self.spec.size_ms
-            case Sliding():
-                # Where the slide does not divide the size, windows end between the starts of others.
-                size_ms, slide_ms = self.spec.size_ms, self.spec.slide_ms
-                return floored(times - size_ms, slide_ms, self.spec.offset_ms) + slide_ms + size_ms
-            case Cumulating():
-                return floored(times, self.spec.step_ms, 0) + self.spec.step_ms
-            case Session():
-                return times
-            case Count():
-                return times + _NEVER_MS
 
 
 PROGRAMS = (
@@ -112,16 +111,17 @@ SESSIONS = tuple(
 
 def windowed(env: StreamEnvironment, inputs: Sequence[Data], width: Sequence[int]) -> None:
     """The results of windows, and the rows that were late for them, each to a table."""
-    program, rows = _program(inputs[0]), _rows(inputs[0])
+    program, manner, rows = _program(inputs[0]), _manner(inputs[0]), _rows(inputs[0])
     table = pa.table(
         {name: pa.array(column, pa.int64()) for name, column in zip("kvt", zip(*rows, strict=True), strict=True)}
     )
     if program.punctuated:
         table = table.append_column("p", pa.array([_moves(row) for row in rows]))
-    source = env.from_batches(table, splits=SPLITS, uid="source0", parallelism=SPLITS)
+    splits = _splits(inputs[0])
+    source = env.from_batches(table, splits=splits, uid="source0", parallelism=splits)
     stream = source.assign_timestamps(
-        "t", _BOUND_MS, punctuated_by="p" if program.punctuated else None, uid="source0-timestamps", parallelism=SPLITS
-    ).select("k", "v", "t", uid="columns", parallelism=SPLITS)
+        "t", _BOUND_MS, punctuated_by="p" if program.punctuated else None, uid="source0-timestamps", parallelism=splits
+    ).select("k", "v", "t", uid="columns", parallelism=splits)
     if program.by_clock:
         windows = stream.key_by("k").window(program.spec, time="processing", fire_at_end=True)
         sums = windows.aggregate(n=count(), total=sum("v"), uid="windowed", parallelism=width[1])
@@ -130,115 +130,108 @@ def windowed(env: StreamEnvironment, inputs: Sequence[Data], width: Sequence[int
         )
         table_of(totals, "results", width[3])
         return
-    timely = in_time(stream, program.over_ms, program.lateness_ms, uid="windows")
-    table_of(timely.side_output("late").rebalance(), "late", width[2])
-    windows = timely.key_by("k").window(program.spec)
-    if program.lateness_ms:
-        windows = windows.allowed_lateness(program.lateness_ms)
-    if program.watches or (program.applied and program.updates):
-        if program.watches:
-            told = windows.process(Watching(program.lateness_ms), schema=_SUMS, uid="windowed", parallelism=width[1])
-        else:
-            told = windows.apply(_summed, schema=_SUMS, uid="windowed", parallelism=width[1])
-        table_of(told, "running", width[1], keys=("k", *_BOUNDS))
-        return
-    if program.remembers:
-        sums = windows.process(SumsSoFar(), schema=_SUMS, uid="windowed", parallelism=width[1])
-        table_of(sums.rebalance(), "results", width[3])
-        return
-    if program.applied:
-        sums = windows.apply(_summed, schema=_SUMS, uid="windowed", parallelism=width[1])
-        if isinstance(program.spec, Count):
-            sums = sums.select("k", "n", uid="numbers", parallelism=width[1])
-        table_of(sums.rebalance(), "results", width[3])
-        return
+    results = _results(program, stream, width[1])
+    if manner != "timely" and not isinstance(program.spec, Count):
+        table_of(results.late_rows().rebalance(), "late", width[2])
     if isinstance(program.spec, Count):
-        counts = windows.aggregate(n=count(), uid="windowed", parallelism=width[1])
-        table_of(counts.rebalance(), "results", width[3])
-        return
-    results = windows.aggregate(n=count(), total=sum("v"), emit=program.emit, uid="windowed", parallelism=width[1])
-    if program.updates:
+        table_of(results.select("k", "n", uid="numbers", parallelism=width[1]).rebalance(), "results", width[3])
+    elif program.updates:
         table_of(results, "running", width[1], keys=("k", *_BOUNDS))
     else:
         table_of(results.rebalance(), "results", width[3])
 
 
+def _results(program: Program, stream: Stream, width: int) -> Stream:
+    """What comes of the windows of a program."""
+    windows = stream.key_by("k").window(program.spec)
+    if program.lateness_ms:
+        windows = windows.allowed_lateness(program.lateness_ms)
+    if program.watches:
+        return windows.process(Watching(program.lateness_ms), schema=_SUMS, uid="windowed", parallelism=width)
+    if program.remembers:
+        return windows.process(SumsSoFar(), schema=_SUMS, uid="windowed", parallelism=width)
+    if program.applied:
+        return windows.apply(_summed, schema=_SUMS, uid="windowed", parallelism=width)
+    if isinstance(program.spec, Count):
+        return windows.aggregate(n=count(), uid="windowed", parallelism=width)
+    return windows.aggregate(n=count(), total=sum("v"), emit=program.emit, uid="windowed", parallelism=width)
+
+
 def expect_windowed(inputs: Sequence[Data], _: Sequence[int]) -> Rows:
-    """Row by row: late for its first window by the rows before it in its split, else in each of its windows."""
-    program, rows = _program(inputs[0]), _rows(inputs[0])
+    """What is written where it follows from the data which rows are late."""
+    program = _program(inputs[0])
     if program.by_clock:
         times = program.spec.size_ms // program.spec.slide_ms if isinstance(program.spec, Sliding) else 1
-        values = [(key, value) for key, value, _ in rows for _ in range(times)]
-        return {"sim://results": grouped(values)}
-    timely: list[Row] = []
-    late: list[Row] = []
-    for split in range(SPLITS):
-        newest_ms: int | None = None
-        for row in rows[len(rows) * split // SPLITS : len(rows) * (split + 1) // SPLITS]:
-            over_ms = int(program.over_ms(np.array([row[2]]))[0]) - 1 + program.lateness_ms
-            is_late = newest_ms is not None and over_ms <= newest_ms - _BOUND_MS - 1
-            (late if is_late else timely).append(row)
-            if _moves(row) or not program.punctuated:
-                newest_ms = row[2] if newest_ms is None else max(newest_ms, row[2])
+        return {"sim://results": grouped([(key, value) for key, value, _ in _rows(inputs[0]) for _ in range(times)])}
+    if isinstance(program.spec, Count):
+        return {"sim://results": counted(full_counts(program.spec, _rows(inputs[0])))}
+    rows = _judged(inputs[0])
+    if _manner(inputs[0]) == "timely":
+        return {_table(program): _counted(program, read_in_order(program.spec, 0, [(row, None) for row, _ in rows]))}
+    late = {"sim://late": counted(late_in_split(program.spec, program.lateness_ms, rows))}
+    return late | {_table(program): _counted(program, read_in_order(program.spec, program.lateness_ms, rows))}
+
+
+def given_windowed(inputs: Sequence[Data], found: Rows | None, aligned: bool) -> Rows:
+    """What must have been written, given the rows that came out late, where it does not follow from the data."""
+    program, manner = _program(inputs[0]), _manner(inputs[0])
+    follows = manner == "timely" or (manner == "in order" and aligned)
+    if follows or program.by_clock or isinstance(program.spec, Count):
+        return expect_windowed(inputs, ())
+    if found is None:
+        return {"sim://late": counted(late_in_split(program.spec, program.lateness_ms, _judged(inputs[0])))}
+    late, rows = without_late(program.spec, program.lateness_ms, _judged(inputs[0]), found["sim://late"])
+    table, plain = _table(program), [(row, None) for row, _ in rows]
+    expected = {"sim://late": counted(late), table: _counted(program, read_in_order(program.spec, 0, plain))}
+    if isinstance(program.spec, Tumbling):
+        return expected
+    there = [ast.literal_eval(row) for row in found[table].elements()]
+    if isinstance(program.spec, Session):
+        return expected | {table: _fitting_sessions(program.spec, [row for row, _ in rows], there) or expected[table]}
+    sure, possible = bounds_of_results(program.spec, program.lateness_ms, rows)
+    return expected | {table: _fitting(sure, possible, there)}
+
+
+def _fitting(
+    sure: dict[Window, Sums], possible: dict[Window, Sums], found: Sequence[tuple[int, int, int, int, int]]
+) -> Counter[str]:
+    """The results that were found, as far as they fit; else what is there for certain."""
+    sums: dict[Window, list[Sums]] = {}
+    for key, start, end, number, total in found:
+        sums.setdefault((key, start, end), []).append((number, total))
+    rows = []
+    for window, most in possible.items():
+        least, of = sure.get(window, (0, 0)), sums.get(window, [])
+        if len(of) == 1 and all(low <= each <= high for low, each, high in zip(least, of[0], most, strict=True)):
+            rows.append((*window, *of[0]))
+        elif of or least != (0, 0):
+            rows.append((*window, *(least if least != (0, 0) else most)))
+    return counted(rows)
+
+
+def _fitting_sessions(
+    spec: Session, rows: Sequence[Row], found: Sequence[tuple[int, int, int, int, int]]
+) -> Counter[str] | None:
+    """The sessions that were found, if every row is in one of its key, and they begin and end with rows."""
+    times = {(key, time_ms) for key, _, time_ms in rows}
+    of_keys = grouped([(key, value) for key, value, _ in rows])
+    sums: dict[int, list[int]] = {}
+    for key, start, end, number, total in found:
+        if (key, start) not in times or (key, end - spec.gap_ms) not in times:
+            return None
+        of_key = sums.setdefault(key, [0, 0])
+        of_key[0], of_key[1] = of_key[0] + number, of_key[1] + total
+    return counted(found) if of_keys == counted([(key, *of) for key, of in sums.items()]) else None
+
+
+def _counted(program: Program, results: dict[Window, list[Sums]]) -> Counter[str]:
     if program.remembers:
-        return {"sim://results": _sums_so_far(program.spec, timely), "sim://late": counted(late)}
-    table = "sim://running" if program.updates else "sim://results"
-    return {table: _results(program.spec, timely), "sim://late": counted(late)}
+        return counted(sums_so_far(results))
+    return counted([(*window, *sums) for window, of in results.items() for sums in of])
 
 
-def _results(spec: Tumbling | Sliding | Cumulating | Session | Count, rows: Sequence[Row]) -> Counter[str]:
-    """What windows of some rows give in the end."""
-    if isinstance(spec, Count):
-        of_keys = Counter(key for key, _, _ in rows)
-        return counted([(key, spec.rows) for key, n in of_keys.items() for _ in range(n // spec.rows)])
-    groups: dict[tuple[int, int, int], list[int]] = defaultdict(list)
-    if isinstance(spec, Session):
-        held: dict[int, list[list[Row]]] = defaultdict(list)
-        for row in sorted(rows, key=lambda row: row[2]):
-            sessions = held[row[0]]
-            if not sessions or row[2] - sessions[-1][-1][2] > spec.gap_ms:
-                sessions.append([])
-            sessions[-1].append(row)
-        for key, sessions in held.items():
-            for session in sessions:
-                groups[key, session[0][2], session[-1][2] + spec.gap_ms] = [value for _, value, _ in session]
-    else:
-        for key, value, time_ms in rows:
-            for start, end in windows_of(spec, time_ms):
-                groups[key, start, end].append(value)
-    return counted([(*window, len(values), builtins.sum(values)) for window, values in groups.items()])
-
-
-def _sums_so_far(spec: Tumbling | Sliding | Cumulating | Session | Count, rows: Sequence[Row]) -> Counter[str]:
-    """What the windows of each key come to, one after the other."""
-    assert isinstance(spec, Tumbling), "windows that end one after the other"
-    groups: dict[tuple[int, int, int], list[int]] = defaultdict(list)
-    for key, value, time_ms in rows:
-        ((start, end),) = windows_of(spec, time_ms)
-        groups[key, start, end].append(value)
-    totals: Counter[int] = Counter()
-    found = []
-    for (key, start, end), values in sorted(groups.items()):
-        totals[key] += builtins.sum(values)
-        found.append((key, start, end, len(values), totals[key]))
-    return counted(found)
-
-
-def windows_of(spec: Tumbling | Sliding | Cumulating, time_ms: int) -> Iterator[tuple[int, int]]:
-    """The windows that hold a time, found by trying."""
-    match spec:
-        case Tumbling():
-            start = time_ms - (time_ms - spec.offset_ms) % spec.size_ms
-            yield start, start + spec.size_ms
-        case Sliding():
-            for start in range(time_ms - spec.size_ms + 1, time_ms + 1):
-                if (start - spec.offset_ms) % spec.slide_ms == 0:
-                    yield start, start + spec.size_ms
-        case Cumulating():
-            first = time_ms - time_ms % spec.max_ms
-            for end in range(first + spec.step_ms, first + spec.max_ms + 1, spec.step_ms):
-                if time_ms < end:
-                    yield first, end
+def _table(program: Program) -> str:
+    return "sim://running" if program.updates else "sim://results"
 
 
 class SumsSoFar(ProcessWindowFunction):
@@ -290,11 +283,35 @@ def _program(data: Data) -> Program:
     return PROGRAMS[len(data) % len(PROGRAMS)]
 
 
+def _manner(data: Data) -> str:
+    return _MANNERS[len(data) // len(PROGRAMS) % len(_MANNERS)]
+
+
+def _splits(data: Data) -> int:
+    return 1 if _manner(data) == "in order" else SPLITS
+
+
 def _rows(data: Data) -> list[Row]:
     """Times go on by a window in a few rows of a split, and every third row is behind, as its value says."""
-    starts = [len(data) * split // SPLITS for split in range(SPLITS)]
+    splits, most_ms = _splits(data), _TIMELY_MS if _manner(data) == "timely" else 1_000
     found = []
-    for number, (key, value) in enumerate(data):
-        place = number - max(start for start in starts if start <= number)
-        found.append((key, value, 5 * place - (7 * value if number % 3 == 2 else 0)))
+    for split in range(splits):
+        for place, number in enumerate(_numbers(data, split, splits)):
+            key, value = data[number]
+            behind_ms = min(7 * value, most_ms) if number % 3 == 2 else 0
+            found.append((key, value, _STEP_MS * place - behind_ms))
     return found
+
+
+def _judged(data: Data) -> list[Judged]:
+    """The rows, each with the watermark of its split before it."""
+    rows, splits, punctuated = _rows(data), _splits(data), _program(data).punctuated
+    found = list[Judged]()
+    for split in range(splits):
+        of_split = [rows[number] for number in _numbers(data, split, splits)]
+        found += judged(of_split, _BOUND_MS, [not punctuated or _moves(row) for row in of_split])
+    return found
+
+
+def _numbers(data: Data, split: int, splits: int) -> range:
+    return range(len(data) * split // splits, len(data) * (split + 1) // splits)

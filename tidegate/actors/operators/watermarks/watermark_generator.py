@@ -163,12 +163,10 @@ class WatermarkGenerator(Operator):
             movers = None if self._punctuated_by is None else _of_marked(batch, self._punctuated_by, times)
             pieces = pieces_of(times, before_ms, self._delay_ms, self.dues_behind, movers)
         for piece in pieces:
-            splits.rows_after_ms = self._behind(piece.before_ms)
             emit(batch if len(pieces) == 1 else batch.slice(piece.start, piece.stop - piece.start))
             if piece.newest_ms > MIN_WATERMARK_MS or not (dated.null_count or self._punctuated_by):
                 self._newest_ms[split] = piece.newest_ms
             self._advance({split})
-        splits.rows_after_ms = None
 
     def split_watermark_ms(self, split: int | None) -> int:
         """The watermark of one split: MIN_WATERMARK_MS before it has one; None: of those read one after the other."""

@@ -31,11 +31,10 @@ Times: TypeAlias = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Rows `[start, stop)` of a batch. `before_ms`: the greatest time of all rows before. `newest_ms`: with these."""
+    """Rows `[start, stop)` of a batch. `newest_ms`: the greatest time of these and all rows before."""
 
     start: int
     stop: int
-    before_ms: int
     newest_ms: int
 
 
@@ -60,10 +59,7 @@ def pieces_of(
     starts = [
         start for cut, stop in _pairs(_cuts(times, watermarks, dues), rows) for start in range(cut, stop, PIECE_ROWS)
     ]
-    return [
-        Piece(start, stop, int(before[start]), int(before[stop]) if stop < rows else newest_ms)
-        for start, stop in _pairs(starts, rows)
-    ]
+    return [Piece(start, stop, int(before[stop]) if stop < rows else newest_ms) for start, stop in _pairs(starts, rows)]
 
 
 def _in_order(times: Times, before_ms: int) -> list[Piece]:
@@ -71,9 +67,8 @@ def _in_order(times: Times, before_ms: int) -> list[Piece]:
     pieces = []
     for start in range(0, len(times), PIECE_ROWS):
         stop = min(start + PIECE_ROWS, len(times))
-        newest_ms = max(before_ms, int(times[start:stop].max()))
-        pieces.append(Piece(start, stop, before_ms, newest_ms))
-        before_ms = newest_ms
+        before_ms = max(before_ms, int(times[start:stop].max()))
+        pieces.append(Piece(start, stop, before_ms))
     return pieces
 
 
