@@ -95,8 +95,8 @@ def _mixed(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def add_fork_option(parser: argparse.ArgumentParser) -> None:
-    """`--fork` has the processes of a job forked from one with their imports: `fork`, for `fork_processes`."""
-    parser.add_argument("--fork", action="store_true", help="have processes forked (`fork_processes`)")
+    """`--no-fork` has Ray start each process of a job: `fork`, for `fork_processes`."""
+    parser.add_argument("--no-fork", action="store_false", dest="fork", help="fork no processes (`fork_processes`)")
 
 
 @contextmanager

@@ -1,13 +1,14 @@
 """What a task costs before its first row: processor time and memory of its process, and `execute` to the first rows.
 
-    .venv/bin/python benchmarks/task_start.py [--tasks 4 16] [--rounds 3] [--fork]
+    .venv/bin/python benchmarks/task_start.py [--tasks 4 16] [--rounds 3] [--no-fork]
 
 Source -> key by -> sum and count, collected, on a Ray that is up: half of the tasks read, half aggregate. *First rows*:
 when every task has had a row, as a function in it has written down. Processor time and memory are those that the
 operating system counts for the process of each task right then; memory is what it shares with nobody. Beside them
-stands an actor of Ray that does nothing: what no program on Ray can do without. With `--fork` tasks are forked from a
-process that has their imports. What has been done for a task before the fork counts as its own, the imports of that
-process do not. The first job of a program starts that process, so it is shown by itself; it is as large as the largest.
+stands an actor of Ray that does nothing: what no program on Ray can do without. Tasks are forked from a process that
+has their imports; with `--no-fork` Ray starts each. What has been done for a task before the fork counts as its own,
+the imports of that process do not. The first job of a program starts that process, so it is shown by itself; it is as
+large as the largest.
 Nothing is read from a cold disk: the first job has also compiled what there is to compile.
 """
 

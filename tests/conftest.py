@@ -40,7 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Kinds can be chosen."""
     kinds = ", ".join(sorted(_KINDS))
     parser.addoption("--kinds", metavar="KINDS", help=f"run tests of these kinds alone, with commas between: {kinds}")
-    parser.addoption("--fork", action="store_true", help="on Ray, processes of jobs are forked (`fork_processes`)")
+    parser.addoption("--no-fork", action="store_true", help="on Ray, no processes are forked (`fork_processes`)")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -95,7 +95,7 @@ GIVEN: dict[str, tuple[object, object]] = {
     "deploy_timeout": ("1h", 3_600_000),
     "standbys": ("AUTO", "auto"),
     "slot_request_timeout": ("1h", 3_600_000),
-    "fork_processes": (True, True),
+    "fork_processes": (False, False),
 }
 """Name to a value as people write it, and the value that is kept."""
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from tidegate.actors.runtimes.ray import ray_runtime
-from tidegate.actors.runtimes.ray.driver import detached
-from tidegate.actors.runtimes.ray.fork_server.worker_command import actor_options
+from tidegate.actors.runtimes.ray.fork_server.early_start import Start
+from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime
 from tidegate.spark_bridge import RayDPSession
 
 _SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -17,15 +17,15 @@ _SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _fork(request: pytest.FixtureRequest) -> Iterator[None]:
-    """`--fork`: jobs of these tests, and of programs that they start, are as if each asked for `fork_processes`."""
-    if not request.config.getoption("fork"):
+def _no_fork(request: pytest.FixtureRequest) -> Iterator[None]:
+    """`--no-fork`: jobs of these tests, and of programs that they start, are as if each had `fork_processes=False`."""
+    if not request.config.getoption("no_fork"):
         yield
         return
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TIDEGATE_TASKMANAGER_PROCESS_FORK", "true")
-        for module in (ray_runtime, detached):
-            patch.setattr(module, "actor_options", lambda wanted: actor_options(True))
+        patch.setenv("TIDEGATE_TASKMANAGER_PROCESS_FORK", "false")
+        patch.setattr(RayRuntime, "start_early", lambda runtime, processes: None)
+        patch.setattr(ray_runtime, "task_start", lambda wanted, on_spark: Start())
         yield
 
 

@@ -37,14 +37,14 @@ def test_tasks_of_a_job_have_one_parent(
     raydp_session: RayDPSession, tmp_path: Path, forked: bool, request: pytest.FixtureRequest
 ) -> None:
     """Two tasks are two processes of the same server; where the setting says so, each was started by Ray alone."""
-    if not forked and request.config.getoption("fork"):
-        pytest.skip("--fork")
+    if forked and request.config.getoption("no_fork"):
+        pytest.skip("--no-fork")
     bundles = tuple(raydp_session.bundle_of_slot(slot) for slot in range(raydp_session.slots))
     runtime = RayRuntime(SlotPlacement(raydp_session.placement_group, bundles), standbys=0)
     rows = pa.table({"k": pa.array(range(100))})
     with tg.StreamEnvironment(runtime, parallelism=2) as env:
         found = env.from_source(MemorySource(rows, 4)).map_batches(WhoIsIt(), schema=SCHEMA).collect()
-        config = tg.CheckpointConfig(storage=str(tmp_path), fork_processes=forked)
+        config = tg.CheckpointConfig(storage=str(tmp_path), **({} if forked else {"fork_processes": False}))
         assert env.execute("forked", checkpoints=config).wait("4min") == "finished"
         seen = found.to_arrow().to_pylist()
     assert len({row["pid"] for row in seen}) == 2

@@ -235,7 +235,7 @@ def test_keyed_tasks_are_followed_where_their_state_lies_in_layers(
     tmp_path: Path, incremental: bool, wanted: Standbys, kept: int, followed: int
 ) -> None:
     """Elsewhere there are the same spare processes as with "auto"."""
-    checkpoints = tg.CheckpointConfig(storage=str(tmp_path), incremental=incremental)
+    checkpoints = tg.CheckpointConfig(storage=str(tmp_path), incremental=incremental, fork_processes=False)
     with tg.StreamEnvironment.local() as env:
         rows = env.from_batches(pa.table({"k": [1]}), parallelism=1)
         rows.key_by("k").aggregate(n=tg.count(), parallelism=2).collect()
@@ -251,7 +251,9 @@ def test_the_settings_of_a_job_come_before_those_of_its_environment(
     tmp_path: Path, environment: Standbys, job: Standbys | None, kept: int
 ) -> None:
     """Three tasks, and two free slots."""
-    checkpoints = tg.CheckpointConfig(storage=str(tmp_path), standbys=job, slot_request_timeout="1min")
+    checkpoints = tg.CheckpointConfig(
+        storage=str(tmp_path), standbys=job, slot_request_timeout="1min", fork_processes=False
+    )
     with tg.StreamEnvironment.local() as env:
         env.from_batches(pa.table({"k": [1]}), parallelism=2).collect()
         submission = env.plan("job", checkpoints=checkpoints)

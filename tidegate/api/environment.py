@@ -32,7 +32,7 @@ from tidegate.api.submission.changes_once import check_changes_come_once
 from tidegate.api.submission.job import Job
 from tidegate.api.submission.job_names import name_taken
 from tidegate.api.submission.local_folders import default_storage
-from tidegate.api.submission.submission import JobRequest, make_job_id, prepare
+from tidegate.api.submission.submission import JobRequest, make_job_id, prepare, processes_of
 from tidegate.api.topologies import Topologies
 from tidegate.recovery.restart_strategy import RestartStrategy, default_strategy
 from tidegate.storage.errors import ConfigurationError
@@ -285,6 +285,7 @@ class StreamEnvironment(Topologies):
         self._runtime.check(graph, urls)
         if detached:
             self._runtime.check_detached(name, urls)
+        self._runtime.start_early(processes_of(config))
         for url in dict.fromkeys(urls):
             check_conditional_create(self.open_store(url))
         return JobRequest(

@@ -188,7 +188,7 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
         request.checkpoints.lease,
         request.checkpoints.storage_outage,
         heartbeats_of(request.checkpoints),
-        _processes_of(request.checkpoints),
+        processes_of(request.checkpoints),
         tuple(rows.url for rows in request.collected if rows.handed_on),
         {t.url: t.options.compaction for t in request.tables if t.options.compaction is not None},
         frozenset(source.uid for source in assigned),
@@ -199,7 +199,8 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
     return Submission(spec, context, savepoints, request.detached, now_ms(), staged.companions)
 
 
-def _processes_of(config: CheckpointConfig) -> ProcessSettings:
+def processes_of(config: CheckpointConfig) -> ProcessSettings:
+    """What a job with these settings keeps beside the processes of its tasks, and how they start."""
     return ProcessSettings(config.standbys, config.slot_request_timeout, config.fork_processes)
 
 

@@ -13,7 +13,6 @@ Rules:
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import uuid
 from collections.abc import Callable
@@ -49,7 +48,6 @@ from tidegate.actors.runtimes.ray.fleet.late_checkpoints import LateCheckpoints
 from tidegate.actors.runtimes.ray.fleet.late_deployments import LateDeployments
 from tidegate.actors.runtimes.ray.fleet.late_tasks import LateTasks
 from tidegate.actors.runtimes.ray.fleet_options import FleetOptions
-from tidegate.actors.runtimes.ray.fork_server.worker_command import why_not_forked
 from tidegate.actors.runtimes.ray.process.actor_log import log_of_coordinator
 from tidegate.actors.runtimes.ray.process.belonging import Known
 from tidegate.actors.runtimes.ray.process.lifeline import end_process
@@ -86,8 +84,6 @@ class CoordinatorProcess(Shown):
         context_reference = open_shared(shared_context)
         self._context: JobContext = (context := ray.get(context_reference))
         log_of_coordinator(context)
-        if context.processes.fork and (why_not := why_not_forked(os.environ)) is not None:
-            log.info("processes of this job are not forked, and take longer to start: %s", why_not)
         self._options = options
         self._ended = threading.Event()
         self._broken: str | None = None

@@ -55,6 +55,7 @@ log = logging.getLogger(__name__)
 
 PROCESSES_A_SUBTASK_MAX = 10_000
 STANDBY_FAILURES_MAX = 3
+NOT_FORKED = "processes of this job are not forked, and take longer to start: %s"
 
 Dead = Callable[[BaseException], object]
 Again = Callable[[], object]
@@ -93,10 +94,14 @@ class Fleet:
     _newest: dict[TaskId, RestorePoint] = field(default_factory=dict)
     """The newest checkpoint of each task that is followed."""
     _closed: bool = False
+    _told_of_start: bool = False
+    """Whether the log says that processes are not forked."""
     slots: JobSlots = field(init=False)
     """Where its processes go."""
 
     def __post_init__(self) -> None:
+        if (why_not := self.options.why_not_forked) is not None:
+            log.info(NOT_FORKED, why_not)
         self.slots = JobSlots(self.graph, self.options)
 
     @property
@@ -245,7 +250,8 @@ class Fleet:
         if avoided:
             busy = [m.info.node_id for m in self.started() if m.info is not None]
             elsewhere = node_elsewhere(avoided, busy, self.node_id)
-        options = slot.actor_options(elsewhere) | {"namespace": self.options.namespace, "lifetime": "detached"}
+        options = {"namespace": self.options.namespace, "lifetime": "detached"} | dict(self.options.started_by)
+        options |= slot.actor_options(elsewhere)
         arguments = (self.context, self.coordinator, self.options.open_store, spare, slot.bundle)
         full_name, handle = self._create_named(f"{self.options.prefix}/{name}", options, arguments)
         member = self._member(full_name, handle, slot.bundle)
@@ -308,6 +314,9 @@ class Fleet:
 
     def _located(self, member: Member, info: ProcessInfo) -> None:
         member.info = info
+        if info.why_not_forked is not None and not self._told_of_start:
+            self._told_of_start = True
+            log.info(NOT_FORKED, info.why_not_forked)
         if info.node_id == self.node_id and not member.dead:
             member.witness = Witness(info.pid)
 

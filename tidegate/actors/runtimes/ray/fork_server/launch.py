@@ -43,6 +43,7 @@ WHY_NOT = "_TIDEGATE_NOT_FORKED"
 REASON_BYTES_MAX = 1_000
 ON_SPARK = "RAY_ON_SPARK_START_RAY_PARENT_PID"
 """In the environment of Ray's nodes that `ray.util.spark` has started."""
+IN_AN_EXECUTOR = "Ray runs in an executor of Spark, which ends and counts only what descends from it"
 PREFIX = "tgfork-"
 LOCK = "tidegate-fork.lock"
 OF_ONE_WORKER = ("_", "SHLVL", "PWD", "OLDPWD")
@@ -177,7 +178,7 @@ def main() -> None:
     try:
         path = socket_path(arguments, dict(os.environ), folder) if arguments[0].endswith(".py") else None
         if ON_SPARK in os.environ:
-            why_not = "Ray runs in an executor of Spark, which ends and counts only what descends from it"
+            why_not = IN_AN_EXECUTOR
         elif path is None:
             why_not = "Ray does not say where its sockets are, or in a folder whose path is too long for one more"
         else:

@@ -24,9 +24,9 @@ _SAME_PYTHON = {"env_vars", "working_dir", "py_modules", "excludes", "config", "
 """Parts of a runtime environment that leave it to Ray which Python a worker has."""
 
 
-def actor_options(wanted: bool) -> dict[str, Any]:
+def actor_options() -> dict[str, Any]:
     """Options of an actor whose process, and whose actors' processes, are to be forked; none where that cannot be."""
-    if not wanted or _why_no_command(_environment()) is not None:
+    if not_possible() is not None:
         return {}
     return {"runtime_env": {"py_executable": worker_command(launch.__file__, sys.executable)}}
 
@@ -37,7 +37,7 @@ def why_not_forked(environ: Mapping[str, str]) -> str | None:
         return None
     if (why_not := environ.get(launch.WHY_NOT)) is not None:
         return why_not
-    return _why_no_command(_environment()) or "tidegate does not lie here where it lies for the program"
+    return not_possible() or "tidegate does not lie here where it lies for the program"
 
 
 def _environment() -> dict[str, Any]:
@@ -46,8 +46,9 @@ def _environment() -> dict[str, Any]:
     return {name: value for name, value in found.items() if name != "py_executable" or _OURS not in str(value)}
 
 
-def _why_no_command(runtime_env: Mapping[str, Any]) -> str | None:
-    return why_no_command(sys.platform, runtime_env, launch.__file__, sys.executable)
+def not_possible() -> str | None:
+    """Why nothing can be forked in this environment; None: Ray is told to."""
+    return why_no_command(sys.platform, _environment(), launch.__file__, sys.executable)
 
 
 def why_no_command(platform: str, runtime_env: Mapping[str, Any], file: str, python: str) -> str | None:
