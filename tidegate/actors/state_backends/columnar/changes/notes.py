@@ -33,7 +33,7 @@ NOTED_SLOTS_MAX = PAGE_ROWS // 4
 EXCHANGED_SLOTS_MAX = PAGE_ROWS // 2
 """If more slots of a kept page have changed, to note them alone would gain little."""
 MARKED_PARTS = 8
-"""If fewer than one in so many slots has not changed, or one in so many pages can be exchanged, all are as changed."""
+"""Fewer than one in so many slots has not changed, or one in so many pages can be exchanged: all count as changed."""
 _NEVER = -(1 << 30)
 _ALL_BITS = np.uint64((1 << 64) - 1)
 StillRead: TypeAlias = Callable[[NDArray[np.int32], NDArray[np.int64]], NDArray[np.bool_]]
