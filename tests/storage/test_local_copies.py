@@ -186,6 +186,23 @@ def test_a_new_attempt_knows_what_the_old_one_left(folder: Path, primary: Counti
     assert files_in(folder) == {}
 
 
+def test_what_an_old_attempt_still_writes_goes_too(folder: Path, primary: CountingStore) -> None:
+    """A process that was taken for dead finishes a copy beside those that the new attempt knows: it goes with the next
+    complete checkpoint, also from a folder in which others are needed."""
+    old = copies_in(folder)
+    write(old, primary, ONE, "shared")
+    new = copies_in(folder)
+    write(old, primary, ONE, "late")
+
+    new.confirmed(TWO, {"shared"})
+
+    assert list(files_in(folder)) == [f"{JOB}/map%2F1-0/chk-1/shared"]
+    assert new.size_bytes == 4
+    new.confirmed(THREE)
+    assert not files_in(folder)
+    assert new.size_bytes == 0
+
+
 def test_a_replaced_file_counts_once(folder: Path, primary: CountingStore) -> None:
     """Writing a path of a checkpoint again replaces its copy."""
     copies = copies_in(folder)

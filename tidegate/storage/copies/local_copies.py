@@ -7,7 +7,8 @@ Rules:
 - The primary storage alone decides: a copy that cannot be written is dropped, with one warning for each task, and
   never fails or changes what is written to the primary. A copy is there when the primary has the file.
 - Copies are bounded in bytes. Those of an aborted checkpoint go, and when a checkpoint is confirmed those of older ones
-  go, but for what it still refers to.
+  go, but for what it still refers to. An earlier attempt that was taken for dead may go on writing: what lies on the
+  disk counts then, not what is known.
 - Nothing is synced: a copy is verified before it is read, and there is the primary.
 - The folder is this user's alone (`private_folders.py`). Where it is not, no copies are kept and none are deleted.
 """
@@ -64,10 +65,11 @@ class LocalCopies:
             self._confirmed = max(self._confirmed, checkpoint_id)
             self._aborted = {number for number in self._aborted if number > checkpoint_id}
             for number in [number for number in self._kept if number < checkpoint_id]:
-                paths = self._kept[number]
-                for path in [path for path in paths if path not in still_needed]:
-                    self._size_bytes -= paths.pop(path)
-                    self._folder.remove(f"{self._checkpoint_folder(number)}/{path}")
+                folder, paths = self._checkpoint_folder(number), self._kept[number]
+                there = {path for path, _ in self._folder.files(folder)} | paths.keys()
+                for path in sorted(there.difference(still_needed)):
+                    self._size_bytes -= paths.pop(path, 0)
+                    self._folder.remove(f"{folder}/{path}")
                 if not paths:
                     del self._kept[number]
             self._clear()
