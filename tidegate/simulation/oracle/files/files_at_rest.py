@@ -88,7 +88,7 @@ class FilesOracle:
         # Only the outermost layer is decoded: the events of an entry are most of it.
         _, fields = msgpack.unpackb(msgpack.unpackb(memoryview(data)[HEADER_BYTES:]).data)
         generation = fields["generation"]
-        index = int(name.rpartition("/")[2])
+        index = _number_of_entry(name)
         # What is created below the newest entry fills a hole of the truncated log: its writer notices, and is fenced.
         if generation < self._generation and index > self._newest_entry:
             raise InvariantViolated(8, f"generation {generation} wrote {name} after {self._generation}")
@@ -161,6 +161,8 @@ class FilesOracle:
         for number, names in self._built_on.items():
             if name in names:
                 raise InvariantViolated(5, f"{name} was deleted while checkpoint {number} is built on it")
+        if name in self._log and _number_of_entry(name) < self._newest_entry - 1:
+            self._log.remove(name)  # Who tries it again, as its answer was lost, fills a hole.
         if name.startswith(self._folder) and name.endswith("/_metadata"):
             gone = self.present.pop(_number(name), None)
             if gone is not None:
@@ -264,3 +266,7 @@ def acknowledged_tasks(metadata: CheckpointMetadata) -> Mapping[TaskId, bool]:
 
 def _number(metadata_name: str) -> int:
     return int(metadata_name.rsplit("/", 2)[1].removeprefix("chk-"))
+
+
+def _number_of_entry(name: str) -> int:
+    return int(name.rpartition("/")[2])
