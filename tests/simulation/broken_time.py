@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -15,8 +15,11 @@ from tidegate.actors.operators.watermarks import watermark_generator
 from tidegate.actors.operators.watermarks.watermark_pieces import Due, Piece, Times
 from tidegate.actors.operators.window_functions.applied_windows import AppliedWindows
 from tidegate.actors.operators.window_top.window_top import WindowTop
-from tidegate.actors.protocol.stream_elements import MIN_WATERMARK_MS, Watermark, WatermarkStatus
+from tidegate.actors.protocol.stream_elements import MIN_WATERMARK_MS, Element, Watermark, WatermarkStatus
+from tidegate.actors.task.channels import input_gate, output_gate
+from tidegate.actors.task.channels.in_flight_elements import InFlightElement
 from tidegate.actors.task.channels.watermark_valve import WatermarkValve
+from tidegate.actors.task.checkpoints import channel_recorder
 from tidegate.actors.task.pipeline.source_cursor import SourceCursor
 from tidegate.simulation.pipelines.window_topologies import PROGRAMS
 
@@ -62,6 +65,19 @@ def _back_and_forth(self: WatermarkValve) -> list[Watermark | WatermarkStatus]:
     return [Watermark(self._emitted_ms)]
 
 
+@contextmanager
+def _rows_alone() -> Iterator[None]:
+    """Breaks: watermarks are in flight as well. Here a checkpoint has the rows alone."""
+
+    def keep(held: list[InFlightElement], elements: Iterable[Element | None]) -> None:
+        held.extend(element for element in elements if isinstance(element, pa.RecordBatch))
+
+    with ExitStack() as patches:
+        for module in (input_gate, output_gate, channel_recorder):
+            patches.enter_context(patch.object(module, "keep_in_flight", keep))
+        yield
+
+
 TIME_PATCHES: dict[str, tuple[int, Patch]] = {
     "time: a late row is in no ranking, and nowhere else": (6, lambda: _in_silence(WindowTop)),
     "time: a late row comes to no function, and nowhere else": (6, lambda: _in_silence(AppliedWindows)),
@@ -72,10 +88,22 @@ TIME_PATCHES: dict[str, tuple[int, Patch]] = {
         lambda: patch.object(SourceCursor, "_note_event_times", lambda self: None),
     ),
     "time: a watermark goes back": (1, lambda: patch.object(WatermarkValve, "_advance", _back_and_forth)),
+    "time: watermarks in flight are not in the checkpoint": (6, _rows_alone),
 }
 """Every such break: its invariant, and the patch."""
 
 _LATE: Mapping[str, Hashable] = {"topology": "late", "mode": "exactly-once", "sources": "at once"}
+_IN_FLIGHT: Mapping[str, Hashable] = {
+    "topology": "windows",
+    "mode": "exactly-once",
+    "sources": "at once",
+    "alignment": "unaligned",
+    "max_concurrent": 1,
+    "interval_ms": 60,
+    "buffers": "tiny",
+    "rows": 4 * len(PROGRAMS) + 3,
+}
+"""Sessions whose rows come by one channel, late ones among them."""
 TIME_FIXED: Mapping[str, Mapping[str, Hashable]] = {
     "time: a late row is in no ranking, and nowhere else": {**_LATE, "rows": 50},
     "time: a late row comes to no function, and nowhere else": {
@@ -87,5 +115,6 @@ TIME_FIXED: Mapping[str, Mapping[str, Hashable]] = {
     "time: a row is judged by its batch": {**_LATE, "rows": 51},
     "time: how far event time is in a split is not restored": {**_LATE, "rows": 51},
     "time: a watermark goes back": {"topology": "timers"},
+    "time: watermarks in flight are not in the checkpoint": _IN_FLIGHT,
 }
 """What is not drawn for them. The number of rows chooses the program: `late_topologies.py`, `window_topologies.py`."""

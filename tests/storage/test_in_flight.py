@@ -54,6 +54,35 @@ def folder() -> Iterator[FileSystemStore]:
     store.delete_tree("")
 
 
+@given(elements=st.lists(st.integers(-5, 3), max_size=12), inline_bytes_max=st.sampled_from([0, 100_000]))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_watermarks_come_back_between_the_rows(
+    folder: FileSystemStore, elements: list[int], inline_bytes_max: int
+) -> None:
+    """Each in its place, wherever batches were joined; they cut no chunk. Without rows nothing is stored."""
+    held = [rows(*range(size)) if size > 0 else size for size in elements]
+    other = InFlightRows(end("input", 7, 0), (rows(1, 2),))
+
+    handle = write_in_flight(
+        folder, PATH, [InFlightRows.of(end("input", 1, 0), held), other], inline_bytes_max=inline_bytes_max
+    )
+
+    assert handle is not None
+    verify_state(folder, handle)
+    *found, last = read_in_flight(folder, handle, EDGE)
+    assert [*last.elements()] == [*other.batches]
+    sent = [x for e in held for x in ([e] if isinstance(e, int) else [("row", x) for x in e["x"].to_pylist()])]
+    if not any(not isinstance(e, int) for e in held):
+        assert found == []
+        return
+    (item,) = found
+    assert sent == [
+        x for e in item.elements() for x in ([e] if isinstance(e, int) else [("row", x) for x in e["x"].to_pylist()])
+    ]
+    assert len(item.batches) == 1
+    assert len(handle.sections) == 2 + any(isinstance(e, int) for e in held)
+
+
 @pytest.mark.parametrize("inline_bytes_max", [0, 100_000])
 def test_what_was_in_flight_comes_back(folder: FileSystemStore, inline_bytes_max: int) -> None:
     """By edge and end, in order, joined to one batch; from a file, or from the handle where it is small."""
@@ -157,7 +186,20 @@ def test_torn_or_flipped_files_are_refused(folder: FileSystemStore, data: st.Dat
     assert [values(item) for item in found] == sent
 
 
-@pytest.mark.parametrize("state", ["", "input:1", "input:1>x", "inputs:1>2", "input:1>2 ", "input:-1>2", "splits"])
+@pytest.mark.parametrize(
+    "state",
+    [
+        "",
+        "input:1",
+        "input:1>x",
+        "input:1>2 watermark",
+        "watermarks",
+        "inputs:1>2",
+        "input:1>2 ",
+        "input:-1>2",
+        "splits",
+    ],
+)
 def test_other_sections_are_no_channels(folder: FileSystemStore, state: str) -> None:
     """What is not spelled as an end of a channel is damage, never guessed at."""
     handle = write_in_flight(folder, PATH, [InFlightRows(end("input", 0, 0), (rows(1),))])

@@ -23,8 +23,10 @@ from tidegate.actors.protocol.stream_elements import (
     BarrierOptions,
     CancelBarrier,
     Element,
+    Watermark,
 )
 from tidegate.actors.sources.memory_source import MemorySource
+from tidegate.actors.task.channels.in_flight_elements import InFlightElement
 from tidegate.actors.task.channels.output_gate import BufferLimits
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as do
@@ -157,7 +159,7 @@ class Subject:
         self,
         *tables: tuple[str, StateTable],
         finished: bool = False,
-        in_flight: Sequence[tuple[ChannelId, tuple[pa.RecordBatch, ...]]] = (),
+        in_flight: Sequence[tuple[ChannelId, tuple[InFlightElement, ...]]] = (),
     ) -> list[do.TaskInstruction]:
         """Restored and, a source, started."""
         by_uid = tuple((OperatorUid(uid), (table,)) for uid, table in tables)
@@ -310,14 +312,14 @@ def timed(timeout_ms: int, alignment: Alignment = Alignment.ALIGNED) -> BarrierO
     return BarrierOptions(alignment, timeout_ms)
 
 
-def stored(instructions: Sequence[do.TaskInstruction]) -> dict[tuple[str, int], list[list[int]]]:
+def stored(instructions: Sequence[do.TaskInstruction]) -> dict[tuple[str, int], list[list[int] | Watermark]]:
     """What the one `PersistChannelState` among these holds: by direction and the channel's upstream, or target."""
     (persist,) = only(instructions, do.PersistChannelState)
     return {
         (
             part.direction.value,
             int(part.channel.upstream if part.direction is do.Direction.INPUT else part.channel.downstream),
-        ): [batch.column("x").to_pylist() for batch in part.batches]
+        ): [e if isinstance(e, Watermark) else e.column("x").to_pylist() for e in part.elements]
         for part in persist.channels
     }
 
@@ -334,7 +336,7 @@ def worker(
     *,
     limits: BufferLimits | None = None,
     exactly_once: bool = True,
-    in_flight: dict[int, tuple[pa.RecordBatch, ...]] | None = None,
+    in_flight: dict[int, tuple[InFlightElement, ...]] | None = None,
     **options: bool,
 ) -> Subject:
     """A started task between `sources` channels and one output; `in_flight` is restored on these channels."""

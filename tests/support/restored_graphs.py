@@ -83,17 +83,20 @@ def store_in_flight(
     store: Store,
     upstream: str,
     downstream: str,
-    channels: Mapping[tuple[str, int, int], Sequence[pa.RecordBatch]],
+    channels: Mapping[tuple[str, int, int], Sequence[pa.RecordBatch | int]],
     edge: str | None = None,
 ) -> dict[tuple[str, int], StateHandle | None]:
-    """Handles by subtask for what lies at (direction, upstream, downstream) of the channels of an edge."""
+    """Handles by subtask for what lies at (direction, upstream, downstream) of the channels of an edge.
+
+    Numbers are watermarks.
+    """
     held: dict[tuple[str, int], list[InFlightRows]] = {}
     name = edge or f"{upstream}->{downstream}#0"
-    for (direction, up, down), batches in channels.items():
+    for (direction, up, down), elements in channels.items():
         assert direction in ("input", "output")
         end = ChannelEnd(name, direction, SubtaskIndex(up), SubtaskIndex(down))  # type: ignore[arg-type]
         owner = (downstream, down) if direction == "input" else (upstream, up)
-        held.setdefault(owner, []).append(InFlightRows(end, tuple(batches)))
+        held.setdefault(owner, []).append(InFlightRows.of(end, elements))
     return {owner: write_in_flight(store, f"{owner[0]}-{owner[1]}-channels", rows) for owner, rows in held.items()}
 
 

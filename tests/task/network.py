@@ -21,6 +21,7 @@ from tidegate.actors.operators.operator import Emit, Operator, OperatorContext
 from tidegate.actors.protocol.identity import ChannelId, TaskId
 from tidegate.actors.protocol.stream_elements import BarrierOptions
 from tidegate.actors.sources.memory_source import MemorySource
+from tidegate.actors.task.channels.in_flight_elements import InFlightElement
 from tidegate.actors.task.channels.output_gate import BufferLimits
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as do
@@ -318,11 +319,11 @@ def _restored(graph: JobGraph, task: TaskId, cut: Parts | None) -> ev.TaskRestor
     """In-flight input by the rule of the restore: of a channel first what its receiver held, then its sender's."""
     if cut is None:
         return ev.TaskRestored(1_000, ())
-    in_flight: dict[ChannelId, tuple[pa.RecordBatch, ...]] = {}
+    in_flight: dict[ChannelId, tuple[InFlightElement, ...]] = {}
     for direction in (do.Direction.INPUT, do.Direction.OUTPUT):
         for part in cut.values():
             for held in part.in_flight:
                 if held.direction is direction and graph.receiver(held.channel) == task:
-                    in_flight[held.channel] = in_flight.get(held.channel, ()) + held.batches
+                    in_flight[held.channel] = in_flight.get(held.channel, ()) + held.elements
     tables = () if cut[task].finished else cut[task].tables
     return ev.TaskRestored(1_000, tables, cut[task].finished, tuple(in_flight.items()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
+import pyarrow as pa
 import pytest
 from batches import ONE_ROW_BYTES
 from hypothesis import HealthCheck, given, settings
@@ -43,7 +44,8 @@ def check_cut(graph: JobGraph, cut: Parts) -> None:
                 for part in cut.values()
                 for in_flight in part.in_flight
                 if in_flight.channel == channel
-                for batch in in_flight.batches[in_flight.recovered :]
+                for batch in in_flight.elements[in_flight.recovered :]
+                if isinstance(batch, pa.RecordBatch)
             )
             assert sender.put[channel] == receiver.taken[channel] + held, channel
 

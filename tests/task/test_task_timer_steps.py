@@ -111,7 +111,7 @@ def restored(descriptor: TaskDescriptor, tables: Tables, found: list[do.TaskInst
     parts = [part for written in only(found, do.PersistChannelState) for part in written.channels]
     assert all(part.direction is do.Direction.INPUT for part in parts), "all output has left"
     subject = Subject(descriptor)
-    in_flight = tuple((part.channel, part.batches) for part in parts)
+    in_flight = tuple((part.channel, part.elements) for part in parts)
     subject.tell(ev.TaskRestored(subject.at_ms, tuple(tables), False, in_flight))
     subject.tell(ev.TasksStarted(subject.at_ms))
     return subject
@@ -154,7 +154,7 @@ def test_a_watermark_with_many_timers_fills_the_queue_no_further_than_a_step() -
     assert sent(cut) == [barrier(1, UNALIGNED)]
     (written,) = only(cut, do.PersistChannelState)
     (overtaken,) = written.channels
-    before = [x for b in overtaken.batches for x in values(b)]
+    before = [x for b in overtaken.elements if isinstance(b, pa.RecordBatch) for x in values(b)]
     left = timers_in(tables_in(cut))
     assert told(found) + before == [-x for x in range(1, 201) if x not in left]
     assert len(left) > 150

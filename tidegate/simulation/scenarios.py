@@ -246,7 +246,7 @@ class _Expected:
         """Those that must be there at the end, when these are; before it (None) those that there may be."""
         if self.topology.given is None:
             return self.topology.expect(self.inputs, self.scenario.widths)
-        return self.topology.given(self.inputs, found, self.scenario.values["alignment"] == "aligned")
+        return self.topology.given(self.inputs, found)
 
 
 class _Hook:

@@ -7,11 +7,20 @@ Flink with `execution.checkpointing.unaligned.recover-output-on-downstream`. Rul
 - REBALANCE: each old channel goes to one subtask, whole. So it is on an edge that was rebalanced because its two ends
   had different parallelisms, and is forward now. Other forward edges, and broadcast edges, have no in-flight data.
 - A task takes the data in on its channel from upstream subtask `old upstream % new parallelism`.
+- If the sender's parallelism is unchanged, a channel has what one sender has sent, and that sender goes on behind it.
+  So watermarks in flight keep their places: each row meets the one that it would have met. Where several old channels
+  come to one, the one that is furthest behind in event time goes first (Flink has a virtual channel for each).
+- If it has changed, or the edge is forward now, watermarks in flight are left out: rows of another old sender may
+  follow on the channel, and some may be before such a watermark though they are in time. A row in flight that was late
+  may count then. None becomes late that was in time.
 
 If both parallelisms are unchanged, these rules map every old channel to itself.
 """
 
 from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +30,8 @@ from tidegate.actors.kernels.hashing import hash_columns
 from tidegate.actors.kernels.partition import gather
 from tidegate.actors.protocol.identity import ChannelId, TaskId
 from tidegate.actors.protocol.partitioning import PartitioningKind
+from tidegate.actors.protocol.stream_elements import MIN_WATERMARK_MS, Watermark
+from tidegate.actors.task.channels.in_flight_elements import InFlightElement, has_rows
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata
 from tidegate.storage.errors import ConfigurationError, CorruptionError
 from tidegate.storage.files.store import Store
@@ -28,24 +39,24 @@ from tidegate.storage.ids import OperatorUid, SubtaskIndex
 from tidegate.storage.state.key_groups import key_group_range, key_groups_meet, key_groups_of
 from tidegate.storage.subtasks.in_flight import ChannelEnd, InFlightRows, edges_in_flight, read_in_flight
 
-RestoredChannels = tuple[tuple[ChannelId, tuple[pa.RecordBatch, ...]], ...]
+RestoredChannels = tuple[tuple[ChannelId, tuple[InFlightElement, ...]], ...]
 
 
 def restore_in_flight(store: Store, metadata: CheckpointMetadata, graph: JobGraph, task: TaskId) -> RestoredChannels:
-    """What the input channels of a task start with, oldest first. Empty channels are left out.
+    """What the input channels of a task start with, oldest first. Channels without rows are left out.
 
     Raises StorageError (CorruptionError is one), and ConfigurationError for rows that were keyed by other columns.
     """
-    restored: dict[ChannelId, list[pa.RecordBatch]] = {}
+    restored: dict[ChannelId, dict[tuple[int, int], list[InFlightElement]]] = {}
     for edge in graph.edges:
         if edge.downstream != task.vertex:
             continue
         route = _Route(metadata, graph, edge, task.subtask)
         for held in _held(store, metadata, route):
-            batches = [mine for batch in held.batches if (mine := route.mine(held.end, batch)) is not None]
-            if batches:
-                restored.setdefault(route.channel(held.end), []).extend(batches)
-    return tuple((channel, tuple(batches)) for channel, batches in restored.items())
+            parts = restored.setdefault(route.channel(held.end), {})
+            parts.setdefault((held.end.upstream, held.end.downstream), []).extend(route.elements(held))
+    merged = ((channel, tuple(_merged([*parts.values()]))) for channel, parts in restored.items())
+    return tuple((channel, elements) for channel, elements in merged if has_rows(elements))
 
 
 def edges_with_in_flight(metadata: CheckpointMetadata) -> frozenset[str]:
@@ -81,6 +92,8 @@ class _Route:
         self._where = f"checkpoint {metadata.checkpoint_id} of {metadata.job_id}"
         self._upstreams = graph.vertex(edge.upstream).parallelism
         self._downstreams = graph.vertex(edge.downstream).parallelism
+        same_senders = _old_parallelism(metadata, graph.emitter(edge)) == self._upstreams
+        self._keeps_watermarks = same_senders and edge.partitioning.kind is not PartitioningKind.FORWARD
         self._old_downstreams = _old_parallelism(metadata, graph.vertex(edge.downstream).head)
         self._max_parallelism = graph.max_parallelism
         self._own = key_group_range(subtask, graph.max_parallelism, self._downstreams)
@@ -95,6 +108,14 @@ class _Route:
         if self.edge.partitioning.kind is PartitioningKind.HASH:
             return key_groups_meet(self._old_key_groups(end), self._own)
         return (end.upstream * self._old_downstreams + end.downstream) % self._downstreams == self._subtask
+
+    def elements(self, held: InFlightRows) -> Iterator[InFlightElement]:
+        """What of one end of an old channel, that `reads` accepts, the subtask takes in."""
+        for element in held.elements() if self._keeps_watermarks else held.batches:
+            if isinstance(element, int):
+                yield Watermark(element)
+            elif (mine := self.mine(held.end, element)) is not None:
+                yield mine
 
     def mine(self, end: ChannelEnd, batch: pa.RecordBatch) -> pa.RecordBatch | None:
         """The subtask's rows of a batch, of an old channel that `reads` accepts. None if there are none."""
@@ -121,6 +142,24 @@ class _Route:
 
     def _old_key_groups(self, end: ChannelEnd) -> range:
         return key_group_range(end.downstream, self._max_parallelism, self._old_downstreams)
+
+
+def _merged(parts: Sequence[Sequence[InFlightElement]]) -> Iterator[InFlightElement]:
+    """What the old channels of one sender held, as one channel: each in its order, and no watermark before its time."""
+    queues, reached_ms = [deque(part) for part in parts], [MIN_WATERMARK_MS for _ in parts]
+    told_ms = MIN_WATERMARK_MS
+    while waiting := [number for number, queue in enumerate(queues) if queue]:
+        first = min(waiting, key=reached_ms.__getitem__)
+        element = queues[first].popleft()
+        if isinstance(element, Watermark):
+            reached_ms[first] = max(reached_ms[first], element.timestamp_ms)
+            continue
+        if reached_ms[first] > told_ms:
+            told_ms = reached_ms[first]
+            yield Watermark(told_ms)
+        yield element
+    if (last_ms := max(reached_ms)) > told_ms:
+        yield Watermark(last_ms)
 
 
 def _held(store: Store, metadata: CheckpointMetadata, route: _Route) -> list[InFlightRows]:

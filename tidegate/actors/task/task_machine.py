@@ -156,10 +156,10 @@ class TaskMachine:
         self._operators_finished = event.finished
         if not event.finished:
             self._chain.open(tables, event.checkpoint_id, event.kept)
-        for channel, batches in event.in_flight:
+        for channel, elements in event.in_flight:
             if event.finished:
                 raise ProtocolError(f"{self.descriptor.task} has finished and was restored with input of {channel}")
-            self._inputs.recover(channel, batches)
+            self._inputs.recover(channel, elements)
         # Not RUNNING yet: sources, restored input and due timers would emit to tasks that may not be there.
         self.status = TaskStatus.READY
         self._instructions.append(report_ready(self.descriptor, self.source, event))

@@ -272,7 +272,7 @@ class Oracle:
             return
         cut = self._cut(stored.checkpoint_id)
         for part in stored.channels:
-            again, new = _rows(part.batches[: part.recovered]), _rows(part.batches[part.recovered :])
+            again, new = _rows(part.elements[: part.recovered]), _rows(part.elements[part.recovered :])
             cut.in_flight[part.channel] = cut.in_flight.get(part.channel, 0) + new
             cut.recovered[part.channel] = cut.recovered.get(part.channel, 0) + again
 

@@ -80,7 +80,7 @@ def expect_late(inputs: Sequence[Data], _: Sequence[int]) -> Rows:
     return {"sim://late": counted(late_in_split(_WINDOW, 0, rows))} if _chosen(inputs) == "top" else {}
 
 
-def given_late(inputs: Sequence[Data], found: Rows | None, _: bool) -> Rows:
+def given_late(inputs: Sequence[Data], found: Rows | None) -> Rows:
     """Everything that is not late is in what comes of it."""
     if found is None or _chosen(inputs) == "told":
         return expect_late(inputs, ())

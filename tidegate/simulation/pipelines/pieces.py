@@ -32,11 +32,10 @@ class Topology:
     expect: Callable[[Sequence[Data], Sequence[int]], Rows]
     rescalable: bool = True
     """Whether the rows are the same at any parallelism."""
-    given: Callable[[Sequence[Data], Rows | None, bool], Rows] | None = None
+    given: Callable[[Sequence[Data], Rows | None], Rows] | None = None
     """What it must have written, given the rows of its tables, where it depends on how channels are read.
 
-    Without these rows: which ones there may be before the end, in the tables of which that is known. The last argument:
-    whether all checkpoints are aligned. Others hold rows in flight, and not the watermarks between them.
+    Without these rows: which ones there may be before the end, in the tables of which that is known.
     """
 
 

@@ -3,8 +3,7 @@
 The data chooses the windows, their lateness, what they emit, and how rows come to them (`_MANNERS`):
 
 - timely: by several channels, and no row is behind the watermark of its split. So none is late, whichever is slowest.
-- in order: by one channel, and late rows among them. Which ones are late follows from the data if checkpoints are
-  aligned. Others hold rows in flight, and not the watermarks between them: then a row may count that was late before.
+- in order: by one channel, and late rows among them. Which ones are late follows from the data.
 - apart: by several channels, late rows among them. Which ones come too late depends on how channels are read.
 
 Where it does not follow, it is taken from the late side, and everything else must fit that (`given_windowed`).
@@ -172,11 +171,10 @@ def expect_windowed(inputs: Sequence[Data], _: Sequence[int]) -> Rows:
     return late | {_table(program): _counted(program, read_in_order(program.spec, program.lateness_ms, rows))}
 
 
-def given_windowed(inputs: Sequence[Data], found: Rows | None, aligned: bool) -> Rows:
+def given_windowed(inputs: Sequence[Data], found: Rows | None) -> Rows:
     """What must have been written, given the rows that came out late, where it does not follow from the data."""
-    program, manner = _program(inputs[0]), _manner(inputs[0])
-    follows = manner == "timely" or (manner == "in order" and aligned)
-    if follows or program.by_clock or isinstance(program.spec, Count):
+    program = _program(inputs[0])
+    if _manner(inputs[0]) != "apart" or program.by_clock or isinstance(program.spec, Count):
         return expect_windowed(inputs, ())
     if found is None:
         return {"sim://late": counted(late_in_split(program.spec, program.lateness_ms, _judged(inputs[0])))}

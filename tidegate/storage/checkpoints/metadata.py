@@ -188,7 +188,8 @@ class SubtaskState:
 
     `finished`: its operators had finished before the cut, so they must not run again after a restore.
     `in_flight`: elements that an unaligned barrier has overtaken in the queues of the subtask: one section of kind LIST
-    for each channel and direction (`in_flight_section` names them). None where there were none.
+    for each channel and direction (`in_flight_section` names them), and one for the watermarks between its rows. None
+    where there were none.
     `layers`: keyed state that is written incrementally, the base first, then what had changed from one to the next.
     `native`: keyed state of operators whose backend writes files of its own.
     """

@@ -6,13 +6,16 @@ They are a state file like any other, so checksums, inlining and verification ar
   kind is LIST. Names of edges come from the graph and outlive changes of it; numbers of edges do not.
 - Batches of one end are joined to one chunk. Where the schema changes between two of them (a column was all null up to
   then) a new chunk begins, and so it does for each batch where Arrow cannot join them.
+- The watermarks between the rows of an end are a section of their own behind its rows: how many rows lie before each of
+  them. So they cut no chunk. There is none where there are no watermarks, nor in checkpoints of older versions.
 - A subtask stores what it received (`input`) and what it had not sent (`output`), each of its own channels only.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
@@ -26,7 +29,9 @@ from tidegate.storage.ids import OperatorUid, SubtaskIndex
 from tidegate.storage.state.snapshot import StateChunk
 from tidegate.storage.state.state_file import INLINE_BYTES_MAX, read_state, write_state
 
-_SECTION = re.compile(r"(input|output):(\d+)>(\d+)", re.ASCII)
+_WATERMARKS = " watermarks"
+_SECTION = re.compile(rf"(input|output):(\d+)>(\d+)(?:{_WATERMARKS})?", re.ASCII)
+_WATERMARK_SCHEMA = pa.schema([("rows_before", pa.int64()), ("watermark_ms", pa.int64())])
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +46,40 @@ class ChannelEnd:
 
 @dataclass(frozen=True, slots=True)
 class InFlightRows:
-    """Batches that one end of a channel held, oldest first."""
+    """Rows that one end of a channel held, oldest first, and the watermarks between them (milliseconds)."""
 
     end: ChannelEnd
     batches: tuple[pa.RecordBatch, ...]
+    watermarks: tuple[tuple[int, int], ...] = ()
+    """How many of the rows lie before each, and its time."""
+
+    @classmethod
+    def of(cls, end: ChannelEnd, elements: Iterable[pa.RecordBatch | int]) -> InFlightRows:
+        """What an end held in its order: batches, and times of watermarks."""
+        batches, watermarks, rows = list[pa.RecordBatch](), list[tuple[int, int]](), 0
+        for element in elements:
+            if isinstance(element, int):
+                watermarks.append((rows, element))
+            else:
+                batches.append(element)
+                rows += element.num_rows
+        return cls(end, tuple(batches), tuple(watermarks))
+
+    def elements(self) -> Iterator[pa.RecordBatch | int]:
+        """Inverse of `of`: batches are cut where a watermark lies between their rows."""
+        marks, before = deque(self.watermarks), 0
+        for batch in self.batches:
+            start = 0
+            while marks and marks[0][0] < before + batch.num_rows:
+                rows, watermark_ms = marks.popleft()
+                if rows - before > start:
+                    yield batch.slice(start, rows - before - start)
+                    start = rows - before
+                yield watermark_ms
+            yield batch.slice(start) if start else batch
+            before += batch.num_rows
+        for _, watermark_ms in marks:
+            yield watermark_ms
 
 
 def in_flight_section(end: ChannelEnd) -> str:
@@ -53,7 +88,7 @@ def in_flight_section(end: ChannelEnd) -> str:
 
 
 def parse_in_flight_section(section: SectionRef) -> ChannelEnd:
-    """Inverse of `in_flight_section`. CorruptionError for a section of anything else."""
+    """The end whose rows, or watermarks, a section has. CorruptionError for a section of anything else."""
     match = _SECTION.fullmatch(section.state)
     if match is None or section.kind is not StateKind.LIST:
         raise CorruptionError(f"{section.state!r} of {section.uid!r} holds no in-flight elements of a channel")
@@ -65,7 +100,7 @@ def write_in_flight(
     store: Store, path: str, rows: Sequence[InFlightRows], *, inline_bytes_max: int = INLINE_BYTES_MAX
 ) -> StateHandle | None:
     """Store what the channels of a subtask held; None when that was nothing. Raises StorageError."""
-    states = [(OperatorUid(held.end.edge), _Held(in_flight_section(held.end), held.batches)) for held in rows]
+    states = [(OperatorUid(held.end.edge), section) for held in rows for section in _sections(held)]
     return write_state(store, path, states, inline_bytes_max=inline_bytes_max)
 
 
@@ -75,10 +110,16 @@ def read_in_flight(
     """What the wanted ends of the channels of one edge held, verified. Raises CorruptionError, NotFoundError."""
     ends = {section.state: parse_in_flight_section(section) for section in handle.sections if section.uid == edge}
     chosen = {state for state, end in ends.items() if wanted(end)}
-    found: dict[str, list[pa.RecordBatch]] = {}
+    found: dict[ChannelEnd, list[pa.RecordBatch]] = {}
+    watermarks: dict[ChannelEnd, list[tuple[int, int]]] = {}
     for table in read_state(store, handle, OperatorUid(edge), wanted=lambda section: section.state in chosen):
-        found.setdefault(table.state, []).append(table.rows)
-    return [InFlightRows(ends[state], tuple(batches)) for state, batches in found.items()]
+        end = ends[table.state]
+        if table.state.endswith(_WATERMARKS):
+            columns = (table.rows.column(name).to_pylist() for name in _WATERMARK_SCHEMA.names)
+            watermarks.setdefault(end, []).extend(zip(*columns, strict=True))
+        else:
+            found.setdefault(end, []).append(table.rows)
+    return [InFlightRows(end, tuple(batches), tuple(watermarks.get(end, ()))) for end, batches in found.items()]
 
 
 def edges_in_flight(handle: StateHandle) -> frozenset[str]:
@@ -86,9 +127,17 @@ def edges_in_flight(handle: StateHandle) -> frozenset[str]:
     return frozenset(str(section.uid) for section in handle.sections)
 
 
+def _sections(held: InFlightRows) -> Iterator[_Held]:
+    state = in_flight_section(held.end)
+    yield _Held(state, held.batches)
+    if held.batches and held.watermarks:
+        columns = [pa.array(column, pa.int64()) for column in zip(*held.watermarks, strict=True)]
+        yield _Held(state + _WATERMARKS, [pa.record_batch(columns, schema=_WATERMARK_SCHEMA)])
+
+
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """A `FrozenState`: what one end of a channel held."""
+    """A `FrozenState`: the rows, or the watermarks, that one end of a channel held."""
 
     state: str
     batches: Sequence[pa.RecordBatch]

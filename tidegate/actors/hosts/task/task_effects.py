@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
 
+import pyarrow as pa
+
 from tidegate.actors.coordinator.job.job_spec import RestorePoint
 from tidegate.actors.graph.source_checks import checked_read
 from tidegate.actors.hosts.deletions import delete_files
@@ -195,14 +197,14 @@ class TaskEffects:
         """
         task, graph = self._descriptor.task, self._context.graph
         rows = [
-            InFlightRows(
+            InFlightRows.of(
                 ChannelEnd(
                     graph.edge_name(graph.edges[held.channel.edge]),
                     held.direction.value,
                     held.channel.upstream,
                     held.channel.downstream,
                 ),
-                held.batches,
+                (e if isinstance(e, pa.RecordBatch) else e.timestamp_ms for e in held.elements),
             )
             for held in instruction.channels
         ]

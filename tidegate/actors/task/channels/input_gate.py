@@ -3,7 +3,7 @@
 The task machine queues what arrives, and takes an element in each turn. Rules that it keeps:
 
 - Elements are taken in exactly the order of their numbers. A repeated one is dropped, a gap raises (invariant 1).
-- Restored in-flight rows (`recover`) come before everything that arrives.
+- Restored in-flight rows (`recover`), and the watermarks between them, come before everything that arrives.
 - Small batches that wait one behind the other are taken as one (`merging.py`); each still counts as an element.
 - A queue never holds more than the credit that was granted plus one element (invariant 10): a sender may overdraw by
   one element, so that an element larger than the whole credit can pass.
@@ -22,11 +22,13 @@ from tidegate.actors.protocol.stream_elements import (
     Element,
     EndOfData,
     EndOfPartition,
+    Watermark,
     element_size_bytes,
     ends_in_flight,
 )
 from tidegate.actors.task import invariants
 from tidegate.actors.task.channels.debloating import BATCHES_A_WINDOW
+from tidegate.actors.task.channels.in_flight_elements import InFlightElement, keep_in_flight
 from tidegate.actors.task.channels.merging import MERGED_BYTES_MAX, merged, neighbours
 from tidegate.actors.task.channels.turn_pacer import ROWS_UNLIMITED
 from tidegate.storage.errors import ProtocolError
@@ -47,6 +49,7 @@ class InputChannel:
         "data_over",
         "last_bytes",
         "queue",
+        "reached",
         "recovered",
         "rows_taken",
         "taken",
@@ -61,8 +64,10 @@ class InputChannel:
         self.channel = channel
         self._credit_bytes_max = credit_bytes_max
         self._merged_rows_max = merged_rows_max
-        self.recovered: deque[pa.RecordBatch] = deque()
-        """Batches that a checkpoint has stored as in flight, and that were restored."""
+        self.recovered: deque[InFlightElement] = deque()
+        """What a checkpoint has stored as in flight, and was restored."""
+        self.reached: Watermark | None = None
+        """The greatest watermark that was taken; None: none yet."""
         self.queue: deque[Element] = deque()
         self.arrived = 0
         """Number of the element that must arrive next."""
@@ -89,10 +94,10 @@ class InputChannel:
         """Whether an element waits."""
         return bool(self.recovered or self.queue)
 
-    def recover(self, batches: Iterable[pa.RecordBatch]) -> None:
-        """Put restored in-flight batches before everything else, also before what has arrived meanwhile."""
+    def recover(self, elements: Iterable[InFlightElement]) -> None:
+        """Put what was restored as in flight before everything else, also before what has arrived meanwhile."""
         invariants.check_recover(self.rows_taken)
-        self.recovered.extend(batches)
+        self.recovered.extend(elements)
 
     def accept(self, first_sequence: int, elements: Sequence[Element]) -> Sequence[Element]:
         """Queue the elements that are new and return them. Raises ProtocolError on a gap, and then changes nothing."""
@@ -112,14 +117,19 @@ class InputChannel:
         Of a batch with more than `rows_max` rows it takes so many; the rest comes next.
         """
         if self.recovered:
-            batch = self.recovered.popleft()
-            if batch.num_rows > rows_max:
-                self.recovered.appendleft(batch.slice(rows_max))
-            part = batch.slice(0, rows_max)
-            self.last_bytes = element_size_bytes(part)
-            return part
+            return self._take_recovered(rows_max)
         batch = self._take_merged(rows_max)
         return batch if batch is not None else self._take_one(rows_max)
+
+    def _take_recovered(self, rows_max: int) -> InFlightElement:
+        element = self.recovered.popleft()
+        if isinstance(element, Watermark):
+            self._reach(element)
+        elif element.num_rows > rows_max:
+            self.recovered.appendleft(element.slice(rows_max))
+            element = element.slice(0, rows_max)
+        self.last_bytes = element_size_bytes(element)
+        return element
 
     def _take_merged(self, rows_max: int) -> pa.RecordBatch | None:
         """Several batches that wait at the head; half of the window at most, so that the sender can fill the rest."""
@@ -152,6 +162,8 @@ class InputChannel:
                 self._left_bytes = left_bytes - self.last_bytes
                 self.queue.appendleft(element.slice(rows_max))
                 return element.slice(0, rows_max)
+        elif isinstance(element, Watermark):
+            self._reach(element)
         self._head_bytes = None
         self.data_over = self.data_over or isinstance(element, EndOfData | EndOfPartition)
         self.taken += 1
@@ -159,15 +171,22 @@ class InputChannel:
         invariants.check_contiguous(self.taken, len(self.queue), self.arrived)
         return element
 
-    def before(self, checkpoint_id: CheckpointId) -> tuple[list[pa.RecordBatch], bool]:
-        """Batches that wait before a checkpoint's barrier, and whether that barrier, or the end, has arrived."""
-        batches: list[pa.RecordBatch] = list(self.recovered)
+    def _reach(self, watermark: Watermark) -> None:
+        if self.reached is None or watermark.timestamp_ms > self.reached.timestamp_ms:
+            self.reached = watermark
+
+    def before(self, checkpoint_id: CheckpointId) -> tuple[list[InFlightElement], int, bool]:
+        """What is in flight before a checkpoint's barrier; how many of these elements are no newer than what was
+        restored; and whether that barrier, or the end, has arrived.
+        """
+        held: list[InFlightElement] = []
+        keep_in_flight(held, (self.reached, *self.recovered))
+        recovered = len(held) if self.recovered else 0
         for element in self.queue:
-            if isinstance(element, pa.RecordBatch):
-                batches.append(element)
-            elif ends_in_flight(element, checkpoint_id):
-                return batches, True
-        return batches, False
+            if ends_in_flight(element, checkpoint_id):
+                return held, recovered, True
+            keep_in_flight(held, (element,))
+        return held, recovered, False
 
     @property
     def granted_bytes(self) -> int:
@@ -203,7 +222,7 @@ class InputGate:
         }
         self._order = deque(channels)
         self._recovering = False
-        """Whether restored in-flight batches may still wait, on any channel."""
+        """Whether restored in-flight elements may still wait, on any channel."""
 
     def __getitem__(self, channel: ChannelId) -> InputChannel:
         found = self._channels.get(channel)
@@ -228,15 +247,15 @@ class InputGate:
         """Whether a channel that is not blocked has an element."""
         return any(channel.waiting and not blocked(channel.channel) for channel in self)
 
-    def recover(self, channel: ChannelId, batches: Iterable[pa.RecordBatch]) -> None:
-        """Put restored in-flight batches before everything else that the task processes."""
-        self[channel].recover(batches)
+    def recover(self, channel: ChannelId, elements: Iterable[InFlightElement]) -> None:
+        """Put what was restored as in flight before everything else that the task processes."""
+        self[channel].recover(elements)
         self._recovering = True
 
     def next_channel(self, blocked: Callable[[ChannelId], bool]) -> InputChannel | None:
         """The next channel, round-robin, that has an element and is not blocked.
 
-        Restored in-flight batches come first, on all channels. Another subtask may read their split now. Then old rows
+        Restored in-flight elements come first, on all channels. Another subtask may read their split now. Then old rows
         of the split wait on one channel while its next rows come by another one.
         """
         if self._recovering:

@@ -35,6 +35,7 @@ from tidegate.actors.protocol.stream_elements import (
 )
 from tidegate.actors.task import invariants
 from tidegate.actors.task.channels.debloating import BATCHES_A_WINDOW, SenderPace
+from tidegate.actors.task.channels.in_flight_elements import InFlightElement, keep_in_flight
 from tidegate.actors.task.channels.merging import MERGED_ROWS_MAX
 from tidegate.actors.task.channels.turn_pacer import ROWS_UNLIMITED
 from tidegate.storage.errors import ProtocolError
@@ -99,6 +100,7 @@ class OutputChannel:
         "_credit_bytes",
         "_frame_bytes",
         "_held",
+        "_left",
         "_limits",
         "_urgent",
         "_window_bytes",
@@ -117,6 +119,8 @@ class OutputChannel:
         self._awaited = awaited
         self._held: Watermark | None = None
         """The newest watermark, if nobody waits for it and it has not been queued yet."""
+        self._left: Watermark | None = None
+        """The newest watermark that has left; None: none yet."""
         self.queue: deque[Element] = deque()
         self.queued_bytes = 0
         self.next_sequence = 0
@@ -199,16 +203,16 @@ class OutputChannel:
         if isinstance(element, Barrier):
             self.barriers.add(element.checkpoint_id)
 
-    def overtake(self, barrier: Barrier) -> list[pa.RecordBatch]:
-        """Queue a barrier before everything that waits, or move it there; returns the batches it has overtaken."""
-        overtaken: list[pa.RecordBatch] = []
+    def overtake(self, barrier: Barrier) -> list[InFlightElement]:
+        """Queue a barrier before everything that waits, or move it there; returns what of it is in flight now."""
+        overtaken: list[InFlightElement] = []
+        keep_in_flight(overtaken, (self._left,))
         for index, element in enumerate(self.queue):
             if isinstance(element, Barrier) and element.checkpoint_id == barrier.checkpoint_id:
                 del self.queue[index]
                 self._urgent -= 1
                 break
-            if isinstance(element, pa.RecordBatch):
-                overtaken.append(element)
+            keep_in_flight(overtaken, (element,))
         self.queue.appendleft(barrier)
         self.barriers.add(barrier.checkpoint_id)
         self._urgent += 1
@@ -247,6 +251,8 @@ class OutputChannel:
                 self._urgent -= 1
                 if isinstance(element, Barrier):
                     self.barriers.discard(element.checkpoint_id)
+                elif isinstance(element, Watermark):
+                    self._left = element
             frame_bytes += size_bytes
             self.sent_bytes += size_bytes
             elements.append(element)

@@ -7,6 +7,7 @@ ChannelStateWriter; Chandy and Lamport, "Distributed Snapshots"):
   the channel's barrier or its end.
 - Output channel: what the barrier has overtaken in the queue belongs to the checkpoint. A barrier that may overtake
   later (an aligned one with a timeout) keeps its channel open until it has left, or has overtaken.
+- Watermarks keep their places among the rows (`in_flight_elements.py`). Where there are no rows, nothing is kept.
 - A batch is referred to, never copied. The queues bound what waits. They do not bound what arrives while a barrier is
   late: whoever owns the recorder looks at `size_bytes`.
 """
@@ -19,6 +20,7 @@ import pyarrow as pa
 
 from tidegate.actors.protocol.identity import ChannelId
 from tidegate.actors.protocol.stream_elements import Element, ends_in_flight
+from tidegate.actors.task.channels.in_flight_elements import InFlightElement, has_rows, keep_in_flight
 from tidegate.actors.task.messages.instructions import Direction, InFlight
 from tidegate.storage.ids import CheckpointId
 
@@ -28,7 +30,7 @@ class ChannelRecorder:
 
     def __init__(self, checkpoint_id: CheckpointId) -> None:
         self.checkpoint_id = checkpoint_id
-        self._batches: dict[tuple[Direction, ChannelId], list[pa.RecordBatch]] = {}
+        self._held: dict[tuple[Direction, ChannelId], list[InFlightElement]] = {}
         self._recovered: dict[ChannelId, int] = {}
         self._open_inputs: set[ChannelId] = set()
         self._open_outputs: set[ChannelId] = set()
@@ -46,11 +48,10 @@ class ChannelRecorder:
         return tuple(self._open_outputs)
 
     def input_waits(
-        self, channel: ChannelId, batches: Sequence[pa.RecordBatch], recovered: int, barrier_arrived: bool
+        self, channel: ChannelId, elements: Sequence[InFlightElement], recovered: int, barrier_arrived: bool
     ) -> None:
-        """These batches wait on an input as the snapshot is taken. The first `recovered` of them were restored."""
-        self._batches[Direction.INPUT, channel] = list(batches)
-        self.size_bytes += sum(batch.nbytes for batch in batches)
+        """These wait on an input as the snapshot is taken. The first `recovered` of them were restored."""
+        self._hold(Direction.INPUT, channel, elements)
         self._recovered[channel] = recovered
         if not barrier_arrived:
             self._open_inputs.add(channel)
@@ -60,17 +61,14 @@ class ChannelRecorder:
         if channel not in self._open_inputs:
             return
         for element in elements:
-            if isinstance(element, pa.RecordBatch):
-                self._batches[Direction.INPUT, channel].append(element)
-                self.size_bytes += element.nbytes
-            elif ends_in_flight(element, self.checkpoint_id):
+            if ends_in_flight(element, self.checkpoint_id):
                 self._open_inputs.discard(channel)
                 return
+            self._hold(Direction.INPUT, channel, (element,))
 
-    def output_overtaken(self, channel: ChannelId, batches: Sequence[pa.RecordBatch]) -> None:
-        """The barrier has overtaken these batches in an output queue."""
-        self._batches[Direction.OUTPUT, channel] = list(batches)
-        self.size_bytes += sum(batch.nbytes for batch in batches)
+    def output_overtaken(self, channel: ChannelId, elements: Sequence[InFlightElement]) -> None:
+        """The barrier has overtaken these in an output queue."""
+        self._hold(Direction.OUTPUT, channel, elements)
         self._open_outputs.discard(channel)
 
     def output_waits(self, channel: ChannelId) -> None:
@@ -82,15 +80,19 @@ class ChannelRecorder:
         self._open_outputs.discard(channel)
 
     def channels(self) -> tuple[InFlight, ...]:
-        """What was recorded, without channels that have no batch."""
+        """What was recorded, without channels that have no rows."""
         assert self.complete
         return tuple(
             InFlight(
                 channel,
                 direction,
-                tuple(batches),
+                tuple(held),
                 self._recovered.get(channel, 0) if direction is Direction.INPUT else 0,
             )
-            for (direction, channel), batches in self._batches.items()
-            if batches
+            for (direction, channel), held in self._held.items()
+            if has_rows(held)
         )
+
+    def _hold(self, direction: Direction, channel: ChannelId, elements: Sequence[Element]) -> None:
+        keep_in_flight(self._held.setdefault((direction, channel), []), elements)
+        self.size_bytes += sum(element.nbytes for element in elements if isinstance(element, pa.RecordBatch))

@@ -302,8 +302,7 @@ class SubtaskCheckpoints:
     def _record_inputs(self, recorder: ChannelRecorder) -> None:
         for channel in self._inputs:
             if not self.handler.passed(channel.channel, recorder.checkpoint_id):
-                batches, there = channel.before(recorder.checkpoint_id)
-                recorder.input_waits(channel.channel, batches, len(channel.recovered), there)
+                recorder.input_waits(channel.channel, *channel.before(recorder.checkpoint_id))
 
     def _send_barrier(self, barrier: Barrier, recorder: ChannelRecorder, at_ms: int) -> bool:
         """Queue the barrier on every output. Returns whether it has overtaken, or may do so later."""

@@ -11,7 +11,7 @@ import pyarrow as pa
 from tidegate.actors.operators.batches.async_function import Answer
 from tidegate.actors.protocol.identity import ChannelId
 from tidegate.actors.protocol.state_origin import StateOrigin
-from tidegate.actors.protocol.stream_elements import ALIGNED_BARRIER, BarrierOptions, Element
+from tidegate.actors.protocol.stream_elements import ALIGNED_BARRIER, BarrierOptions, Element, Watermark
 from tidegate.actors.sources.source import SourceSplit
 from tidegate.actors.state_backends.common.backend import KeyedBackend
 from tidegate.actors.task.incremental.lineage import Lineage
@@ -41,13 +41,14 @@ class TaskRestored:
     `tables` lets go of each table once its operator has taken it in (`Handover`). The event never leaves its process.
 
     `finished`: the operators had finished in the checkpoint, and must not run again. `in_flight`: for input channels,
-    the batches that an unaligned barrier had overtaken, oldest first. They are processed before anything that comes in.
+    the rows that an unaligned barrier had overtaken, oldest first, and the watermarks between them. They are processed
+    before anything that comes in.
     """
 
     at_ms: int
     tables: tuple[tuple[OperatorUid, Sequence[StateTable]], ...]
     finished: bool = False
-    in_flight: tuple[tuple[ChannelId, tuple[pa.RecordBatch, ...]], ...] = ()
+    in_flight: tuple[tuple[ChannelId, tuple[pa.RecordBatch | Watermark, ...]], ...] = ()
     lineage: Lineage | None = None
     """The task's part of the checkpoint, if the next snapshots may be built on that."""
     kept: Mapping[OperatorUid, KeyedBackend] = field(default_factory=dict)

@@ -12,7 +12,7 @@ from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
 from tidegate.actors.protocol.identity import ChannelId
 from tidegate.actors.protocol.snapshot_metrics import SnapshotMetrics
 from tidegate.actors.protocol.state_origin import StateOrigin
-from tidegate.actors.protocol.stream_elements import Element
+from tidegate.actors.protocol.stream_elements import Element, Watermark
 from tidegate.actors.sources.source import SourceSplit
 from tidegate.actors.task.incremental.changelog import Chain
 from tidegate.actors.task.incremental.lineage import Lineage
@@ -119,11 +119,14 @@ class Direction(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """Batches of one channel that belong to a checkpoint, oldest first; the first `recovered` came from a restore."""
+    """Rows of one channel that belong to a checkpoint, oldest first, and the watermarks between them.
+
+    The first `recovered` elements came from a restore.
+    """
 
     channel: ChannelId
     direction: Direction
-    batches: tuple[pa.RecordBatch, ...]
+    elements: tuple[pa.RecordBatch | Watermark, ...]
     recovered: int = 0
 
 
@@ -131,8 +134,8 @@ class InFlight:
 class PersistChannelState:
     """Write the in-flight elements of an unaligned snapshot, beside processing, in a file of their own.
 
-    Comes at most once for each snapshot, when the barrier of every channel has arrived. Every entry of `channels` has a
-    batch. Answered by `ChannelStatePersisted` or `SnapshotFailed`.
+    Comes at most once for each snapshot, when the barrier of every channel has arrived. Every entry of `channels` has
+    rows. Answered by `ChannelStatePersisted` or `SnapshotFailed`.
     """
 
     checkpoint_id: CheckpointId
