@@ -106,6 +106,16 @@ def test_a_barrier_that_overtakes_late_stores_watermarks_too() -> None:
     assert stored(found) == {("output", 0): [[2], Watermark(6), [3]]}
 
 
+def test_a_watermark_that_goes_back_takes_nothing_back() -> None:
+    """A sender that was restored further back may say less than what was in flight: that is not stored instead."""
+    subject = worker(sources=1, in_flight={0: (Watermark(9), batch(1))})
+    subject.turns()
+
+    found = subject.arrive(0, Watermark(4), batch(2), barrier(1, UNALIGNED))
+
+    assert stored(found)["input", 0] == [Watermark(9), [2]]
+
+
 def test_watermarks_alone_are_not_stored() -> None:
     """They judge nothing, and come again: no file for them."""
     subject = worker(sources=1, limits=TIGHT)
