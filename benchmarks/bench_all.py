@@ -104,7 +104,7 @@ SCRIPTS = (
         "Counts and sums by key, and words: local runtime, a checkpoint a second",
         "rows a second",
         True,
-        ("floor",),
+        ("floor", "polars"),
     ),
     Script(
         "narrow_rows.py",

@@ -6,8 +6,9 @@
 `keys-N` counts and sums an int64 for each of N int64 keys, drawn evenly, `keys-zipf` for keys drawn by Zipf 1.1;
 `words` counts words drawn evenly from 100,000, `words-zipf` words drawn by Zipf 1.1 from a million. Blocks of rows are
 made once in memory and handed out in turns; even keys are shifted by the block, so that all of them come. Results leave
-at the end. A checkpoint each `--interval`. How it is measured on either runtime says `rates.py`. A floor is a plain
-loop over the same batches on one core, the making of them included, as it is in the job.
+at the end. A checkpoint each `--interval`. How it is measured on either runtime says `rates.py`. Beside each there are
+plain loops over the same batches on one core, the making of them included, as it is in the job: one that adds up in
+arrays (the floor), and one in which polars groups each batch.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numba
@@ -109,26 +111,43 @@ def program(keys: int | None, words: bool) -> Program:
     return built
 
 
-def floor(keys: int | None, words: bool) -> float:
-    """Rows a second of processor time of a plain loop over the same batches, after all of them have been seen once.
+def floors(keys: int | None, words: bool) -> dict[str, float]:
+    """Rows a second of processor time of plain loops over the same batches, after all of them have been seen once.
 
-    For N keys it adds up in arrays, without an index; else polars groups each batch, and keeps nothing.
+    `polars` groups each batch, and keeps nothing. `floor` adds up in arrays for N keys, without an index; else it is
+    what polars does.
     """
+    grouped = _rate(keys, words, partial(_grouped, words))
+    if words or not keys:
+        return {"floor": grouped, "polars": grouped}
+    counts, totals = (np.zeros(keys, np.int64) for _ in range(2))
+    return {"floor": _rate(keys, words, partial(_in_arrays, counts, totals)), "polars": grouped}
+
+
+def _rate(keys: int | None, words: bool, add: Callable[[pa.RecordBatch], None]) -> float:
     reader, split = Keyed(FLOOR_ROWS, keys, words).reader(), tg.SourceSplit("floor", b"0", FLOOR_ROWS)
-    counts, totals = (np.zeros(keys or 1, np.int64) for _ in range(2))
     spent, rows = 0.0, 0
     for measured in (False, True):
         started, offset = time.process_time(), 0
         while (read := reader.read(split, offset, BLOCK)).batch is not None:
-            offset, batch = read.next_offset, read.batch
-            if keys and not words:
-                _added(batch["key"].to_numpy(), batch["value"].to_numpy(), counts, totals)
-            else:
-                sums = () if words else (pl.col("value").sum(),)
-                pl.DataFrame(pl.from_arrow(batch)).group_by("key").agg(pl.len(), *sums)
+            offset = read.next_offset
+            add(read.batch)
         if measured:
             spent, rows = time.process_time() - started, offset
     return rows / spent
+
+
+def _grouped(words: bool, batch: pa.RecordBatch) -> None:
+    sums = () if words else (pl.col("value").sum(),)
+    pl.DataFrame(pl.from_arrow(batch)).group_by("key").agg(pl.len(), *sums)
+
+
+def _in_arrays(
+    counts: np.ndarray[tuple[int], np.dtype[np.int64]],
+    totals: np.ndarray[tuple[int], np.dtype[np.int64]],
+    batch: pa.RecordBatch,
+) -> None:
+    _added(batch["key"].to_numpy(), batch["value"].to_numpy(), counts, totals)
 
 
 @numba.njit(cache=False)
@@ -166,9 +185,10 @@ def main() -> int:
     if unknown := [name for name in (*names, *runtimes, *modes) if name not in known]:
         parser.error(f"there is no {', '.join(unknown)}; there are {', '.join(known)}")
     figures: dict[str, float] = {}
-    floors = {name: floor(*KINDS[name]) for name in names}
-    for name, rate in floors.items():
-        console.print(f"floor of {name}: {rate / 1e6:.1f} M rows/s and core", highlight=False)
+    yardsticks = {name: floors(*KINDS[name]) for name in names}
+    for name, rates in yardsticks.items():
+        told = ", ".join(f"{loop} {rate / 1e6:.1f}" for loop, rate in rates.items())
+        console.print(f"M rows/s and core of plain loops over {name}: {told}", highlight=False)
     for runtime in runtimes:
         for mode in modes:
             settings = Settings(arguments.rows, arguments.interval, arguments.folder.resolve(), mode)
@@ -176,7 +196,7 @@ def main() -> int:
             figures |= measure_all(programs, runtime, arguments.rounds, settings, console)
         for name, mode in [(name, mode) for name in names for mode in modes]:
             kind = f"{name}, {mode}" if len(modes) > 1 else name
-            figures[f"{kind}, {runtime}, a core, floor"] = floors[name]
+            figures |= {f"{kind}, {runtime}, a core, {loop}": rate for loop, rate in yardsticks[name].items()}
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(figures, indent=1))
     return 0
