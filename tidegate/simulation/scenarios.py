@@ -111,7 +111,7 @@ def setting_of(scenario: Scenario, build: Build) -> JobSetting:
         parallelism=1,
         checkpoints=_checkpoints(scenario),
         options=_options(scenario),
-        settle_ms_max=SETTLE_MS_MAX,
+        settle_ms_max=_settle_ms_max(scenario),
         adoption_timeout_ms=_ADOPTION_MS[str(scenario.values.get("takeover", "restart"))],
         local_copies=_keeps_copies(scenario),
         local_aggregation="off" if scenario.values.get("combined", "never") == "never" else "on",
@@ -199,16 +199,13 @@ def _keeps_copies(scenario: Scenario) -> bool:
 def _checkpoints(scenario: Scenario) -> CheckpointConfig:
     values = scenario.values
     alignment = values["alignment"]
-    timeout_ms = _number(values["timeout_ms"])
-    if alignment == "aligned":
-        timeout_ms = max(timeout_ms, _queued_ms(scenario))
     return CheckpointConfig.model_validate(
         {
             "storage": STORAGE,
             "inline_bytes": 0 if _keeps_copies(scenario) else 600,
             "interval": values["interval_ms"],
             "mode": str(values["mode"]).replace("-", "_"),
-            "timeout": timeout_ms,
+            "timeout": _timeout_ms(scenario),
             "min_pause": values["min_pause_ms"],
             "max_concurrent": values["max_concurrent"],
             "unaligned": alignment != "aligned",
@@ -221,6 +218,21 @@ def _checkpoints(scenario: Scenario) -> CheckpointConfig:
             "undo_memory": _UNDO_BYTES[str(values.get("survivors", "keep"))],
         }
     )
+
+
+def _settle_ms_max(scenario: Scenario) -> int:
+    """A lost frame may be noticed only by checkpoints that expire, and savepoints that a user asks for go before them.
+
+    A savepoint that expires is no failure of the job: its user asks again, or does not.
+    """
+    kind, times, _ = (_ASKED | _ASKED_A_LOT).get(str(scenario.values["ask"]), (SnapshotKind.CHECKPOINT, 0, 0))
+    ahead = times if kind is SnapshotKind.SAVEPOINT else 0
+    return SETTLE_MS_MAX + ahead * _timeout_ms(scenario)
+
+
+def _timeout_ms(scenario: Scenario) -> int:
+    timeout_ms = _number(scenario.values["timeout_ms"])
+    return max(timeout_ms, _queued_ms(scenario)) if scenario.values["alignment"] == "aligned" else timeout_ms
 
 
 def _queued_ms(scenario: Scenario) -> int:
