@@ -32,7 +32,7 @@ class DataPlaneOptions:
     shared_bytes: int = 16 * 1024 * 1024
     """Of memory that sender and receiver of a channel share, where they are processes on one node; 0: none."""
     sockets: bool = True
-    """Whether frames and credit go over sockets there, and not by calls of the runtime."""
+    """Whether frames, credit and what the coordinator says go over sockets there, and not by calls of the runtime."""
     inline_bytes_max: int = 20 * 1024
     exactly_once: bool = True
     """False: barriers block nothing, and rows may be processed twice after a failure."""

@@ -54,7 +54,8 @@ class BufferSettings(Section):
     channel_socket: Annotated[bool, BeforeValidator(of.switch)] = Field(
         default=_OPTIONS.sockets, alias=KEYS["channel_socket"][0]
     )
-    """Whether two tasks on one node speak over a socket between their processes; off: by Ray's calls."""
+    """Whether two tasks on one node, or a task and its coordinator, speak over a socket between their processes; off:
+    by Ray's calls."""
 
     frame_bytes_min: Annotated[int, BeforeValidator(of.positive_size)] = Field(
         default=_LIMITS.frame_bytes_min, alias=KEYS["frame_bytes_min"][0]

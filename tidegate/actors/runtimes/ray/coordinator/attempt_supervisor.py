@@ -27,7 +27,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import ray
 from ray.exceptions import RayError
 
 from tidegate.actors.coordinator.job.job_spec import RestorePoint
@@ -47,7 +46,7 @@ from tidegate.actors.runtimes.ray.fleet.member import Member, reason_of
 from tidegate.actors.runtimes.ray.fleet.reconnections import Reconnections, limit_ms
 from tidegate.actors.runtimes.ray.fleet.suspect_nodes import SuspectNodes
 from tidegate.actors.runtimes.ray.process.belonging import Known
-from tidegate.actors.runtimes.ray.process.calls import LOST_CALL_GRACE_MS
+from tidegate.actors.runtimes.ray.process.calls import LOST_CALL_GRACE_MS, Watched
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
 from tidegate.actors.runtimes.ray.process.orders import Handle, Order
 from tidegate.actors.runtimes.ray.process.outcomes import Outcome
@@ -229,7 +228,7 @@ class AttemptSupervisor:
         """Say something to a task in its current attempt, if its process lives."""
         member = self._members.get(task)
         if member is not None and member.usable:
-            self._tell(task, member, partial(member.handle.tell.remote, self._attempts[task], event))
+            self._tell(task, member, partial(member.line.say, "tell", self._attempts[task], event))
         elif isinstance(event, ev.CoordinatorTookOver):
             reason = "its process was gone when a new coordinator took over"
             self._tell_coordinator(co.TaskFailed(now_ms(), event.attempt, task, reason))
@@ -310,6 +309,7 @@ class AttemptSupervisor:
         at_ms = now_ms()
         if (member := self._members.get(task)) is not None:
             member.heard_at_ms = at_ms
+            member.line.used()
         if rows_in > 0 and (words := self.recoveries.row_came_in(attempt, task, at_ms)) is not None:
             log.info("attempt %d: the first rows came into %s %s", attempt, task, words)
 
@@ -362,7 +362,7 @@ class AttemptSupervisor:
         if task is not None:
             self._tell_coordinator(co.TaskFailed(now_ms(), self._attempts[task], task, bounded_text(why)))
 
-    def _tell(self, task: TaskId, member: Member, call: Callable[[], ray.ObjectRef[Any]]) -> None:
+    def _tell(self, task: TaskId, member: Member, call: Callable[[], Watched]) -> None:
         """Say something to a task. What does not arrive fails the attempt that it was for."""
         attempt = self._attempts[task]
 

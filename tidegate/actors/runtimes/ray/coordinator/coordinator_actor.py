@@ -42,6 +42,7 @@ from tidegate.actors.runtimes.ray.coordinator.job_metrics import JobMetrics
 from tidegate.actors.runtimes.ray.coordinator.patient_replay import replay_when_it_answers
 from tidegate.actors.runtimes.ray.coordinator.shown import Shown
 from tidegate.actors.runtimes.ray.coordinator.task_reports import TaskReports
+from tidegate.actors.runtimes.ray.exchange.connections import Connections
 from tidegate.actors.runtimes.ray.fleet.fleet import Fleet
 from tidegate.actors.runtimes.ray.fleet.heartbeats import Heartbeats
 from tidegate.actors.runtimes.ray.fleet.late_checkpoints import LateCheckpoints
@@ -98,6 +99,7 @@ class CoordinatorProcess(Shown):
         self._mailbox = Mailbox("tidegate-coordinator", lambda: False, self._tick, TICK_MS, self._broke_down)
         self._log_pool = WorkerPool(1, "tidegate-log", self._thread_died)
         self._pool = WorkerPool(IO_THREADS, "tidegate-io", self._thread_died)
+        connections = Connections(self._thread_died)
         fleet = Fleet(
             context.graph,
             context_reference,
@@ -106,6 +108,9 @@ class CoordinatorProcess(Shown):
             self._mailbox.post,
             runtime_context.get_node_id(),
         )
+        if context.options.sockets:
+            doors = {"report": self.report, "counted": self.counted}
+            fleet.joins = lambda line: line.allow(connections, fleet.node_id, doors)
         deployment = AttemptSupervisor(fleet, self._handle, self._mailbox, context.heartbeats.timeout_ms)
         told = deployment.found_hung, deployment.give_up, deployment.silent
         self._heartbeats, self._deployment = Heartbeats(context.heartbeats, fleet, self._mailbox, *told), deployment

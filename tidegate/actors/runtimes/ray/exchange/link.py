@@ -36,11 +36,14 @@ Bytes: TypeAlias = bytes | bytearray | memoryview
 
 
 class Kind(enum.IntEnum):
-    """What a message is."""
+    """What a message is. Frames and credit go between tasks, the last three on a `Line`."""
 
     FRAME = 1
     CREDIT = 2
     END = 3
+    SAID = 4
+    TAKEN_IN = 5
+    MENTIONED = 6
 
 
 class Message(NamedTuple):

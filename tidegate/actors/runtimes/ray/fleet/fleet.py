@@ -36,6 +36,7 @@ from ray.exceptions import ActorAlreadyExistsError
 from tidegate.actors.coordinator.job.job_spec import RestorePoint
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.runtimes.ray.exchange.line import Line
 from tidegate.actors.runtimes.ray.fleet.inheritance import Found
 from tidegate.actors.runtimes.ray.fleet.member import Member, place_of, places_of, reason_of
 from tidegate.actors.runtimes.ray.fleet.standby_plan import best_follower, must_wait, next_bundle, node_elsewhere
@@ -87,6 +88,8 @@ class Fleet:
     """The node of this process, the coordinator's."""
     broke: Callable[[Member, BaseException | None, Dead, Again], bool] = lambda *_: False
     """Whether only the connection to a process broke; then it is found out whether it lives (`LostNodes.broke`)."""
+    joins: Callable[[Line], object] = lambda _: None
+    """Lets a process on this node have a connection."""
     members: dict[TaskId, Member] = field(default_factory=dict)
     _standbys: list[Member] = field(default_factory=list)
     _counts: dict[str, int] = field(default_factory=dict)
@@ -319,6 +322,7 @@ class Fleet:
             log.info(NOT_FORKED, info.why_not_forked)
         if info.node_id == self.node_id and not member.dead:
             member.witness = Witness(info.pid)
+            self.joins(member.line)
 
     def _lost(self, member: Member, error: BaseException | None) -> None:
         member.dead = True

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ray.exceptions import RayError
 
 from tidegate.actors.protocol.failure_reasons import bounded_text, error_text
 from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.runtimes.ray.exchange.line import Line
 from tidegate.actors.runtimes.ray.fleet.standby_plan import Place
 from tidegate.actors.runtimes.ray.process.death_words import death_of
 from tidegate.actors.runtimes.ray.process.exit_reasons import Witness, last_lines
@@ -45,6 +46,11 @@ class Member:
     """A call to it broke, and it is asked whether it lives (`lost_nodes.py`): no task is given to it meanwhile."""
     follows: TaskId | None = None
     """The task whose state it holds, of a standby."""
+    line: Line = field(init=False)
+    """By which it is told what concerns its task."""
+
+    def __post_init__(self) -> None:
+        self.line = Line(self.handle, {})
 
     @property
     def usable(self) -> bool:

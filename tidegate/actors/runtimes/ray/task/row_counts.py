@@ -11,8 +11,8 @@ from dataclasses import replace
 from tidegate.actors.hosts.job_context import JobContext
 from tidegate.actors.hosts.task.task_host import TaskHost
 from tidegate.actors.runtimes.metrics.task_values import TaskMeter, TaskTotals, task_tags
+from tidegate.actors.runtimes.ray.exchange.line import Line
 from tidegate.actors.runtimes.ray.metrics import TaskMetrics
-from tidegate.actors.runtimes.ray.process.orders import Handle
 from tidegate.actors.runtimes.vertex_metrics import SubtaskMetrics
 from tidegate.actors.task.pipeline.task_descriptor import TaskDescriptor
 from tidegate.storage.clock import monotonic_ms, now_ms
@@ -21,10 +21,10 @@ METRICS_MS = 1_000
 
 
 class RowCounts:
-    """Those of one task; `coordinator` is told."""
+    """Those of one task; the coordinator is told over `line`."""
 
-    def __init__(self, coordinator: Handle, context: JobContext, descriptor: TaskDescriptor) -> None:
-        self._coordinator = coordinator
+    def __init__(self, line: Line, context: JobContext, descriptor: TaskDescriptor) -> None:
+        self._line = line
         self._task = descriptor.task
         self._attempt = descriptor.attempt
         self._meter = TaskMeter(descriptor.task, descriptor.attempt, monotonic_ms())
@@ -51,7 +51,7 @@ class RowCounts:
             metrics = self._measured(host, at_ms, over)
         if host.rows_in != self._told_rows_in or metrics is not None:
             self._told_rows_in = host.rows_in
-            self._coordinator.counted.remote(self._attempt, self._task, host.rows_in, metrics)
+            self._line.mention("counted", self._attempt, self._task, host.rows_in, metrics)
 
     def _measured(self, host: TaskHost, at_ms: int, over: bool) -> SubtaskMetrics | None:
         """Publish the metrics. Returns them if they have changed."""

@@ -43,6 +43,7 @@ from tidegate.actors.restore.state_follower import StateFollower
 from tidegate.actors.runtimes.ray.exchange.connections import Connections, LinkOffer
 from tidegate.actors.runtimes.ray.exchange.frame_exchange import Packed
 from tidegate.actors.runtimes.ray.exchange.frame_heads import Head, read_head
+from tidegate.actors.runtimes.ray.exchange.line import HasLine
 from tidegate.actors.runtimes.ray.exchange.shared_segment import Offer
 from tidegate.actors.runtimes.ray.process.actor_log import TaskLog
 from tidegate.actors.runtimes.ray.process.belonging import hold_on
@@ -76,7 +77,7 @@ RESERVE_BYTES = 1024 * 1024
 """Set aside while a task runs, and given back when it fails: its end must be told where there is no memory left."""
 
 
-class TaskProcess(SignsOfLife):
+class TaskProcess(SignsOfLife, HasLine):
     """The actor's class. `coordinator` takes reports.
 
     A `spare` process pays ahead for what its first rows will need. One that has a task at once loads what that needs.
@@ -94,7 +95,6 @@ class TaskProcess(SignsOfLife):
         close_sockets_in_children()
         prepare(spare, context.graph)
         self._context = context
-        self._coordinator = coordinator
         self._open_store, self._bundle = open_store, bundle
         self._outcomes = Outcomes()
         self._running: _RunningTask | None = None
@@ -108,7 +108,8 @@ class TaskProcess(SignsOfLife):
         self._mailbox = Mailbox("tidegate-task", self._turn, self._tick, TICK_MS, self._failed)
         self._warm = WarmStandby(context, retrying(open_store), self._mailbox, RESTORE_THREADS, self._thread_died)
         self._connections = Connections(self._thread_died)
-        self._outbox = Outbox(lambda event: coordinator.report.remote(event), self._mailbox)
+        HasLine.__init__(self, coordinator, self._connections, {"tell": self.tell})
+        self._outbox = Outbox(partial(self._line.say, "report"), self._mailbox)
         self._mailbox.start()
         SignsOfLife.__init__(self, self._mailbox)
         hold_on(coordinator, self.info(), lambda: self._obedience.newest)
@@ -315,7 +316,7 @@ class _RunningTask:
         doors: Any = process  # what comes over a connection comes in where calls do
         self.channels = ChannelCalls(order, context, descriptor, node_id, self.deliveries, connections, doors)
         self._frames = OrderedFrames(self.take, self.call_later)
-        self._counts = RowCounts(process._coordinator, context, descriptor)
+        self._counts = RowCounts(process._line, context, descriptor)
         descriptor = replace(descriptor, backend=replace(descriptor.backend, restore_threads=RESTORE_THREADS))
         store = retrying(process._open_store)
         effects = TaskEffects(context, descriptor, store, now_ms, RESTORE_THREADS, kept, follower)
