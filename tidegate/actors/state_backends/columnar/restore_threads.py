@@ -47,7 +47,11 @@ class RestoreThreads:
             self._fill()
 
     def finish(self) -> bool:
-        """Wait until all keys are indexed, and end. False if a key came twice; the index is then useless."""
+        """Wait until all keys are indexed, and end. False if a key came twice; the index is then useless.
+
+        What Arrow's allocator keeps of the tables that were put together goes back to the system: there will not be so
+        many again.
+        """
         try:
             if self._piece:
                 self._fill()
@@ -55,6 +59,7 @@ class RestoreThreads:
                 self._distinct = self._filled.popleft().result() and self._distinct
         finally:
             self.end()
+            pa.default_memory_pool().release_unused()
         return self._distinct
 
     def end(self) -> None:
