@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import tracemalloc
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tidegate.actors.state_backends.common.page_memory import SINGLE_PAGES_MAX, SLAB_BYTES, PageMemory
+from tidegate.actors.state_backends.common.page_memory import SLAB_BYTES, PageMemory, singles_max
 
 VALUES = 1 << 15
 INT64 = np.dtype(np.int64)
@@ -19,7 +21,7 @@ PAGES = SLAB_BYTES // (VALUES * 8)
 
 def _with_a_slab() -> tuple[PageMemory, list[NDArray[np.int64]]]:
     memory = PageMemory()
-    return memory, [memory.page(VALUES, INT64) for _ in range(SINGLE_PAGES_MAX)]
+    return memory, [memory.page(VALUES, INT64) for _ in range(singles_max(VALUES * 8))]
 
 
 def test_a_small_state_takes_no_slab() -> None:
@@ -46,6 +48,59 @@ def test_slabs_without_pages_are_given_back() -> None:
     assert memory.bytes == 5 * SLAB_BYTES
     del pages
     assert memory.bytes == SLAB_BYTES
+
+
+def test_the_garbage_collector_leaves_the_pages_of_full_slabs() -> None:
+    """Slabs without a free page are known all the same: their pages come back."""
+    memory, _ = _with_a_slab()
+    pages = [memory.page(VALUES, INT64) for _ in range(3 * PAGES)]
+    gc.collect()
+    assert memory.bytes == 3 * SLAB_BYTES
+    del pages
+    assert len([memory.page(VALUES, INT64) for _ in range(3 * PAGES)]) == 3 * PAGES
+    assert memory.bytes == SLAB_BYTES
+
+
+def test_a_page_needs_few_objects() -> None:
+    """A gigabyte has 30,000 pages: what Python needs for each is below a hundredth of it."""
+    memory, page_bytes = PageMemory(), 1 << 15
+    singles = memory.pages(singles_max(page_bytes), page_bytes // 8, INT64)
+    tracemalloc.start()
+    pages = memory.pages(10 * SLAB_BYTES // page_bytes, page_bytes // 8, INT64)
+    objects_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(singles) * 40 == len(pages)
+    assert objects_bytes < len(pages) * page_bytes // 100
+
+
+def test_buffers_are_used_again_by_whatever_thread() -> None:
+    """Buffers of about one size that come and go on one thread after the other take no more than those of one turn."""
+    memory = PageMemory()
+
+    def work() -> None:
+        for turn in range(20):
+            buffers = [memory.buffer((1 << 16) - turn, INT64) for _ in range(13)]
+            for number, buffer in enumerate(buffers):
+                buffer[:] = number
+            assert all((buffer == number).all() for number, buffer in enumerate(buffers))
+
+    for _ in range(4):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join(timeout=240)
+    assert 0 < memory.bytes <= 2 * SLAB_BYTES
+
+
+def test_buffers_have_the_length_that_was_asked_for() -> None:
+    """Small ones and those that are larger than a slab are left to the allocator."""
+    memory = PageMemory()
+    for values in (0, 1, 1000, 1 << 15, (1 << 15) + 1, 1 << 16, SLAB_BYTES // 8, SLAB_BYTES // 8 + 1):
+        buffers = [memory.buffer(values, INT64) for _ in range(5)]
+        for number, buffer in enumerate(buffers):
+            buffer[:] = number
+        assert [len(buffer) for buffer in buffers] == [values] * 5
+        assert all((buffer == number).all() for number, buffer in enumerate(buffers))
+    assert memory.buffer(1000, np.dtype(np.uint8)).dtype == np.uint8
 
 
 def test_a_view_keeps_its_page() -> None:

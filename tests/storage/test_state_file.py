@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -81,6 +82,34 @@ def test_states_come_back(
         assert all(map(same_tables, stored, found))
         assert sum(table.rows.num_rows for table in stored) == sum(s.rows for s in handle.sections if s.uid == uid)
     assert read_state(_MEMORY, handle, OperatorUid("nobody")) == []
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """A keyed state, and how many of its chunks were alive each time when the next one was asked for."""
+
+    alive: list[int] = field(default_factory=list)
+    state: str = "n"
+    kind: StateKind = StateKind.KEYED
+    removed: bool = False
+
+    def chunks(self) -> Iterator[StateChunk]:
+        """Ten chunks with memory of their own."""
+        given: list[weakref.ref[pa.RecordBatch]] = []
+        for _ in range(10):
+            self.alive.append(sum(of() is not None for of in given))
+            rows = pa.record_batch({f"v{number}": np.zeros(10_000) for number in range(4)})
+            given.append(weakref.ref(rows))
+            yield StateChunk(rows, 0, (0, len(rows)))
+            del rows
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_a_chunk_is_let_go_of_before_the_next_one_is_made(compression: Compression | None) -> None:
+    """However large a state is, one chunk of it at a time takes memory on its way into a file."""
+    blocks = _Blocks()
+    written([(_UID, blocks)], compression=compression)
+    assert blocks.alive == [0] * 10
 
 
 @given(states=st.lists(frozen_states([StateKind.KEYED]), min_size=1, max_size=3), data=st.data())

@@ -49,11 +49,9 @@ def gathered(pages: Pages, slots: NDArray[Any], dtype: np.dtype[Any]) -> NDArray
     return values
 
 
-def placed(pages: Pages, slots: NDArray[np.int32], places: NDArray[np.int32], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """The same, the value of `slots[i]` at `places[i]`; each place is given once."""
-    values = np.empty(len(slots), dtype=dtype)
-    _place(pages, slots, places, values.view(f"i{dtype.itemsize}"))
-    return values
+def place(pages: Pages, slots: NDArray[np.int32], places: NDArray[np.int32], values: NDArray[Any]) -> None:
+    """Put the value of `slots[i]` to `values[places[i]]`; each place comes once. `values` has the type of the pages."""
+    _place(pages, slots, places, values.view(f"i{values.dtype.itemsize}"))
 
 
 def scatter(pages: Pages, slots: NDArray[Any], values: NDArray[Any]) -> None:

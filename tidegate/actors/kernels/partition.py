@@ -8,7 +8,7 @@ and the places that come next, one a group, stay in the cache.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,11 +75,15 @@ def places_by_group(groups: NDArray[np.uint16]) -> Places:
     return Places(first, places, tuple(bounds.tolist()))
 
 
-def placed(parts: Sequence[pa.RecordBatch], places: Places) -> pa.RecordBatch:
-    """The rows of some batches of one schema, at least one, at their places; in new buffers."""
+def placed(
+    parts: Sequence[pa.RecordBatch],
+    places: Places,
+    empty: Callable[[int, np.dtype[Any]], NDArray[Any]] = np.empty,
+) -> pa.RecordBatch:
+    """The rows of some batches of one schema, at least one, at their places; in buffers that `empty` makes."""
     schema = parts[0].schema
     columns = [[part.column(name) for part in parts] for name in range(len(schema))]
-    return pa.RecordBatch.from_arrays([_placed_column(column, places) for column in columns], schema=schema)
+    return pa.RecordBatch.from_arrays([_placed_column(column, places, empty) for column in columns], schema=schema)
 
 
 def gather(batch: pa.RecordBatch, rows: NDArray[np.int32]) -> pa.RecordBatch:
@@ -108,12 +112,14 @@ def _gather_column(column: pa.Array, rows: NDArray[np.int32], selection: pa.Arra
     return column.take(selection)
 
 
-def _placed_column(parts: Sequence[pa.Array], places: Places) -> pa.Array:
+def _placed_column(
+    parts: Sequence[pa.Array], places: Places, empty: Callable[[int, np.dtype[Any]], NDArray[Any]]
+) -> pa.Array:
     data_type = parts[0].type
     if storage_dtype(data_type) is None or any(part.null_count for part in parts):
         return (parts[0] if len(parts) == 1 else pa.concat_arrays(parts)).take(pa.array(places.rows()))
     values = [fixed_values(part) for part in parts]
-    found = np.empty(len(places.places), dtype=values[0].dtype)
+    found = empty(len(places.places), values[0].dtype)
     # Kernels know integers of each width: bits are all that is moved.
     word, start = np.dtype(f"i{found.dtype.itemsize}"), 0
     for part in values:

@@ -149,6 +149,8 @@ class _Encoder:
                 chunks.append(ref := self._ref(state, chunk, encoded))
                 for part in encoded:
                     yield self._counted(part)
+                # A chunk may be a slice of much more, which goes before the state takes memory for the next one.
+                del chunk, encoded, part
                 if padding := -ref.length_bytes % ALIGNMENT_BYTES:
                     yield self._counted(bytes(padding))
             if chunks or state.kind is StateKind.UNION:

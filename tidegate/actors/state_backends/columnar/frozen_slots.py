@@ -1,7 +1,7 @@
 """Frozen keyed state on its way to storage: rows, or the keys that are gone, a block of slots at a time.
 
 The asynchronous part of a snapshot draws the chunks. Rules:
-- A block is `block_rows` slots or more, and less than twice as many rows. Its rows are sorted by key group and cut
+- A block is `block_rows` slots or more, and as many rows at most. Its rows are sorted by key group and cut
   between key groups into chunks of at least `CHUNK_ROWS_MIN` rows and `CHUNK_BYTES_MIN` bytes.
 - The pages of a block are released as soon as it is encoded. Then the owner need not copy them any more, and if it has,
   their memory is free.
@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tidegate.actors.kernels.paged import PAGE_ROWS
+from tidegate.actors.kernels.paged import PAGE_BITS, PAGE_ROWS
 from tidegate.actors.kernels.partition import Places, places_by_group
 from tidegate.actors.state_backends.columnar.changes.dirty_slots import Bitmaps, flags, marked, slots_in
 from tidegate.actors.state_backends.columnar.key_columns import FrozenKeys
@@ -105,20 +105,19 @@ class FrozenSlots:
 
     def _blocks(self) -> Iterator[tuple[NDArray[np.int32], int]]:
         """Slots to write, ascending. With each block, the page below which everything is then done."""
-        collected: list[NDArray[np.int32]] = []
         rows = block_rows(self.values)
+        left = np.zeros(0, dtype=np.int32)
         for start in range(0, self.slots, rows):
             stop = min(start + rows, self.slots)
             slots = np.arange(start, stop, dtype=np.int32)
             if self.dirty is not None:
                 slots = slots[flags(self.dirty, start, stop)]
-            slots = self._wanted(slots)
-            if len(slots):
-                collected.append(slots)
-            if stop == self.slots or not collected or sum(map(len, collected)) >= rows:
-                none = np.zeros(0, dtype=np.int32)
-                yield np.concatenate(collected) if collected else none, pages_for(stop)
-                collected = []
+            left = np.concatenate((left, self._wanted(slots)))
+            while len(left) >= rows or stop == self.slots or not len(left):
+                block, left = left[:rows], left[rows:]
+                yield block, int(left[0]) >> PAGE_BITS if len(left) else pages_for(stop)
+                if not len(left):
+                    break
 
     def _wanted(self, slots: NDArray[np.int32]) -> NDArray[np.int32]:
         """Those of these slots that have the state; if we look for keys that are gone, those that lack it."""

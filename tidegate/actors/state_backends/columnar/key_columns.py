@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from tidegate.actors.kernels.partition import Places, placed
 from tidegate.actors.state_backends.columnar.restore_threads import PIECE_BYTES
+from tidegate.actors.state_backends.common.page_memory import PAGE_MEMORY
 
 CHUNKS_MERGED = 8
 """So many chunks of about one size become one."""
@@ -117,7 +118,7 @@ class FrozenKeys:
 
     def placed(self, slots: NDArray[np.int32], places: Places) -> pa.RecordBatch:
         """Keys of these ascending slots, at least one, each at its place."""
-        return placed(self._ascending(slots, None), places)
+        return placed(self._ascending(slots, None), places, PAGE_MEMORY.buffer)
 
     def _ascending(self, slots: NDArray[np.int32], names: Sequence[str] | None) -> list[pa.RecordBatch]:
         """Keys of ascending slots, those of each chunk together. No copy of a run."""

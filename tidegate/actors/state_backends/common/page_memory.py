@@ -20,6 +20,7 @@ import mmap
 import threading
 import weakref
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -29,15 +30,23 @@ from numpy.typing import NDArray
 SLAB_BYTES = 1 << 23
 """A multiple of the size of a huge page, 2 MB on most machines."""
 SINGLE_PAGES_MAX = 64
-"""So many pages of a size come one by one before the first slab."""
+SINGLE_BYTES_MAX = 1 << 21
+"""So many pages of a size, and so many bytes, come one by one before the first slab."""
+BUFFER_BYTES_MIN = 1 << 18
+"""A smaller buffer is left to the allocator."""
 
 _HUGE_PAGES = getattr(mmap, "MADV_HUGEPAGE", None)
+
+
+def singles_max(page_bytes: int) -> int:
+    """How many pages of a size come one by one."""
+    return min(SINGLE_PAGES_MAX, SINGLE_BYTES_MAX // page_bytes)
 
 
 class _Slab:
     """Pages of one size behind one another."""
 
-    __slots__ = ("free", "memory", "pages")
+    __slots__ = ("free", "memory", "pages", "used")
 
     def __init__(self, page_bytes: int) -> None:
         self.memory = mmap.mmap(-1, SLAB_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -46,6 +55,16 @@ class _Slab:
                 self.memory.madvise(_HUGE_PAGES)
         self.pages = SLAB_BYTES // page_bytes
         self.free = list(range(self.pages - 1, -1, -1))
+        self.used: dict[int, _Page] = {}
+        """Pages that have an array, by number. This keeps the references, or nobody would be told."""
+
+
+class _Page(weakref.ref[NDArray[Any]]):
+    """Tells when the array of a page is gone. A page has two objects, this one and its array: there are many pages."""
+
+    __slots__ = ("number", "slab")
+    slab: _Slab
+    number: int
 
 
 class _Pages:
@@ -53,14 +72,15 @@ class _Pages:
 
     def __init__(self, page_bytes: int) -> None:
         self._page_bytes = page_bytes
-        self._singles = 0
+        self._singles = singles_max(page_bytes)
+        """How many pages are still to come one by one."""
         self._open: list[_Slab] = []
         """Slabs with free pages. The last one is used first."""
-        self._used: dict[int, tuple[weakref.ref[NDArray[Any]], _Slab, int]] = {}
-        """By the identity of the reference, which cannot be hashed."""
-        self._returned: deque[weakref.ref[NDArray[Any]]] = deque()
-        """Of arrays that are gone. Any thread adds to it, at any moment, also within a call of this class."""
-        self._slabs = 0
+        self._returned: deque[_Page] = deque()
+        """Pages whose arrays are gone. Any thread adds to it, at any moment, also within a call of this class."""
+        self._give_back: Callable[[Any], None] = self._returned.append
+        self._slabs: set[_Slab] = set()
+        """All of them: with its pages a slab is a circle, which the garbage collector would take apart."""
         self._in_use = 0
         """How many slabs have used pages."""
 
@@ -72,43 +92,47 @@ class _Pages:
         return pages
 
     def _page(self, values: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-        if self._singles < SINGLE_PAGES_MAX:
-            self._singles += 1
+        if self._singles:
+            self._singles -= 1
             return np.empty(values, dtype=dtype)
         if not self._open:
             self._open.append(_Slab(self._page_bytes))
-            self._slabs += 1
+            self._slabs.add(self._open[-1])
         slab = self._open[-1]
         self._in_use += len(slab.free) == slab.pages
         number = slab.free.pop()
         if not slab.free:
             self._open.pop()
-        page: NDArray[Any] = np.frombuffer(slab.memory, dtype, values, number * self._page_bytes)
-        reference = weakref.ref(page, self._returned.append)
-        self._used[id(reference)] = reference, slab, number
-        return page
+        # Not `np.frombuffer`, which makes two objects more: views of the array keep the array all the same.
+        array: NDArray[Any] = np.ndarray(values, dtype, slab.memory, number * self._page_bytes)
+        page = _Page(array, self._give_back)
+        page.slab, page.number = slab, number
+        slab.used[number] = page
+        return array
 
     def take_back(self) -> None:
         """Pages whose arrays are gone are free."""
         while self._returned:
-            _, slab, number = self._used.pop(id(self._returned.popleft()))
-            slab.free.append(number)
+            page = self._returned.popleft()
+            slab = page.slab
+            del slab.used[page.number]
+            slab.free.append(page.number)
             if len(slab.free) == 1:
                 self._open.append(slab)
             self._in_use -= len(slab.free) == slab.pages
 
     def trim(self) -> None:
         """Give slabs without used pages back to the system, where there are too many."""
-        excess = self._slabs - self._in_use - max(1, self._in_use)
+        excess = len(self._slabs) - self._in_use - max(1, self._in_use)
         if excess > 0:
-            unused = [id(slab) for slab in self._open if len(slab.free) == slab.pages][:excess]
-            self._open = [slab for slab in self._open if id(slab) not in unused]
-            self._slabs -= excess
+            unused = set([slab for slab in self._open if len(slab.free) == slab.pages][:excess])
+            self._open = [slab for slab in self._open if slab not in unused]
+            self._slabs -= unused
 
     @property
     def bytes(self) -> int:
         """What its slabs take."""
-        return self._slabs * SLAB_BYTES
+        return len(self._slabs) * SLAB_BYTES
 
 
 class PageMemory:
@@ -130,6 +154,18 @@ class PageMemory:
             if pages is None:
                 pages = self._sizes[page_bytes] = _Pages(page_bytes)
             return pages.take(count, values, dtype)
+
+    def buffer(self, values: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """An array of so many values, in no particular state, for a short while: what is encoded, and written.
+
+        An allocator keeps what large arrays have left for the thread that asks next, of each thread anew. These lie in
+        pages of few sizes, which are used again whoever asks.
+        """
+        size_bytes = values * dtype.itemsize
+        if not BUFFER_BYTES_MIN <= size_bytes <= SLAB_BYTES:
+            return np.empty(values, dtype=dtype)
+        page_bytes = 1 << (max(size_bytes, 2 * BUFFER_BYTES_MIN) - 1).bit_length()
+        return self.page(page_bytes // dtype.itemsize, dtype)[:values]
 
     @property
     def bytes(self) -> int:

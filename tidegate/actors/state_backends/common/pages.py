@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.actors.kernels.fixed_width import array_of, storage_dtype
-from tidegate.actors.kernels.paged import NO_PAGES, PAGE_BITS, PAGE_ROWS, Pages, gathered, placed, put_behind, scatter
+from tidegate.actors.kernels.paged import NO_PAGES, PAGE_BITS, PAGE_ROWS, Pages, gathered, place, put_behind, scatter
 from tidegate.actors.kernels.partition import Places
 from tidegate.actors.state_backends.common.backend import ValueSpec
 from tidegate.actors.state_backends.common.page_memory import PAGE_MEMORY
@@ -262,7 +262,11 @@ def _taken(
 
 
 def _found(pages: Pages, slots: NDArray[Any], dtype: np.dtype[Any], places: Places | None) -> NDArray[Any]:
-    return gathered(pages, slots, dtype) if places is None else placed(pages, slots, places.places, dtype)
+    if places is None:
+        return gathered(pages, slots, dtype)
+    values = PAGE_MEMORY.buffer(len(slots), dtype)
+    place(pages, slots, places.places, values)
+    return values
 
 
 def _add_pages(pages: list[NDArray[Any]], slots: int, dtype: np.dtype[Any], rest: Any) -> None:
