@@ -39,6 +39,8 @@ class BrokenStore(FileSystemStore):
 class Port:
     """Collects what a task does to the world."""
 
+    virtual = True
+
     frames: list[do.SendFrame] = field(default_factory=list)
     credit: list[do.GrantCredit] = field(default_factory=list)
     reports: list[co.CoordinatorEvent] = field(default_factory=list)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import count
 
@@ -12,7 +10,7 @@ import pyarrow as pa
 import pytest
 from batches import batch
 from hosted_tasks import JOB, Port, drain, effects_of, host_of
-from link import SCHEMA, SOURCE, WORK, FrozenSum, Summing, describe, work_graph
+from link import SOURCE, WORK, FrozenSum, Summing, describe, work_graph
 
 from tidegate.actors.coordinator.job.job_spec import RestorePoint
 from tidegate.actors.hosts.job_context import JobContext
@@ -20,7 +18,6 @@ from tidegate.actors.hosts.ports import TryAgain
 from tidegate.actors.hosts.task.task_effects import TaskEffects
 from tidegate.actors.hosts.task.task_host import TaskHost
 from tidegate.actors.protocol.stream_elements import Watermark
-from tidegate.actors.sources.source import ReadResult, SourceSplit
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as do
 from tidegate.actors.task.task_machine import TaskMachine
@@ -29,7 +26,6 @@ from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import CheckpointId, OperatorUid
 from tidegate.storage.state.snapshot import OperatorSnapshot
 from tidegate.storage.state.state_file import read_state
-from tidegate.storage.tables.handed_rows import hold_path
 from tidegate.storage.tables.table_files import read_data_file
 
 _roots = count()
@@ -127,118 +123,6 @@ def test_what_a_closed_task_still_writes_is_deleted() -> None:
 
     assert store.list("job-12345678/chk-1") == []
     assert "sink-0-000007.parquet" not in open_store("memory://table").list("data/job-12345678/000003")
-
-
-class Reader:
-    """Calls `during` in the middle of every read."""
-
-    def __init__(self, log: list[str], during: Callable[[], None]) -> None:
-        self.log = log
-        self.during = during
-
-    def read(self, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
-        self.log.append("read")
-        self.during()
-        self.log.append("read ends")
-        return ReadResult(batch(1), offset + 1, False)
-
-    def close(self) -> None:
-        self.log.append("close")
-
-
-class ReaderSource:
-    """A source with one split and a `Reader`."""
-
-    schema = SCHEMA
-
-    def __init__(self, log: list[str]) -> None:
-        self.log = log
-        self.during: Callable[[], None] = lambda: None
-
-    def splits(self) -> Sequence[SourceSplit]:
-        return [SourceSplit("one", b"")]
-
-    def reader(self) -> Reader:
-        self.log.append("open")
-        return Reader(self.log, lambda: self.during())
-
-
-def reading(*handed_on: str) -> tuple[TaskEffects, ReaderSource, list[str], do.ReadSource]:
-    """A task that reads, with a log of what its reader was asked."""
-    log: list[str] = []
-    source = ReaderSource(log)
-    graph = work_graph()
-    vertex = graph.vertex(SOURCE)
-    assert vertex.source is not None
-    changed = replace(vertex, source=replace(vertex.source, source=source))
-    graph = replace(graph, vertices=(changed, *graph.vertices[1:]))
-    effects, _ = effects_of(graph, SOURCE, handed_on=handed_on)
-    return effects, source, log, do.ReadSource(0, source.splits()[0], 0, 10)
-
-
-def test_a_reader_is_made_once_and_closed_once() -> None:
-    """One reader serves all reads of a task."""
-    effects, _, log, read = reading()
-    effects.read_source(read)
-    effects.read_source(read)
-    effects.close()
-    effects.close()
-
-    assert log == ["open", "read", "read ends", "read", "read ends", "close"]
-
-
-def test_a_reader_is_not_closed_under_a_read() -> None:
-    """A task that is closed while it reads closes the reader after the read; later reads do nothing."""
-    effects, source, log, read = reading()
-    source.during = effects.close
-
-    effects.read_source(read)
-
-    assert log == ["open", "read", "read ends", "close"]
-    assert effects.read_source(read) is None
-    assert log[-1] == "close"
-
-
-def test_a_read_goes_on_while_splits_have_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It stops at the first one that has something to tell, and when the task is closed."""
-    effects, source, log, read = reading()
-    told: dict[str, ReadResult] = {"b": ReadResult(None, 5, at_end=False, payload=b"new")}
-
-    def answer(_: Reader, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
-        log.append(split.split_id)
-        source.during()
-        return told.get(split.split_id, ReadResult(None, offset, at_end=False))
-
-    monkeypatch.setattr(Reader, "read", answer)
-    read = replace(read, others=tuple((SourceSplit(name, b""), 5) for name in "abc"))
-    found = effects.read_source(read)
-    assert found is not None
-    assert (found.empty, found.next_offset, found.payload) == (2, 5, b"new")
-
-    told.clear()
-    found = effects.read_source(read)
-    assert found is not None
-    assert (found.empty, found.next_offset, found.batch) == (3, 5, None)
-
-    source.during = effects.close
-    effects.read_source(read)
-    assert log == ["open", "one", "a", "b", "one", "a", "b", "c", "one", "close"]
-
-
-def test_a_job_that_is_held_back_asks_no_source() -> None:
-    """And the machine hears that it did not, which is another thing than that there are no rows."""
-    url = f"memory://held-{next(_roots)}"
-    open_store(url).create(hold_path(JOB), b"")
-    effects, _, log, read = reading(url)
-    found = effects.read_source(read)
-    assert found is not None
-    assert (found.batch, found.next_offset, found.at_end, found.held) == (None, 0, False, True)
-    assert "read" not in log
-
-    effects, _, log, read = reading()
-    found = effects.read_source(read)
-    assert found is not None
-    assert not found.held
 
 
 def test_closing_a_host_closes_operators_and_reader_and_never_raises(caplog: pytest.LogCaptureFixture) -> None:

@@ -61,7 +61,7 @@ def test_whatever_a_function_raises_is_the_outcome(monkeypatch: pytest.MonkeyPat
 def test_whatever_a_source_raises_is_the_outcome(monkeypatch: pytest.MonkeyPatch, raised: str) -> None:
     """It is read on another thread."""
 
-    def read(effects: TaskEffects, instruction: object) -> None:
+    def read(effects: TaskEffects, instruction: object, patient: bool) -> None:
         raise RAISED[raised]()
 
     monkeypatch.setattr(TaskEffects, "read_source", read)

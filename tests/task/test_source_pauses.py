@@ -10,7 +10,13 @@ from source_reads import FIRST, SECOND, answer, at, cursor, read_of, unbounded
 
 from tidegate.actors.operators.source_splits import SourceSplits
 from tidegate.actors.sources.source import SourceSplit
-from tidegate.actors.task.pipeline.source_cursor import PAUSE_MAX_MS, TRIED_MAX, SourceCursor
+from tidegate.actors.task.pipeline.source_cursor import (
+    IDLENESS_PARTS,
+    PATIENCE_MS,
+    PAUSE_MAX_MS,
+    TRIED_MAX,
+    SourceCursor,
+)
 from tidegate.actors.task.pipeline.split_positions import SplitPosition
 
 
@@ -123,6 +129,42 @@ def test_splits_that_one_read_tried_become_idle() -> None:
     while source.has_batch:
         source.take()
     assert turns.idle == {0, 1}
+
+
+def tired(source: SourceCursor, splits: int) -> list[int]:
+    """How long each read may go on until pauses are the longest, and after that."""
+    patience = []
+    for _ in range(10):
+        patience.append((read := read_of(source)).patience_ms)
+        source.batch_read(replace(answer(read, 0), empty=splits - 1))
+        source.resume()
+    return patience
+
+
+def test_a_read_goes_on_when_nothing_has_come_for_a_while() -> None:
+    """So a source that waits does not wake up its task at every try. With the first row that is over."""
+    source, _ = paused(FIRST, SECOND, THIRD)
+    assert tired(source, 3) == [0] * 6 + [PATIENCE_MS] * 4
+    assert source.batch_read(answer(read_of(source), 1)) is None
+    source.take()
+    assert [read_of(source).patience_ms, read_of(unbounded(SplitPosition(FIRST))).patience_ms] == [0, 0]
+
+
+def test_a_read_does_not_go_on_while_others_could_have_rows() -> None:
+    """One that cannot try all splits comes back for the rest, and one that leaves out splits that wait for others."""
+    source, _ = paused(*(SourceSplit(str(number), b"") for number in range(TRIED_MAX + 1)))
+    for _ in range(40):
+        read = read_of(source)
+        assert read.patience_ms == 0
+        source.batch_read(replace(answer(read, 0), empty=TRIED_MAX - 1))
+        source.resume()
+
+
+def test_a_split_becomes_idle_in_time_whatever_a_read_waits_for() -> None:
+    """An answer says so: so a read goes on for a part of that time only."""
+    for idleness_ms, expected_ms in ((2_000, 2_000 // IDLENESS_PARTS), (3_600_000, PATIENCE_MS)):
+        source, _ = paused(FIRST, SECOND, idleness_ms=idleness_ms)
+        assert tired(source, 2)[-1] == expected_ms
 
 
 @given(st.data())

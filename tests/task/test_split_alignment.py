@@ -223,3 +223,13 @@ def test_the_drift_is_that_to_the_slowest_member() -> None:
     assert source.alignment.drift_ms == 40
     source.hears(90)
     assert source.alignment.drift_ms == 0
+
+
+def test_a_read_does_not_go_on_where_a_split_may_become_free() -> None:
+    """What the group is told meanwhile frees it, and the read that is under way leaves it out."""
+    source = Source()
+    for _ in range(20):
+        read = source.wants()
+        assert read is not None
+        assert read.patience_ms == 0
+        source.reads(None)

@@ -5,25 +5,23 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from functools import partial
 from types import MappingProxyType
 
 import pyarrow as pa
 
 from tidegate.actors.coordinator.job.job_spec import RestorePoint
-from tidegate.actors.graph.source_checks import checked_read
 from tidegate.actors.hosts.deletions import delete_files
 from tidegate.actors.hosts.job_context import JobContext
 from tidegate.actors.hosts.task.async_calls import AsyncCalls
 from tidegate.actors.hosts.task.held_sources import HeldSources
 from tidegate.actors.hosts.task.sink_writers import SinkWriters
 from tidegate.actors.hosts.task.snapshot_writer import write_segment, write_snapshot
+from tidegate.actors.hosts.task.split_reads import SplitReads
 from tidegate.actors.hosts.task.state_stores import StateStores
 from tidegate.actors.hosts.task.write_pace import paced
 from tidegate.actors.hosts.work_folders import prepare_work
 from tidegate.actors.restore.restore_task import restore_task
 from tidegate.actors.restore.state_follower import StateFollower
-from tidegate.actors.sources.source import ReadResult, SourceReader, SourceSplit
 from tidegate.actors.state_backends.common.backend import KeyedBackend
 from tidegate.actors.task.checkpoints.snapshots import Written
 from tidegate.actors.task.incremental.lineage import Lineage
@@ -42,8 +40,7 @@ log = logging.getLogger(__name__)
 class TaskEffects:
     """Carries out the instructions of one task that touch files.
 
-    Methods may run on any thread, reads of the source one at a time. `close` may come while a read is under way: the
-    reader is then closed by whoever reads, so that it is never used by two threads.
+    Methods may run on any thread, reads of the source one at a time. `close` may come while a read is under way.
     """
 
     def __init__(
@@ -69,14 +66,11 @@ class TaskEffects:
         self._descriptor = descriptor
         self._open_store = open_store
         self._now_ms = now_ms
-        self._reader: SourceReader | None = None
-        self._check_read: Callable[[SourceSplit, int, object], ReadResult]
-        self._reader_lock = threading.Lock()
-        self._reading = False
         self._closed = False
         self._over = threading.Event()
-        """Set by `close`, for who pauses meanwhile."""
-        self._held = HeldSources(open_store, context.handed_on, context.job_id, now_ms)
+        """Set by `close`, or before it, for who pauses meanwhile."""
+        held = HeldSources(open_store, context.handed_on, context.job_id, now_ms)
+        self._reads = SplitReads(descriptor.source, held, self._over, now_ms)
         copies = context.options.local_copies
         self._copies = None if copies is None else open_folder(copies)
         self._stores = StateStores(context, descriptor.task, open_store, now_ms(), self._copies)
@@ -132,41 +126,9 @@ class TaskEffects:
         read = restored.tables, restored.finished, restored.in_flight
         return ev.TaskRestored(self._now_ms(), *read, lineage, kept, restored.origin)
 
-    def read_source(self, instruction: do.ReadSource) -> ev.SourceBatchRead | None:
-        """Read one batch; nothing once the task is closed."""
-        with self._reader_lock:
-            if self._closed:
-                return None
-            if self._reader is None:
-                source = self._descriptor.source
-                assert source is not None
-                self._reader = source.source.reader()
-                self._check_read = partial(checked_read, source, source.source.schema)
-            reader = self._reader
-            self._reading = True
-        try:
-            if held := self._held.wait():
-                empty, result = 0, ReadResult(None, instruction.offset, False)
-            else:
-                empty, result = self._read_on(reader, instruction)
-        finally:
-            with self._reader_lock:
-                self._reading = False
-                if self._closed:
-                    reader.close()
-        read = instruction.read, result.batch, result.next_offset, result.at_end, result.induces, held
-        return ev.SourceBatchRead(self._now_ms(), *read, result.payload, result.found, empty)
-
-    def _read_on(self, reader: SourceReader, instruction: do.ReadSource) -> tuple[int, ReadResult]:
-        """How many splits have nothing, and the answer of the one after them; of the last one if none has anything."""
-        split, offset, empty = instruction.split, instruction.offset, 0
-        result = self._check_read(split, offset, reader.read(split, offset, instruction.rows_max))
-        for split, next_offset in instruction.others:
-            if self._closed or not result.says_nothing(offset):
-                break
-            offset, empty = next_offset, empty + 1
-            result = self._check_read(split, offset, reader.read(split, offset, instruction.rows_max))
-        return empty, result
+    def read_source(self, instruction: do.ReadSource, patient: bool = True) -> ev.SourceBatchRead | None:
+        """Read one batch; nothing once the task is closed. `patient`: it may take time to wait for rows."""
+        return self._reads.read(instruction, patient)
 
     def persist(self, instruction: do.PersistSnapshot, sync_ms: int) -> ev.SnapshotPersisted | ev.SnapshotFailed | None:
         """The asynchronous part of a snapshot: a few checksummed files, or inlined when small.
@@ -285,15 +247,16 @@ class TaskEffects:
         """Delete files of state that no checkpoint will refer to."""
         delete_files(self._open_store(self._context.root), instruction.paths)
 
+    def hurry(self) -> None:
+        """The task is over: nobody pauses any more, so that threads come back. From any thread."""
+        self._over.set()
+
     def close(self) -> None:
         """Release the source's files. May be called again."""
-        with self._reader_lock:
-            if self._closed:
-                return
-            self._closed = True
-            self._over.set()
-            if self._reader is not None and not self._reading:
-                self._reader.close()
+        self._closed = True
+        self._over.set()
+        if not self._reads.close():
+            return
         if self._follower is not None:
             self._follower.close()
         self.sinks.close()

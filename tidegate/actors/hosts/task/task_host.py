@@ -165,6 +165,10 @@ class TaskHost:
         """
         return self._effects.kept if self.machine.status is TaskStatus.CREATED else self.machine.hand_over()
 
+    def hurry(self) -> None:
+        """The task is over, and closed once the I/O that is under way has come back, which need not wait any more."""
+        self._effects.hurry()
+
     def close(self) -> None:
         """Release what the task holds, also in the middle of its life. Never raises: the task is over anyway."""
         self._tell("lets go of what it holds")
@@ -213,7 +217,7 @@ class TaskHost:
                 case do.GrantCredit():
                     port.grant_credit(instruction)
                 case do.ReadSource():
-                    port.run_io(lambda i=instruction: self._effects.read_source(i))  # type: ignore[misc]
+                    port.run_io(partial(self._effects.read_source, instruction, patient=not port.virtual))
                 case do.PersistSnapshot():
                     # A snapshot's synchronous part is most of what the machine did at this event.
                     port.run_io(lambda i=instruction: self._effects.persist(i, handled_ms))  # type: ignore[misc]

@@ -58,6 +58,9 @@ class ReadSource:
 
     `others`: more splits, and the row to read each from. They are tried one after the other while those before them
     have nothing. Whoever reads may stop before any of them.
+
+    `patience_ms`: while none of them has anything, whoever reads may pause for `PAUSE_MAX_MS` and try them all again,
+    for so long in all. So the task need not be woken up to hear that there is nothing.
     """
 
     read: int
@@ -65,6 +68,7 @@ class ReadSource:
     offset: int
     rows_max: int
     others: tuple[tuple[SourceSplit, int], ...] = ()
+    patience_ms: int = 0
 
 
 @wire

@@ -33,6 +33,10 @@ from tidegate.storage.ids import CheckpointId
 
 PAUSE_MAX_MS = 100
 """The longest pause of a source that has no rows. So a new row waits no longer than this."""
+PATIENCE_MS = 5_000
+"""So long may one read go on when pauses have become the longest."""
+IDLENESS_PARTS = 10
+"""A split is idle when an answer says so. That comes late by at most such a part of the time that makes it idle."""
 TRIED_MAX = 64
 """So many splits does one read try at most. A task that is closed waits for no more than one of them."""
 SPLITS_MAX = 100_000
@@ -51,7 +55,8 @@ class SourceCursor:
     for others in event time.
 
     While no open split has anything it pauses: a millisecond at first, then twice as long each time, but never longer
-    than PAUSE_MAX_MS. After a pause one read tries many splits, until one has something: most likely none has.
+    than PAUSE_MAX_MS. After a pause one read tries many splits, until one has something: most likely none has. When
+    pauses have become the longest, a read that tries all splits goes on for PATIENCE_MS, with such pauses.
     """
 
     def __init__(
@@ -175,7 +180,14 @@ class SourceCursor:
         self._reads += 1
         self._asked = self._next_asked()
         (split, offset), *others = [(self._read_in[index], self._offsets[index]) for index in self._asked]
-        return ReadSource(self._outstanding, split, offset, min(rows_max, self._rows_max), tuple(others))
+        rows_max = min(rows_max, self._rows_max)
+        return ReadSource(self._outstanding, split, offset, rows_max, tuple(others), self._patience_ms())
+
+    def _patience_ms(self) -> int:
+        """For how long the read may go on. Not where splits are left out that have rows, or become free, meanwhile."""
+        if self._next_pause_ms < PAUSE_MAX_MS or self.alignment is not None or len(self._asked) < self._asked_in_turn:
+            return 0
+        return PATIENCE_MS if self._idleness_ms is None else min(PATIENCE_MS, self._idleness_ms // IDLENESS_PARTS)
 
     def _next_asked(self) -> list[int]:
         """The splits to try now: one, or after a pause others as well."""

@@ -2,7 +2,7 @@
 
 Rules: calls of Ray only `post`, so no receive path ever blocks; what was posted first is done first; messages and
 timers go before turns, each of them, so that a barrier or a cancellation does not wait behind a full queue; without
-anything to do the thread sleeps until the next message, timer or tick.
+anything to do the thread sleeps until the next message, timer or tick. Ticks are far apart while nothing is done.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ Action = Callable[[], object]
 class Mailbox:
     """`turn` processes one element and tells whether there was one; `tick` is called every `tick_ms`.
 
+    As long as nothing else is done it is called every `idle_tick_ms` only. What comes in ends that: the next tick is
+    due `tick_ms` after the last one again.
+
     What an action raises, whatever it is, goes to `broke_down`, on the same thread, which then goes on. If that fails
     as well, nobody would ever hear of it: the process ends, which is noticed.
     """
@@ -40,13 +43,17 @@ class Mailbox:
         tick: Action,
         tick_ms: int,
         broke_down: Callable[[BaseException], None],
+        idle_tick_ms: int | None = None,
     ) -> None:
         self._inbox: queue.SimpleQueue[Action] = queue.SimpleQueue()
         self._timers = Timers()
         self._turn = turn
         self._tick = tick
         self._tick_ms = tick_ms
-        self._next_tick_ms = 0
+        self._idle_tick_ms = tick_ms if idle_tick_ms is None else idle_tick_ms
+        self._ticked_ms = monotonic_ms() - self._idle_tick_ms
+        self._worked = False
+        """Whether anything was done since the last tick."""
         self._broke_down = broke_down
         self._pid = os.getpid()
         self._calls = 0
@@ -93,16 +100,16 @@ class Mailbox:
         for _ in range(TURNS_A_ROUND_MAX):
             if not self._inbox.empty() or self._timers.due or not self._turn():
                 break
-            busy = True
+            busy = self._worked = True
             self._begin()
         at_ms = monotonic_ms()
         if at_ms >= self._next_tick_ms:
-            self._next_tick_ms = at_ms + self._tick_ms
+            self._ticked_ms, self._worked = at_ms, False
             self._tick()
         while self._timers.due:
             self._begin()
             self._timers.pop()()
-            busy = True
+            busy = self._worked = True
         self.call = None
         self._take_messages(0.0 if busy else self._idle_s(at_ms))
 
@@ -110,6 +117,10 @@ class Mailbox:
         """The thread does something else from now on."""
         self._calls += 1
         self.call = self._calls
+
+    @property
+    def _next_tick_ms(self) -> int:
+        return self._ticked_ms + (self._tick_ms if self._worked else self._idle_tick_ms)
 
     def _idle_s(self, at_ms: int) -> float:
         until_tick_ms = max(0, self._next_tick_ms - at_ms)
@@ -122,7 +133,7 @@ class Mailbox:
                 action = self._inbox.get(timeout=wait_s) if wait_s else self._inbox.get_nowait()
             except queue.Empty:
                 return
-            wait_s = 0.0
+            wait_s, self._worked = 0.0, True
             self._begin()
             action()
             self.call = None

@@ -58,7 +58,7 @@ from tidegate.actors.runtimes.ray.process.signs_of_life import IO_THREAD_NAMES, 
 from tidegate.actors.runtimes.ray.task.channel_calls import ChannelCalls
 from tidegate.actors.runtimes.ray.task.deliveries import Deliveries
 from tidegate.actors.runtimes.ray.task.frame_order import OrderedFrames
-from tidegate.actors.runtimes.ray.task.row_counts import RowCounts
+from tidegate.actors.runtimes.ray.task.row_counts import METRICS_MS, RowCounts
 from tidegate.actors.runtimes.ray.task.warm_standby import WarmStandby
 from tidegate.actors.runtimes.ray.task.warm_up import prepare
 from tidegate.actors.state_backends.common.backend import KeyedBackend
@@ -72,7 +72,7 @@ from tidegate.storage.ids import AttemptNumber, Generation, OperatorUid
 
 log = logging.getLogger(__name__)
 
-IO_THREADS, RESTORE_THREADS, TICK_MS = 3, 4, 200
+IO_THREADS, RESTORE_THREADS, TICK_MS = 4, 4, 200
 RESERVE_BYTES = 1024 * 1024
 """Set aside while a task runs, and given back when it fails: its end must be told where there is no memory left."""
 
@@ -105,7 +105,7 @@ class TaskProcess(SignsOfLife, HasLine):
         """What the last task has left to its next attempt."""
         self._reserve: bytearray | None = None
         self._pid = os.getpid()
-        self._mailbox = Mailbox("tidegate-task", self._turn, self._tick, TICK_MS, self._failed)
+        self._mailbox = Mailbox("tidegate-task", self._turn, self._tick, TICK_MS, self._failed, METRICS_MS)
         self._warm = WarmStandby(context, retrying(open_store), self._mailbox, RESTORE_THREADS, self._thread_died)
         self._connections = Connections(self._thread_died)
         HasLine.__init__(self, coordinator, self._connections, {"tell": self.tell})
@@ -396,4 +396,5 @@ class _RunningTask:
     def retire(self) -> None:
         """Let go of files once the I/O that is under way has come back; what it brings is dropped."""
         self.channels.close()
+        self.host.hurry()
         self._pool.close(self.host.close)
