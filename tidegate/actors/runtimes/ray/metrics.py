@@ -2,7 +2,7 @@
 
 Those of jobs are in `coordinator/job_metrics.py`: tasks load nothing of coordinators. Rows are counted over
 all attempts of a process; a counter only ever grows. One of Ray's is not there before it is counted up, so what alerts
-need are gauges.
+need are gauges. A gauge is set each time, changed or not: Ray forgets one that was not set between two collections.
 """
 
 from __future__ import annotations
