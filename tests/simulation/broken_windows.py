@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -24,6 +24,7 @@ from tidegate.actors.operators.windows.slices import CumulatingSlices, Merge
 from tidegate.actors.operators.windows.window_operator import WindowOperator
 from tidegate.actors.operators.windows.window_specs import Count, Cumulating, Session, Sliding, Tumbling
 from tidegate.actors.state_backends.columnar.row_table import ColumnarRows
+from tidegate.simulation.pipelines import window_topologies
 from tidegate.simulation.pipelines.window_topologies import PROGRAMS, Program
 from tidegate.storage.state.snapshot import StateTable
 
@@ -88,6 +89,23 @@ def _nothing_back(self: AppliedSessions, parts: Sequence[tuple[str, pa.RecordBat
     _emit(self, [part for part in parts if part[0].startswith("+")], emit)
 
 
+_LASTING = Program(Session(13), lateness_ms=300, applied=True)
+"""Sessions that may grow for so long that one which was told before a restore hardly ever does not grow after it."""
+
+
+@contextmanager
+def _forgetting_what_was_returned() -> Iterator[None]:
+    """Breaks: what has come out of a session is known after a restore. Here it is not, in a program of its own.
+
+    In those that are drawn a session grows within a few rows, or never.
+    """
+    with (
+        patch.object(window_topologies, "PROGRAMS", (_LASTING,)),
+        patch.object(WindowBuffer, "load_table", _without(TOLD_STATE)),
+    ):
+        yield
+
+
 WINDOW_PATCHES: dict[str, tuple[int, Patch]] = {
     "windows: a slice counts twice": (6, lambda: patch.object(CumulatingSlices, "merges", _left_behind)),
     "windows: what has fired fires again after a restore": (
@@ -128,7 +146,7 @@ WINDOW_PATCHES: dict[str, tuple[int, Patch]] = {
     ),
     "windows: what a function has returned is not known after a restore": (
         6,
-        lambda: patch.object(WindowBuffer, "load_table", _without(TOLD_STATE)),
+        _forgetting_what_was_returned,
     ),
     "windows: what a function has returned for a session is not taken back": (
         6,
@@ -170,7 +188,6 @@ _PROGRAM_OF = {
     "windows: rows that a function has got stay": Program(Sliding(35, 15), applied=True),
     "windows: a late row comes to a function without the others": _LATE,
     "windows: what a function has got is not there after a restore": _LATE,
-    "windows: what a function has returned is not known after a restore": _GROWING,
     "windows: what a function has returned for a session is not taken back": _GROWING,
     "windows: a window goes before its timers": _WATCHED,
 }
@@ -179,5 +196,15 @@ WINDOW_FIXED: Mapping[str, Mapping[str, Hashable]] = {
     for rule, program in _PROGRAM_OF.items()
 } | {
     "windows: a late row is dropped in silence": {**_WINDOWS, "rows": 5 * len(PROGRAMS)},
+    "windows: what a function has returned is not known after a restore": {
+        **_WINDOWS,
+        "rows": 100,
+        "faults": "tasks",
+        "sources": "trickling",
+        "alignment": "aligned",
+        "interval_ms": 60,
+        "min_pause_ms": 0,
+        "ending": "finish",
+    },
 }
 """What is not drawn for them. The number of rows chooses the windows, as `window_topologies.py` says."""
