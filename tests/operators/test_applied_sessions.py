@@ -8,9 +8,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_applied_windows import dropped
 from test_changing_sessions import STEPS, Model, held
-from window_harness import Backend, Windows, applied_operator, rows_batch
+from window_harness import Backend, Windows, applied_operator, dropped, follow, rows_batch
 
 import tidegate as tg
 from tidegate.actors.operators.window_functions import timed_windows
@@ -81,28 +80,15 @@ def test_changes_come_to_what_a_plain_program_has(
 ) -> None:
     """After each step, in batches of any size, at any parallelism and with any backend, also between two steps."""
     model = OfFunction(gap_ms, lateness_ms, False, keyed)
-    windows, reached = sessions(gap_ms, lateness_ms, ("k",) if keyed else (), fn=some), _LONG_AGO
+    windows = sessions(gap_ms, lateness_ms, ("k",) if keyed else (), fn=some)
+
+    def same(windows: Windows) -> None:
+        assert held(windows.rows) == model.told()
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timed_windows, "STEP_ROWS", 2)
         patch.setattr(timed_windows, "SCANNED_ROWS", 1)
-        for kind, what in steps:
-            if kind == "rows":
-                for start in range(0, len(what), batch_rows):
-                    windows.process(rows_batch(what[start : start + batch_rows]))
-                model.process(what)
-            elif kind == "watermark" and what[0] > reached:
-                reached, first_steps = what
-                model.watermark(reached)
-                if first_steps is not None:
-                    windows.watermark(reached, first_steps)
-                    windows = windows.moved(2, "columnar")
-                windows.watermark(reached)
-            elif kind == "move":
-                windows = windows.moved(*what)
-            assert held(windows.rows) == model.told()
-        windows.watermark(MAX_WATERMARK_MS)
-        model.watermark(10**9)
-    assert held(windows.rows) == model.told()
+        windows, _ = follow(windows, model, steps, after=same, batch_rows=batch_rows)
     assert windows.stored_rows() == 0, "state is left when time is over"
     windows.close()
 

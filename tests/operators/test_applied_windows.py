@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_sliced_windows import windows_of
-from window_harness import Backend, Windows, applied_operator, rows_batch
+from window_harness import Backend, Windows, applied_operator, follow, rows_batch
 
 from tidegate.actors.operators.window_functions import timed_windows
 from tidegate.actors.operators.window_functions.window_buffer import WindowBuffer
@@ -140,38 +140,16 @@ SPECS = st.sampled_from([Tumbling(10), Sliding(20, 5), Sliding(9, 6, 2), Cumulat
 def test_each_window_is_given_once_with_all_its_rows(spec: Spec, keyed: bool, steps: list[tuple[str, Any]]) -> None:
     """In the order in which they came, also when a checkpoint comes between two steps."""
     model, windows = Model(spec, keyed), applied(spec, keys=("k",) if keyed else ())
-    late, reached = 0, -(10**9)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timed_windows, "STEP_ROWS", 2)
-        for kind, what in steps:
-            if kind == "rows":
-                windows.process(rows_batch(what))
-                model.process(what)
-            elif kind == "watermark" and what[0] > reached:
-                reached, first_steps = what
-                model.watermark(reached)
-                if first_steps is not None:
-                    windows.watermark(reached, first_steps)
-                    late += dropped(windows)
-                    windows = windows.moved(2, "columnar")
-                windows.watermark(reached)
-            elif kind == "move":
-                late += dropped(windows)
-                windows = windows.moved(*what)
-        windows.watermark(MAX_WATERMARK_MS)
-        model.watermark(10**9)
-    assert late + dropped(windows) == model.late
+        windows, late = follow(windows, model, steps)
+    assert late == model.late
     assert {(*row[:-1], tuple(sorted(row[-1]))): 1 for row in out(windows)} == {
         (*row[:-1], tuple(sorted(row[-1]))): n for row, n in model.told.items()
     }
     assert len(windows.rows) == model.told.total()
     assert windows.stored_rows() == 0, "state is left when time is over"
     windows.close()
-
-
-def dropped(windows: Windows) -> int:
-    """Rows that were late."""
-    return int(sum(m.value for o in windows.operators for m in o.context.metrics.read(o.context.uid)))
 
 
 @pytest.mark.slow

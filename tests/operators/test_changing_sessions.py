@@ -8,13 +8,12 @@ from typing import Any, Literal
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from window_harness import Backend, Windows, rows_batch
+from window_harness import Backend, Windows, follow, rows_batch
 
 from tidegate.actors.operators.aggregates import aggregate as tg
 from tidegate.actors.operators.windows import session_windows
 from tidegate.actors.operators.windows.session_windows import SessionWindows
 from tidegate.actors.operators.windows.window_specs import Session
-from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.storage.errors import CorruptionError
 
 Row = tuple[int, int, int]
@@ -113,26 +112,14 @@ def test_changes_come_to_what_a_plain_program_has(
 ) -> None:
     """After each step, at any parallelism and with any backend, also when a checkpoint comes between two steps."""
     model = Model(gap_ms, lateness_ms, emit == "changes", keyed)
-    windows, reached = sessions(gap_ms, lateness_ms, emit, ("k",) if keyed else ()), _LONG_AGO
+    windows = sessions(gap_ms, lateness_ms, emit, ("k",) if keyed else ())
+
+    def same(windows: Windows) -> None:
+        assert held(windows.rows) == model.told()
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(session_windows, "OUTPUT_ROWS_MAX", 2)
-        for kind, what in steps:
-            if kind == "rows":
-                windows.process(rows_batch(what))
-                model.process(what)
-            elif kind == "watermark" and what[0] > reached:
-                reached, first_steps = what
-                model.watermark(reached)
-                if first_steps is not None:
-                    windows.watermark(reached, first_steps)
-                    windows = windows.moved(2, "columnar")
-                windows.watermark(reached)
-            elif kind == "move":
-                windows = windows.moved(*what)
-            assert held(windows.rows) == model.told()
-        windows.watermark(MAX_WATERMARK_MS)
-        model.watermark(10**9)
-    assert held(windows.rows) == model.told()
+        windows, _ = follow(windows, model, steps, after=same)
     assert windows.stored_rows() == 0, "state is left when time is over"
     windows.close()
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_applied_windows import ROWS, applied_late, dropped, out
+from test_applied_windows import ROWS, applied_late, out
 from test_sliced_windows import windows_of
-from window_harness import Backend, Windows, applied_operator, rows_batch
+from window_harness import Backend, Windows, applied_operator, dropped, follow, rows_batch
 
 import tidegate as tg
 from tidegate.actors.operators.window_functions import timed_windows
@@ -199,29 +200,11 @@ def test_state_and_timers_of_windows_are_those_of_the_model(
 ) -> None:
     """Of each key in the same order, with any watermarks and steps, at any parallelism, also after restores."""
     model, windows = Model(spec, lateness_ms, keyed), watched(spec, lateness_ms, ("k",) if keyed else ())
-    late, reached = 0, _NEVER_MS
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timed_windows, "STEP_ROWS", 2)
         patch.setattr(timed_windows, "SCANNED_ROWS", 3)
-        for kind, what in steps:
-            pace(windows, timers_max)
-            if kind == "rows":
-                windows.process(rows_batch(what))
-                model.process(what)
-            elif kind == "watermark" and what[0] > reached:
-                reached, first_steps = what
-                model.watermark(reached)
-                if first_steps is not None:
-                    windows.watermark(reached, first_steps)
-                    late += dropped(windows)
-                    windows = windows.moved(2, "columnar")
-                windows.watermark(reached)
-            elif kind == "move":
-                late += dropped(windows)
-                windows = windows.moved(*what)
-        windows.watermark(MAX_WATERMARK_MS)
-        model.watermark(10**9)
-    assert late + dropped(windows) == model.late
+        windows, late = follow(windows, model, steps, before=partial(pace, timers_max=timers_max))
+    assert late == model.late
     assert by_key(windows, keyed) == model.told
     left = {table.state for table in windows.stored() if table.kind is StateKind.KEYED and table.rows.num_rows}
     assert left <= {"total"}, "state of windows is left when time is over"

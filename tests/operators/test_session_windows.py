@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from window_harness import VALUES, Backend, Windows, rows_batch, told_of
+from window_harness import VALUES, Backend, Windows, dropped, follow, rows_batch, told_of
 
 from tidegate.actors.operators.aggregates import aggregate as tg
 from tidegate.actors.operators.windows import session_windows
@@ -76,38 +76,15 @@ STEPS = st.lists(
 )
 
 
-def dropped(windows: Windows) -> int:
-    """Rows that were late."""
-    return int(sum(m.value for o in windows.operators for m in o.context.metrics.read(o.context.uid)))
-
-
 @pytest.mark.slow
 @settings(max_examples=60)
 @given(st.integers(1, 12), st.booleans(), STEPS)
 def test_sessions_are_those_of_a_plain_program(gap_ms: int, keyed: bool, steps: list[tuple[str, Any]]) -> None:
     """Each once, also when a checkpoint comes between two steps."""
     model, windows = Model(gap_ms, keyed), sessions(gap_ms, ("k",) if keyed else ())
-    late, reached = 0, -(10**9)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(session_windows, "OUTPUT_ROWS_MAX", 2)
-        for kind, what in steps:
-            if kind == "rows":
-                windows.process(rows_batch(what))
-                model.process(what)
-            elif kind == "watermark" and what[0] > reached:
-                reached, first_steps = what
-                model.watermark(reached)
-                if first_steps is not None:
-                    windows.watermark(reached, first_steps)
-                    late += dropped(windows)
-                    windows = windows.moved(2, "columnar")
-                windows.watermark(reached)
-            elif kind == "move":
-                late += dropped(windows)
-                windows = windows.moved(*what)
-        windows.watermark(MAX_WATERMARK_MS)
-        model.watermark(10**9)
-    late += dropped(windows)
+        windows, late = follow(windows, model, steps)
     assert Counter(tuple(row.values()) for row in windows.rows) == model.emitted
     assert late == model.late
     assert windows.stored_rows() == 0, "state is left when time is over"

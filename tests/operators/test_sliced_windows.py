@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from window_harness import VALUES, Backend, Windows, rows_batch, told_of
+from window_harness import VALUES, Backend, Windows, dropped, follow, rows_batch, told_of
 
 from tidegate.actors.operators.aggregates import aggregate as tg
 from tidegate.actors.operators.windows import sliced_windows
@@ -105,39 +105,13 @@ def played(
     keys = ("k",) if keyed else ()
     model = Model(spec, keyed, lateness_ms, emit == "final")
     windows = Windows(lambda: SlicedWindows(keys, spec, AGGREGATES, "t", emit, lateness_ms), keys)
-    late = 0
-    reached = -(10**9)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sliced_windows, "_STEP_ROWS", 1)
-        for kind, what in steps:
-            if kind == "rows":
-                windows.process(rows_batch(what))
-                model.process(what)
-            elif kind == "watermark" and what[0] > reached:
-                reached, first_steps = what
-                model.watermark(reached)
-                if first_steps is not None:
-                    # A checkpoint between two steps: what is left comes after the restore.
-                    windows.watermark(reached, first_steps)
-                    late += dropped(windows)
-                    windows = windows.moved(2, "columnar")
-                windows.watermark(reached)
-            elif kind == "move":
-                late += dropped(windows)
-                windows = windows.moved(*what)
-        windows.watermark(MAX_WATERMARK_MS)
-        model.watermark(10**9)
+        windows, late = follow(windows, model, steps)
     emitted = Counter(tuple(row.values()) for row in windows.rows)
-    late += dropped(windows)
     left = windows.stored_rows()
     windows.close()
     return emitted, model, late, left
-
-
-def dropped(windows: Windows) -> int:
-    """Rows that were late."""
-    counts = (m.value for o in windows.operators for m in o.context.metrics.read(o.context.uid))
-    return int(sum(counts))
 
 
 @pytest.mark.slow

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from operator_harness import opened
-from test_sliced_windows import dropped, windows_of
-from window_harness import Backend, Windows
+from test_sliced_windows import windows_of
+from window_harness import Backend, Windows, dropped
 
 from tidegate.actors.operators.ranking.top_n import Ranking
 from tidegate.actors.operators.window_top import local_top, window_top

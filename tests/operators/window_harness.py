@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +30,7 @@ from tidegate.actors.operators.windows.window_specs import (
     Sliding,
     Tumbling,
 )
+from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.actors.state_backends.common.options import BackendKind, StateBackendOptions
 from tidegate.actors.task.pipeline.partitioners import HashPartitioner
 from tidegate.storage.checkpoints.metadata import StateKind
@@ -146,6 +147,67 @@ def _of(table: StateTable, groups: range, keys: tuple[str, ...]) -> StateTable |
         return table
     found = key_groups_of(hash_columns(table.rows, list(keys)), GROUPS)
     return replace(table, rows=table.rows.filter(pa.array((found >= groups.start) & (found < groups.stop))))
+
+
+class Model(Protocol):
+    """A plain program that says what windows must come to."""
+
+    def process(self, rows: Any) -> object:
+        """Rows, as of `rows_batch`."""
+        ...
+
+    def watermark(self, moment_ms: int) -> object:
+        """No more rows before this."""
+        ...
+
+
+def _nothing(_: Windows) -> None:
+    pass
+
+
+def follow(
+    windows: Windows,
+    model: Model,
+    steps: Sequence[tuple[str, Any]],
+    before: Callable[[Windows], object] = _nothing,
+    after: Callable[[Windows], object] = _nothing,
+    batch_rows: int | None = None,
+) -> tuple[Windows, int]:
+    """Take the same steps with windows and a model, and then come to the end of time.
+
+    A step is `rows`; a `watermark`, of which a number of steps may be taken before a checkpoint, so that the rest comes
+    after the restore; or a `move` to another parallelism or backend. `before` and `after` are called with each step,
+    and `after` at the end. Returns the windows as they were restored last, and how many rows were late.
+    """
+    late, reached = 0, -(10**9)
+    for kind, what in steps:
+        before(windows)
+        if kind == "rows":
+            for start in range(0, len(what), batch_rows or len(what)):
+                windows.process(rows_batch(what[start : start + (batch_rows or len(what))]))
+            model.process(what)
+        elif kind == "watermark" and what[0] > reached:
+            reached, first_steps = what
+            model.watermark(reached)
+            if first_steps is not None:
+                windows.watermark(reached, first_steps)
+                late += dropped(windows)
+                windows = windows.moved(2, "columnar")
+            windows.watermark(reached)
+        elif kind == "move":
+            late += dropped(windows)
+            windows = windows.moved(*what)
+        after(windows)
+    windows.watermark(MAX_WATERMARK_MS)
+    model.watermark(10**9)
+    after(windows)
+    return windows, late + dropped(windows)
+
+
+def dropped(windows: Windows) -> int:
+    """Rows that were late since the windows were restored."""
+    counts = (m.value for o in windows.operators for m in o.context.metrics.read(o.context.uid))
+    return int(sum(counts))
 
 
 Backend = Literal["columnar", "rocksdb"]

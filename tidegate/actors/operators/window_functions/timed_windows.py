@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from tidegate.actors.operators.operator import Emit, OperatorContext
 from tidegate.actors.operators.operator_errors import blame
 from tidegate.actors.operators.source_splits import Due
-from tidegate.actors.operators.watermarks.late_rows import LATE, LATE_RECORDS
+from tidegate.actors.operators.watermarks.late_rows import LATE_RECORDS, set_aside
 from tidegate.actors.operators.window_functions.process_windows import FunctionCalls
 from tidegate.actors.operators.window_functions.window_buffer import WindowBuffer
 from tidegate.actors.operators.window_functions.window_calls import WindowCalls
@@ -130,12 +130,11 @@ class TimedWindows(WindowBuffer):
         self.check_owner(keys)
         moments = self._fired.of_keys(keys, self.context.max_parallelism)
         late = self.last_ms(last) <= moments
-        if late.any():
-            self._late.inc(int(np.count_nonzero(late)))
-            self.context.emit_aside(LATE, batch.filter(pa.array(late)))
-            in_time = pa.array(np.flatnonzero(~late))
-            rows, keys, times = rows.take(in_time), keys.take(in_time), times[~late]
-            moments = moments if isinstance(moments, int) else moments[~late]
+        in_time = set_aside(batch, late, self._late, self.context.emit_aside)
+        if len(in_time) < batch.num_rows:
+            picked = pa.array(in_time)
+            rows, keys, times = rows.take(picked), keys.take(picked), times[in_time]
+            moments = moments if isinstance(moments, int) else moments[in_time]
         if len(times):
             self.take_in(rows, keys, times, moments, emit)
             self.done()

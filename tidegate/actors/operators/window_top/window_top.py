@@ -30,7 +30,7 @@ from tidegate.actors.operators.ranking.top_n import MOMENT, STATE_NAME, Ranking
 from tidegate.actors.operators.source_splits import Due
 from tidegate.actors.operators.state.keys import key_schema
 from tidegate.actors.operators.state.rows_operator import RowsOperator
-from tidegate.actors.operators.watermarks.late_rows import LATE, LATE_RECORDS
+from tidegate.actors.operators.watermarks.late_rows import LATE_RECORDS, set_aside
 from tidegate.actors.operators.watermarks.watermark_generator import event_times_ms
 from tidegate.actors.operators.watermarks.window_end import WindowEnd
 from tidegate.actors.operators.windows.fired_groups import FiredGroups
@@ -95,13 +95,11 @@ class WindowTop(RowsOperator):
         moments = found.to_numpy(zero_copy_only=False)
         keys = rows.select(self.keys.names)
         late = moments <= self._fired.of_keys(keys, self.context.max_parallelism)
-        if late.any():
-            self._late.inc(int(np.count_nonzero(late)))
-            self.context.emit_aside(LATE, batch.filter(pa.array(late)))
-            open_rows = np.flatnonzero(~late)
-            picked = pa.array(open_rows)
-            rows, keys, moments = rows.take(picked), keys.take(picked), moments[open_rows]
-            words = [word[open_rows] for word in words]
+        in_time = set_aside(batch, late, self._late, self.context.emit_aside)
+        if len(in_time) < batch.num_rows:
+            picked = pa.array(in_time)
+            rows, keys, moments = rows.take(picked), keys.take(picked), moments[in_time]
+            words = [word[in_time] for word in words]
         if rows.num_rows:
             self._add(rows, keys, moments, words)
 

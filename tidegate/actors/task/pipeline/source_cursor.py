@@ -242,20 +242,21 @@ class SourceCursor:
         self._check_found(index, event)
         if event.payload is not None:
             self._read_in[index] = replace(self._read_in[index], payload=event.payload)
-        nothing = event.next_offset == self._offsets[index] and event.induces is None and not event.at_end
-        nothing = nothing and not event.found
+        told = event.at_end or event.found or event.induces is not None
+        rowless = event.next_offset == self._offsets[index] and not told
+        says_nothing = rowless and event.payload is None
         self._offsets[index] = event.next_offset
         if event.at_end:
             del self._open[self._turn]
         elif self._splits is not None:
             self._turn += 1
         self._turn = self._turn % len(self._open) if self._open else 0
-        idle = nothing and self._begins_idling(index, event)
-        if nothing and not self._ready and not idle and event.payload is None:
+        idle = rowless and self._begins_idling(index, event)
+        if says_nothing and not self._ready and not idle:
             self._taken = index  # Nothing changes, so it needs no turn.
             return self._missed()
         self._ready.append((index, event, idle))
-        if nothing:
+        if rowless:
             return self._missed()
         self._rows_at_ms[index] = event.at_ms
         self._idling.discard(index)
