@@ -164,6 +164,29 @@ def test_watermarks_are_left_out_where_rows_of_another_sender_may_follow(
     assert [*found.values()] == [[(1, MIN_WATERMARK_MS), (2, MIN_WATERMARK_MS)]]
 
 
+@pytest.mark.parametrize(
+    ("sources", "known"), [(2, [20, 30]), (3, [MIN_WATERMARK_MS] * 2)], ids=["as they were", "more"]
+)
+def test_watermarks_are_left_out_if_a_step_before_the_sender_has_changed(
+    store: FileSystemStore, sources: int, known: list[int]
+) -> None:
+    """A sender that was as parallel as the source had the rows of one split. Now a slower one may come to it."""
+    key = next(key for key in range(KEYS) if owner_of(key, 2) == 0)
+    ends: Ends = {("input", 0, 0): [20, batch([(key, 1)]), 30, batch([(key, 2)])]}
+    old, new = (
+        graph_of(
+            {"first": first, "source": 2, "count": 2},
+            ("first", "source", FORWARD if first == 2 else REBALANCE),
+            ("source", "count", BY_KEY),
+        )
+        for first in (2, sources)
+    )
+
+    (rows,) = restored(store, ends, old, new).values()
+
+    assert rows == [*zip((1, 2), known, strict=True)]
+
+
 def test_what_an_older_version_has_stored_is_restored_as_it_was(store: FileSystemStore) -> None:
     """Without watermarks: the old channels one after the other, each in its order."""
     keys = [next(key for key in range(KEYS) if owner_of(key, 2) == down) for down in range(2)]

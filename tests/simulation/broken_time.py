@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 import pyarrow as pa
 
+from tidegate.actors.operators.batches.async_map import AsyncMap
 from tidegate.actors.operators.joins.join_operator import JoinOperator
 from tidegate.actors.operators.operator import Emit, Operator
 from tidegate.actors.operators.watermarks import watermark_generator
@@ -89,6 +90,10 @@ TIME_PATCHES: dict[str, tuple[int, Patch]] = {
     ),
     "time: a watermark goes back": (1, lambda: patch.object(WatermarkValve, "_advance", _back_and_forth)),
     "time: watermarks in flight are not in the checkpoint": (6, _rows_alone),
+    "time: watermarks between calls are not in the checkpoint": (
+        6,
+        lambda: patch.object(AsyncMap, "_marks", lambda self: []),
+    ),
 }
 """Every such break: its invariant, and the patch."""
 
@@ -116,5 +121,6 @@ TIME_FIXED: Mapping[str, Mapping[str, Hashable]] = {
     "time: how far event time is in a split is not restored": {**_LATE, "rows": 51},
     "time: a watermark goes back": {"topology": "timers"},
     "time: watermarks in flight are not in the checkpoint": _IN_FLIGHT,
+    "time: watermarks between calls are not in the checkpoint": {**_LATE, "rows": 55},
 }
 """What is not drawn for them. The number of rows chooses the program: `late_topologies.py`, `window_topologies.py`."""

@@ -71,6 +71,11 @@ class JobVertex:
     """What each of its processes reserves; None: they share the common slots."""
 
     @property
+    def uids(self) -> tuple[OperatorUid, ...]:
+        """Its source, if it has one, and its operators, in their order."""
+        return tuple(spec.uid for spec in (*((self.source,) if self.source is not None else ()), *self.operators))
+
+    @property
     def head(self) -> OperatorUid:
         """The uid of the source, or else of the first operator: where input arrives."""
         return self.source.uid if self.source is not None else self.operators[0].uid

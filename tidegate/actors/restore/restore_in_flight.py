@@ -7,12 +7,13 @@ Flink with `execution.checkpointing.unaligned.recover-output-on-downstream`. Rul
 - REBALANCE: each old channel goes to one subtask, whole. So it is on an edge that was rebalanced because its two ends
   had different parallelisms, and is forward now. Other forward edges, and broadcast edges, have no in-flight data.
 - A task takes the data in on its channel from upstream subtask `old upstream % new parallelism`.
-- If the sender's parallelism is unchanged, a channel has what one sender has sent, and that sender goes on behind it.
-  So watermarks in flight keep their places: each row meets the one that it would have met. Where several old channels
-  come to one, the one that is furthest behind in event time goes first (Flink has a virtual channel for each).
-- If it has changed, or the edge is forward now, watermarks in flight are left out: rows of another old sender may
-  follow on the channel, and some may be before such a watermark though they are in time. A row in flight that was late
-  may count then. None becomes late that was in time.
+- If the parallelism of the sender and of all before it is unchanged, a channel has what one sender has sent, and that
+  sender goes on behind it. So watermarks in flight keep their places: each row meets the one that it would have met.
+  Where several old channels come to one, the one that is furthest behind in event time goes first (Flink has a virtual
+  channel for each).
+- If one has changed, or the edge is forward now, watermarks in flight are left out: rows of another old sender, or of
+  another split, may follow on the channel, and some may be before such a watermark though they are in time. A row in
+  flight that was late may count then. None becomes late that was in time.
 
 If both parallelisms are unchanged, these rules map every old channel to itself.
 """
@@ -31,11 +32,12 @@ from tidegate.actors.kernels.partition import gather
 from tidegate.actors.protocol.identity import ChannelId, TaskId
 from tidegate.actors.protocol.partitioning import PartitioningKind
 from tidegate.actors.protocol.stream_elements import MIN_WATERMARK_MS, Watermark
+from tidegate.actors.restore.restored_event_time import event_time_goes_on, old_parallelism
 from tidegate.actors.task.channels.in_flight_elements import InFlightElement, has_rows
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata
 from tidegate.storage.errors import ConfigurationError, CorruptionError
 from tidegate.storage.files.store import Store
-from tidegate.storage.ids import OperatorUid, SubtaskIndex
+from tidegate.storage.ids import SubtaskIndex
 from tidegate.storage.state.key_groups import key_group_range, key_groups_meet, key_groups_of
 from tidegate.storage.subtasks.in_flight import ChannelEnd, InFlightRows, edges_in_flight, read_in_flight
 
@@ -76,7 +78,7 @@ def can_take_in_flight(metadata: CheckpointMetadata, graph: JobGraph, edge: JobE
             return True
         case PartitioningKind.FORWARD:
             up, down = graph.emitter(edge), graph.vertex(edge.downstream).head
-            return _old_parallelism(metadata, up) != _old_parallelism(metadata, down)
+            return old_parallelism(metadata, up) != old_parallelism(metadata, down)
         case PartitioningKind.BROADCAST:
             return False
 
@@ -92,9 +94,9 @@ class _Route:
         self._where = f"checkpoint {metadata.checkpoint_id} of {metadata.job_id}"
         self._upstreams = graph.vertex(edge.upstream).parallelism
         self._downstreams = graph.vertex(edge.downstream).parallelism
-        same_senders = _old_parallelism(metadata, graph.emitter(edge)) == self._upstreams
-        self._keeps_watermarks = same_senders and edge.partitioning.kind is not PartitioningKind.FORWARD
-        self._old_downstreams = _old_parallelism(metadata, graph.vertex(edge.downstream).head)
+        goes_on = event_time_goes_on(metadata, graph, edge.upstream)
+        self._keeps_watermarks = goes_on and edge.partitioning.kind is not PartitioningKind.FORWARD
+        self._old_downstreams = old_parallelism(metadata, graph.vertex(edge.downstream).head)
         self._max_parallelism = graph.max_parallelism
         self._own = key_group_range(subtask, graph.max_parallelism, self._downstreams)
 
@@ -169,8 +171,3 @@ def _held(store: Store, metadata: CheckpointMetadata, route: _Route) -> list[InF
         if subtask.in_flight is not None:
             found += read_in_flight(store, subtask.in_flight, route.name, route.reads)
     return sorted(found, key=lambda held: (held.end.upstream, held.end.downstream, held.end.direction == "output"))
-
-
-def _old_parallelism(metadata: CheckpointMetadata, uid: OperatorUid) -> int:
-    """Parallelism of an operator in the checkpoint, whatever it was chained to. 0 if it is new."""
-    return next((info.parallelism for info in metadata.operators if info.uid == uid), 0)

@@ -9,6 +9,7 @@ The host of a task calls `restore_task` before the task is ready. Rules:
 - If some subtasks of a source had finished, subtask 0 takes over their splits, as read to the end. Otherwise a
   savepoint taken before all subtasks have finished again would not know these splits. Those in the checkpoint's pool
   were read by nobody.
+- Watermarks between the rows of calls that wait are left out unless event time goes on (`restored_event_time.py`).
 - `restore_in_flight.py` has the rules for in-flight data.
 """
 
@@ -23,9 +24,11 @@ import pyarrow as pa
 
 from tidegate.actors.coordinator.job.job_spec import RestorePoint
 from tidegate.actors.graph.job_graph import JobGraph, JobVertex
+from tidegate.actors.operators.batches.async_map import WATERMARKS
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.protocol.state_origin import StateOrigin
 from tidegate.actors.restore.restore_in_flight import RestoredChannels, restore_in_flight
+from tidegate.actors.restore.restored_event_time import event_time_goes_on
 from tidegate.actors.state_backends.factory import backend_folder
 from tidegate.actors.task.pipeline.split_positions import FrozenPositions, SplitPosition, positions_from_tables
 from tidegate.storage.checkpoints.layout import NATIVE_MARK
@@ -88,9 +91,7 @@ def restore_task(
     if local_copies is not None and not restore.savepoint:
         store = LocalFirstStore(store, local_copies, restore.job_id, metadata.subtasks)
     vertex = graph.vertex(task.vertex)
-    uids = [spec.uid for spec in vertex.operators]
-    if vertex.source is not None:
-        uids.insert(0, vertex.source.uid)
+    uids = vertex.uids
     known = {info.uid: info for info in metadata.operators}
     in_flight = () if restore.ignore_in_flight else restore_in_flight(store, metadata, graph, task)
     if uids and all(uid in known and all(s.finished for s in subtasks_of(metadata, uid)) for uid in uids):
@@ -103,6 +104,8 @@ def restore_task(
     part = part_of(metadata, vertex, task)
     if part is None:
         kept = {}
+    calling = {spec.uid for spec in vertex.operators if spec.calls is not None}
+    stale = calling if calling and not event_time_goes_on(metadata, graph, task.vertex) else set()
     tables = [
         (
             uid,
@@ -116,6 +119,7 @@ def restore_task(
                 readers,
                 kept.get(uid, ()),
                 None if spool_folder is None else Spool(f"{backend_folder(spool_folder, uid)}{NATIVE_MARK}restore"),
+                frozenset({WATERMARKS} if uid in stale else ()),
             ),
         )
         for uid in uids
@@ -168,6 +172,7 @@ def _tables_of(
     readers: int,
     kept: Sequence[StateTable],
     spool: Spool | None,
+    left_out: frozenset[str],
 ) -> Handover:
     """The state with which one subtask of an operator starts, in a vertex that has not finished."""
     groups = key_group_range(subtask, info.max_parallelism, parallelism)
@@ -186,7 +191,7 @@ def _tables_of(
                 case StateKind.KEYED:
                     return has_groups and section.state not in in_memory
                 case StateKind.LIST:
-                    return rescaled or old.subtask == subtask
+                    return section.state not in left_out and (rescaled or old.subtask == subtask)
                 case StateKind.BROADCAST:
                     return broadcast_from.setdefault(section.state, old.subtask) == old.subtask
                 case StateKind.UNION:

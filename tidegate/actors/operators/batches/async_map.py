@@ -8,12 +8,16 @@ The task asks for calls with `take_calls`, and hands in what they have returned 
   be called more than once for a row, but each row has one result.
 - A watermark does not overtake rows: it goes on when the results of all rows before it were emitted. `ordered` keeps
   the order of the rows; otherwise results may overtake each other, but no watermark.
+- The watermarks between these rows are in the snapshot as well, and first the last one that has gone on: after a
+  restore what follows judges each result as it would have done. A sender that begins anew may be behind them then, and
+  does not take them back. The end of event time is not kept: no row follows it, and it comes again.
+- If the steps before have another parallelism, the restore leaves these watermarks out (`restored_event_time.py`).
 - A row that fails for good fails the task, or goes to a side output with its error.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +31,7 @@ from tidegate.actors.operators.operator_errors import blame, failure
 from tidegate.actors.operators.output_schema import FromPolars, PinnedSchema
 from tidegate.actors.protocol.failure_reasons import error_text
 from tidegate.actors.protocol.side_outputs import OutputTag
+from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.schemas.dictionaries import widened
 from tidegate.storage.schemas.polars_frames import is_polars_frame
@@ -34,6 +39,12 @@ from tidegate.storage.state.snapshot import Cut, FrozenTable, OperatorSnapshot, 
 
 IN_FLIGHT = "in flight"
 """The state: rows whose results were not emitted."""
+
+WATERMARKS = "watermarks in flight"
+"""The state of the watermarks between them; only where there are any."""
+
+_WATERMARKS = pa.schema([("rows_before", pa.int64()), ("watermark_ms", pa.int64())])
+"""`rows_before`: how many of those rows lie before a watermark."""
 
 
 @dataclass(slots=True, eq=False)
@@ -77,14 +88,32 @@ class AsyncMap(Operator):
         """Calls whose results were not emitted, in the order of their rows."""
         self._waiting: deque[Call] = deque()
         self._segments: deque[_Segment] = deque([_Segment()])
+        self._newest_ms = self._passed_ms = MIN_WATERMARK_MS
+        """The newest watermark that has come, and the newest that has gone on."""
         self._under_way = 0
         self._next = 0
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
         """Ask again for what was in flight."""
         super().open(context, restored)
+        marks: deque[tuple[int, int]] = deque()
+        held: list[pa.RecordBatch] = []
         for table in restored:
-            self._add(table.rows)
+            if table.state == WATERMARKS:
+                marks += zip(*(column.to_pylist() for column in table.rows.columns), strict=True)
+            else:
+                held.append(table.rows)
+        place = 0
+        for rows in held:
+            start, place = place, place + rows.num_rows
+            while marks and marks[0][0] < place:
+                before, watermark_ms = marks.popleft()
+                self._add(rows.slice(0, before - start))
+                rows, start = rows.slice(before - start), before
+                self._hold(watermark_ms)
+            self._add(rows)
+        for _, watermark_ms in marks if held else ():
+            self._hold(watermark_ms)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
         """Take in rows. OperatorError if they have other columns than those before."""
@@ -111,16 +140,14 @@ class AsyncMap(Operator):
         return calls
 
     def let_pass(self, watermark_ms: int) -> bool:
-        """A watermark comes: whether it goes on at once. If not, `answered` gives it out."""
-        if not self._asked:
-            return True
-        last = self._segments[-1]
-        if not last.left and len(self._segments) > 1:
-            self._segments[-2].watermark_ms = watermark_ms
-        else:
-            last.watermark_ms = watermark_ms
-            self._segments.append(_Segment())
-        return False
+        """A watermark comes: whether it goes on at once. If not, `answered` gives it out, unless it is old news."""
+        if watermark_ms < self._newest_ms:
+            return False
+        if self._asked:
+            self._hold(watermark_ms)
+            return False
+        self._newest_ms = self._passed_ms = watermark_ms
+        return True
 
     def answered(self, answers: Sequence[Answer]) -> Iterator[pa.RecordBatch | int]:
         """Calls have answered: what goes on now, rows and watermarks. OperatorError for one that has failed."""
@@ -140,14 +167,19 @@ class AsyncMap(Operator):
             if segment.left or segment.watermark_ms is None:
                 return
             self._segments.popleft()
+            self._passed_ms = segment.watermark_ms
             yield segment.watermark_ms
 
     def snapshot(self, cut: Cut) -> OperatorSnapshot | None:
-        """The rows whose results are missing."""
+        """The rows whose results are missing, and the watermarks between them."""
         held = [asked.call.rows for asked in self._asked.values()]
         if not held:
             return None
-        return OperatorSnapshot(self.context.uid, (FrozenTable(IN_FLIGHT, StateKind.LIST, lambda: _together(held)),))
+        states = [FrozenTable(IN_FLIGHT, StateKind.LIST, lambda: _together(held))]
+        if marks := self._marks():
+            rows = pa.RecordBatch.from_pylist(marks, schema=_WATERMARKS)
+            states.append(FrozenTable(WATERMARKS, StateKind.LIST, lambda: rows))
+        return OperatorSnapshot(self.context.uid, tuple(states))
 
     def finish(self, emit: Emit) -> Iterator[None]:
         """Wait for all results."""
@@ -162,6 +194,32 @@ class AsyncMap(Operator):
             self._asked[call.number] = _Asked(call, segment)
             self._waiting.append(call)
             segment.left += 1
+
+    def _hold(self, watermark_ms: int) -> None:
+        """Keep a watermark until the results of all rows so far were emitted."""
+        self._newest_ms = watermark_ms
+        last = self._segments[-1]
+        if not last.left and len(self._segments) > 1:
+            self._segments[-2].watermark_ms = watermark_ms
+        else:
+            last.watermark_ms = watermark_ms
+            self._segments.append(_Segment())
+
+    def _marks(self) -> list[dict[str, int]]:
+        """The watermarks that judge the rows whose results are missing, in the columns of their state."""
+        left: Counter[_Segment] = Counter()
+        for asked in self._asked.values():
+            left[asked.segment] += asked.call.rows.num_rows
+        found, before = [(0, self._passed_ms)], 0
+        for segment in self._segments:
+            before += left[segment]
+            if segment.watermark_ms is not None:
+                found.append((before, segment.watermark_ms))
+        return [
+            {"rows_before": before, "watermark_ms": watermark_ms}
+            for before, watermark_ms in found
+            if MIN_WATERMARK_MS < watermark_ms < MAX_WATERMARK_MS
+        ]
 
     def _take_done(self) -> list[_Asked]:
         """The calls of the first segment whose results go on."""

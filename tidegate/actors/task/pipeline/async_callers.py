@@ -4,6 +4,7 @@ Rules:
 
 - A task takes no input while rows wait for a call: `blocked`. At the end of its input it waits for all results.
 - What functions return goes on between two turns, to the operator behind: rows, and watermarks that waited for them.
+  All steps of such a watermark come before the rows behind it: these are judged by it.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ class AsyncCallers:
             for item in caller.answered(found):
                 if isinstance(item, int):
                     self._advance(position + 1, item)
-                    self._step(position)
+                    while self._step(position):
+                        pass
                 else:
                     self._feed(position + 1, item)
