@@ -58,8 +58,8 @@ _IN_ORDER = ("ordered", "late", "windows", "relations", "idle")
 """Pipelines that rely on the order of rows within the splits that they see."""
 _ROW_BY_ROW = ("sim://rows", "sim://late", "sim://kept")
 """Tables that get a row for each row of the input; the others get one for each key."""
-_OF_THE_CLOCK = ("flushes",)
-"""Pipelines with a timer for each row: a task that is slow takes a turn for each."""
+_TWO_TURNS_A_ROW = ("flushes", "late")
+"""Pipelines with a timer for each row, or a watermark behind it: a task that is slow takes a turn for each."""
 _BUFFERS = {"tiny": (300, 300), "small": (1_000, 1_500), "wide": (20_000, 20_000)}
 _SURVIVING = {
     "fixed-delay": RestartStrategy.fixed_delay(10_000, "100ms"),
@@ -241,7 +241,7 @@ def _queued_ms(scenario: Scenario) -> int:
     Buffers have room for these. A checkpoint with less time would fail after the first one of each attempt. Where none
     may fail the job would start anew each time, and take in no more than what came before that first one.
     """
-    turns_a_row = 2 if scenario.values["topology"] in _OF_THE_CLOCK else 1
+    turns_a_row = 2 if scenario.values["topology"] in _TWO_TURNS_A_ROW else 1
     turns = 2 * scenario.rows * turns_a_row // _number(scenario.values["turn_rows"])
     return turns * max(TURN_MS_MAX) // 2
 
