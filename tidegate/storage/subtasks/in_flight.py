@@ -6,15 +6,14 @@ They are a state file like any other, so checksums, inlining and verification ar
   kind is LIST. Names of edges come from the graph and outlive changes of it; numbers of edges do not.
 - Batches of one end are joined to one chunk. Where the schema changes between two of them (a column was all null up to
   then) a new chunk begins, and so it does for each batch where Arrow cannot join them.
-- The watermarks between the rows of an end are a section of their own behind its rows: how many rows lie before each of
-  them. So they cut no chunk. There is none where there are no watermarks, nor in checkpoints of older versions.
+- The watermarks between the rows of an end are a section of their own behind its rows (`marked_rows.py`).
+  There is none where there are no watermarks, nor in checkpoints of older versions.
 - A subtask stores what it received (`input`) and what it had not sent (`output`), each of its own channels only.
 """
 
 from __future__ import annotations
 
 import re
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -26,12 +25,12 @@ from tidegate.storage.checkpoints.metadata import SectionRef, StateHandle, State
 from tidegate.storage.errors import CorruptionError
 from tidegate.storage.files.store import Store
 from tidegate.storage.ids import OperatorUid, SubtaskIndex
+from tidegate.storage.state.marked_rows import Mark, marks_as_rows, marks_of, put_together, told_apart
 from tidegate.storage.state.snapshot import StateChunk
 from tidegate.storage.state.state_file import INLINE_BYTES_MAX, read_state, write_state
 
 _WATERMARKS = " watermarks"
 _SECTION = re.compile(rf"(input|output):(\d+)>(\d+)(?:{_WATERMARKS})?", re.ASCII)
-_WATERMARK_SCHEMA = pa.schema([("rows_before", pa.int64()), ("watermark_ms", pa.int64())])
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,36 +49,17 @@ class InFlightRows:
 
     end: ChannelEnd
     batches: tuple[pa.RecordBatch, ...]
-    watermarks: tuple[tuple[int, int], ...] = ()
-    """How many of the rows lie before each, and its time."""
+    watermarks: tuple[Mark, ...] = ()
 
     @classmethod
     def of(cls, end: ChannelEnd, elements: Iterable[pa.RecordBatch | int]) -> InFlightRows:
         """What an end held in its order: batches, and times of watermarks."""
-        batches, watermarks, rows = list[pa.RecordBatch](), list[tuple[int, int]](), 0
-        for element in elements:
-            if isinstance(element, int):
-                watermarks.append((rows, element))
-            else:
-                batches.append(element)
-                rows += element.num_rows
+        batches, watermarks = told_apart(elements)
         return cls(end, tuple(batches), tuple(watermarks))
 
     def elements(self) -> Iterator[pa.RecordBatch | int]:
         """Inverse of `of`: batches are cut where a watermark lies between their rows."""
-        marks, before = deque(self.watermarks), 0
-        for batch in self.batches:
-            start = 0
-            while marks and marks[0][0] < before + batch.num_rows:
-                rows, watermark_ms = marks.popleft()
-                if rows - before > start:
-                    yield batch.slice(start, rows - before - start)
-                    start = rows - before
-                yield watermark_ms
-            yield batch.slice(start) if start else batch
-            before += batch.num_rows
-        for _, watermark_ms in marks:
-            yield watermark_ms
+        return put_together(self.batches, self.watermarks)
 
 
 def in_flight_section(end: ChannelEnd) -> str:
@@ -111,12 +91,11 @@ def read_in_flight(
     ends = {section.state: parse_in_flight_section(section) for section in handle.sections if section.uid == edge}
     chosen = {state for state, end in ends.items() if wanted(end)}
     found: dict[ChannelEnd, list[pa.RecordBatch]] = {}
-    watermarks: dict[ChannelEnd, list[tuple[int, int]]] = {}
+    watermarks: dict[ChannelEnd, list[Mark]] = {}
     for table in read_state(store, handle, OperatorUid(edge), wanted=lambda section: section.state in chosen):
         end = ends[table.state]
         if table.state.endswith(_WATERMARKS):
-            columns = (table.rows.column(name).to_pylist() for name in _WATERMARK_SCHEMA.names)
-            watermarks.setdefault(end, []).extend(zip(*columns, strict=True))
+            watermarks.setdefault(end, []).extend(marks_of(table.rows))
         else:
             found.setdefault(end, []).append(table.rows)
     return [InFlightRows(end, tuple(batches), tuple(watermarks.get(end, ()))) for end, batches in found.items()]
@@ -131,8 +110,7 @@ def _sections(held: InFlightRows) -> Iterator[_Held]:
     state = in_flight_section(held.end)
     yield _Held(state, held.batches)
     if held.batches and held.watermarks:
-        columns = [pa.array(column, pa.int64()) for column in zip(*held.watermarks, strict=True)]
-        yield _Held(state + _WATERMARKS, [pa.record_batch(columns, schema=_WATERMARK_SCHEMA)])
+        yield _Held(state + _WATERMARKS, [marks_as_rows(held.watermarks)])
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATER
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.schemas.dictionaries import widened
 from tidegate.storage.schemas.polars_frames import is_polars_frame
+from tidegate.storage.state.marked_rows import Mark, marks_as_rows, marks_of, put_together
 from tidegate.storage.state.snapshot import Cut, FrozenTable, OperatorSnapshot, StateTable
 
 IN_FLIGHT = "in flight"
@@ -42,9 +43,6 @@ IN_FLIGHT = "in flight"
 
 WATERMARKS = "watermarks in flight"
 """The state of the watermarks between them; only where there are any."""
-
-_WATERMARKS = pa.schema([("rows_before", pa.int64()), ("watermark_ms", pa.int64())])
-"""`rows_before`: how many of those rows lie before a watermark."""
 
 
 @dataclass(slots=True, eq=False)
@@ -96,24 +94,17 @@ class AsyncMap(Operator):
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
         """Ask again for what was in flight."""
         super().open(context, restored)
-        marks: deque[tuple[int, int]] = deque()
-        held: list[pa.RecordBatch] = []
+        marks, held = list[Mark](), list[pa.RecordBatch]()
         for table in restored:
             if table.state == WATERMARKS:
-                marks += zip(*(column.to_pylist() for column in table.rows.columns), strict=True)
+                marks += marks_of(table.rows)
             else:
                 held.append(table.rows)
-        place = 0
-        for rows in held:
-            start, place = place, place + rows.num_rows
-            while marks and marks[0][0] < place:
-                before, watermark_ms = marks.popleft()
-                self._add(rows.slice(0, before - start))
-                rows, start = rows.slice(before - start), before
-                self._hold(watermark_ms)
-            self._add(rows)
-        for _, watermark_ms in marks if held else ():
-            self._hold(watermark_ms)
+        for element in put_together(held, marks if held else ()):
+            if isinstance(element, int):
+                self._hold(element)
+            else:
+                self._add(element)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
         """Take in rows. OperatorError if they have other columns than those before."""
@@ -177,8 +168,7 @@ class AsyncMap(Operator):
             return None
         states = [FrozenTable(IN_FLIGHT, StateKind.LIST, lambda: _together(held))]
         if marks := self._marks():
-            rows = pa.RecordBatch.from_pylist(marks, schema=_WATERMARKS)
-            states.append(FrozenTable(WATERMARKS, StateKind.LIST, lambda: rows))
+            states.append(FrozenTable(WATERMARKS, StateKind.LIST, lambda: marks_as_rows(marks)))
         return OperatorSnapshot(self.context.uid, tuple(states))
 
     def finish(self, emit: Emit) -> Iterator[None]:
@@ -205,8 +195,8 @@ class AsyncMap(Operator):
             last.watermark_ms = watermark_ms
             self._segments.append(_Segment())
 
-    def _marks(self) -> list[dict[str, int]]:
-        """The watermarks that judge the rows whose results are missing, in the columns of their state."""
+    def _marks(self) -> list[Mark]:
+        """The watermarks that judge the rows whose results are missing."""
         left: Counter[_Segment] = Counter()
         for asked in self._asked.values():
             left[asked.segment] += asked.call.rows.num_rows
@@ -215,11 +205,7 @@ class AsyncMap(Operator):
             before += left[segment]
             if segment.watermark_ms is not None:
                 found.append((before, segment.watermark_ms))
-        return [
-            {"rows_before": before, "watermark_ms": watermark_ms}
-            for before, watermark_ms in found
-            if MIN_WATERMARK_MS < watermark_ms < MAX_WATERMARK_MS
-        ]
+        return [mark for mark in found if MIN_WATERMARK_MS < mark[1] < MAX_WATERMARK_MS]
 
     def _take_done(self) -> list[_Asked]:
         """The calls of the first segment whose results go on."""
