@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidegate.actors.kernels.jit import kernel
-from tidegate.actors.kernels.paged import AHEAD, Pages, load_value, prefetch_value, store_value
+from tidegate.actors.kernels.paged import Pages, ask_ahead, load_value, store_value
 
 Slots = NDArray[np.int32]
 Mask = NDArray[np.uint8]
@@ -23,14 +23,13 @@ Mask = NDArray[np.uint8]
 @kernel
 def count(counts: Pages, slots: Slots, mask: Mask) -> None:
     """Add the number of rows of each slot. `counts` are pages of int64."""
-    last = slots.shape[0] - 1
     if mask.shape[0] == 0:
         for i in range(slots.shape[0]):
-            prefetch_value(counts, slots[min(i + AHEAD, last)], np.int64(0))
+            ask_ahead(counts, slots, i, np.int64(0))
             store_value(counts, slots[i], load_value(counts, slots[i], np.int64(0)) + 1)
     else:
         for i in range(slots.shape[0]):
-            prefetch_value(counts, slots[min(i + AHEAD, last)], np.int64(0))
+            ask_ahead(counts, slots, i, np.int64(0))
             store_value(counts, slots[i], load_value(counts, slots[i], np.int64(0)) + np.int64(mask[i]))
 
 
@@ -46,6 +45,7 @@ def discount(counts: Pages, slots: Slots, mask: Mask) -> None:
     """Take the number of rows of each slot away from what `count` has added."""
     masked = mask.shape[0] > 0
     for i in range(slots.shape[0]):
+        ask_ahead(counts, slots, i, np.int64(0))
         if not masked or mask[i]:
             store_value(counts, slots[i], load_value(counts, slots[i], np.int64(0)) - 1)
 
@@ -55,9 +55,11 @@ def mark(flags: Pages, slots: Slots, mask: Mask) -> None:
     """Set the flag of each slot that has a row. `flags` are pages of uint8."""
     if mask.shape[0] == 0:
         for i in range(slots.shape[0]):
+            ask_ahead(flags, slots, i, np.uint8(0))
             store_value(flags, slots[i], np.uint8(1))
     else:
         for i in range(slots.shape[0]):
+            ask_ahead(flags, slots, i, np.uint8(0))
             if mask[i]:
                 store_value(flags, slots[i], np.uint8(1))
 
@@ -68,9 +70,8 @@ def set_bits(seen: Pages, slots: Slots, bits: NDArray[np.int64], new: NDArray[np
 
     `seen` are pages of int64.
     """
-    last = slots.shape[0] - 1
     for i in range(slots.shape[0]):
-        prefetch_value(seen, slots[min(i + AHEAD, last)], bits[i])
+        ask_ahead(seen, slots, i, bits[i])
         had = load_value(seen, slots[i], bits[i])
         new[i] = bits[i] & ~had
         if new[i]:
@@ -80,14 +81,13 @@ def set_bits(seen: Pages, slots: Slots, bits: NDArray[np.int64], new: NDArray[np
 @kernel
 def sum_float64(sums: Pages, slots: Slots, values: NDArray[np.float64], mask: Mask) -> None:
     """Add values to the sums of their slots. `sums` are pages of float64."""
-    last = slots.shape[0] - 1
     if mask.shape[0] == 0:
         for i in range(slots.shape[0]):
-            prefetch_value(sums, slots[min(i + AHEAD, last)], values[i])
+            ask_ahead(sums, slots, i, values[i])
             store_value(sums, slots[i], load_value(sums, slots[i], values[i]) + values[i])
     else:
         for i in range(slots.shape[0]):
-            prefetch_value(sums, slots[min(i + AHEAD, last)], values[i])
+            ask_ahead(sums, slots, i, values[i])
             if mask[i]:
                 store_value(sums, slots[i], load_value(sums, slots[i], values[i]) + values[i])
 
@@ -95,11 +95,10 @@ def sum_float64(sums: Pages, slots: Slots, values: NDArray[np.float64], mask: Ma
 @kernel
 def sum_int64(sums: Pages, slots: Slots, values: NDArray[np.int64], mask: Mask) -> bool:
     """Add values to the sums of their slots. True when a sum left the range of int64 (it is wrong then)."""
-    last = slots.shape[0] - 1
     masked = mask.shape[0] > 0
     overflow = np.int64(0)
     for i in range(slots.shape[0]):
-        prefetch_value(sums, slots[min(i + AHEAD, last)], values[i])
+        ask_ahead(sums, slots, i, values[i])
         if not masked or mask[i]:
             before = load_value(sums, slots[i], values[i])
             after = before + values[i]
@@ -115,10 +114,9 @@ def minimum(results: Pages, slots: Slots, values: NDArray[Any], mask: Mask) -> N
 
     The identity is the type's greatest value (NaN for floats).
     """
-    last = slots.shape[0] - 1
     masked = mask.shape[0] > 0
     for i in range(slots.shape[0]):
-        prefetch_value(results, slots[min(i + AHEAD, last)], values[i])
+        ask_ahead(results, slots, i, values[i])
         if not masked or mask[i]:
             known = load_value(results, slots[i], values[i])
             if values[i] < known or known != known:
@@ -131,10 +129,9 @@ def maximum(results: Pages, slots: Slots, values: NDArray[Any], mask: Mask) -> N
 
     The identity is the type's smallest value.
     """
-    last = slots.shape[0] - 1
     masked = mask.shape[0] > 0
     for i in range(slots.shape[0]):
-        prefetch_value(results, slots[min(i + AHEAD, last)], values[i])
+        ask_ahead(results, slots, i, values[i])
         if not masked or mask[i]:
             value = values[i]
             if value > load_value(results, slots[i], value) or value != value:

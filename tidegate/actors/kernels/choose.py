@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidegate.actors.kernels.jit import kernel
-from tidegate.actors.kernels.paged import Pages, load_value, store_value
+from tidegate.actors.kernels.paged import Pages, ask_ahead, load_value, store_value
 
 Slots = NDArray[np.int32]
 Mask = NDArray[np.uint8]
@@ -26,6 +26,7 @@ def choose_first(seen: Pages, slots: Slots, mask: Mask, chosen: Chosen) -> None:
     """Choose the first row of each slot that has none."""
     masked = mask.shape[0] > 0
     for i in range(slots.shape[0]):
+        ask_ahead(seen, slots, i, np.uint8(0))
         if (not masked or mask[i]) and load_value(seen, slots[i], np.uint8(0)) == 0:
             store_value(seen, slots[i], np.uint8(1))
             chosen[i] = 1
@@ -36,6 +37,7 @@ def choose_last(seen: Pages, slots: Slots, mask: Mask, chosen: Chosen) -> None:
     """Choose each row."""
     masked = mask.shape[0] > 0
     for i in range(slots.shape[0]):
+        ask_ahead(seen, slots, i, np.uint8(0))
         if not masked or mask[i]:
             store_value(seen, slots[i], np.uint8(1))
             chosen[i] = 1
@@ -48,6 +50,8 @@ def choose_least(
     """Choose rows with a value less than that of the slot, in `bests`; with `ties` also one that is equal."""
     masked = mask.shape[0] > 0
     for i in range(slots.shape[0]):
+        ask_ahead(seen, slots, i, np.uint8(0))
+        ask_ahead(bests, slots, i, values[i])
         if not masked or mask[i]:
             value, known = values[i], load_value(bests, slots[i], values[i])
             same = value == known or (value != value and known != known)
@@ -65,6 +69,8 @@ def choose_greatest(
     """Choose rows with a value greater than that of the slot, in `bests`; with `ties` also one that is equal."""
     masked = mask.shape[0] > 0
     for i in range(slots.shape[0]):
+        ask_ahead(seen, slots, i, np.uint8(0))
+        ask_ahead(bests, slots, i, values[i])
         if not masked or mask[i]:
             value, known = values[i], load_value(bests, slots[i], values[i])
             same = value == known or (value != value and known != known)
@@ -84,6 +90,7 @@ def store_chosen(pages: Pages, slots: Slots, values: NDArray[Any], chosen: Chose
 @kernel
 def _store(pages: Pages, slots: Slots, values: NDArray[Any], chosen: Chosen) -> None:
     for i in range(slots.shape[0]):
+        ask_ahead(pages, slots, i, values[i])
         if chosen[i]:
             store_value(pages, slots[i], values[i])
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.actors.kernels.jit import kernel
-from tidegate.actors.kernels.paged import Pages, load_value, store_value
+from tidegate.actors.kernels.paged import Pages, ask_ahead, load_value, store_value
 
 Highs = NDArray[np.int64]
 Lows = NDArray[np.uint64]
@@ -62,6 +62,8 @@ def _sum(
     masked = mask.shape[0] > 0
     overflow = False
     for i in range(slots.shape[0]):
+        ask_ahead(high_pages, slots, i, highs[i])
+        ask_ahead(low_pages, slots, i, lows[i])
         if not masked or mask[i]:
             slot = slots[i]
             high_before = load_value(high_pages, slot, highs[i])
@@ -91,6 +93,8 @@ def least_decimals(
     """Lower the results of slots to smaller decimals. The identity is the greatest number of 128 bits."""
     masked = mask.shape[0] > 0
     for i in range(slots.shape[0]):
+        ask_ahead(high_pages, slots, i, highs[i])
+        ask_ahead(low_pages, slots, i, lows[i])
         if not masked or mask[i]:
             high, low = load_value(high_pages, slots[i], highs[i]), load_value(low_pages, slots[i], lows[i])
             if highs[i] < high or (highs[i] == high and lows[i] < low):
@@ -105,6 +109,8 @@ def greatest_decimals(
     """Raise the results of slots to greater decimals. The identity is the least number of 128 bits."""
     masked = mask.shape[0] > 0
     for i in range(slots.shape[0]):
+        ask_ahead(high_pages, slots, i, highs[i])
+        ask_ahead(low_pages, slots, i, lows[i])
         if not masked or mask[i]:
             high, low = load_value(high_pages, slots[i], highs[i]), load_value(low_pages, slots[i], lows[i])
             if highs[i] > high or (highs[i] == high and lows[i] > low):

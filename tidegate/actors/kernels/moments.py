@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidegate.actors.kernels.jit import kernel
-from tidegate.actors.kernels.paged import Pages, load_value, store_value
+from tidegate.actors.kernels.paged import Pages, ask_ahead, load_value, store_value
 
 
 @kernel
@@ -27,6 +27,9 @@ def add_moments(
     """Add values to their slots. `counts` are pages of int64, the others of float64."""
     masked = mask.shape[0] > 0
     for i in range(slots.shape[0]):
+        ask_ahead(counts, slots, i, np.int64(0))
+        ask_ahead(means, slots, i, 0.0)
+        ask_ahead(squares, slots, i, 0.0)
         if not masked or mask[i]:
             slot, value = slots[i], values[i]
             count = load_value(counts, slot, np.int64(0)) + 1
@@ -50,6 +53,9 @@ def remove_moments(
     """Take values out of their slots again: `add_moments` backwards. Nothing is left of a slot without values."""
     masked = mask.shape[0] > 0
     for i in range(slots.shape[0]):
+        ask_ahead(counts, slots, i, np.int64(0))
+        ask_ahead(means, slots, i, 0.0)
+        ask_ahead(squares, slots, i, 0.0)
         if not masked or mask[i]:
             slot, value = slots[i], values[i]
             count = load_value(counts, slot, np.int64(0)) - 1
@@ -73,6 +79,9 @@ def merge_moments(
 ) -> None:
     """Merge other accumulators into slots, row i into slot `slots[i]`."""
     for i in range(slots.shape[0]):
+        ask_ahead(counts, slots, i, np.int64(0))
+        ask_ahead(means, slots, i, 0.0)
+        ask_ahead(squares, slots, i, 0.0)
         added = other_counts[i]
         if added == 0:
             continue

@@ -19,8 +19,11 @@ from tidegate.actors.kernels import page_size
 from tidegate.actors.kernels.jit import Instruction, kernel
 
 PAGE_BITS, PAGE_ROWS = page_size.PAGE_BITS, page_size.PAGE_ROWS
-AHEAD = 16
-"""Rows between asking for a slot's cache line and using it, so that the misses of several rows overlap."""
+AHEAD = 128
+"""Rows between asking for a slot's cache line and using it, so that the misses of several rows overlap.
+
+A row takes about a nanosecond, memory more than a hundred: with fewer rows a line is not there when its turn comes.
+"""
 
 Pages = NDArray[np.uintp]
 """Addresses of the pages of one column."""
@@ -39,6 +42,12 @@ store_value = cast(Callable[[Pages, Any, Any], None], Instruction("store_value")
 
 prefetch_value = cast(Callable[[Pages, Any, Any], None], Instruction("prefetch_value"))
 """`prefetch_value(pages, slot, like)`: start loading the cache line of a slot, soon to be written."""
+
+
+@kernel
+def ask_ahead(pages: Pages, slots: NDArray[np.int32], row: int, like: Any) -> None:
+    """Ask for the cache line of the slot that has its turn `AHEAD` rows after this one."""
+    prefetch_value(pages, slots[min(row + AHEAD, slots.shape[0] - 1)], like)
 
 
 def gathered(pages: Pages, slots: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -125,23 +134,22 @@ def revive(flags: Pages, slots: NDArray[np.int32], rows: NDArray[np.int32], revi
 
 @kernel
 def _gather(pages: Pages, slots: NDArray[np.int32], values: NDArray[Any]) -> None:
-    last = slots.shape[0] - 1
     for i in range(slots.shape[0]):
-        prefetch_value(pages, slots[min(i + AHEAD, last)], values[i])
+        ask_ahead(pages, slots, i, values[i])
         values[i] = load_value(pages, slots[i], values[i])
 
 
 @kernel
 def _place(pages: Pages, slots: NDArray[np.int32], places: NDArray[np.int32], values: NDArray[Any]) -> None:
     for i in range(slots.shape[0]):
+        ask_ahead(pages, slots, i, values[0])
         values[places[i]] = load_value(pages, slots[i], values[0])
 
 
 @kernel
 def _scatter(pages: Pages, slots: NDArray[np.int32], values: NDArray[Any]) -> None:
-    last = slots.shape[0] - 1
     for i in range(slots.shape[0]):
-        prefetch_value(pages, slots[min(i + AHEAD, last)], values[i])
+        ask_ahead(pages, slots, i, values[i])
         store_value(pages, slots[i], values[i])
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidegate.actors.kernels.jit import kernel
-from tidegate.actors.kernels.paged import AHEAD, Pages, load_value, prefetch_value, store_value
+from tidegate.actors.kernels.paged import Pages, ask_ahead, load_value, store_value
 
 Slots = NDArray[np.int32]
 Flags = NDArray[np.uint8]
@@ -23,9 +23,8 @@ NO_WORDS.flags.writeable = False
 @kernel
 def first_arrivals(times: Pages, slots: Slots, fresh: Flags, row_times: Words, ttl: int, wins: Flags) -> None:
     """Rows that are the first of their key, or at least `ttl` behind the last row that was; their times are kept."""
-    last = slots.shape[0] - 1
     for i in range(slots.shape[0]):
-        prefetch_value(times, slots[min(i + AHEAD, last)], row_times[i])
+        ask_ahead(times, slots, i, row_times[i])
         if fresh[i] or row_times[i] - load_value(times, slots[i], row_times[i]) >= ttl:
             store_value(times, slots[i], row_times[i])
             wins[i] = 1
@@ -49,10 +48,11 @@ def better_rows(
     With `flip` 0 smaller words win, with -1 greater ones; with `ties` also equal ones. Where `row_times` is not empty
     the time of the winner is kept as well, and a row at least `ttl` behind it wins too.
     """
-    last = slots.shape[0] - 1
     timed = row_times.shape[0] > 0
     for i in range(slots.shape[0]):
-        prefetch_value(words, slots[min(i + AHEAD, last)], row_words[i])
+        ask_ahead(words, slots, i, row_words[i])
+        if timed:
+            ask_ahead(times, slots, i, row_times[i])
         won = fresh[i] != 0
         if not won:
             kept, word = load_value(words, slots[i], row_words[i]) ^ flip, row_words[i] ^ flip
@@ -73,6 +73,7 @@ def begin_lives(moments: Pages, slots: Slots, times: NDArray[np.int64], ttl: int
     Set `begins[i]` if row i comes `ttl` or more after the moment of its slot: that forgets what came before it.
     """
     for i in range(slots.shape[0]):
+        ask_ahead(moments, slots, i, times[i])
         known = load_value(moments, slots[i], times[i])
         if known == never:
             store_value(moments, slots[i], times[i])

@@ -8,7 +8,8 @@ number of entries (`home_of`), and grows by half. At most nine in sixteen of the
 and cleared through the rows that set its bits.
 
 What an index waits for is memory. So a row's home is computed and its cache line asked for `AHEAD_ROWS` rows before its
-turn. In that way the misses of many rows overlap, and never end all at once.
+turn, and the line of the entry behind it, where the probe goes on. In that way the misses of many rows overlap, and
+never end all at once.
 """
 
 from __future__ import annotations

@@ -207,6 +207,7 @@ def _upsert(
             b = np.int64(0) if nulls & 2 else second[ahead]
             homes[row & AHEAD_MASK] = home = 4 * home_of(_mix(a, b, nulls), entries)
             prefetch(table, home)
+            prefetch(table, home + 4)
         nulls = _nulls(row, first_valid, second_valid)
         a = np.int64(0) if nulls & 1 else first[row]
         b = np.int64(0) if nulls & 2 else second[row]

@@ -295,7 +295,7 @@ def _ask(
     word: np.int64,
     row: np.int64,
 ) -> None:
-    """Ask for the cache line of a word, and keep its home if it is one of the table."""
+    """Ask for the cache lines of a word, and keep its home if it is one of the table."""
     place = np.uint64(word) - origin
     if place < np.uint64(near.shape[0]):
         prefetch(near, np.int64(place))
@@ -303,3 +303,4 @@ def _ask(
         home = _home(word, table.shape[0] // 2)
         homes[row & AHEAD_MASK] = home
         prefetch(table, 2 * home)
+        prefetch(table, 2 * home + 2)
