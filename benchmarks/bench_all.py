@@ -100,11 +100,11 @@ SCRIPTS = (
     ),
     Script(
         "keyed_rows.py",
-        ("--runtimes", "local", "--rounds", "3"),
+        ("--rounds", "3"),
         "Counts and sums by key, and words: local runtime, a checkpoint a second",
         "rows a second",
         True,
-        ("floor", "polars"),
+        ("floor", "polars", "arrays"),
     ),
     Script(
         "narrow_rows.py",

@@ -1,31 +1,28 @@
 """Rows a second and core of counts and sums by key: from 10 to 50 million keys, skewed ones, and words.
 
-    .venv/bin/python benchmarks/keyed_rows.py [--programs keys-1000,words] [--rows 20000000] [--rounds 3]
+    .venv/bin/python benchmarks/keyed_rows.py [--programs keys-1000,words] [--rows 100000000] [--rounds 3]
         [--runtimes local,ray] [--local-aggregation auto,on,off]
 
 `keys-N` counts and sums an int64 for each of N int64 keys, drawn evenly, `keys-zipf` for keys drawn by Zipf 1.1;
 `words` counts words drawn evenly from 100,000, `words-zipf` words drawn by Zipf 1.1 from a million. Blocks of rows are
 made once in memory and handed out in turns; even keys are shifted by the block, so that all of them come. Results leave
-at the end. A checkpoint each `--interval`. How it is measured on either runtime says `rates.py`. Beside each there are
-plain loops over the same batches on one core, the making of them included, as it is in the job: one that adds up in
-arrays (the floor), and one in which polars groups each batch.
+at the end. A checkpoint each `--interval`; without `--rows` each program has rows for some seconds. How it is measured
+on either runtime says `rates.py`, and `keyed_floors.py` which plain loops over the same batches stand beside it.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
-import numba
 import numpy as np
-import polars as pl
 import pyarrow as pa
 from common import describe_machine
+from keyed_floors import floors
 from rates import RUNTIMES, Program, Settings, measure_all, parser_of
 from ray import cloudpickle
 from rich.console import Console
@@ -34,7 +31,6 @@ import tidegate as tg
 
 BLOCK = 1 << 17
 BLOCKS = 16
-FLOOR_ROWS = 20_000_000
 ZIPF = 1.1
 MODES = ("auto", "on", "off")
 # Processes of a job cannot import this module.
@@ -111,69 +107,39 @@ def program(keys: int | None, words: bool) -> Program:
     return built
 
 
-def floors(keys: int | None, words: bool) -> dict[str, float]:
-    """Rows a second of processor time of plain loops over the same batches, after all of them have been seen once.
+@dataclass(frozen=True)
+class Kind:
+    """Of a program: how many keys, None for Zipf; whether they are words; the rows of a run of some seconds."""
 
-    `polars` groups each batch, and keeps nothing. `floor` adds up in arrays for N keys, without an index; else it is
-    what polars does.
-    """
-    grouped = _rate(keys, words, partial(_grouped, words))
-    if words or not keys:
-        return {"floor": grouped, "polars": grouped}
-    counts, totals = (np.zeros(keys, np.int64) for _ in range(2))
-    return {"floor": _rate(keys, words, partial(_in_arrays, counts, totals)), "polars": grouped}
+    keys: int | None
+    words: bool
+    rows: int
 
 
-def _rate(keys: int | None, words: bool, add: Callable[[pa.RecordBatch], None]) -> float:
-    reader, split = Keyed(FLOOR_ROWS, keys, words).reader(), tg.SourceSplit("floor", b"0", FLOOR_ROWS)
-    spent, rows = 0.0, 0
-    for measured in (False, True):
-        started, offset = time.process_time(), 0
-        while (read := reader.read(split, offset, BLOCK)).batch is not None:
-            offset = read.next_offset
-            add(read.batch)
-        if measured:
-            spent, rows = time.process_time() - started, offset
-    return rows / spent
-
-
-def _grouped(words: bool, batch: pa.RecordBatch) -> None:
-    sums = () if words else (pl.col("value").sum(),)
-    pl.DataFrame(pl.from_arrow(batch)).group_by("key").agg(pl.len(), *sums)
-
-
-def _in_arrays(
-    counts: np.ndarray[tuple[int], np.dtype[np.int64]],
-    totals: np.ndarray[tuple[int], np.dtype[np.int64]],
-    batch: pa.RecordBatch,
-) -> None:
-    _added(batch["key"].to_numpy(), batch["value"].to_numpy(), counts, totals)
-
-
-@numba.njit(cache=False)
-def _added(
-    keys: np.ndarray[tuple[int], np.dtype[np.int64]],
-    values: np.ndarray[tuple[int], np.dtype[np.int64]],
-    counts: np.ndarray[tuple[int], np.dtype[np.int64]],
-    totals: np.ndarray[tuple[int], np.dtype[np.int64]],
-) -> None:
-    for row in range(len(keys)):
-        counts[keys[row]] += 1
-        totals[keys[row]] += values[row]
-
-
-KINDS: dict[str, tuple[int | None, bool]] = {
-    **{f"keys-{keys}": (keys, False) for keys in (10, 1_000, 100_000, 1_000_000, 10_000_000, 50_000_000)},
-    "keys-zipf": (None, False),
-    "words": (100_000, True),
-    "words-zipf": (None, True),
+KINDS: dict[str, Kind] = {
+    "keys-10": Kind(10, False, 300_000_000),
+    "keys-1000": Kind(1_000, False, 300_000_000),
+    "keys-100000": Kind(100_000, False, 150_000_000),
+    "keys-1000000": Kind(1_000_000, False, 100_000_000),
+    "keys-10000000": Kind(10_000_000, False, 100_000_000),
+    "keys-50000000": Kind(50_000_000, False, 100_000_000),
+    "keys-zipf": Kind(None, False, 100_000_000),
+    "words": Kind(100_000, True, 60_000_000),
+    "words-zipf": Kind(None, True, 40_000_000),
 }
-"""How many keys, None for Zipf, and whether they are words."""
+
+
+def batches_of(kind: Kind, rows: int) -> Iterator[pa.RecordBatch]:
+    """The batches of a program, as one subtask reads them."""
+    reader, split, offset = Keyed(rows, kind.keys, kind.words).reader(), tg.SourceSplit("all", b"0", rows), 0
+    while (read := reader.read(split, offset, BLOCK)).batch is not None:
+        offset = read.next_offset
+        yield read.batch
 
 
 def main() -> int:
     """Measure."""
-    parser = parser_of(__doc__, KINDS, ".bench/keyed")
+    parser = parser_of(__doc__, KINDS, ".bench/keyed", None)
     parser.add_argument("--local-aggregation", default="auto", help="auto (default), on, off, or some of them")
     arguments = parser.parse_args()
     console = Console()
@@ -185,15 +151,23 @@ def main() -> int:
     if unknown := [name for name in (*names, *runtimes, *modes) if name not in known]:
         parser.error(f"there is no {', '.join(unknown)}; there are {', '.join(known)}")
     figures: dict[str, float] = {}
-    yardsticks = {name: floors(*KINDS[name]) for name in names}
+    kinds = {name: replace(KINDS[name], rows=arguments.rows or KINDS[name].rows) for name in names}
+    yardsticks = {
+        name: floors(partial(batches_of, kind), kind.rows, kind.keys, kind.words) for name, kind in kinds.items()
+    }
     for name, rates in yardsticks.items():
         told = ", ".join(f"{loop} {rate / 1e6:.1f}" for loop, rate in rates.items())
         console.print(f"M rows/s and core of plain loops over {name}: {told}", highlight=False)
     for runtime in runtimes:
-        for mode in modes:
-            settings = Settings(arguments.rows, arguments.interval, arguments.folder.resolve(), mode)
-            programs = {f"{name}, {mode}" if len(modes) > 1 else name: program(*KINDS[name]) for name in names}
-            figures |= measure_all(programs, runtime, arguments.rounds, settings, console)
+        programs = {
+            f"{name}, {mode}" if len(modes) > 1 else name: (
+                program(kind.keys, kind.words),
+                Settings(kind.rows, arguments.interval, arguments.folder.resolve(), mode),
+            )
+            for mode in modes
+            for name, kind in kinds.items()
+        }
+        figures |= measure_all(programs, runtime, arguments.rounds, console)
         for name, mode in [(name, mode) for name in names for mode in modes]:
             kind = f"{name}, {mode}" if len(modes) > 1 else name
             figures |= {f"{kind}, {runtime}, a core, {loop}": rate for loop, rate in yardsticks[name].items()}

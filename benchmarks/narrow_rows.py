@@ -111,7 +111,7 @@ def program(step: Callable[[tg.Stream], tg.Stream]) -> Program:
 
 def main() -> int:
     """Measure."""
-    parser = parser_of(__doc__, STEPS, ".bench/narrow")
+    parser = parser_of(__doc__, STEPS, ".bench/narrow", 20_000_000)
     arguments = parser.parse_args()
     console = Console()
     describe_machine(console)
@@ -121,8 +121,8 @@ def main() -> int:
     settings = Settings(arguments.rows, arguments.interval, arguments.folder.resolve())
     figures: dict[str, float] = {}
     for runtime in runtimes:
-        programs = {name: program(STEPS[name]) for name in names}
-        figures |= measure_all(programs, runtime, arguments.rounds, settings, console)
+        programs = {name: (program(STEPS[name]), settings) for name in names}
+        figures |= measure_all(programs, runtime, arguments.rounds, console)
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(figures, indent=1))
     return 0

@@ -12,7 +12,7 @@ import shutil
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +40,7 @@ for module in (measure, sys.modules[__name__]):
 
 @dataclass(frozen=True)
 class Settings:
-    """What all runs of a benchmark share."""
+    """How a program runs. `rows`: in all."""
 
     rows: int
     interval: str
@@ -57,11 +57,13 @@ class Settings:
         )
 
 
-def parser_of(description: str | None, programs: Iterable[str], folder: str) -> argparse.ArgumentParser:
-    """The arguments that all benchmarks of such programs take."""
+def parser_of(
+    description: str | None, programs: Iterable[str], folder: str, rows: int | None
+) -> argparse.ArgumentParser:
+    """The arguments that all benchmarks of such programs take. `rows` of a run; None if each has its own number."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--programs", default=",".join(programs), help="names with commas between (default: all)")
-    parser.add_argument("--rows", type=int, default=20_000_000, help="rows of a run (default 20,000,000)")
+    parser.add_argument("--rows", type=int, default=rows, help=f"rows of a run (default {rows or 'by program'})")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each (default 3)")
     parser.add_argument("--interval", default="1s", help="time between checkpoints (default 1s)")
     parser.add_argument("--runtimes", default="local", help="local (default), ray, or both")
@@ -94,12 +96,10 @@ def rate(name: str, program: Program, runtime: str, settings: Settings) -> tuple
                 raise TimeoutError(f"{name} is not over after {TIMEOUT_S:g} s: {progress}")
             time.sleep(POLL_S[runtime])
         job.wait("1min")
-    steady, costs = (
-        [(x, read) for x, read in points if 0.15 * rows <= read <= 0.9 * rows] for points in (run.samples, spent)
-    )
-    if len(steady) < LOOKS_MIN or len(costs) < LOOKS_MIN:
-        raise ValueError(f"{name} was over after {len(steady)} looks; take more --rows")
-    return _slope(steady), _slope(costs)
+    try:
+        return slope(run.samples, rows), slope(spent, rows)
+    except ValueError as error:
+        raise ValueError(f"{name} {error}") from error
 
 
 def _processor_s(job: tg.Job, runtime: str) -> float:
@@ -109,19 +109,22 @@ def _processor_s(job: tg.Job, runtime: str) -> float:
     return sum(cpu_seconds(process.pid) for process in job.processes())
 
 
-def _slope(points: Sequence[tuple[float, int]]) -> float:
-    """Rows a second, by least squares, of (seconds, rows)."""
-    return float(np.polyfit([at for at, _ in points], [rows for _, rows in points], 1)[0])
+def slope(points: Iterable[tuple[float, int]], rows: int) -> float:
+    """Rows a second between 15 and 90 % of `rows`, by least squares, of (seconds, rows read until then)."""
+    steady = [(at, read) for at, read in points if 0.15 * rows <= read <= 0.9 * rows]
+    if len(steady) < LOOKS_MIN:
+        raise ValueError(f"was over after {len(steady)} looks; take more --rows")
+    return float(np.polyfit([at for at, _ in steady], [read for _, read in steady], 1)[0])
 
 
 def measure_all(
-    programs: Mapping[str, Program], runtime: str, rounds: int, settings: Settings, console: Console
+    programs: Mapping[str, tuple[Program, Settings]], runtime: str, rounds: int, console: Console
 ) -> dict[str, float]:
     """All programs on one runtime, in turns. Returns the medians, in rows a second of a core and of time."""
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in programs}
     with local_ray() if runtime == "ray" else nullcontext():
         for _ in range(rounds):
-            for name, program in programs.items():
+            for name, (program, settings) in programs.items():
                 shutil.rmtree(settings.folder, ignore_errors=True)
                 found[name].append(rate(name, program, runtime, settings))
                 shutil.rmtree(settings.folder, ignore_errors=True)

@@ -46,6 +46,22 @@ def test_slots_equal_those_of_a_dict(words: list[NDArray[np.int64]]) -> None:
         assert index.size == len(model)
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from([0.0, 0.001, 0.01, 0.5]), st.sampled_from([0.0, 0.001, 0.3]), st.integers(0, 1_000))
+def test_near_words_are_found_among_far_ones_and_nulls(far: float, null: float, seed: int) -> None:
+    """Few of them or many, new ones or known ones: a batch goes on with near words wherever others have been."""
+    chance = np.random.default_rng(seed)
+    index, model = WordIndex(), dict[Hashable, int]()
+    for rows in (500, 3_000, 3_000, 40):
+        words = chance.integers(0, 2_000, rows)
+        words[chance.random(rows) < far] *= 10**12
+        valid = (chance.random(rows) >= null).astype(np.uint8)
+        result = index.upsert(words, valid if null else NO_MASK)
+        keys = [word if known else None for word, known in zip(words.tolist(), valid.tolist(), strict=True)]
+        expected = upsert_reference(model, keys)
+        assert (result.slots.tolist(), result.first_rows.tolist(), result.new_rows.tolist()) == expected
+
+
 @settings(max_examples=200, deadline=None)
 @given(batches(), st.integers(0, 2), st.sampled_from([0, 2_000]))
 def test_filling_gives_the_slots_of_upserts(words: list[NDArray[np.int64]], before: int, to_come: int) -> None:

@@ -18,7 +18,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from tidegate.actors.kernels.jit import kernel
+from tidegate.actors.kernels.jit import kernel, prefetch
+from tidegate.actors.kernels.key_index.entries import SLOTS_MAX, meet
+from tidegate.actors.kernels.paged import AHEAD
 
 WORDS_A_KEY = 8
 WORDS_A_ROW = 4
@@ -147,3 +149,53 @@ def fill_near(
         else:
             near[np.int64(place)] = first_slot + i + 1
     return marked
+
+
+@kernel
+def upsert_near(
+    near: NDArray[np.int32],
+    origin: np.uint64,
+    met: NDArray[np.uint64],
+    words: NDArray[np.int64],
+    valid: NDArray[np.uint8],
+    slots: NDArray[np.int32],
+    first_rows: NDArray[np.int32],
+    new_rows: NDArray[np.int32],
+    counters: NDArray[np.int64],
+) -> None:
+    """Slots of the rows from the next one on, up to one that is null or that the array has no place for.
+
+    A loop that does nothing else takes a nanosecond a row, so it asks for memory `AHEAD` rows before. Which keys the
+    batch meets first is for a second one: where all keys are new, these are they.
+    """
+    near_words = np.uint64(near.shape[0])
+    masked = valid.shape[0] > 0
+    begin, size, first, new = counters[0], counters[1], counters[2], counters[3]
+    row, rows = begin, words.shape[0]
+    all_new = begin == 0 and size == 0
+    while row < rows:
+        ahead = np.uint64(words[min(row + AHEAD, rows - 1)]) - origin
+        prefetch(near, np.int64(min(ahead, near_words)))
+        place = np.uint64(words[row]) - origin
+        if place >= near_words or (masked and not valid[row]):
+            break
+        meta = near[np.int64(place)]
+        if meta == 0:
+            if size >= SLOTS_MAX:
+                break
+            size += 1
+            meta = np.int32(size)
+            near[np.int64(place)] = meta
+            new_rows[new] = row
+            new += 1
+        slots[row] = meta - 1
+        row += 1
+    if all_new and row == rows:
+        for i in range(new):
+            first_rows[i] = new_rows[i]
+        first = new
+    else:
+        for i in range(begin, row):
+            first_rows[first] = i
+            first += meet(met, np.int64(slots[i]))
+    counters[0], counters[1], counters[2], counters[3] = row, size, first, new

@@ -39,10 +39,13 @@ from tidegate.actors.kernels.key_index.near_words import (
     fill_near,
     near_words_for,
     settle,
+    upsert_near,
 )
 
 _ENTRY = 2
 """Words of an entry."""
+_OTHERS_MIN = 256
+"""Rows that are looked up as any words may lie, from the first one that is not near on; then twice as many."""
 _NEAR_WORDS = 1 << 17
 """A longer bitmap of met keys is not in the cache either: its words are asked for as entries are."""
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -76,29 +79,48 @@ class WordIndex:
             self._near = near_words_for(words, valid)
             self._make_room()
         progress = Progress(len(words), self.size)
+        others = _OTHERS_MIN
         while True:
             near = self._near
-            _upsert(
-                near.slots,
-                near.origin,
-                self._table,
-                self._null,
-                self._met,
-                self._homes,
-                self._hashed,
-                words,
-                valid,
-                progress.slots,
-                progress.first_rows,
-                progress.new_rows,
-                progress.counters,
-            )
+            if len(near.slots):
+                upsert_near(
+                    near.slots,
+                    near.origin,
+                    self._met,
+                    words,
+                    valid,
+                    progress.slots,
+                    progress.first_rows,
+                    progress.new_rows,
+                    progress.counters,
+                )
+                end = min(progress.row + others, len(words))
+                others *= 2
+            else:
+                end = len(words)
+            if progress.row < end:
+                _upsert(
+                    near.slots,
+                    near.origin,
+                    self._table,
+                    self._null,
+                    self._met,
+                    self._homes,
+                    self._hashed,
+                    words[:end],
+                    valid[:end],
+                    progress.slots,
+                    progress.first_rows,
+                    progress.new_rows,
+                    progress.counters,
+                )
             self.size = progress.size
             if progress.done:
                 result = progress.result()
                 forget(self._met, result.slots, result.first_rows)
                 return result
-            self._grow()
+            if progress.row < end:
+                self._grow()
 
     def fill(self, words: NDArray[np.int64], valid: NDArray[np.uint8], keys_to_come: int = 0) -> bool:
         """Give the next slots to many keys at once, in their order; so many more follow. `valid` may be `NO_MASK`.

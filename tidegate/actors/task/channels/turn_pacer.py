@@ -101,7 +101,9 @@ class TurnPacer:
     def __init__(self, rows_max: int = ROWS_UNLIMITED, rows_min: int = 1, learns: bool = False) -> None:
         assert 1 <= rows_min <= rows_max
         self._rows_min, self._limit, self._learns = rows_min, rows_max, learns
-        self._turns: deque[Turn] = deque(maxlen=TURNS_REMEMBERED)
+        self._sizes: deque[int] = deque(maxlen=TURNS_REMEMBERED)
+        self._times: deque[float] = deque(maxlen=TURNS_REMEMBERED)
+        """Milliseconds of the turns of these sizes. Apart, as their extremes are asked for in every turn."""
         self._suspect: Turn | None = None
         """The last turn, if it was out of line."""
         self._size = self._clamped(ROWS_AT_FIRST)
@@ -128,19 +130,22 @@ class TurnPacer:
                 if turn[1] > TURN_MS_MAX:
                     self._next = self._clamped(rows // REACH)
                 return
-            self._turns.clear()
-            self._turns.append(self._suspect)
+            self._sizes.clear()
+            self._times.clear()
+            self._remember(self._suspect)
             self._suspect = self.cost = None
         elif self._suspect is not None and 2 * rows >= self._suspect[0]:
             # A small turn would not tell: if only the slope has changed, it takes about as long as before.
             self._suspect = None
-        self._turns.append(turn)
+        self._remember(turn)
         self._choose(rows, turn[1])
 
+    def _remember(self, turn: Turn) -> None:
+        self._sizes.append(turn[0])
+        self._times.append(turn[1])
+
     def _choose(self, rows: int, ms: float) -> None:
-        sizes = [size for size, _ in self._turns]
-        smallest, largest = min(sizes), max(sizes)
-        slow = any(2 * turn_ms > TURN_MS_MAX for _, turn_ms in self._turns)
+        slow = 2 * max(self._times) > TURN_MS_MAX
         if not slow:
             self.cost = None
             if rows >= self._size:
@@ -148,19 +153,21 @@ class TurnPacer:
             self._next = self._size
             if not self._learns:
                 return
+        self.fixed_ms = min(self._times)
+        if not slow and ms < LEARNT_MS_MIN:
+            return
+        smallest, largest = min(self._sizes), max(self._sizes)
         known = largest >= 2 * smallest
-        shortest_ms = min(turn_ms for _, turn_ms in self._turns)
         small = (largest + REACH) // REACH
-        trials = sum(size <= small for size in sizes)
+        tries = rows > small and sum(size <= small for size in self._sizes) < TRIALS_REMEMBERED_MIN
         if not slow:
-            learnable = ms >= LEARNT_MS_MIN and known
-            self.fixed_ms = min(shortest_ms, fit(self._turns).fixed_ms) if learnable else shortest_ms
-            if ms >= LEARNT_MS_MIN and trials < TRIALS_REMEMBERED_MIN and rows > small:
+            if known:
+                self.fixed_ms = min(self.fixed_ms, self._fitted().fixed_ms)
+            if tries:
                 self._next = self._clamped(largest // REACH)
             return
-        self.fixed_ms = shortest_ms
         if known:
-            self.cost = fit(self._turns)
+            self.cost = self._fitted()
             self.fixed_ms = self.cost.fixed_ms
             best = int(self.cost.best_rows)
             self._size = self._clamped(max(smallest // REACH, min(best, largest * REACH)))
@@ -168,7 +175,10 @@ class TurnPacer:
         if not known and 2 * trial > largest:
             # Turns cannot get smaller, so they get larger: sizes must differ.
             self._size = trial = self._clamped(max(2 * largest, self._size))
-        self._next = trial if trials < TRIALS_REMEMBERED_MIN and rows > small else self._size
+        self._next = trial if tries else self._size
+
+    def _fitted(self) -> TurnCost:
+        return fit(zip(self._sizes, self._times, strict=True))
 
     def _out_of_line(self, turn: Turn) -> bool:
         if self.cost is None:
