@@ -72,6 +72,20 @@ def test_frozen_values_come_to_their_places(
     assert frozen.take(ascending, places).equals(frozen.take(ascending[places.rows()]))
 
 
+@settings(max_examples=20, deadline=None)
+@given(st.sampled_from(_TYPES), st.integers(0, 2 * PAGE_ROWS), st.integers(1, PAGE_ROWS + 9), st.booleans())
+def test_frozen_runs_come_to_their_places(data_type: pa.DataType, first: int, rows: int, nulls: bool) -> None:
+    """The same of slots that follow one another, from anywhere in a page to anywhere in another one."""
+    column = PagedColumn(ValueSpec("x", data_type, 7))
+    column.grow(4)
+    run = np.arange(first, first + rows, dtype=np.int32)
+    values = pa.array((run % 101).astype(column.dtype)).view(data_type)
+    column.put(run, pc.if_else(pc.equal(pa.array(run % 3), 0), None, values) if nulls else values)
+    places = places_by_group((run * 7 % 5).astype(np.uint16))
+    frozen = column.freeze()
+    assert frozen.take(run, places).equals(frozen.take(run).take(pa.array(places.rows())))
+
+
 @given(_SLOTS, st.sets(st.integers(0, 2)))
 def test_touched_pages_are_the_pinned_ones(slots: list[int], pinned: set[int]) -> None:
     """Each page that is pinned and has one of the slots, once."""

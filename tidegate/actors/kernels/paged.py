@@ -37,6 +37,9 @@ NO_PAGES: Pages = np.zeros(0, dtype=np.uintp)
 load_value = cast(Callable[[Pages, Any, Any], Any], Instruction("load_value"))
 """`load_value(pages, slot, like)`: the value of a slot, of the type that the scalar `like` has."""
 
+load_at = cast(Callable[[Any, Any, Any], Any], Instruction("load_at"))
+"""`load_at(page, position, like)`: the value at a position of one page, given by its address."""
+
 store_value = cast(Callable[[Pages, Any, Any], None], Instruction("store_value"))
 """`store_value(pages, slot, value)`: set the value of a slot; the type of `value` must be that of the pages."""
 
@@ -60,7 +63,12 @@ def gathered(pages: Pages, slots: NDArray[Any], dtype: np.dtype[Any]) -> NDArray
 
 def place(pages: Pages, slots: NDArray[np.int32], places: NDArray[np.int32], values: NDArray[Any]) -> None:
     """Put the value of `slots[i]` to `values[places[i]]`; each place comes once. `values` has the type of the pages."""
-    _place(pages, slots, places, values.view(f"i{values.dtype.itemsize}"))
+    _place(pages, slots, places.view(np.uint32), values.view(f"i{values.dtype.itemsize}"))
+
+
+def place_run(pages: Pages, first_slot: int, places: NDArray[np.int32], values: NDArray[Any]) -> None:
+    """`place` for the slots from `first_slot` on. Faster: it looks a page up once."""
+    _place_run(pages, first_slot, places.view(np.uint32), values.view(f"i{values.dtype.itemsize}"))
 
 
 def scatter(pages: Pages, slots: NDArray[Any], values: NDArray[Any]) -> None:
@@ -140,10 +148,22 @@ def _gather(pages: Pages, slots: NDArray[np.int32], values: NDArray[Any]) -> Non
 
 
 @kernel
-def _place(pages: Pages, slots: NDArray[np.int32], places: NDArray[np.int32], values: NDArray[Any]) -> None:
+def _place(pages: Pages, slots: NDArray[np.int32], places: NDArray[np.uint32], values: NDArray[Any]) -> None:
     for i in range(slots.shape[0]):
         ask_ahead(pages, slots, i, values[0])
         values[places[i]] = load_value(pages, slots[i], values[0])
+
+
+@kernel
+def _place_run(pages: Pages, first_slot: int, places: NDArray[np.uint32], values: NDArray[Any]) -> None:
+    done = 0
+    while done < places.shape[0]:
+        slot = first_slot + done
+        page, start = pages[slot >> PAGE_BITS], slot & (PAGE_ROWS - 1)
+        rows = min(PAGE_ROWS - start, places.shape[0] - done)
+        for i in range(rows):
+            values[places[done + i]] = load_at(page, start + i, values[0])
+        done += rows
 
 
 @kernel

@@ -62,7 +62,7 @@ class Places:
     def rows(self) -> NDArray[np.int32]:
         """The row of each place."""
         rows = np.empty(len(self.places), dtype=np.int32)
-        _place(np.arange(len(rows), dtype=np.int32), self.places, rows)
+        _place(np.arange(len(rows), dtype=np.int32), self.places.view(np.uint32), rows)
         return rows
 
 
@@ -123,7 +123,7 @@ def _placed_column(
     # Kernels know integers of each width: bits are all that is moved.
     word, start = np.dtype(f"i{found.dtype.itemsize}"), 0
     for part in values:
-        _place(part.view(word), places.places[start : start + len(part)], found.view(word))
+        _place(part.view(word), places.places[start : start + len(part)].view(np.uint32), found.view(word))
         start += len(part)
     return array_of(found, None, data_type)
 
@@ -166,19 +166,22 @@ def _places_by_group(
     places: NDArray[np.int32],
     bounds: NDArray[np.int64],
 ) -> None:
+    # Without a sign nobody need ask whether a place counts from the end.
+    before, one = np.uint64(first), np.uint64(1)
     for i in range(groups.shape[0]):
-        bounds[np.int64(groups[i]) - first + 1] += 1
+        bounds[np.uint64(groups[i]) - before + one] += 1
     for g in range(following.shape[0]):
         following[g] = bounds[g]
         bounds[g + 1] += bounds[g]
     for i in range(groups.shape[0]):
-        group = np.int64(groups[i]) - first
-        places[i] = following[group]
-        following[group] += 1
+        group = np.uint64(groups[i]) - before
+        place = following[group]
+        places[i] = place
+        following[group] = place + 1
 
 
 @kernel
-def _place(values: NDArray[Any], places: NDArray[np.int32], found: NDArray[Any]) -> None:
+def _place(values: NDArray[Any], places: NDArray[np.uint32], found: NDArray[Any]) -> None:
     for i in range(places.shape[0]):
         found[places[i]] = values[i]
 

@@ -18,6 +18,7 @@ from types import TracebackType
 
 from tidegate.storage.files.file_system import TEMPORARY_PREFIX, FileInfo
 from tidegate.storage.files.store import Buffer
+from tidegate.storage.files.synced_file import write_synced
 
 _ExcInfo = tuple[type[BaseException], BaseException, TracebackType]
 
@@ -40,7 +41,7 @@ class LocalFiles:
     def write(self, key: str, chunks: Iterable[Buffer]) -> int:
         temporary = _temporary_name(key)
         try:
-            size_bytes = _write_synced(temporary, chunks)
+            size_bytes = write_synced(temporary, chunks)
             os.replace(temporary, key)
         except BaseException:
             _unlink_if_there(temporary)
@@ -51,7 +52,7 @@ class LocalFiles:
     def create(self, key: str, data: Buffer) -> bool:
         temporary = _temporary_name(key)
         try:
-            _write_synced(temporary, (data,))
+            write_synced(temporary, (data,))
             try:
                 os.link(temporary, key)
             except FileExistsError:
@@ -151,17 +152,6 @@ def _temporary_name(key: str) -> str:
     folder = os.path.dirname(key)
     _make_folder(folder)
     return os.path.join(folder, f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}")
-
-
-def _write_synced(path: str, chunks: Iterable[Buffer]) -> int:
-    size_bytes = 0
-    with open(path, "xb") as file:
-        for chunk in chunks:
-            file.write(chunk)
-            size_bytes += memoryview(chunk).nbytes
-        file.flush()
-        os.fsync(file.fileno())
-    return size_bytes
 
 
 def _read_all(descriptor: int, length: int | None) -> bytes:

@@ -82,6 +82,17 @@ def load_value(typingctx: Any, pages: Any, slot: Any, like: Any) -> Any:
 
 
 @_intrinsic
+def load_at(typingctx: Any, page: Any, position: Any, like: Any) -> Any:
+    """The value at a position of a page."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        values = builder.inttoptr(args[0], context.get_data_type(signature.return_type).as_pointer())
+        return builder.load(builder.gep(values, [args[1]]))
+
+    return like(types.uintp, types.int64, like), codegen
+
+
+@_intrinsic
 def store_value(typingctx: Any, pages: Any, slot: Any, value: Any) -> Any:
     """Set the value of a slot."""
 

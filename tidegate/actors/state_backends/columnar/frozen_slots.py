@@ -67,7 +67,10 @@ def block_rows(values: FrozenValues) -> int:
 
 @dataclass(frozen=True, slots=True)
 class FrozenSlots:
-    """A `FrozenState` of all slots, or if `dirty` is set, of those that are marked in it."""
+    """A `FrozenState` of all slots, or if `dirty` is set, of those that are marked in it.
+
+    `all_live`: every slot has the state, so that nobody need look.
+    """
 
     state: str
     names: tuple[str, ...]
@@ -79,6 +82,7 @@ class FrozenSlots:
     dirty: Bitmaps | None = None
     removed: bool = False
     kind: StateKind = StateKind.KEYED
+    all_live: bool = False
 
     def chunks(self) -> Iterator[StateChunk]:
         """Rows, or keys that are gone, block by block. Can be called once."""
@@ -112,7 +116,8 @@ class FrozenSlots:
             slots = np.arange(start, stop, dtype=np.int32)
             if self.dirty is not None:
                 slots = slots[flags(self.dirty, start, stop)]
-            left = np.concatenate((left, self._wanted(slots)))
+            wanted = self._wanted(slots)
+            left = np.concatenate((left, wanted)) if len(left) else wanted
             while len(left) >= rows or stop == self.slots or not len(left):
                 block, left = left[:rows], left[rows:]
                 yield block, int(left[0]) >> PAGE_BITS if len(left) else pages_for(stop)
@@ -123,6 +128,8 @@ class FrozenSlots:
         """Those of these slots that have the state; if we look for keys that are gone, those that lack it."""
         if not len(slots):
             return slots
+        if self.all_live:
+            return slots[:0] if self.removed else slots
         live = self.values.live(slots)
         return slots[~live] if self.removed else slots if live.all() else slots[live]
 

@@ -111,7 +111,10 @@ class PagedState(ABC, Generic[N]):
     def _frozen(self, dirty: Bitmaps | None, removed: bool) -> FrozenSlots:
         keys, groups = self._space.freeze()
         values, slots = self._frozen_values(removed), self._space.slots
-        return FrozenSlots(self.name, self._value_names, keys, groups, slots, values, self._pins.pin(), dirty, removed)
+        pinned, all_live = self._pins.pin(), self.rows == slots
+        return FrozenSlots(
+            self.name, self._value_names, keys, groups, slots, values, pinned, dirty, removed, all_live=all_live
+        )
 
     def _sorted(self) -> SortedSlots:
         """For a canonical savepoint. No later snapshot builds on it, so the collected changes stay."""

@@ -16,7 +16,17 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.actors.kernels.fixed_width import array_of, storage_dtype
-from tidegate.actors.kernels.paged import NO_PAGES, PAGE_BITS, PAGE_ROWS, Pages, gathered, place, put_behind, scatter
+from tidegate.actors.kernels.paged import (
+    NO_PAGES,
+    PAGE_BITS,
+    PAGE_ROWS,
+    Pages,
+    gathered,
+    place,
+    place_run,
+    put_behind,
+    scatter,
+)
 from tidegate.actors.kernels.partition import Places
 from tidegate.actors.state_backends.common.backend import ValueSpec
 from tidegate.actors.state_backends.common.page_memory import PAGE_MEMORY
@@ -226,7 +236,10 @@ class FrozenColumn:
         return self._dtype, self._arrays, self._valid, self._addresses, self._valid_addresses
 
     def take(self, slots: NDArray[Any], places: Places | None = None) -> pa.Array:
-        """Values of these slots, in their order or each at its place. Their pages must still be held."""
+        """Values of these slots, in their order or each at its place. Their pages must still be held.
+
+        With `places` the slots ascend, each given once.
+        """
         return _taken(self.spec, self._dtype, self._addresses, self._valid_addresses, slots, places)
 
     def raw(self, slots: NDArray[Any], places: Places | None = None) -> NDArray[Any]:
@@ -235,7 +248,7 @@ class FrozenColumn:
 
     def raw_ascending(self, slots: NDArray[Any]) -> NDArray[Any]:
         """The same of slots that ascend, each given once. Faster for a run of them."""
-        if not len(slots) or int(slots[-1]) - int(slots[0]) >= len(slots):
+        if not _is_run(slots):
             return self.raw(slots)
         first, stop = int(slots[0]), int(slots[-1]) + 1
         held = cast(list[NDArray[Any]], self._arrays[first >> PAGE_BITS : pages_for(stop)])
@@ -265,8 +278,16 @@ def _found(pages: Pages, slots: NDArray[Any], dtype: np.dtype[Any], places: Plac
     if places is None:
         return gathered(pages, slots, dtype)
     values = PAGE_MEMORY.buffer(len(slots), dtype)
-    place(pages, slots, places.places, values)
+    if _is_run(slots):
+        place_run(pages, int(slots[0]), places.places, values)
+    else:
+        place(pages, slots, places.places, values)
     return values
+
+
+def _is_run(slots: NDArray[Any]) -> bool:
+    """Whether slots that ascend, each given once, follow one another; there is one at least."""
+    return len(slots) > 0 and int(slots[-1]) - int(slots[0]) == len(slots) - 1
 
 
 def _add_pages(pages: list[NDArray[Any]], slots: int, dtype: np.dtype[Any], rest: Any) -> None:

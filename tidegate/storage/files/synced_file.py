@@ -1,0 +1,91 @@
+"""Writes one new file to the local disk, and returns when it is there: few large calls, and room asked for ahead.
+
+What is written comes in parts, some of them of a few bytes. Rules:
+
+- Parts are gathered and given to the system together, `GATHERED_BYTES` or more at a time, from where they lie. A file
+  system keeps large writes in large pieces, and each call costs something for itself.
+- A file that grows beyond that gets its room ahead, in steps that double. Then no call has to find a place for what it
+  brings. What is left over is given back at the end. Room is a favour: where the system refuses, the file grows as it
+  is written.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Iterable
+
+from tidegate.storage.files.store import Buffer
+
+GATHERED_BYTES = 1 << 19
+ROOM_BYTES_MIN = 1 << 22
+ROOM_BYTES_MAX = 1 << 26
+PARTS_MAX = 512
+"""The system takes up to twice as many in one call."""
+_KEEP_SIZE = 1
+"""A flag of `fallocate`: the file does not become longer."""
+
+
+def write_synced(path: str, parts: Iterable[Buffer]) -> int:
+    """Write a file that must not be there yet, and sync it. Returns its bytes. OSError; what was written then stays."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        size_bytes = _write(descriptor, parts)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return size_bytes
+
+
+def _write(descriptor: int, parts: Iterable[Buffer]) -> int:
+    written_bytes = room_bytes = gathered_bytes = 0
+    gathered: list[memoryview] = []
+    for part in parts:
+        view = memoryview(part)
+        gathered.append(view)
+        gathered_bytes += view.nbytes
+        if gathered_bytes < GATHERED_BYTES and len(gathered) < PARTS_MAX:
+            continue
+        if written_bytes + gathered_bytes > room_bytes:
+            more = min(max(ROOM_BYTES_MIN, written_bytes), ROOM_BYTES_MAX)
+            room_bytes = written_bytes + max(more, gathered_bytes)
+            _make_room(descriptor, room_bytes)
+        _write_all(descriptor, gathered)
+        written_bytes += gathered_bytes
+        gathered, gathered_bytes = [], 0
+    _write_all(descriptor, gathered)
+    written_bytes += gathered_bytes
+    if room_bytes > written_bytes:
+        os.ftruncate(descriptor, written_bytes)
+    return written_bytes
+
+
+def _write_all(descriptor: int, parts: list[memoryview]) -> None:
+    """Write all bytes of some parts. The system may take fewer at a time."""
+    left = [part.cast("B") for part in parts if part.nbytes]
+    while left:
+        taken = os.writev(descriptor, left)
+        done = 0
+        while done < len(left) and taken >= len(left[done]):
+            taken -= len(left[done])
+            done += 1
+        left = left[done:]
+        if taken:
+            left[0] = left[0][taken:]
+
+
+def _find_fallocate() -> Callable[[int, int, int, int], int] | None:
+    """The system's own. `os.posix_fallocate` writes zeros where a file system has no such thing."""
+    found = getattr(ctypes.CDLL(None), "fallocate", None)
+    if found is not None:
+        found.argtypes = ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64
+    return found
+
+
+_fallocate = _find_fallocate()
+
+
+def _make_room(descriptor: int, size_bytes: int) -> None:
+    """Ask for room for so many bytes from the beginning on."""
+    if _fallocate is not None:
+        _fallocate(descriptor, _KEEP_SIZE, 0, size_bytes)
