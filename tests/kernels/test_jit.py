@@ -230,8 +230,8 @@ def calls(draw: st.DrawFn) -> tuple[Any, list[Any]]:
                     bytes_index._upsert,
                     [
                         *known,
-                        np.zeros(129, dtype=np.int64),
                         np.zeros(2000, dtype=np.uint8),
+                        np.zeros(1, dtype=np.int64),
                         column(np.uint64, st.integers(0, 3)),
                         offsets,
                         data,

@@ -31,7 +31,8 @@ _P3 = np.uint64(0x165667B19E3779F9)
 _P4 = np.uint64(0x85EBCA77C2B2AE63)
 _P5 = np.uint64(0x27D4EB2F165667C5)
 _ZERO = np.uint64(0)
-_EIGHT = np.uint64(8)
+_ONE, _TWO, _THREE, _FIVE, _EIGHT = (np.uint64(number) for number in (1, 2, 3, 5, 8))
+_BYTE, _LOW = np.uint64(0xFF), np.uint64(0xFFFFFFFF)
 
 
 def hash_columns(batch: pa.RecordBatch, columns: Sequence[str]) -> NDArray[np.uint64]:
@@ -103,7 +104,8 @@ def _hash_stripes(data: NDArray[np.uint8], start: int, stop: int, seed: np.uint6
 
 
 @kernel
-def _hash_string(data: NDArray[np.uint8], start: int, stop: int, seed: np.uint64) -> np.uint64:
+def hash_string(data: NDArray[np.uint8], start: int, stop: int, seed: np.uint64) -> np.uint64:
+    """XXH64 of `data[start:stop]`."""
     position = start
     if stop - start >= 32:
         h = _hash_stripes(data, start, stop, seed)
@@ -134,12 +136,40 @@ def _hash_words(words: NDArray[np.int64], valid: NDArray[np.uint8], hashes: NDAr
 
 
 @kernel
+def _chosen(condition: np.uint64, one: np.uint64, other: np.uint64) -> np.uint64:
+    """`one` if the condition is 1, `other` if it is 0, without a jump."""
+    return other ^ ((one ^ other) & (_ZERO - condition))
+
+
+@kernel
+def _hash_short(data: NDArray[np.uint8], start: np.int64, length: np.int64, seed: np.uint64) -> np.uint64:
+    """As `hash_string` for less than 16 bytes, of which and behind which the data has 16.
+
+    Nothing depends on a jump: a processor cannot guess how long the words of a text are.
+    """
+    size = np.uint64(length)
+    has_8, has_4 = (size >> _THREE) & _ONE, (size >> _TWO) & _ONE
+    h = seed + _P5 + size
+    h = _chosen(has_8, _rotate(h ^ _round(_ZERO, load64(data, start)), 27) * _P1 + _P4, h)
+    rest = load64(data, start + np.int64(size & _EIGHT))
+    h = _chosen(has_4, _rotate(h ^ ((rest & _LOW) * _P1), 23) * _P2 + _P3, h)
+    rest >>= has_4 << _FIVE
+    for i in range(3):
+        byte = (rest >> np.uint64(8 * i)) & _BYTE
+        h = _chosen(np.uint64((size & _THREE) > np.uint64(i)), _rotate(h ^ (byte * _P5), 11) * _P1, h)
+    return _avalanche(h)
+
+
+@kernel
 def _hash_strings(
     offsets: NDArray[np.int64], data: NDArray[np.uint8], valid: NDArray[np.uint8], hashes: NDArray[np.uint64]
 ) -> None:
     masked = valid.shape[0] > 0
     for i in range(hashes.shape[0]):
+        start = offsets[i]
         if masked and not valid[i]:
             hashes[i] = _hash_null(hashes[i])
+        elif offsets[i + 1] - start < 16 and start + 16 <= data.shape[0]:
+            hashes[i] = _hash_short(data, start, offsets[i + 1] - start, hashes[i])
         else:
-            hashes[i] = _hash_string(data, offsets[i], offsets[i + 1], hashes[i])
+            hashes[i] = hash_string(data, start, offsets[i + 1], hashes[i])

@@ -1,11 +1,11 @@
-"""What both key indexes share: the answer to an upsert, and the layout of an entry.
+"""What the key indexes share: the answer to an upsert, and the layout of an entry.
 
-An entry is 16 bytes, so that a probe touches one cache line: a word (the key itself, or the hash of its bytes) and
-slot + 1, which is 0 when the entry is free. An entry's home is given by the *high* bits of its hash (the low ones chose
-the key group and are alike within a subtask), so a table grows by reading and writing forwards only. A table has any
-number of entries (`home_of`), and grows by half. At most nine in sixteen of them are taken, of small ones a quarter
-(`keys_max`); probing is linear. Which keys a batch has met already is a bitmap over slots, small enough for the cache
-and cleared through the rows that set its bits.
+An entry is two to four words, so that a probe touches one cache line, now and then two: the key itself, if it is short,
+and in the last word slot + 1. That word is 0 when the entry is free. An entry's home is given by the *high* bits of its
+hash (the low ones chose the key group and are alike within a subtask), so a table grows by reading and writing forwards
+only. A table has any number of entries (`home_of`), and grows by half. At most nine in sixteen of them are taken, of
+small ones a quarter (`keys_max`); probing is linear. Which keys a batch has met already is a bitmap over slots, small
+enough for the cache and cleared through the rows that set its bits.
 
 What an index waits for is memory. So a row's home is computed and its cache line asked for `AHEAD_ROWS` rows before its
 turn, and the line of the entry behind it, where the probe goes on. In that way the misses of many rows overlap, and

@@ -9,8 +9,8 @@ from __future__ import annotations
 import pyarrow as pa
 
 from tidegate.actors.kernels.columns import Strings, Words, key_forms
-from tidegate.actors.kernels.hashing import hash_forms
 from tidegate.actors.kernels.key_index.bytes_index import BytesIndex
+from tidegate.actors.kernels.key_index.bytes_words import hash_keys
 from tidegate.actors.kernels.key_index.entries import Upserted
 from tidegate.actors.kernels.key_index.pair_index import PairIndex
 from tidegate.actors.kernels.key_index.word_index import WordIndex
@@ -51,7 +51,7 @@ class KeyIndex:
             return self._of_words().upsert(keys.words, keys.valid)
         if isinstance(keys, tuple):
             return self._of_pairs().upsert(*keys)
-        return self._of_bytes().upsert(keys, hash_forms([keys], batch.num_rows))
+        return self._of_bytes().upsert(keys, hash_keys(keys))
 
     def fill(self, batch: pa.RecordBatch, keys_to_come: int = 0) -> bool:
         """Give the next slots to the keys of a batch, in their order. Much faster than `upsert` for many keys.
@@ -64,7 +64,7 @@ class KeyIndex:
             return self._of_words().fill(keys.words, keys.valid, keys_to_come)
         if isinstance(keys, tuple):
             return self._of_pairs().fill(*keys, keys_to_come)
-        return self._of_bytes().fill(keys, hash_forms([keys], batch.num_rows), keys_to_come)
+        return self._of_bytes().fill(keys, hash_keys(keys), keys_to_come)
 
     def _form(self, batch: pa.RecordBatch) -> Words | tuple[Words, Words] | Strings:
         """The keys as one column of words, as two of them, or as one of byte strings."""
