@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 from collections.abc import Hashable
 
 import numpy as np
@@ -12,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_reference import upsert_reference
+from memory_end import ending_with_memory
 from numpy.typing import NDArray
 
 from tidegate.actors.kernels import hashing
@@ -183,25 +182,16 @@ def test_a_hash_is_that_of_the_bytes() -> None:
 
 def test_bytes_that_end_where_memory_does() -> None:
     """Strings are read in words, but nothing behind a column's bytes is: that may be memory of nobody."""
-    mapped = mmap.mmap(-1, 2 * mmap.PAGESIZE)
-    address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
-    protect = ctypes.CDLL(None).mprotect
-    behind = (ctypes.c_void_p(address + mmap.PAGESIZE), ctypes.c_size_t(mmap.PAGESIZE))
-    assert protect(*behind, 0) == 0
-    lengths = [0, 1, 7, 8, 9, 15, 16, 17, 23, 33]
-    for length in lengths:
+    for length in [0, 1, 7, 8, 9, 15, 16, 17, 23, 33]:
         text = (_TEXT * 2).encode()[: 2 * length]
-        mapped[mmap.PAGESIZE - 2 * length : mmap.PAGESIZE] = text
-        data = np.frombuffer(mapped, dtype=np.uint8, count=mmap.PAGESIZE)[mmap.PAGESIZE - 2 * length :]
-        keys = Strings(np.array([0, length, 2 * length]), data, NO_MASK)
         elsewhere = _form(pa.array([text[:length], text[length:]]))
-        assert hashing.hash_forms([keys], 2).tolist() == hashing.hash_forms([elsewhere], 2).tolist()
-        assert hash_keys(keys).tolist() == hash_keys(elsewhere).tolist()
-        known = BytesIndex()
-        known.upsert(elsewhere, hash_keys(elsewhere))
-        assert not len(known.upsert(keys, hash_keys(keys)).new_rows)
-        del data, keys
-    assert protect(*behind, mmap.PROT_READ | mmap.PROT_WRITE) == 0
+        with ending_with_memory(text) as data:
+            keys = Strings(np.array([0, length, 2 * length]), data, NO_MASK)
+            assert hashing.hash_forms([keys], 2).tolist() == hashing.hash_forms([elsewhere], 2).tolist()
+            assert hash_keys(keys).tolist() == hash_keys(elsewhere).tolist()
+            known = BytesIndex()
+            known.upsert(elsewhere, hash_keys(elsewhere))
+            assert not len(known.upsert(keys, hash_keys(keys)).new_rows)
 
 
 def test_memory_of_long_keys() -> None:

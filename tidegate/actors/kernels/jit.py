@@ -177,5 +177,8 @@ load64 = cast(Load, Instruction("load64"))
 load32 = cast(Load, Instruction("load32"))
 """`load32(data, position)`: the 4 bytes from `position` on, little-endian, widened to uint64."""
 
+store64 = cast(Callable[[NDArray[np.uint8], int | np.int64, np.uint64], None], Instruction("store64"))
+"""`store64(data, position, word)`: the inverse of `load64`."""
+
 prefetch = cast(Callable[[NDArray[Any], int | np.int64], None], Instruction("prefetch"))
 """`prefetch(data, position)`: start loading the cache line of `data[position]`, soon to be written."""

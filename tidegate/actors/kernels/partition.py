@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from tidegate.actors.kernels.columns import fixed_values
 from tidegate.actors.kernels.fixed_width import array_of, storage_dtype
 from tidegate.actors.kernels.jit import kernel
+from tidegate.actors.kernels.string_gather import gather_strings, has_strings
 from tidegate.storage.state.key_groups import subtask_of_key_group
 
 _SLACK_BYTES = 4096
@@ -109,6 +110,8 @@ def _gather_column(column: pa.Array, rows: NDArray[np.int32], selection: pa.Arra
         word = np.dtype(f"i{values.dtype.itemsize}")
         _gather(values.view(word), rows, gathered.view(word))
         return array_of(gathered, None, column.type)
+    if has_strings(column) and (strings := gather_strings(column, rows)) is not None:
+        return strings
     return column.take(selection)
 
 
@@ -117,7 +120,8 @@ def _placed_column(
 ) -> pa.Array:
     data_type = parts[0].type
     if storage_dtype(data_type) is None or any(part.null_count for part in parts):
-        return (parts[0] if len(parts) == 1 else pa.concat_arrays(parts)).take(pa.array(places.rows()))
+        rows = places.rows()
+        return _gather_column(parts[0] if len(parts) == 1 else pa.concat_arrays(parts), rows, pa.array(rows))
     values = [fixed_values(part) for part in parts]
     found = empty(len(places.places), values[0].dtype)
     # Kernels know integers of each width: bits are all that is moved.

@@ -39,6 +39,20 @@ load64 = _define_load(64)
 load32 = _define_load(32)
 
 
+@_intrinsic
+def store64(typingctx: Any, data: Any, position: Any, word: Any) -> Any:
+    """Of 8 bytes at any place in an array."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        array = cgutils.create_struct_proxy(signature.args[0])(context, builder, value=args[0])
+        pointer = builder.gep(array.data, [args[1]])
+        stored = builder.store(args[2], builder.bitcast(pointer, ir.IntType(64).as_pointer()))
+        stored.align = 1
+        return context.get_dummy_value()
+
+    return types.void(data, types.int64, types.uint64), codegen
+
+
 def _emit_prefetch(builder: Any, pointer: Any) -> None:
     """Code that starts to load the cache line at a pointer, to be written."""
     address = builder.bitcast(pointer, ir.IntType(8).as_pointer())
