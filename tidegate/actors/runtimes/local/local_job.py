@@ -33,6 +33,7 @@ from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointSt
 from tidegate.actors.hosts.coordinator.coordinator_effects import CoordinatorEffects
 from tidegate.actors.hosts.coordinator.coordinator_host import CoordinatorHost, replay
 from tidegate.actors.hosts.coordinator.lease_keeper import LeaseKeeper
+from tidegate.actors.hosts.freed_memory import keep_freed_memory
 from tidegate.actors.hosts.task.task_effects import TaskEffects
 from tidegate.actors.hosts.task.task_host import TaskHost
 from tidegate.actors.hosts.threads import WorkerPool, join_all, leave_if_forked
@@ -113,6 +114,7 @@ class LocalJob:
 
     def start(self) -> None:
         """Start the loop. RuntimeError if the process may have no more threads: then nothing of the job is left."""
+        keep_freed_memory()
         self._lease = LeaseKeeper.started(self.context, self._open_store)
         self.post(self.coordinator.start)
         self._tell_coordinator(lambda: co.JobSubmitted(now_ms(), self._spec))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from tidegate.actors.graph.job_graph import JobGraph
+from tidegate.actors.hosts.freed_memory import keep_freed_memory
 from tidegate.actors.operators.aggregates import aggregate as aggregates
 from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
 from tidegate.actors.operators.operator import OperatorContext
@@ -37,6 +38,7 @@ def warm_up() -> None:
 
 def prepare(spare: bool, graph: JobGraph) -> None:
     """What a process of a task begins with. One that does not get a task at once pays ahead for its first rows."""
+    keep_freed_memory()
     if not graph.has_nanoseconds and is_all_ours(graph):
         import_pandas_late()
     if spare:
