@@ -23,6 +23,8 @@ from tidegate.actors.kernels.string_gather import gather_strings, has_strings
 from tidegate.storage.state.key_groups import subtask_of_key_group
 
 _SLACK_BYTES = 4096
+_FEW_ROWS = 4096
+"""So many rows Arrow gathers in less time than it takes to call a kernel for each column."""
 
 
 def subtask_table(max_parallelism: int, parallelism: int) -> NDArray[np.uint16]:
@@ -90,6 +92,8 @@ def placed(
 def gather(batch: pa.RecordBatch, rows: NDArray[np.int32]) -> pa.RecordBatch:
     """The given rows of a batch, in new buffers."""
     selection = pa.array(rows)
+    if len(rows) <= _FEW_ROWS:
+        return batch.take(selection)
     return pa.RecordBatch.from_arrays(
         [_gather_column(column, rows, selection) for column in batch.columns], schema=batch.schema
     )
