@@ -86,6 +86,24 @@ def test_where_much_has_changed_everywhere_the_rest_goes_back_too(changed: range
     assert set(again.column("n").take(again.upsert(key_batch(keys)).slots).to_pylist()) == {1}
 
 
+@pytest.mark.parametrize(("limit", "removed"), [(_ENOUGH, 0), (1_000_000, 0), (_ENOUGH, 9)])
+def test_slots_are_marked_only_where_that_may_help(limit: int, removed: int) -> None:
+    """All pages are kept. With plenty of memory no page will be exchanged, so that all slots count as changed at once;
+    but not where some had no row: these slots may be given up."""
+    table, undo = _table(limit)
+    table.batch([(key, 1.0) for key in range(20_000)])
+    table.batch([(key, REMOVE) for key in range(removed)])
+    frozen = table.backend.freeze(Cut(CheckpointId(1)))
+    table.batch([(key, 2.0) for key in range(removed, 20_000, 100)])
+    (noted,) = undo._notes()
+    marked = limit == _ENOUGH and not removed
+    assert len(noted.slots()) == (20_000 if marked else 200)
+    assert sum(stored.rows.num_rows for stored in tables(frozen)) == 20_000 - removed
+    table.backend.go_back(CheckpointId(1))
+    again = table.backend.table("t", COLUMNS)
+    assert set(again.column("n").take(np.arange(removed, 20_000)).to_pylist()) == {1}
+
+
 def test_pages_are_exchanged_for_slots_where_memory_is_short() -> None:
     """Two pages fit into the limit, and the slots that have changed in the three others. While the snapshot holds all
     pages, to keep them takes nothing, and none is exchanged."""

@@ -32,6 +32,13 @@ def test_a_small_state_takes_no_slab() -> None:
     assert memory.bytes == SLAB_BYTES
 
 
+def test_pages_come_with_their_addresses() -> None:
+    """Those that come one by one, and those of slabs."""
+    memory = PageMemory()
+    pages, addresses = memory.pages(singles_max(VALUES * 8) + PAGES + 1, VALUES, INT64)
+    assert addresses.tolist() == [page.ctypes.data for page in pages]
+
+
 def test_free_pages_are_used_again() -> None:
     """However often pages are replaced, the slabs are those of the pages in use and one more."""
     memory, _ = _with_a_slab()
@@ -64,9 +71,9 @@ def test_the_garbage_collector_leaves_the_pages_of_full_slabs() -> None:
 def test_a_page_needs_few_objects() -> None:
     """A gigabyte has 30,000 pages: what Python needs for each is below a hundredth of it."""
     memory, page_bytes = PageMemory(), 1 << 15
-    singles = memory.pages(singles_max(page_bytes), page_bytes // 8, INT64)
+    singles, _ = memory.pages(singles_max(page_bytes), page_bytes // 8, INT64)
     tracemalloc.start()
-    pages = memory.pages(10 * SLAB_BYTES // page_bytes, page_bytes // 8, INT64)
+    pages, _ = memory.pages(10 * SLAB_BYTES // page_bytes, page_bytes // 8, INT64)
     objects_bytes, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(singles) * 40 == len(pages)

@@ -43,6 +43,9 @@ load_at = cast(Callable[[Any, Any, Any], Any], Instruction("load_at"))
 store_value = cast(Callable[[Pages, Any, Any], None], Instruction("store_value"))
 """`store_value(pages, slot, value)`: set the value of a slot; the type of `value` must be that of the pages."""
 
+store_at = cast(Callable[[Any, Any, Any], None], Instruction("store_at"))
+"""`store_at(page, position, value)`: set the value at a position of one page."""
+
 prefetch_value = cast(Callable[[Pages, Any, Any], None], Instruction("prefetch_value"))
 """`prefetch_value(pages, slot, like)`: start loading the cache line of a slot, soon to be written."""
 
@@ -86,6 +89,15 @@ def touched_pages(slots: NDArray[np.int32], pins: NDArray[np.int32]) -> NDArray[
     """Pages that some slots lie in and whose entry in `pins` is not 0, each once."""
     touched = np.empty(min(len(slots), len(pins)), dtype=np.int32)
     return touched[: _touched(slots, pins, np.zeros(len(pins), dtype=np.uint8), touched)]
+
+
+@kernel
+def copy_whole(sources: Pages, targets: Pages, words: int) -> None:
+    """Copy pages of so many words of 8 bytes, each to another one."""
+    for page in range(sources.shape[0]):
+        source, target = sources[page], targets[page]
+        for i in range(words):
+            store_at(target, i, load_at(source, i, np.int64(0)))
 
 
 @kernel

@@ -119,6 +119,18 @@ def store_value(typingctx: Any, pages: Any, slot: Any, value: Any) -> Any:
 
 
 @_intrinsic
+def store_at(typingctx: Any, page: Any, position: Any, value: Any) -> Any:
+    """Set the value at a position of a page."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        values = builder.inttoptr(args[0], context.get_data_type(signature.args[2]).as_pointer())
+        builder.store(args[2], builder.gep(values, [args[1]]))
+        return context.get_dummy_value()
+
+    return types.void(types.uintp, types.int64, value), codegen
+
+
+@_intrinsic
 def prefetch_value(typingctx: Any, pages: Any, slot: Any, like: Any) -> Any:
     """Of a slot."""
 

@@ -9,7 +9,7 @@ snapshots leaves no trace in either, so a snapshot costs only what has changed b
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
@@ -252,10 +252,12 @@ class ColumnarTable(PagedState[TableNotes]):
         live, versions = self._live.copy_pages(pages), self._pins.replaced(pages).tolist()
         if self._notes is not None:
             beyond = PAGE_ROWS * self._beyond_bytes()
-            for i, page in enumerate(pages.tolist()):
-                former = tuple(of_column[i] for of_column in columns)
-                kept = KeptPage(versions[i], live[i], former, beyond, noted[i] if noted else None)
-                self._notes.keep(page, kept)
+            formers = zip(*columns, strict=True) if columns else repeat(())
+            of_pages = zip(versions, live, formers, noted or repeat(None), strict=False)
+            self._notes.keep(pages, [KeptPage(v, one, former, beyond, bits) for v, one, former, bits in of_pages])
+            # Marks are for pages that may have to be exchanged. Where there is plenty of memory they cost time alone.
+            if self._notes.may_mark_all and self._space.undo.has_plenty(self._notes.size_bytes):
+                self._notes.mark_all()
 
     def _still_read(self, pages: NDArray[np.int32], versions: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which of these pages a snapshot holds. None is that was kept before slots got other numbers."""

@@ -43,16 +43,24 @@ def singles_max(page_bytes: int) -> int:
     return min(SINGLE_PAGES_MAX, SINGLE_BYTES_MAX // page_bytes)
 
 
+def address_of(array: NDArray[Any]) -> int:
+    """Where the values of an array lie."""
+    # `array.ctypes.data` is the same, but creates three objects to find it.
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
 class _Slab:
     """Pages of one size behind one another."""
 
-    __slots__ = ("free", "memory", "pages", "used")
+    __slots__ = ("address", "free", "memory", "pages", "used")
 
     def __init__(self, page_bytes: int) -> None:
         self.memory = mmap.mmap(-1, SLAB_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if _HUGE_PAGES is not None:
             with suppress(OSError):  # a kernel without huge pages: small ones do
                 self.memory.madvise(_HUGE_PAGES)
+        self.address = address_of(np.frombuffer(self.memory, dtype=np.uint8))
         self.pages = SLAB_BYTES // page_bytes
         self.free = list(range(self.pages - 1, -1, -1))
         self.used: dict[int, _Page] = {}
@@ -84,17 +92,21 @@ class _Pages:
         self._in_use = 0
         """How many slabs have used pages."""
 
-    def take(self, count: int, values: int, dtype: np.dtype[Any]) -> list[NDArray[Any]]:
-        """Several pages as arrays."""
+    def take(self, count: int, values: int, dtype: np.dtype[Any]) -> tuple[list[NDArray[Any]], NDArray[np.uintp]]:
+        """Several pages as arrays, and their addresses."""
         self.take_back()
-        pages = [self._page(values, dtype) for _ in range(count)]
+        pages, addresses = [], np.empty(count, dtype=np.uintp)
+        for number in range(count):
+            page, addresses[number] = self._page(values, dtype)
+            pages.append(page)
         self.trim()
-        return pages
+        return pages, addresses
 
-    def _page(self, values: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    def _page(self, values: int, dtype: np.dtype[Any]) -> tuple[NDArray[Any], int]:
         if self._singles:
             self._singles -= 1
-            return np.empty(values, dtype=dtype)
+            single = np.empty(values, dtype=dtype)
+            return single, address_of(single)
         if not self._open:
             self._open.append(_Slab(self._page_bytes))
             self._slabs.add(self._open[-1])
@@ -104,11 +116,12 @@ class _Pages:
         if not slab.free:
             self._open.pop()
         # Not `np.frombuffer`, which makes two objects more: views of the array keep the array all the same.
-        array: NDArray[Any] = np.ndarray(values, dtype, slab.memory, number * self._page_bytes)
+        start = number * self._page_bytes
+        array: NDArray[Any] = np.ndarray(values, dtype, slab.memory, start)
         page = _Page(array, self._give_back)
         page.slab, page.number = slab, number
         slab.used[number] = page
-        return array
+        return array, slab.address + start
 
     def take_back(self) -> None:
         """Pages whose arrays are gone are free."""
@@ -144,10 +157,11 @@ class PageMemory:
 
     def page(self, values: int, dtype: np.dtype[Any]) -> NDArray[Any]:
         """An array of so many values, in no particular state."""
-        return self.pages(1, values, dtype)[0]
+        (page,), _ = self.pages(1, values, dtype)
+        return page
 
-    def pages(self, count: int, values: int, dtype: np.dtype[Any]) -> list[NDArray[Any]]:
-        """Several of them."""
+    def pages(self, count: int, values: int, dtype: np.dtype[Any]) -> tuple[list[NDArray[Any]], NDArray[np.uintp]]:
+        """Several of them, and their addresses: to ask an array for its own takes as long as to make it."""
         page_bytes = values * dtype.itemsize
         with self._lock:
             pages = self._sizes.get(page_bytes)

@@ -21,6 +21,7 @@ from tidegate.actors.kernels.paged import (
     PAGE_BITS,
     PAGE_ROWS,
     Pages,
+    copy_whole,
     gathered,
     place,
     place_run,
@@ -29,7 +30,7 @@ from tidegate.actors.kernels.paged import (
 )
 from tidegate.actors.kernels.partition import Places
 from tidegate.actors.state_backends.common.backend import ValueSpec
-from tidegate.actors.state_backends.common.page_memory import PAGE_MEMORY
+from tidegate.actors.state_backends.common.page_memory import PAGE_MEMORY, address_of
 
 _VALID = np.dtype(np.uint8)
 
@@ -108,10 +109,10 @@ class PagedColumn:
     def put_back(self, page: int, former: FormerPage) -> None:
         """Put back what `copy_pages` has replaced."""
         values, valid = former
-        self._arrays[page], self._addresses[page] = values, _address(values)
+        self._arrays[page], self._addresses[page] = values, address_of(values)
         if self._valid is not None:
             valid = _page_of(1, _VALID) if valid is None else valid
-            self._valid[page], self._valid_addresses[page] = valid, _address(valid)
+            self._valid[page], self._valid_addresses[page] = valid, address_of(valid)
 
     def take(self, slots: NDArray[Any]) -> pa.Array:
         """Values of these slots (a copy)."""
@@ -310,20 +311,14 @@ def _copied(
     """Put copies in the place of pages. Returns what was there."""
     numbers = pages.tolist()
     former = [arrays[page] for page in numbers]
-    copies = PAGE_MEMORY.pages(len(numbers), PAGE_ROWS, dtype)
-    for page, before, copy in zip(numbers, former, copies, strict=True):
-        np.copyto(copy, before)
+    copies, targets = PAGE_MEMORY.pages(len(numbers), PAGE_ROWS, dtype)
+    copy_whole(addresses[pages], targets, PAGE_ROWS * dtype.itemsize // 8)
+    for page, copy in zip(numbers, copies, strict=True):
         arrays[page] = copy
-    addresses[pages] = [_address(copy) for copy in copies]
+    addresses[pages] = targets
     return former
 
 
 def _extended(addresses: Pages, arrays: list[NDArray[Any]]) -> Pages:
-    added = [_address(array) for array in arrays[len(addresses) :]]
+    added = [address_of(array) for array in arrays[len(addresses) :]]
     return np.concatenate((addresses, np.array(added, dtype=np.uintp)))
-
-
-def _address(array: NDArray[Any]) -> int:
-    # `array.ctypes.data` is the same, but creates three objects to find it.
-    address: int = array.__array_interface__["data"][0]
-    return address

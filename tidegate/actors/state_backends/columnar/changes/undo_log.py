@@ -29,6 +29,8 @@ from tidegate.storage.ids import CheckpointId
 
 COPIES_BYTES_MIN = 1 << 25
 """For so much memory older checkpoints are kept, however small the state is."""
+PLENTY = 3
+"""So many times as much as there is: notes of several checkpoints, and what other states of the operator note."""
 _SKIPPED_MAX = 8
 _PARTS_MAX = 16
 """At most so many checkpoints can be gone back to: more than may be pending, and some that failed."""
@@ -183,6 +185,10 @@ class UndoLog:
     def has_room(self, size_bytes: int) -> bool:
         """Whether so much more can be kept, and nothing gives way."""
         return self.own_bytes + size_bytes <= self._limit_bytes
+
+    def has_plenty(self, size_bytes: int) -> bool:
+        """Whether `PLENTY` times as much can be kept, and copied meanwhile, and nothing gives way."""
+        return PLENTY * size_bytes <= COPIES_BYTES_MIN and self.has_room(PLENTY * size_bytes)
 
     def clear(self) -> None:
         """Drop everything: there is no checkpoint to go back to any more."""
