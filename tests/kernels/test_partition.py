@@ -70,11 +70,12 @@ def _of_all_types() -> pa.RecordBatch:
     )
 
 
-def test_gather_equals_take_for_all_types() -> None:
-    """Gathered rows equal Arrow's take, types and nulls included, also from a slice."""
+@pytest.mark.parametrize("times", [1, 3_000])
+def test_gather_equals_take_for_all_types(times: int) -> None:
+    """Gathered rows, few or many, equal Arrow's take, types and nulls included, also from a slice."""
     batch = _of_all_types()
     for source in (batch, batch.slice(1)):
-        rows = np.array([3, 0, 2], dtype=np.int32)
+        rows = np.tile(np.array([3, 0, 2], dtype=np.int32), times)
         result = gather(source, rows)
         result.validate(full=True)
         assert result.schema.equals(source.schema)
