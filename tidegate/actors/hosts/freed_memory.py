@@ -4,7 +4,8 @@ Each batch takes some arrays of a megabyte and gives them back. By itself glibc 
 system as soon as a few of them are free, and the next batch waits for the same pages again, which are cleared first: a
 hundred to two thousand page faults a batch. Rules:
 
-- Arrays of up to `MAPPED_FROM_BYTES` lie in the heap, and up to `KEPT_BYTES` at its end stay free for the next ones.
+- Arrays of up to `MAPPED_FROM_BYTES` lie in heaps, of which threads have their own; up to `KEPT_BYTES` at the end of
+  each stay free for the next ones.
 - Larger ones are mapped by themselves, and the system has them back at once: state, and what a restore takes.
 - Who has set thresholds in the environment (`MALLOC_*`, `GLIBC_TUNABLES`) has thought about it: they stay.
 """
@@ -16,7 +17,7 @@ import os
 from collections.abc import Mapping
 
 MAPPED_FROM_BYTES = 4 << 20
-KEPT_BYTES = 32 << 20
+KEPT_BYTES = 16 << 20
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Parameters of `mallopt`."""
