@@ -1,12 +1,14 @@
 """RocksDB beside the columnar backend, by operator: windows, strings, functions, rankings and joins, with checkpoints.
 
-    .venv/bin/python benchmarks/backend_operators.py [--keys 100000] [--rounds 3] [--only TEXT ...] [--json PATH]
+    .venv/bin/python benchmarks/backend_operators.py [--keys 100000] [--rounds 3] [--only TEXT ...] [--cache-kb N]
 
 Each line is one operator in one process that takes rows in on one thread; the snapshots that it freezes are written to
 local files on another one, eight in a run, and none begins before the one before it is written. Backends take turns
 within a round. Costs are processor time of the whole process, RocksDB's own threads included; the synchronous part is
 what the processing thread spends in a freeze, by the clock, and by its own processor time beside that. The number of
-rows that come out, and the sum of their numbers, must be the same on both; exit code 1 if not.
+rows that come out, and the sum of their numbers, must be the same on both; exit code 1 if not. `--cache-kb` gives hot
+rows so much memory only: "last/second" says what a row of the last quarter costs, against one of the
+second quarter, for both.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ from tidegate.actors.operators.rows.process_operator import ProcessOperator
 from tidegate.actors.operators.windows.session_windows import SessionWindows
 from tidegate.actors.operators.windows.sliced_windows import SlicedWindows
 from tidegate.actors.operators.windows.window_specs import Session, Sliding, Tumbling
-from tidegate.actors.state_backends.common.options import StateBackendOptions
+from tidegate.actors.state_backends.common.options import CACHE_BYTES, StateBackendOptions
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import CheckpointId, OperatorUid, SubtaskIndex
 from tidegate.storage.state.snapshot import Cut
@@ -148,6 +150,10 @@ class Seen:
     synchronous_cpu_ms: list[float]
     whole_ms: list[float]
     came_out: tuple[int, float]
+    later: float
+    """What the last quarter of all batches costs, against the second one."""
+    state_bytes: int
+    """How large the state is in the end, as its backend says."""
 
 
 class _Emitted:
@@ -165,13 +171,17 @@ class _Emitted:
                 self.total += pc.sum(batch.column(name)).as_py() or 0.0
 
 
-def run(case: Case, backend: str, keys: int, rows: int, folder: Path, checkpoints: bool) -> Seen:
+def run(
+    case: Case, backend: str, keys: int, rows: int, folder: Path, checkpoints: bool, cache_bytes: int = CACHE_BYTES
+) -> Seen:
     """One run. The first quarter of the rows fills the state, and is not measured."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     options = StateBackendOptions("columnar", incremental=True)
     if backend == "rocksdb":
-        options = StateBackendOptions("rocksdb", incremental=True, directory=str(folder / "db"))
+        options = StateBackendOptions(
+            "rocksdb", incremental=True, directory=str(folder / "db"), cache_bytes=cache_bytes
+        )
     operator, emitted = case.make(), _Emitted()
     operator.open(OperatorContext(OperatorUid("op"), "op", SubtaskIndex(0), 1, MAX_PARALLELISM, backend=options), ())
     writer = SnapshotWriter(open_store(str(folder / "store")))
@@ -179,10 +189,10 @@ def run(case: Case, backend: str, keys: int, rows: int, folder: Path, checkpoint
     synchronous_cpu_ms: list[float] = []
     batches = _batches(keys * case.keys, case.batch_rows)
     count = max(16, rows // case.share // case.batch_rows)
-    fill, number, began_ns = count // 4, 0, time.process_time_ns()
+    fill, number, marks_ns = count // 4, 0, []
     for taken in range(count):
-        if taken == fill:
-            began_ns = time.process_time_ns()
+        if taken % fill == 0:
+            marks_ns.append(time.process_time_ns())
         rows_before = taken * case.batch_rows
         batch = _at(batches[taken % len(batches)], rows_before)
         operator.process_input(taken % case.inputs, batch, emitted)
@@ -199,10 +209,15 @@ def run(case: Case, backend: str, keys: int, rows: int, folder: Path, checkpoint
             synchronous_cpu_ms.append((time.thread_time() - began_cpu_s) * 1e3)
             writer.write(number, snapshot, began_s)
     writer.wait()
-    ns = (time.process_time_ns() - began_ns) / ((count - fill) * case.batch_rows)
+    marks_ns.append(time.process_time_ns())
+    ns = (time.process_time_ns() - marks_ns[1]) / ((count - fill) * case.batch_rows)
+    later = (marks_ns[4] - marks_ns[3]) / (marks_ns[2] - marks_ns[1])
+    assert operator.keyed_backend is not None
+    state_bytes = operator.keyed_backend.size.size_bytes or 0
     operator.close()
     shutil.rmtree(folder, ignore_errors=True)
-    return Seen(ns, synchronous_ms, synchronous_cpu_ms, writer.whole_ms, (emitted.rows, emitted.total))
+    came_out = (emitted.rows, emitted.total)
+    return Seen(ns, synchronous_ms, synchronous_cpu_ms, writer.whole_ms, came_out, later, state_bytes)
 
 
 def _batches(keys: int, rows: int) -> list[pa.RecordBatch]:
@@ -225,7 +240,7 @@ def _at(batch: pa.RecordBatch, rows_before: int) -> pa.RecordBatch:
 def show(seen: Mapping[str, Sequence[Mapping[str, Seen]]], title: str, console: Console) -> None:
     """A line for each case."""
     table = Table(title=title)
-    for column in ("", *BACKENDS, "x", "freeze ms: p50", "p99", "of CPU: p50", "p99", "whole ms"):
+    for column in ("", *BACKENDS, "x", "freeze ms: p50", "p99", "of CPU: p50", "p99", "whole ms", "last/second", "MB"):
         table.add_column(column, justify="right", no_wrap=True)
     for name, rounds in seen.items():
         of = [each["rocksdb"] for each in rounds]
@@ -241,6 +256,8 @@ def show(seen: Mapping[str, Sequence[Mapping[str, Seen]]], title: str, console: 
             f"{statistics.median(cpu):.1f}",
             f"{np.percentile(cpu, 99):.1f}",
             f"{statistics.median([ms for each in of for ms in each.whole_ms] or [0.0]):.0f}",
+            " / ".join(f"{statistics.median(each[backend].later for each in rounds):.2f}" for backend in BACKENDS),
+            f"{of[-1].state_bytes / 1e6:.0f}",
         )
     console.print(table)
 
@@ -253,12 +270,14 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=8_000_000, help="of the quickest operators; others get a share")
     parser.add_argument("--only", nargs="+", default=[""], help="operators whose names have one of these in them")
     parser.add_argument("--without-checkpoints", action="store_true")
+    parser.add_argument("--cache-kb", type=int, default=CACHE_BYTES // 1024, help="memory of a state's hot rows")
     parser.add_argument("--json", type=Path, help="write the medians of RocksDB here, too")
     parser.add_argument("--folder", type=Path, default=Path(".bench/backend-operators"), help="where files go")
     arguments = parser.parse_args()
-    console = Console(width=None if sys.stdout.isatty() else 140)
+    console = Console(width=None if sys.stdout.isatty() else 160)
     describe_machine(console)
     folder, same = arguments.folder.resolve(), True
+    checkpoints, cache_bytes = not arguments.without_checkpoints, arguments.cache_kb * 1024
     cases = {name: case for name, case in CASES.items() if any(text in name for text in arguments.only)}
     for case in cases.values():  # Kernels are loaded, which is paid once.
         run(case, "columnar", 1_000, 0, folder, False)
@@ -266,7 +285,7 @@ def main() -> int:
     for number in range(arguments.rounds):
         for name, case in cases.items():
             of = {
-                backend: run(case, backend, arguments.keys, arguments.rows, folder, not arguments.without_checkpoints)
+                backend: run(case, backend, arguments.keys, arguments.rows, folder, checkpoints, cache_bytes)
                 for backend in BACKENDS
             }
             seen[name].append(of)

@@ -9,10 +9,9 @@ from typing import Any
 
 import pyarrow as pa
 from frozen_tables import tables_of
-from operator_harness import context, cut
+from operator_harness import context, cut, kept_in
 
 from tidegate.actors.operators.joins.join_operator import JoinOperator
-from tidegate.actors.state_backends.common.options import StateBackendOptions
 from tidegate.actors.task.pipeline.partitioners import HashPartitioner
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.ids import CheckpointId
@@ -38,7 +37,7 @@ class JoinSubtasks:
         self.close()
         self._operators = [self._make() for _ in range(parallelism)]
         for subtask, operator in enumerate(self._operators):
-            options = StateBackendOptions(kind=backend, directory=tempfile.mkdtemp())
+            options = kept_in(backend, tempfile.mkdtemp())
             owned = key_group_range(subtask, _GROUPS, parallelism)
             keyed = [cut(table, self._keys[0], _GROUPS, owned) for table in tables if table.kind is StateKind.KEYED]
             restored = keyed + [table for table in tables if table.kind is not StateKind.KEYED]

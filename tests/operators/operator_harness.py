@@ -11,6 +11,7 @@ from frozen_tables import tables_of
 
 from tidegate.actors.kernels.hashing import hash_columns
 from tidegate.actors.operators.operator import Operator, OperatorContext
+from tidegate.actors.state_backends.common.options import StateBackendOptions
 from tidegate.actors.task.pipeline.partitioners import HashPartitioner
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.ids import CheckpointId, OperatorUid, SubtaskIndex
@@ -19,6 +20,13 @@ from tidegate.storage.state.snapshot import Cut, StateTable
 
 CUT = Cut(CheckpointId(1))
 """All of the state."""
+
+
+def kept_in(backend: str, directory: str) -> StateBackendOptions:
+    """Options by name: "columnar", "rocksdb", or "crowded": RocksDB where no row stays in memory after a batch."""
+    if backend == "crowded":
+        return StateBackendOptions("rocksdb", directory=directory, cache_bytes=1)
+    return StateBackendOptions(backend, directory=directory)  # type: ignore[arg-type]
 
 
 def context(subtask: int = 0, parallelism: int = 1, max_parallelism: int = 16) -> OperatorContext:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 from frozen_tables import tables_of
-from operator_harness import context, cut
+from operator_harness import context, cut, kept_in
 
 from tidegate.actors.operators.operator import Operator
 from tidegate.actors.state_backends.common.options import StateBackendOptions
@@ -27,6 +27,7 @@ def backends(directory: str) -> dict[str, StateBackendOptions]:
         "columnar": StateBackendOptions(),
         "incremental": StateBackendOptions(incremental=True),
         "rocksdb": StateBackendOptions("rocksdb", directory=directory, memory_bytes=4 * 1024 * 1024),
+        "crowded": kept_in("crowded", directory),
     }
 
 

@@ -21,7 +21,7 @@ from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.storage.errors import ConfigurationError
 
 TOLD = pa.schema([pa.field("n", pa.int64(), nullable=False), ("values", pa.string())])
-BACKENDS = pytest.mark.parametrize("backend", ["columnar", "rocksdb"])
+BACKENDS = pytest.mark.parametrize("backend", ["columnar", "rocksdb", "crowded"])
 _LONG_AGO = -(10**9)
 
 

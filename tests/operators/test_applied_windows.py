@@ -25,7 +25,7 @@ from tidegate.storage.state.snapshot import StateTable
 
 SCHEMA = rows_batch([(1, 1, 1)]).schema
 Spec = Tumbling | Sliding | Cumulating | Session
-BACKENDS = pytest.mark.parametrize("backend", ["columnar", "rocksdb"])
+BACKENDS = pytest.mark.parametrize("backend", ["columnar", "rocksdb", "crowded"])
 
 
 def values(rows: pa.Table) -> dict[str, Any]:
@@ -128,7 +128,7 @@ ROWS = st.lists(st.tuples(st.integers(0, 2), st.integers(-20, 60), st.integers(0
 STEPS = st.lists(
     st.tuples(st.just("rows"), ROWS)
     | st.tuples(st.just("watermark"), st.tuples(st.integers(-30, 80), st.none() | st.integers(1, 2)))
-    | st.tuples(st.just("move"), st.tuples(st.integers(1, 3), st.sampled_from(["columnar", "rocksdb"]))),
+    | st.tuples(st.just("move"), st.tuples(st.integers(1, 3), st.sampled_from(["columnar", "rocksdb", "crowded"]))),
     max_size=12,
 )
 SPECS = st.sampled_from([Tumbling(10), Sliding(20, 5), Sliding(9, 6, 2), Cumulating(5, 20), Session(7)])

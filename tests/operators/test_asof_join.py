@@ -27,7 +27,7 @@ _STEPS = st.lists(
         st.lists(st.tuples(st.none() | st.integers(0, 1), st.integers(0, 30)), min_size=1, max_size=6),
     )
     | st.tuples(st.just("watermark"), st.integers(0, 30))
-    | st.tuples(st.just("restore"), st.tuples(st.integers(1, 3), st.sampled_from(["columnar", "rocksdb"]))),
+    | st.tuples(st.just("restore"), st.tuples(st.integers(1, 3), st.sampled_from(["columnar", "rocksdb", "crowded"]))),
     max_size=14,
 )
 
@@ -81,7 +81,7 @@ def _dicts(schema: pa.Schema, rows: list[tuple[Any, ...]]) -> list[dict[str, Any
     return [dict(zip(schema.names, row, strict=True)) for row in rows]
 
 
-@pytest.mark.parametrize("backend", ["columnar", "rocksdb"])
+@pytest.mark.parametrize("backend", ["columnar", "rocksdb", "crowded"])
 def test_versions_that_have_ended_are_removed(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of each key stays the one that holds at the watermark, and those to come."""
     monkeypatch.setattr(asof_join, "SWEPT_VERSIONS_MIN", 1)

@@ -42,7 +42,7 @@ def by_key(rows: list[dict[str, Any]]) -> dict[int, list[tuple[Any, ...]]]:
 
 ROWS = st.lists(st.tuples(st.integers(0, 3), st.just(0), VALUES), min_size=1, max_size=14)
 STEPS = st.lists(
-    ROWS | st.tuples(st.integers(1, 3), st.sampled_from(["columnar", "rocksdb"])),
+    ROWS | st.tuples(st.integers(1, 3), st.sampled_from(["columnar", "rocksdb", "crowded"])),
     max_size=9,
 )
 
@@ -70,7 +70,7 @@ def test_windows_are_those_of_a_plain_program(size: int, keyed: bool, steps: lis
     assert by_key(windows.rows) == expected(size, keyed, rows)
 
 
-@pytest.mark.parametrize("backend", ["columnar", "rocksdb"])
+@pytest.mark.parametrize("backend", ["columnar", "rocksdb", "crowded"])
 def test_a_batch_may_fill_many_windows(backend: Backend) -> None:
     """Of a key that has an open window, and of one that has none; a restore goes on where it was."""
     windows = Windows(lambda: CountWindows(("k",), Count(3), AGGREGATES), parallelism=2, backend=backend)

@@ -70,7 +70,7 @@ _ROWS = st.lists(
 _STEPS = st.lists(
     _ROWS
     | st.integers(-10, 90)
-    | st.tuples(st.integers(1, 3), st.sampled_from(["columnar", "incremental", "rocksdb"])),
+    | st.tuples(st.integers(1, 3), st.sampled_from(["columnar", "incremental", "rocksdb", "crowded"])),
     max_size=10,
 )
 
@@ -101,7 +101,7 @@ def _batch(*rows: tuple[str, float, int]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([{"k": k, "v": v, "t": t, "row": i} for i, (k, v, t) in enumerate(rows)], _SCHEMA)
 
 
-@pytest.mark.parametrize("backend", ["columnar", "incremental", "rocksdb"])
+@pytest.mark.parametrize("backend", ["columnar", "incremental", "rocksdb", "crowded"])
 def test_state_of_old_keys_is_swept(backend: str, tmp_path: Any) -> None:
     """Two times to live behind the watermark nothing is kept of a key any more; what is younger is."""
     running = Running(lambda: Deduplicate(("k",), None, "first", "t", _TTL), str(tmp_path))

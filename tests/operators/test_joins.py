@@ -14,7 +14,7 @@ import pytest
 from frozen_tables import tables_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from operator_harness import context, cut
+from operator_harness import context, cut, kept_in
 
 from tidegate.actors.operators.joins import window_join
 from tidegate.actors.operators.joins.interval_join import IntervalJoin
@@ -24,7 +24,6 @@ from tidegate.actors.operators.joins.window_join import WindowJoin
 from tidegate.actors.operators.windows.window_specs import Session, Sliding, Tumbling
 from tidegate.actors.protocol.errors import OperatorError
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
-from tidegate.actors.state_backends.common.options import StateBackendOptions
 from tidegate.actors.task.pipeline.partitioners import HashPartitioner
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError
@@ -46,7 +45,7 @@ _ROWS = st.lists(st.tuples(st.none() | st.integers(0, 2), st.integers(0, 40)), m
 _STEPS = st.lists(
     st.tuples(st.integers(0, 1), _ROWS)
     | st.tuples(st.just("watermark"), st.integers(0, 50))
-    | st.tuples(st.just("restore"), st.tuples(st.integers(1, 3), st.sampled_from(["columnar", "rocksdb"]))),
+    | st.tuples(st.just("restore"), st.tuples(st.integers(1, 3), st.sampled_from(["columnar", "rocksdb", "crowded"]))),
     max_size=14,
 )
 
@@ -81,7 +80,7 @@ class Job:
         self.close()
         self._operators = [self._make() for _ in range(parallelism)]
         for subtask, operator in enumerate(self._operators):
-            options = StateBackendOptions(kind=backend, directory=tempfile.mkdtemp())
+            options = kept_in(backend, tempfile.mkdtemp())
             owned = key_group_range(subtask, 16, parallelism)
             keyed = [cut(table, ("k", "s"), 16, owned) for table in tables if table.kind is StateKind.KEYED]
             restored = keyed + [table for table in tables if table.kind is not StateKind.KEYED]

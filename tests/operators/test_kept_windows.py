@@ -27,7 +27,7 @@ from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError
 
 Spec = Tumbling | Sliding | Cumulating
-BACKENDS = pytest.mark.parametrize("backend", ["columnar", "rocksdb"])
+BACKENDS = pytest.mark.parametrize("backend", ["columnar", "rocksdb", "crowded"])
 OUTPUT = pa.schema(
     [("at", pa.int64()), ("values", pa.list_(pa.int64())), ("calls", pa.list_(pa.int64())), ("total", pa.int64())]
 )
@@ -162,7 +162,7 @@ class Model:
 STEPS = st.lists(
     st.tuples(st.just("rows"), ROWS)
     | st.tuples(st.just("watermark"), st.tuples(st.integers(-30, 80), st.none() | st.integers(1, 4)))
-    | st.tuples(st.just("move"), st.tuples(st.integers(1, 3), st.sampled_from(["columnar", "rocksdb"]))),
+    | st.tuples(st.just("move"), st.tuples(st.integers(1, 3), st.sampled_from(["columnar", "rocksdb", "crowded"]))),
     max_size=14,
 )
 SPECS = st.sampled_from([Tumbling(10), Sliding(20, 5), Sliding(9, 6, 2), Cumulating(5, 20)])

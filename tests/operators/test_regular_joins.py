@@ -26,7 +26,7 @@ KIND = pa.field("row_kind", pa.string())
 _ROW = st.tuples(st.none() | st.integers(0, 2), st.sampled_from("xy"), st.booleans())
 _STEPS = st.lists(
     st.tuples(st.integers(0, 1), st.lists(_ROW, min_size=1, max_size=6))
-    | st.tuples(st.just("restore"), st.tuples(st.integers(1, 3), st.sampled_from(["columnar", "rocksdb"]))),
+    | st.tuples(st.just("restore"), st.tuples(st.integers(1, 3), st.sampled_from(["columnar", "rocksdb", "crowded"]))),
     max_size=12,
 )
 Row = tuple[Any, ...]
@@ -106,7 +106,7 @@ def test_an_inner_join_of_plain_rows_takes_nothing_back() -> None:
     assert "row_kind" in RegularJoin(SIDES, (LEFT, RIGHT), changing=(True, False)).output.names
 
 
-@pytest.mark.parametrize("backend", ["columnar", "rocksdb"])
+@pytest.mark.parametrize("backend", ["columnar", "rocksdb", "crowded"])
 @pytest.mark.parametrize("how", ["inner", "left"])
 def test_old_rows_are_forgotten_in_silence(how: JoinHow, backend: str) -> None:
     """Of an inner join each by itself, of others a key when its newest row is old; then a partner finds nobody."""

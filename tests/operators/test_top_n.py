@@ -21,7 +21,7 @@ from tidegate.storage.errors import ConfigurationError
 _SCHEMA = pa.schema([("v", pa.float64()), ("k", pa.string()), ("w", pa.int64()), ("t", pa.int64()), ("n", pa.string())])
 _VALUES = st.sampled_from([-1.5, -0.0, 0.0, 2.0, 7.0, float("inf")])
 _ROWS = st.lists(st.tuples(st.sampled_from(["", "a", None]), _VALUES, st.integers(0, 2)), min_size=1, max_size=9)
-_RESTART = st.tuples(st.integers(1, 3), st.sampled_from(["columnar", "incremental", "rocksdb"]))
+_RESTART = st.tuples(st.integers(1, 3), st.sampled_from(["columnar", "incremental", "rocksdb", "crowded"]))
 
 
 def _rows(step: list[tuple[str | None, float, int]], number: int) -> list[dict[str, Any]]:
@@ -78,7 +78,7 @@ def test_ranks_that_do_not_change_are_not_told() -> None:
     assert [(row["v"], row["rank"], row["row_kind"]) for row in found] == [(5.0, 2, "-U"), (7.0, 2, "+U")]
 
 
-@pytest.mark.parametrize("backend", ["columnar", "rocksdb"])
+@pytest.mark.parametrize("backend", ["columnar", "rocksdb", "crowded"])
 def test_idle_keys_are_forgotten_in_silence(backend: str, tmp_path: Any) -> None:
     """A key whose newest row is a time to live behind the watermark goes; what comes later begins anew."""
     running = Running(lambda: TopN(Ranking(("k",), 2, ("v",), (True,)), _SCHEMA, "t", 20), str(tmp_path))

@@ -80,7 +80,9 @@ ROWS = st.tuples(
     st.just("rows"), st.lists(st.tuples(st.integers(0, 2), st.integers(0, 60), st.integers(0, 3)), min_size=1)
 )
 TIME = st.tuples(st.just("time"), st.integers(0, 60))
-MOVE = st.tuples(st.just("move"), st.integers(1, 3), st.sampled_from(["columnar", "rocksdb"]), st.integers(1, 3))
+MOVE = st.tuples(
+    st.just("move"), st.integers(1, 3), st.sampled_from(["columnar", "rocksdb", "crowded"]), st.integers(1, 3)
+)
 
 
 @pytest.mark.slow
@@ -110,7 +112,7 @@ def test_it_gives_what_a_plain_program_gives(spec: Spec, keyed: bool, n: int, ti
         tops.windows.close()
 
 
-@pytest.mark.parametrize("backend", ["columnar", "rocksdb"])
+@pytest.mark.parametrize("backend", ["columnar", "rocksdb", "crowded"])
 def test_a_window_that_has_fired_does_not_open_again(backend: Backend) -> None:
     """Neither for a late row, nor for one that comes after a restore, when no watermark has come yet."""
     tops = Tops(Tumbling(10), True, 1, False)

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from frozen_tables import tables_of
 from hypothesis import strategies as st
-from operator_harness import context
+from operator_harness import context, kept_in
 
 from tidegate.actors.kernels.hashing import hash_columns
 from tidegate.actors.operators.operator import Operator
@@ -31,7 +31,6 @@ from tidegate.actors.operators.windows.window_specs import (
     Tumbling,
 )
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
-from tidegate.actors.state_backends.common.options import BackendKind, StateBackendOptions
 from tidegate.actors.task.pipeline.partitioners import HashPartitioner
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.ids import CheckpointId
@@ -39,6 +38,8 @@ from tidegate.storage.state.key_groups import key_group_range, key_groups_of
 from tidegate.storage.state.snapshot import Cut, StateTable
 
 GROUPS = 8
+Backend = Literal["columnar", "rocksdb", "crowded"]
+"""As `kept_in` has them."""
 
 
 def told_of(values: Sequence[int | None]) -> tuple[Any, ...]:
@@ -55,7 +56,7 @@ class Windows:
         make: Callable[[], Operator],
         keys: tuple[str, ...] = ("k",),
         parallelism: int = 1,
-        backend: BackendKind = "columnar",
+        backend: Backend = "columnar",
         restored: Sequence[StateTable] = (),
     ) -> None:
         self.rows: list[dict[str, Any]] = []
@@ -65,7 +66,7 @@ class Windows:
         self._folders = [tempfile.TemporaryDirectory(prefix="tidegate-test-") for _ in range(parallelism)]
         self.operators = [make() for _ in range(parallelism)]
         for subtask, operator in enumerate(self.operators):
-            options = StateBackendOptions(backend, directory=self._folders[subtask].name)
+            options = kept_in(backend, self._folders[subtask].name)
             place = replace(context(subtask, parallelism, GROUPS), backend=options)
             groups = key_group_range(subtask, GROUPS, parallelism)
             operator.open(place, [table for each in restored if (table := _of(each, groups, keys)) is not None])
@@ -105,7 +106,7 @@ class Windows:
             for _ in operator.finish(self.emit):
                 pass
 
-    def moved(self, parallelism: int, backend: BackendKind) -> Windows:
+    def moved(self, parallelism: int, backend: Backend) -> Windows:
         """The same, restored at another parallelism, or with another backend. What was emitted stays."""
         tables = self.stored()
         self.close()
@@ -208,9 +209,6 @@ def dropped(windows: Windows) -> int:
     """Rows that were late since the windows were restored."""
     counts = (m.value for o in windows.operators for m in o.context.metrics.read(o.context.uid))
     return int(sum(counts))
-
-
-Backend = Literal["columnar", "rocksdb"]
 
 
 def applied_operator(

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from rocksdb_backends import CACHE_BYTES, LoggedBackend, rocks_backend
+from rocksdb_backends import CACHE_BYTES, SMALL_CACHE_BYTES, LoggedBackend, rocks_backend
 
 from tidegate.actors.kernels import accumulate
 from tidegate.actors.kernels.columns import NO_MASK
@@ -41,11 +41,20 @@ BACKENDS: dict[str, MakeBackend] = {
     "columnar": columnar_backend,
     "rocksdb": lambda _: rocks_backend(tuple(KEYS.names), MAX_PARALLELISM),
     "rocksdb with cache": lambda _: rocks_backend(tuple(KEYS.names), MAX_PARALLELISM, cache_bytes=CACHE_BYTES),
+    "rocksdb with a small cache": lambda _: rocks_backend(
+        tuple(KEYS.names), MAX_PARALLELISM, cache_bytes=SMALL_CACHE_BYTES
+    ),
     "rocksdb with changelog": lambda _: rocks_backend(tuple(KEYS.names), MAX_PARALLELISM, kind=LoggedBackend),
 }
 """Every backend that has to pass the contract tests."""
 
-EXAMPLES = {"columnar": 150, "rocksdb": 30, "rocksdb with cache": 40, "rocksdb with changelog": 40}
+EXAMPLES = {
+    "columnar": 150,
+    "rocksdb": 30,
+    "rocksdb with cache": 40,
+    "rocksdb with a small cache": 40,
+    "rocksdb with changelog": 40,
+}
 """Random programs to try on each; opening a database takes time."""
 
 WITH_INCREMENTS = ("columnar", "rocksdb with changelog")

@@ -15,7 +15,7 @@ from backend_model import BACKENDS, KEYS, MAX_PARALLELISM, Cells, Subject, Table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_checkpoints import CountingReads, frozen, opened
-from rocksdb_backends import CACHE_BYTES, rocks_backend
+from rocksdb_backends import CACHE_BYTES, SMALL_CACHE_BYTES, rocks_backend
 from row_model import ROW_BATCHES, RowsOfKeys
 from small_tables import rewrite_in_small_tables
 from timer_model import TimersSubject
@@ -58,6 +58,7 @@ def file_of(native: NativeState, name: str) -> NativeFile | None:
 
 
 _TIMERS = st.lists(st.tuples(_KEYS, st.integers(0, 1), st.integers(-3, 9), st.booleans()), min_size=1, max_size=12)
+_CACHES = {None: 0, "rocksdb with cache": CACHE_BYTES, "rocksdb with a small cache": SMALL_CACHE_BYTES}
 _BATCHES: dict[Any, st.SearchStrategy[Any]] = {
     Cells: _CELLS,
     Table: _ROWS,
@@ -69,9 +70,17 @@ _BATCHES: dict[Any, st.SearchStrategy[Any]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "cache_bytes"), [*((kind, 0) for kind in _BATCHES), (Table, CACHE_BYTES)])
+@pytest.mark.parametrize(
+    ("kind", "cache"),
+    [
+        *((kind, None) for kind in _BATCHES),
+        (Table, "rocksdb with cache"),
+        (RowsOfKeys, "rocksdb with cache"),
+        (RowsOfKeys, "rocksdb with a small cache"),
+    ],
+)
 def test_checkpoints_of_files_hold_their_moment(
-    kind: type[Subject], cache_bytes: int, tmp_path_factory: pytest.TempPathFactory
+    kind: type[Subject], cache: str | None, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Random programs: whatever is built on what, every checkpoint has the state of its freeze; a restore goes on from
     there, and its key groups can be split between backends of either kind."""
@@ -89,7 +98,7 @@ def test_checkpoints_of_files_hold_their_moment(
     def program(rounds: list[tuple[Any, Any, bool]], split: int, other: str) -> None:
         folder = tmp_path_factory.mktemp("program")
         store = open_store(str(folder / "store"))
-        subject: Subject = kind(BACKENDS["rocksdb with cache" if cache_bytes else "rocksdb"], True)
+        subject: Subject = kind(BACKENDS[cache or "rocksdb"], True)
         base: NativeState | None = None
         for number, (before, after, restart) in enumerate(rounds, 1):
             subject.batch(before)
@@ -103,7 +112,7 @@ def test_checkpoints_of_files_hold_their_moment(
             assert composed(list(read_native(store, base))) == expected
             if restart:
                 subject.backend.close()
-                subject = opened(kind, store, base, folder / f"db-{number}", expected, cache_bytes)
+                subject = opened(kind, store, base, folder / f"db-{number}", expected, _CACHES[cache])
                 subject.check()
         subject.backend.close()
         assert base is not None

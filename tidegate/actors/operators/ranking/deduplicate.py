@@ -219,8 +219,9 @@ class Deduplicate(Operator):
             return last_of_each(slots, np.ones(batch.num_rows, dtype=np.uint8))
         table = self._kept.admit(batch.schema, self._fields(batch.schema))
         words = NO_WORDS if self._by is None else order_words(batch, self._by)
-        upserted = self._kept.upsert(batch)
-        if self._by is None and self._ttl_ms is None:
+        only_keys = self._by is None and self._ttl_ms is None
+        upserted = self._kept.upsert(batch, new_only=only_keys)
+        if only_keys:
             table.done()
             return upserted.new_rows
         wins = np.zeros(batch.num_rows, dtype=np.uint8)

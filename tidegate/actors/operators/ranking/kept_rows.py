@@ -78,14 +78,14 @@ class KeptRows:
         assert self.table is not None
         return self.table
 
-    def upsert(self, batch: pa.RecordBatch) -> Upserted:
-        """Begin a batch: the slots of its keys. OperatorError for a new key of another subtask."""
+    def upsert(self, batch: pa.RecordBatch, new_only: bool = False) -> Upserted:
+        """Begin a batch, as `VectorTable.upsert`: the slots of its keys. OperatorError for one of another subtask."""
         assert self.table is not None
         keys = key_columns(batch, self._keys)
-        upserted = self.table.upsert(keys)
+        upserted = self.table.upsert(keys, new_only)
         if len(upserted.new_rows):
             check_owner(self._context, gather(keys, upserted.new_rows), self._owners)
-        self.changed_rows += len(upserted.first_rows)
+        self.changed_rows += len(upserted.new_rows if new_only else upserted.first_rows)
         return upserted
 
     def snapshot(self, cut: Cut) -> OperatorSnapshot:

@@ -32,9 +32,9 @@ class ColumnarNamespaces(ColumnarTable):
         """Slots of each namespace, some perhaps twice or without a row. None: to be found anew."""
         super().__init__(space, name, specs, incremental)
 
-    def upsert(self, keys: pa.RecordBatch) -> Upserted:
+    def upsert(self, keys: pa.RecordBatch, new_only: bool = False) -> Upserted:
         """Begin a batch. Keys without a row get one."""
-        upserted = super().upsert(keys)
+        upserted = super().upsert(keys, new_only)
         if len(upserted.new_rows) and self._noted is not None:
             note(self._noted, fixed_values(keys.column(0))[upserted.new_rows], upserted.slots[upserted.new_rows])
         return upserted

@@ -12,20 +12,17 @@ slots of removed rows are those of a table without value columns. Rules:
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tidegate.actors.state_backends.columnar.changes.dirty_slots import Bitmaps
 from tidegate.actors.state_backends.columnar.changes.undo_log import Notes, UndoLog
 from tidegate.actors.state_backends.columnar.frozen_slots import FrozenSlots
-from tidegate.actors.state_backends.columnar.key_columns import FrozenKeys
 from tidegate.actors.state_backends.columnar.key_space import KeySpace
 from tidegate.actors.state_backends.columnar.row_index import RowIndex
-from tidegate.actors.state_backends.columnar.sorted_slots import SortedSlots, by_bytes
-from tidegate.actors.state_backends.columnar.vector_table import ColumnarTable
+from tidegate.actors.state_backends.columnar.row_slots import RowSlots
 from tidegate.actors.state_backends.common.row_table import FoundRows
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.ids import CheckpointId
@@ -66,7 +63,7 @@ class ColumnarRows:
         self._space = KeySpace(
             max_parallelism, (*identity, *values.names), self.undo, grouped_by=key_names, identity=identity
         )
-        self._table = _RowSlots(self._space, name, identity, incremental)
+        self._table = _IndexedSlots(self._space, name, identity, incremental)
 
     @property
     def schema(self) -> pa.Schema | None:
@@ -169,25 +166,16 @@ class ColumnarRows:
         return (keys for keys, _ in self.scan(self._key_names, rows_max))
 
 
-def selected(keys: FrozenKeys, names: Sequence[str]) -> FrozenKeys:
-    """Some of the columns."""
-    schema = pa.schema([keys.schema.field(name) for name in names])
-    return FrozenKeys(schema, tuple(chunk.select(list(names)) for chunk in keys.chunks), keys.bounds)
-
-
-class _RowSlots(ColumnarTable):
-    """Which slots have a row: a table without value columns."""
+class _IndexedSlots(RowSlots):
+    """Rows that are found by their key."""
 
     def __init__(self, space: KeySpace, name: str, identity: tuple[str, ...], incremental: bool) -> None:
         self._index: RowIndex | None = None
-        self._identity = identity
-        super().__init__(space, name, (), incremental)
+        super().__init__(space, name, identity, incremental)
 
     def append(self, rows: pa.RecordBatch) -> None:
         """Append new rows."""
-        first = self._space.slots
-        self._append(rows, rows)
-        slots = np.arange(first, self._space.slots, dtype=np.int32)
+        slots = self.put_behind(rows)
         if self.dirty is not None:
             self.dirty.mark(slots)
         if self._index is not None:
@@ -227,12 +215,3 @@ class _RowSlots(ColumnarTable):
             if len(slots):
                 index.add(keys.take(slots, names), slots)
         return index
-
-    def _frozen(self, dirty: Bitmaps | None, removed: bool) -> FrozenSlots:
-        frozen = super()._frozen(dirty, removed)
-        return replace(frozen, keys=selected(frozen.keys, self._identity)) if removed else frozen
-
-    def _sorted(self) -> SortedSlots:
-        return replace(
-            super()._sorted(), order=lambda rows, groups: by_bytes(rows.select(list(self._identity)), groups)
-        )

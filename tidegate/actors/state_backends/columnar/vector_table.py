@@ -50,10 +50,10 @@ class ColumnarTable(PagedState[TableNotes]):
         self._live = PagedColumn(_LIVE)
         space.add(self)
 
-    def upsert(self, keys: pa.RecordBatch) -> Upserted:
+    def upsert(self, keys: pa.RecordBatch, new_only: bool = False) -> Upserted:
         """Begin a batch. Keys without a row get one."""
         upserted = self._space.upsert(keys)
-        new_rows = self._begin(upserted)
+        new_rows = self._begin(upserted, new_only=new_only)
         return Upserted(upserted.slots, upserted.first_rows, new_rows)
 
     def column(self, name: str) -> BatchColumn:
@@ -196,20 +196,26 @@ class ColumnarTable(PagedState[TableNotes]):
         self._own(slots)
         scatter(self._live.pages, slots, np.zeros(len(slots), dtype=np.uint8))
 
-    def _begin(self, upserted: Upserted, mark: bool = True, stored: int = 0) -> NDArray[np.int32]:
+    def _begin(
+        self, upserted: Upserted, mark: bool = True, stored: int = 0, new_only: bool = False
+    ) -> NDArray[np.int32]:
         """Make the slots of a batch ready to be changed. Returns the rows whose key had no row.
 
         So many of the new keys have a row all the same, which was put into their slots before.
         """
-        self._own(upserted.slots)
-        if self._notes is not None:
-            self._note(self._notes, upserted.slots)
-        if mark and self.dirty is not None:
-            self.dirty.mark(upserted.slots)
         if self._rows - stored == self._space.slots - len(upserted.new_rows):
             candidates = upserted.new_rows  # every older slot has a row
         else:
             candidates = upserted.first_rows
+        changing = upserted.slots
+        if new_only:
+            changing = changing[candidates]
+            changing = changing[~self.live(changing)]
+        self._own(changing)
+        if self._notes is not None:
+            self._note(self._notes, changing)
+        if mark and self.dirty is not None:
+            self.dirty.mark(changing)
         revived = np.empty(len(candidates), dtype=np.int32)
         found = revive(self._live.pages, upserted.slots, candidates, revived)
         new_rows = revived[:found]

@@ -207,12 +207,12 @@ class VectorTable(Protocol):
         """Keys that have a row. An estimate if the backend does not count."""
         ...
 
-    def upsert(self, keys: pa.RecordBatch) -> Upserted:
+    def upsert(self, keys: pa.RecordBatch, new_only: bool = False) -> Upserted:
         """Begin a batch: returns the slot of each row's key. A key without a row gets one, with the identities.
 
         `new_rows` are the rows of these new keys; their slots are not always the highest. A column that tracks validity
         has null for them. The values of the slots may change until `done`. In another batch the same slot may mean
-        another key.
+        another key. With `new_only` only the slots of new keys may change: no checkpoint has the others as changed.
         """
         ...
 

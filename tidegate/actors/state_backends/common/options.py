@@ -37,7 +37,8 @@ class StateBackendOptions:
     memory_bytes: int = MEMORY_BYTES
     """How much memory a backend on disk may use for each operator of a task."""
     cache_bytes: int = CACHE_BYTES
-    """How much memory the hot rows of a vectorised state may take, as columns in front of a backend on disk. 0: none"""
+    """How much memory the hot rows of a vectorised state or row table may take, as columns in front of a backend on
+    disk. 0: none"""
     database: DatabaseTuning = field(default_factory=DatabaseTuning)
     """Settings of RocksDB itself."""
     undo_bytes: int = UNDO_BYTES

@@ -42,10 +42,10 @@ def database_keys(
 
 
 def ordered_keys(
-    keys: pa.RecordBatch, max_parallelism: int, number: int, namespace: bool = False
+    keys: pa.RecordBatch, max_parallelism: int, number: int, grouped_by: int | None = None, namespace: bool = False
 ) -> tuple[list[bytes], NDArray[np.int64]]:
     """The same in the order of the database, and of each the row that it belongs to. At least one row."""
-    encoded = _encoded(keys, max_parallelism, number, None, namespace)
+    encoded = _encoded(keys, max_parallelism, number, grouped_by, namespace)
     rows = len(encoded.offsets) - 1
     width = int(encoded.offsets[1])
     words = -(-width // _WORD_BYTES)

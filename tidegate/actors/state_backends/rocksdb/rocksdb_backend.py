@@ -1,9 +1,9 @@
 """`RocksBackend`: keeps keyed state in RocksDB on the local disk, so state may be larger than memory.
 
-Rules: a batch works on a working set, which is fetched and written with few calls; hot rows of vectorised states stay
-in memory (`cached/`). Memory is bounded by the options and by what one batch touches. A checkpoint is made of
-the database's own files (`freeze_native`), of which only new ones are uploaded. Savepoints and the changelog are rows
-(`freeze`), which any backend can read. What is in memory alone is written when a snapshot is (`unwritten.py`).
+Rules: a batch works on a working set, which is fetched and written with few calls; hot rows of vectorised states and of
+row tables stay in memory (`cached/`). Memory is bounded by the options and by what one batch touches. A checkpoint is
+made of the database's own files (`freeze_native`), of which only new ones are uploaded. Savepoints and the changelog
+are rows (`freeze`), which any backend can read. What is in memory alone is written when a snapshot is (`unwritten.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from tidegate.actors.state_backends.common.options import BackendPlace
 from tidegate.actors.state_backends.common.refusals import not_bound, strange_rows
 from tidegate.actors.state_backends.common.state_size import StateSize
 from tidegate.actors.state_backends.rocksdb.cached.cached_namespaces import CachedNamespaces
+from tidegate.actors.state_backends.rocksdb.cached.cached_rows import CachedRows
 from tidegate.actors.state_backends.rocksdb.cached.cached_table import CachedTable
+from tidegate.actors.state_backends.rocksdb.cached.write_back import WriteBack
 from tidegate.actors.state_backends.rocksdb.cells import RocksCells, RocksLists, RocksMaps, RocksValues
 from tidegate.actors.state_backends.rocksdb.database_session import RocksSession
 from tidegate.actors.state_backends.rocksdb.expiry_sweep import RocksSweeper
@@ -65,7 +67,7 @@ class RocksBackend:
         """Open it. Raises StorageError if the folder cannot be used.
 
         `keeps_changes`: `freeze` on a base gives only what has changed since then. Else hot rows of each vectorised
-        state take `cache_bytes` in memory.
+        state and row table take `cache_bytes` in memory.
         """
         self._session = RocksSession(
             place.uid,
@@ -115,7 +117,11 @@ class RocksBackend:
         state, older = self._declared(name, RocksForm.ROWS, values)
         if older is not None:
             raise strange_rows(name, self._session.uid, older.values, values)
-        rows = self._rows[name] = RocksRows(self._session, state)
+        if self._cache_bytes:
+            rows: RocksRows = CachedRows(self._session, state, self._place.key_names, self._cache_bytes)
+        else:
+            rows = RocksRows(self._session, state)
+        self._rows[name] = rows
         return rows
 
     def retype(self, name: str, columns: Sequence[ValueSpec], migrate: Migrate) -> RocksTable:
@@ -282,8 +288,8 @@ class RocksBackend:
         self._session.close()
 
     @property
-    def _cached(self) -> list[CachedTable]:
-        return [table for table in self._tables.values() if isinstance(table, CachedTable)]
+    def _cached(self) -> list[WriteBack]:
+        return [each for each in (*self._tables.values(), *self._rows.values()) if isinstance(each, WriteBack)]
 
     def _new_table(self, state: RocksState, columns: Sequence[ValueSpec]) -> RocksTable:
         session, namespace = self._session, self._place.namespace

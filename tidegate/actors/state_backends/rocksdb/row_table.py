@@ -80,7 +80,7 @@ class RocksRows:
             cursor = self._session.database.iter()
             for position in sorted(range(len(prefixes)), key=prefixes.__getitem__):
                 first = len(self._found)
-                self._note(_read(cursor, prefixes[position]))
+                self._note(read_prefix(cursor, prefixes[position]))
                 several = len(self._found) - first > 1
                 runs[position] = self._in_order(first) if several else np.arange(first, len(self._found))
         of_slots = upserted.slots.tolist()
@@ -158,7 +158,7 @@ class RocksRows:
 
     def _there(self, cursor: rocksdict.RdictIter, prefix: bytes) -> Iterator[list[tuple[bytes, bytes]]]:
         """The entries whose keys begin so, in pieces. StorageError."""
-        entries = _read(cursor, prefix)
+        entries = read_prefix(cursor, prefix)
         while True:
             with reported("read RocksDB", self._session.folder):
                 piece = list(islice(entries, _PIECE_ROWS))
@@ -180,7 +180,7 @@ class RocksRows:
             if second is not None:
                 yield self._group(chain((first, second), pieces), columns)
             else:
-                small += sorted(first, key=lambda entry: _number_of(entry[0]))
+                small += [first[each] for each in np.argsort(numbers_of([key for key, _ in first])).tolist()]
         if small:
             yield self._group([small], columns)
 
@@ -213,8 +213,8 @@ class RocksRows:
 
     def _in_order(self, first: int) -> NDArray[np.int64]:
         """The refs of what was found since, by number."""
-        numbers = [_number_of(key) for key, _ in self._found[first:]]
-        return first + np.argsort(np.array(numbers, dtype=np.int64), kind="stable")
+        numbers = numbers_of([key for key, _ in self._found[first:]])
+        return first + np.argsort(numbers, kind="stable")
 
     def _values_of(self, entries: Sequence[tuple[bytes, bytes | None]]) -> list[bytes]:
         """The values of rows. CorruptionError for one that is not there, StorageError."""
@@ -251,12 +251,12 @@ def _cut(
         yield rows.slice(start, rows_max), of_rows[start : start + rows_max]
 
 
-def _number_of(key: bytes) -> int:
-    """The number of a row: the last word of its key."""
-    return int.from_bytes(key[-8:], "little")
+def numbers_of(keys: Sequence[bytes]) -> NDArray[np.int64]:
+    """The numbers of rows: the last words of their keys."""
+    return np.frombuffer(b"".join([key[-8:] for key in keys]), dtype="<i8").astype(np.int64)
 
 
-def _read(cursor: rocksdict.RdictIter, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+def read_prefix(cursor: rocksdict.RdictIter, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
     """All entries whose keys begin so."""
     cursor.seek(prefix)
     while cursor.valid() and (key := cursor.key()).startswith(prefix):

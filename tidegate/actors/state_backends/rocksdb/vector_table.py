@@ -46,13 +46,15 @@ class RocksTable:
         self._batch_keys: list[bytes] = []
         self._removed: NDArray[np.int32] = _NO_SLOTS
         """Slots of the batch whose rows are taken away."""
+        self._unchanged: NDArray[np.int32] = _NO_SLOTS
+        """Slots of the batch that do not change."""
 
     @property
     def rows(self) -> int:
         """An estimate of how many keys the whole database has, all states together."""
         return self._session.database.property_int_value(_ESTIMATE) or 0
 
-    def upsert(self, keys: pa.RecordBatch) -> Upserted:
+    def upsert(self, keys: pa.RecordBatch, new_only: bool = False) -> Upserted:
         """Begin a batch: fetch the rows of its keys."""
         upserted = KeyIndex(tuple(keys.schema.names)).upsert(keys)
         first_rows = upserted.first_rows
@@ -66,6 +68,7 @@ class RocksTable:
         ranks[order] = np.arange(len(order), dtype=np.int32)
         missing = np.array([row is None for row in found], dtype=np.bool_)
         known, self.new_slots = (np.flatnonzero(slots).astype(np.int32) for slots in (~missing, missing))
+        self._unchanged = known if new_only else _NO_SLOTS
         stored = self.layout.columns([row for row in found if row is not None]) if len(known) else None
         self._fill(len(found), known, stored, self.new_slots)
         return Upserted(ranks[upserted.slots], first_rows, first_rows[missing[ranks]])
@@ -82,8 +85,11 @@ class RocksTable:
         """End the batch: write its rows, and remove those that were taken away."""
         batch_keys, self._batch_keys = self._batch_keys, []
         gone, new = self._removed, self.new_slots
+        same, self._unchanged = self._unchanged, _NO_SLOTS
         self._removed = self.new_slots = _NO_SLOTS
-        slots = np.setdiff1d(np.arange(len(batch_keys), dtype=np.int32), gone, assume_unique=True)
+        stays = np.ones(len(batch_keys), dtype=np.bool_)
+        stays[gone] = stays[same] = False
+        slots = np.flatnonzero(stays).astype(np.int32)
         keys = [batch_keys[slot] for slot in slots.tolist()]
         removed = [batch_keys[slot] for slot in np.setdiff1d(gone, new, assume_unique=True).tolist()]
         if keys:

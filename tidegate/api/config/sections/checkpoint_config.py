@@ -126,8 +126,9 @@ class CheckpointConfig(Section):
     """Bytes that each operator of a subtask may use for the caches and buffers of a backend on disk; at least 1 MiB."""
 
     backend_cache: Annotated[int, BeforeValidator(of.size)] = Field(default=CACHE_BYTES, alias=KEYS["backend_cache"][0])
-    """Bytes that each state of an operator of a subtask may use to keep aggregates and windows whose keys come often in
-    memory, as columns, in front of a backend on disk. 0: each batch reads and writes its keys there."""
+    """Bytes that each state of an operator of a subtask may use to keep aggregates, windows, and the rows of joins and
+    rankings whose keys come often in memory, as columns, in front of a backend on disk. 0: each batch reads and writes
+    its keys there."""
 
     rocksdb_threads: Annotated[int, BeforeValidator(of.positive)] = Field(
         default=THREADS, alias=KEYS["rocksdb_threads"][0]

@@ -33,7 +33,7 @@ _RUN_ROWS = 65_536
 class CachedNamespaces(CachedTable):
     """A `NamespacedTable`. Of its rows, about `cache_bytes` are in memory between batches."""
 
-    hot: HotNamespaces
+    _hot: HotNamespaces
 
     def __init__(
         self,
@@ -49,10 +49,15 @@ class CachedNamespaces(CachedTable):
         self._known = session.is_empty
         """Whether it is known what the database has."""
 
-    def upsert(self, keys: pa.RecordBatch) -> Upserted:
+    @property
+    def hot(self) -> HotNamespaces:
+        """The rows in memory."""
+        return self._hot
+
+    def upsert(self, keys: pa.RecordBatch, new_only: bool = False) -> Upserted:
         """Begin a batch: fetch those of its rows that are not in memory."""
         self._look()
-        return super().upsert(keys)
+        return super().upsert(keys, new_only)
 
     def put(self, keys: Sequence[bytes], columns: Sequence[pa.Array]) -> None:
         """Write rows over what is there, before the first batch. StorageError."""

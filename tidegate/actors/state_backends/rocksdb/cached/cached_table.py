@@ -1,7 +1,6 @@
 """`CachedTable`: a vectorised state in RocksDB whose hot rows are in memory, in columns.
 
-A batch reads from the database only rows that are not in memory, and writes none: the rows that have changed are
-written with the next snapshot (`changed`), beside processing, or when they make room for others. What is loaded or
+A batch reads from the database only rows that are not in memory, and writes none (`write_back.py`). What is loaded or
 moved goes to the database at once, before the first batch.
 """
 
@@ -19,6 +18,7 @@ from tidegate.actors.state_backends.columnar.key_space import KeySpace
 from tidegate.actors.state_backends.common.backend import ValueSpec
 from tidegate.actors.state_backends.common.batch_column import BatchColumn
 from tidegate.actors.state_backends.rocksdb.cached.hot_rows import HotRows
+from tidegate.actors.state_backends.rocksdb.cached.write_back import WriteBack
 from tidegate.actors.state_backends.rocksdb.database_session import RocksSession
 from tidegate.actors.state_backends.rocksdb.keys import ordered_keys
 from tidegate.actors.state_backends.rocksdb.vector_table import RocksTable
@@ -26,13 +26,9 @@ from tidegate.storage.rocksdb.database import reported
 from tidegate.storage.rocksdb.keys import decode_rows
 from tidegate.storage.rocksdb.scan import CHUNK_BYTES, CHUNK_ROWS
 from tidegate.storage.rocksdb.value_layout import HEAD, RocksState
-from tidegate.storage.state.snapshot import FrozenState
-
-_WRITTEN_ROWS = 8_192
-"""Rows that are written with one call. They become Python values, so many at a time."""
 
 
-class CachedTable(RocksTable):
+class CachedTable(RocksTable, WriteBack):
     """A `VectorTable`. Of its rows, about `cache_bytes` are in memory between batches."""
 
     def __init__(
@@ -47,17 +43,22 @@ class CachedTable(RocksTable):
         self._cache_bytes = cache_bytes
         grouped_by = key_names[1:] if session.namespace else None
         self._space = KeySpace(session.max_parallelism, key_names, grouped_by=grouped_by)
-        self.hot = self._hot_rows(specs)
+        self._hot = self._hot_rows(specs)
+
+    @property
+    def hot(self) -> HotRows:
+        """The rows in memory."""
+        return self._hot
 
     @property
     def rows(self) -> int:
         """An estimate: of what the database has, or of what is in memory, if that is more."""
         return max(super().rows, self.hot.rows)
 
-    def upsert(self, keys: pa.RecordBatch) -> Upserted:
+    def upsert(self, keys: pa.RecordBatch, new_only: bool = False) -> Upserted:
         """Begin a batch: fetch those of its rows that are not in memory."""
         self._space.fix(self._session.key_schema)
-        return self.hot.upsert(keys)
+        return self.hot.upsert(keys, new_only)
 
     def column(self, name: str) -> BatchColumn:
         """A value column."""
@@ -86,40 +87,14 @@ class CachedTable(RocksTable):
                 yield keys, slots
             self._make_room()
 
-    def changed(self) -> Iterator[object]:
-        """Freeze what is not in the database. The result writes it, a part with each item drawn. StorageError."""
-        return self._writing(self.hot.changed())
-
-    def write_all(self) -> None:
-        """Write what is not in the database. StorageError."""
-        self._session.settle()
-        if self.hot.unwritten:
-            for _ in self.changed():
-                pass
-        self.hot.written()
-
-    def _make_room(self) -> None:
-        size_bytes, unwritten = self.hot.size_bytes, self._session.unwritten
-        # While a snapshot is being written the rows in it stay, and up to half as many come on top.
-        if size_bytes <= self._cache_bytes:
-            return
-        if unwritten is None or unwritten.done or 2 * size_bytes > 3 * self._cache_bytes:
-            self._settle()
-            self.hot.make_room(self._cache_bytes, self._write_rows)
-
     def _hot_rows(self, specs: Sequence[ValueSpec]) -> HotRows:
         return HotRows(self._space, self.state.name, specs, self._fetched)
-
-    def _settle(self) -> None:
-        """See to it that rows may be written."""
-        self._session.settle()
-        self.hot.written()
 
     def _fetched(self, keys: pa.RecordBatch) -> tuple[NDArray[np.int64], Sequence[pa.Array]]:
         session = self._session
         if session.is_empty:
             return np.zeros(0, dtype=np.int64), [pa.nulls(0, spec.data_type) for spec in self.specs]
-        stored, order = ordered_keys(keys, session.max_parallelism, self.state.number, session.namespace)
+        stored, order = ordered_keys(keys, session.max_parallelism, self.state.number, namespace=session.namespace)
         rows = session.fetch(stored)
         found = order[[row is not None for row in rows]]
         return found, self.layout.columns([row for row in rows if row is not None])
@@ -153,25 +128,3 @@ class CachedTable(RocksTable):
             if keys:
                 yield keys, values
                 start = keys[-1] + b"\0"
-
-    def _writing(self, states: Sequence[FrozenState]) -> Iterator[object]:
-        keys = len(self._session.key_schema) if states else 0
-        for state in states:
-            for chunk in state.chunks():
-                rows, values = chunk.rows, None if state.removed else chunk.rows.columns[keys:]
-                yield from self._in_parts(rows.select(range(keys)), values)
-
-    def _write_rows(self, keys: pa.RecordBatch, values: Sequence[pa.Array] | None) -> None:
-        for _ in self._in_parts(keys, values):
-            pass
-
-    def _in_parts(self, keys: pa.RecordBatch, values: Sequence[pa.Array] | None) -> Iterator[object]:
-        """Write rows, or remove them, in the order of the database."""
-        session = self._session
-        stored, order = ordered_keys(keys, session.max_parallelism, self.state.number, session.namespace)
-        rows = pa.array(order)
-        packed = None if values is None else self.packed([column.take(rows) for column in values])
-        for start in range(0, len(stored), _WRITTEN_ROWS):
-            part = slice(start, start + _WRITTEN_ROWS)
-            session.apply(stored[part], None if packed is None else packed[part])
-            yield None

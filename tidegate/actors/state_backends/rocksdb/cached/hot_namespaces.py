@@ -58,10 +58,10 @@ class HotNamespaces(HotRows, ColumnarNamespaces):
             for flags in (self._cold, self._written):
                 self._set(flags, namespace, groups)
 
-    def upsert(self, keys: pa.RecordBatch) -> Upserted:
+    def upsert(self, keys: pa.RecordBatch, new_only: bool = False) -> Upserted:
         """Begin a batch: bring in the rows of keys that are not here. Keys without a row get one."""
         known = self._space.slots
-        upserted = super().upsert(keys)
+        upserted = super().upsert(keys, new_only)
         self._note_new(keys, upserted.slots, np.union1d(_beyond(upserted, known), upserted.new_rows))
         return upserted
 

@@ -26,13 +26,12 @@ from tidegate.actors.state_backends.columnar.key_space import KeySpace
 from tidegate.actors.state_backends.columnar.vector_table import ColumnarTable
 from tidegate.actors.state_backends.common.backend import ValueSpec
 from tidegate.actors.state_backends.common.varying_column import VaryingColumn
+from tidegate.actors.state_backends.rocksdb.cached.write_back import Write
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.state.snapshot import Cut, FrozenState
 
 Fetch: TypeAlias = Callable[[pa.RecordBatch], tuple[NDArray[np.int64], Sequence[pa.Array]]]
 """Reads rows from the database: which of these keys have one, and the value columns of those."""
-Write: TypeAlias = Callable[[pa.RecordBatch, Sequence[pa.Array] | None], None]
-"""Writes rows of some keys; without values, removes them."""
 
 _LIVE_BYTES = 1
 """Of each slot, whether it has a row."""
@@ -65,7 +64,7 @@ class HotRows(ColumnarTable):
         assert self.dirty is not None
         return self.dirty.changed_since(CheckpointId(self._snapshots), self._space.slots) > 0
 
-    def upsert(self, keys: pa.RecordBatch) -> Upserted:
+    def upsert(self, keys: pa.RecordBatch, new_only: bool = False) -> Upserted:
         """Begin a batch: bring in the rows of keys that are not here. Keys without a row get one."""
         known = self._space.slots
         upserted = self._space.upsert(keys)
@@ -75,7 +74,8 @@ class HotRows(ColumnarTable):
             found, columns = self._fetch(keys if len(wanted) == keys.num_rows else gather(keys, wanted))
             stored = len(found)
             self._take_in(upserted.slots[wanted[found]], columns)
-        return Upserted(upserted.slots, upserted.first_rows, self._begin(upserted, stored=stored))
+        new_rows = self._begin(upserted, stored=stored, new_only=new_only)
+        return Upserted(upserted.slots, upserted.first_rows, new_rows)
 
     def show(self, keys: pa.RecordBatch, columns: Sequence[pa.Array]) -> NDArray[np.int32]:
         """Slots of keys that have these rows in the database, all of which is written."""
