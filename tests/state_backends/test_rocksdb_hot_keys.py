@@ -170,25 +170,29 @@ def test_rows_in_memory_are_neither_read_nor_written(monkeypatch: pytest.MonkeyP
 
 def test_memory_stays_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows beyond the bound go to the database. Keys that come again and again are not read once they are known."""
-    rows = rows_with(SMALL_CACHE_BYTES + 2000)
-    for start in range(10, 40, 6):
+    full = rows_with(_MUCH)
+    full.batch([(key, "append", 1) for key in range(40)])
+    cache_bytes = hot_of(full).size_bytes * 16 // 15  # with its share for keys that have left
+    rows = rows_with(cache_bytes)
+    for start in range(10, 70, 6):
         rows.batch([(key, "append", 1) for key in (0, 1, *range(start, start + 6))])
     read = read_of(monkeypatch)
-    for start in range(40, 1000, 6):
+    for start in range(70, 600, 6):
         rows.batch([(key, "find", 1) for key in (0, 1)])
         rows.batch([(key, "append", 1) for key in range(start, start + 6)])
-        assert hot_of(rows).size_bytes <= SMALL_CACHE_BYTES + 2000
+        assert hot_of(rows).size_bytes <= cache_bytes
     assert not read
-    assert 2 <= hot_of(rows).rows <= 200
+    assert 6 <= hot_of(rows).rows <= 60
     rows.check()
-    rows.backend.close()
+    for each in (full, rows):
+        each.backend.close()
 
 
 def test_keys_that_were_asked_for_in_vain_take_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are known, so that nobody reads the database for them again, and let go of like others."""
     rows = rows_with(_MUCH)
     rows.batch([(1, "append", 1)])
-    empty_memory(rows, monkeypatch)
+    hot_of(rows).left.forget()
     read = read_of(monkeypatch)
     for _ in range(3):
         rows.batch([(key, "find", 0) for key in range(5, 15)])
@@ -200,6 +204,23 @@ def test_keys_that_were_asked_for_in_vain_take_memory(monkeypatch: pytest.Monkey
         patched.setattr(rows.table, "_cache_bytes", before)
         rows.batch([])
     assert hot_of(rows).size_bytes <= before
+    rows.check()
+    rows.backend.close()
+
+
+def test_new_keys_are_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though others have left memory: these alone are read. On files that were taken over, each is."""
+    rows = rows_with(_MUCH)
+    rows.batch([(key, "append", 1) for key in range(100)])
+    empty_memory(rows, monkeypatch)
+    read = read_of(monkeypatch)
+    rows.batch([(key, "find", 0) for key in range(1000, 1200)])
+    rows.batch([(key, "append", 2) for key in range(2000, 2200)])
+    rows.batch([(key, "find", 0) for key in range(2000, 2200)])
+    assert sum(read) < 40
+    read.clear()
+    rows.batch([(key, "find", 0) for key in range(90, 110)])
+    assert 10 <= sum(read) < 14
     rows.check()
     rows.backend.close()
 

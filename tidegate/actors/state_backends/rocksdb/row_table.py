@@ -263,3 +263,21 @@ def read_prefix(cursor: rocksdict.RdictIter, prefix: bytes) -> Iterator[tuple[by
         yield key, cursor.value()
         cursor.next()
     cursor.status()
+
+
+def read_prefixes(cursor: rocksdict.RdictIter, prefixes: Sequence[bytes]) -> tuple[list[bytes], list[bytes], list[int]]:
+    """All keys that begin with one of some prefixes, their values, and where those of each prefix end."""
+    keys: list[bytes] = []
+    values: list[bytes] = []
+    ends: list[int] = []
+    # Bound methods and lists without tuples: this is what a key that is not in memory costs.
+    seek, key_at, value_at, go_on = cursor.seek, cursor.key, cursor.value, cursor.next
+    for prefix in prefixes:
+        seek(prefix)
+        while (key := key_at()) is not None and key.startswith(prefix):
+            keys.append(key)
+            values.append(value_at())
+            go_on()
+        ends.append(len(keys))
+    cursor.status()
+    return keys, values, ends

@@ -20,15 +20,19 @@ from tidegate.actors.kernels.partition import gather
 from tidegate.actors.state_backends.columnar.key_space import KeySpace
 from tidegate.actors.state_backends.common.row_table import FoundRows
 from tidegate.actors.state_backends.rocksdb.cached.hot_keys import HotKeys
+from tidegate.actors.state_backends.rocksdb.cached.left_keys import LeftKeys
 from tidegate.actors.state_backends.rocksdb.cached.write_back import WriteBack
 from tidegate.actors.state_backends.rocksdb.database_session import RocksSession
-from tidegate.actors.state_backends.rocksdb.keys import database_keys, packed_rows
-from tidegate.actors.state_backends.rocksdb.row_table import RocksRows, numbers_of, read_prefix
+from tidegate.actors.state_backends.rocksdb.keys import ordered_keys, packed_rows
+from tidegate.actors.state_backends.rocksdb.row_table import RocksRows, numbers_of, read_prefixes
 from tidegate.storage.rocksdb.database import reported
 from tidegate.storage.rocksdb.keys import decode_rows
+from tidegate.storage.rocksdb.row_values import unpacked
 from tidegate.storage.rocksdb.value_layout import HEAD, RocksState
 from tidegate.storage.state.stored_rows import ROW_SEQUENCE, SEQUENCE_FIELD, row_identity
 
+_LEFT = 16
+"""A sixteenth of the memory says which keys have left it: enough for ten times as many as it has, of some 100 bytes."""
 _NOTHING: tuple[KeyIndex, NDArray[np.int64]] = (KeyIndex(("",)), np.zeros(0, dtype=np.int64))
 
 
@@ -42,8 +46,9 @@ class CachedRows(RocksRows, WriteBack):
         identity = (*key_names, ROW_SEQUENCE)
         names = (*identity, *state.values.names)
         self._space = KeySpace(session.max_parallelism, names, grouped_by=key_names, identity=identity)
-        self._hot = HotKeys(self._space, state.name, key_names)
-        self._hot.cold = not session.is_empty
+        self._hot = HotKeys(self._space, state.name, key_names, LeftKeys(cache_bytes // _LEFT))
+        if not session.is_empty:
+            self._hot.left.forget()
         self._known = _NOTHING
         """While a scan reads the database: the keys in memory, and from which number on the rows of each are there."""
         self._moved: dict[int, int] = {}
@@ -72,7 +77,7 @@ class CachedRows(RocksRows, WriteBack):
         """All rows of these keys, with one seek for each key that is not in memory. StorageError, CorruptionError."""
         self._fix()
         numbers, first_rows = self._hot.ask(keys)
-        if self._hot.cold:
+        if self._hot.left:
             cold = first_rows[self._hot.since(numbers[first_rows]) > 0]
             if len(cold):
                 self._bring_in(gather(keys, cold), numbers[cold])
@@ -99,7 +104,7 @@ class CachedRows(RocksRows, WriteBack):
         if not self._session.has_keys:
             return
         self._fix()
-        if self._hot.cold:
+        if self._hot.left:
             self._known = self._hot.known()
             yield from ((rows, ~refs) for rows, refs in super().scan(columns, rows_max))
             self._known = _NOTHING
@@ -132,7 +137,7 @@ class CachedRows(RocksRows, WriteBack):
 
     def put(self, keys: Sequence[bytes], columns: Sequence[pa.Array]) -> None:
         """Write rows, before the first batch. StorageError."""
-        self._hot.cold = True
+        self._hot.left.forget()
         super().put(keys, columns)
 
     def packed(self, columns: Sequence[pa.Array]) -> list[bytes]:
@@ -160,30 +165,22 @@ class CachedRows(RocksRows, WriteBack):
 
     def _bring_in(self, keys: pa.RecordBatch, numbers: NDArray[np.int32]) -> None:
         """Bring in the rows of distinct keys that are not in memory. StorageError, CorruptionError."""
-        prefixes = database_keys(keys, self._session.max_parallelism, self.state.number)
-        entries: list[tuple[bytes, bytes]] = []
-        counts = np.zeros(len(prefixes), dtype=np.int64)
-        order = sorted(range(len(prefixes)), key=prefixes.__getitem__)
+        prefixes, order = ordered_keys(keys, self._session.max_parallelism, self.state.number)
         with reported("read RocksDB", self._session.folder):
-            cursor = self._session.database.iter()
-            for position in order:
-                before = len(entries)
-                entries += read_prefix(cursor, prefixes[position])
-                counts[position] = len(entries) - before
-        of = np.repeat(np.array(order, dtype=np.int64), counts[order])
-        sequence = numbers_of([key for key, _ in entries])
+            found, values, ends = read_prefixes(self._session.database.iter(), prefixes)
+        of = np.repeat(order, np.diff(ends, prepend=0))
+        sequence = numbers_of(found)
         cold = sequence < self._hot.since(numbers)[of]
         if self._gone:
-            cold &= np.array([key not in self._gone for key, _ in entries], dtype=np.bool_)
+            cold &= np.array([key not in self._gone for key in found], dtype=np.bool_)
         chosen = np.flatnonzero(cold)
         chosen = chosen[np.lexsort((sequence[chosen], of[chosen]))]
         of, sequence = of[chosen], sequence[chosen]
-        brought = [entries[each] for each in chosen.tolist()]
         columns = [column.take(pa.array(of)) for column in keys.columns]
-        rows = self._batch([*columns, pa.array(sequence), *self._decoded(brought, self.state.values.names).columns])
-        slots = self._hot.bring_in(rows, numbers[of], numbers)
+        decoded = unpacked([values[each] for each in chosen.tolist()], self.state.values)
+        slots = self._hot.bring_in(self._batch([*columns, pa.array(sequence), *decoded]), numbers[of], numbers)
         if self._found:
-            slot_of = {key: slot for (key, _), slot in zip(brought, slots.tolist(), strict=True)}
+            slot_of = {found[each]: slot for each, slot in zip(chosen.tolist(), slots.tolist(), strict=True)}
             self._moved |= {at: slot_of[key] for at, (key, _) in enumerate(self._found) if key in slot_of}
 
     def _there(self, cursor: rocksdict.RdictIter, prefix: bytes) -> Iterator[list[tuple[bytes, bytes]]]:

@@ -4,7 +4,7 @@
 - Of a key that is known here, all rows from some number on are as they are here, also if there are none; the database
   may have older ones, and know of rows that are gone. If that number is 0, the key is *whole*: nobody has to ask the
   database. A key that is not known is as the database has it.
-- While the database has no row that is not here (`cold` is false), every key is whole when it first comes.
+- A key that comes for the first time, and has not left memory before (`LeftKeys`), is whole at once.
 - Rows of a key are a chain, by their numbers. What is brought in comes before what is here.
 - What has changed is written when a snapshot is taken, or when its key makes room for others. A key goes as a whole:
   those go that have not been asked for again since room was last made, the longest known first, and all without rows.
@@ -18,11 +18,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from tidegate.actors.kernels.hashing import hash_columns
 from tidegate.actors.kernels.key_index.entries import enlarged
 from tidegate.actors.kernels.key_index.key_index import KeyIndex
+from tidegate.actors.kernels.partition import gather
 from tidegate.actors.kernels.row_chains import END, collect, link, prune_and_count
 from tidegate.actors.state_backends.columnar.key_space import KeySpace
 from tidegate.actors.state_backends.columnar.row_slots import RowSlots
+from tidegate.actors.state_backends.rocksdb.cached.left_keys import LeftKeys
 from tidegate.actors.state_backends.rocksdb.cached.write_back import Write
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.state.snapshot import Cut, FrozenState
@@ -47,9 +50,9 @@ _WRITTEN_ROWS = 65_536
 class HotKeys(RowSlots):
     """Rows in a space of their own, whose columns are those of the keys, the number, and the values."""
 
-    def __init__(self, space: KeySpace, name: str, key_names: tuple[str, ...]) -> None:
-        self.cold = False
-        """Whether the database may have rows that are not here."""
+    def __init__(self, space: KeySpace, name: str, key_names: tuple[str, ...], left: LeftKeys) -> None:
+        self.left = left
+        """The keys of which the database may have rows that are not here."""
         self.ascends = True
         """Whether the slots of each key's rows ascend as the rows came."""
         self._keyed_by = key_names
@@ -68,7 +71,7 @@ class HotKeys(RowSlots):
     def size_bytes(self) -> int:
         """About how much memory the rows take."""
         of_keys = self._keys.size * _KEY_BYTES + self._keys.size_bytes
-        return self._space.slots * _SLOT_BYTES + of_keys + self._space.size_bytes
+        return self._space.slots * _SLOT_BYTES + of_keys + self._space.size_bytes + self.left.size_bytes
 
     @property
     def unwritten(self) -> bool:
@@ -87,7 +90,11 @@ class HotKeys(RowSlots):
         known = self._keys.size
         upserted = self._keys.upsert(keys)
         self._grow_keys(known)
-        self._since[known : self._keys.size] = since if self.cold else _WHOLE
+        self._since[known : self._keys.size] = _WHOLE
+        if self.left and len(upserted.new_rows):
+            new = gather(keys.select(list(self._keyed_by)), upserted.new_rows)
+            there = self.left.has(hash_columns(new, self._keyed_by))
+            self._since[upserted.slots[upserted.new_rows[there]]] = since
         self._asked_again[upserted.slots[upserted.slots < known]] = True
         return upserted.slots, upserted.first_rows
 
@@ -207,7 +214,8 @@ class HotKeys(RowSlots):
         live = self.live(slots)
         leaving = self._coldest(slots[live], share)[self._of_slot[: len(slots)]]
         self._write(slots, live, leaving, write)
-        self.cold = self.cold or bool((live & leaving).any())
+        if not self.left.all:
+            self.left.add(hash_columns(self._space.keys_of(slots[live & leaving], self._keyed_by), self._keyed_by))
         self._rows = int((live & ~leaving).sum())
         self._space.keep(slots[live & ~leaving])
         self._number_anew()
