@@ -24,12 +24,12 @@ def test_no_key_that_has_left_is_denied(size_bytes: int, parts: list[list[int]],
     assert left.size_bytes <= max(8, size_bytes)
     if not every:
         assert not left.has(np.array(others, dtype=np.uint64)).any()
-    left.forget()
+    left.all = True
     assert left
-    assert left.size_bytes == 0
     assert left.has(np.array(others, dtype=np.uint64)).all()
     left.add(np.array(others, dtype=np.uint64))
-    assert left.size_bytes == 0
+    left.all = False
+    assert left.has(np.array([*every, *others], dtype=np.uint64)).all()
 
 
 @pytest.mark.parametrize("groups", [1, 128])
@@ -41,3 +41,6 @@ def test_few_others_are_taken_for_one(groups: int) -> None:
     left = LeftKeys(8_192)
     left.add(hashes[:6_500])
     assert 0.001 < left.has(hashes[6_500:]).mean() < 0.03
+    assert not left.is_crowded
+    left.add(hashes[6_500:])
+    assert left.is_crowded

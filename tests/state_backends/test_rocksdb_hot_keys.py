@@ -14,6 +14,7 @@ from backend_model import KEYS, MAX_PARALLELISM, Rows, composed, key_batch
 from rocksdb_backends import SMALL_CACHE_BYTES, rocks_backend
 from row_model import RowsOfKeys
 
+from tidegate.actors.state_backends.rocksdb.cached import cached_rows
 from tidegate.actors.state_backends.rocksdb.cached.cached_rows import CachedRows
 from tidegate.actors.state_backends.rocksdb.cached.hot_keys import HotKeys
 from tidegate.actors.state_backends.rocksdb.database_session import RocksSession
@@ -117,6 +118,7 @@ def test_little_memory_changes_nothing(
         seen["removed unread"] += len(refs)  # type: ignore[arg-type]
         remove(self, refs)  # type: ignore[arg-type]
 
+    monkeypatch.setattr(cached_rows, "_READ_KEYS", 7)
     monkeypatch.setattr(HotKeys, "bring_in", brought)
     monkeypatch.setattr(HotKeys, "make_room", made)
     monkeypatch.setattr(RocksRows, "remove", removed)
@@ -192,7 +194,8 @@ def test_keys_that_were_asked_for_in_vain_take_memory(monkeypatch: pytest.Monkey
     """They are known, so that nobody reads the database for them again, and let go of like others."""
     rows = rows_with(_MUCH)
     rows.batch([(1, "append", 1)])
-    hot_of(rows).left.forget()
+    hot_of(rows).left.all = True
+    monkeypatch.setattr(cached_rows, "_READ_KEYS", 0)
     read = read_of(monkeypatch)
     for _ in range(3):
         rows.batch([(key, "find", 0) for key in range(5, 15)])
@@ -203,7 +206,7 @@ def test_keys_that_were_asked_for_in_vain_take_memory(monkeypatch: pytest.Monkey
     with monkeypatch.context() as patched:
         patched.setattr(rows.table, "_cache_bytes", before)
         rows.batch([])
-    assert hot_of(rows).size_bytes <= before
+    assert hot_of(rows).size_bytes - hot_of(rows).left.size_bytes <= before
     rows.check()
     rows.backend.close()
 
@@ -221,6 +224,63 @@ def test_new_keys_are_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     read.clear()
     rows.batch([(key, "find", 0) for key in range(90, 110)])
     assert 10 <= sum(read) < 14
+    rows.check()
+    rows.backend.close()
+
+
+def test_after_a_restore_keys_are_read_little_by_little(
+    store: FileSystemStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some after each batch, until it is known which there are; then new ones are not looked for, and none is missed.
+    If they are too many for the filter, each key is looked for as before."""
+    rows = rows_with(_MUCH)
+    rows.batch([(key, "append", 1) for key in range(300)])
+    rows.batch([(key, "remove", 0) for key in range(250, 300)])
+    expected = rows.expected()
+    native = write_native(store, "chk-1", freeze(rows, 1), None)
+    rows.backend.close()
+    monkeypatch.setattr(cached_rows, "_READ_KEYS", 50)
+    for cache_bytes in (_MUCH, 16):
+        folder = str(tmp_path / f"db-{cache_bytes}")
+        fetch_native(store, native, folder)
+        rows = rows_with(cache_bytes, folder, expected)
+        read = read_of(monkeypatch)
+        rows.batch([(1000, "find", 0)])
+        assert sum(read) == 1
+        for start in range(0, 24, 6):
+            rows.batch([(key, "append", 2) for key in range(start, start + 6)])
+            assert hot_of(rows).left.all
+        rows.batch([])
+        assert hot_of(rows).left.all == (cache_bytes == 16)
+        read.clear()
+        rows.batch([(key, "find", 0) for key in range(2000, 2100)])
+        assert (sum(read) == 100) == (cache_bytes == 16)
+        assert sum(read) < 10 or cache_bytes == 16
+        rows.check()
+        rows.backend.close()
+
+
+def test_keys_that_leave_while_others_are_read_are_known(
+    store: FileSystemStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those whose key group was read before they came to the database."""
+    rows = rows_with(_MUCH)
+    rows.batch([(key, "append", 1) for key in range(200)])
+    expected = rows.expected()
+    native = write_native(store, "chk-1", freeze(rows, 1), None)
+    rows.backend.close()
+    monkeypatch.setattr(cached_rows, "_READ_KEYS", 40)
+    folder = str(tmp_path / "db")
+    fetch_native(store, native, folder)
+    rows = rows_with(_MUCH, folder, expected)
+    for _ in range(3):
+        rows.batch([])
+    rows.batch([(key, "append", 2) for key in range(500, 550)])
+    assert hot_of(rows).left.all
+    empty_memory(rows, monkeypatch)
+    for _ in range(5):
+        rows.batch([])
+    assert not hot_of(rows).left.all
     rows.check()
     rows.backend.close()
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 import rocksdict
 from numpy.typing import NDArray
 
+from tidegate.actors.kernels.hashing import hash_columns
 from tidegate.actors.kernels.key_index.key_index import KeyIndex
 from tidegate.actors.kernels.partition import gather
 from tidegate.actors.state_backends.columnar.key_space import KeySpace
@@ -33,6 +34,8 @@ from tidegate.storage.state.stored_rows import ROW_SEQUENCE, SEQUENCE_FIELD, row
 
 _LEFT = 16
 """A sixteenth of the memory says which keys have left it: enough for ten times as many as it has, of some 100 bytes."""
+_READ_KEYS = 4_096
+"""After each batch so many keys of files that were taken over are read, until it is known which there are."""
 _NOTHING: tuple[KeyIndex, NDArray[np.int64]] = (KeyIndex(("",)), np.zeros(0, dtype=np.int64))
 
 
@@ -47,8 +50,11 @@ class CachedRows(RocksRows, WriteBack):
         names = (*identity, *state.values.names)
         self._space = KeySpace(session.max_parallelism, names, grouped_by=key_names, identity=identity)
         self._hot = HotKeys(self._space, state.name, key_names, LeftKeys(cache_bytes // _LEFT))
-        if not session.is_empty:
-            self._hot.left.forget()
+        prefixes = [HEAD.pack(group, state.number) for group in session.key_groups]
+        self._unread = [prefixes[0], *prefixes]
+        """Of files that were taken over, and of loaded rows: from where on no key was read yet, and what keys of each
+        key group begin with."""
+        self._hot.left.all = not session.is_empty
         self._known = _NOTHING
         """While a scan reads the database: the keys in memory, and from which number on the rows of each are there."""
         self._moved: dict[int, int] = {}
@@ -133,11 +139,13 @@ class CachedRows(RocksRows, WriteBack):
         super().done()
         self._moved = {}
         self._hot.done()
+        if self._hot.left.all and not self._hot.left.is_crowded:
+            self._read_keys()
         self._make_room()
 
     def put(self, keys: Sequence[bytes], columns: Sequence[pa.Array]) -> None:
         """Write rows, before the first batch. StorageError."""
-        self._hot.left.forget()
+        self._hot.left.all = True
         super().put(keys, columns)
 
     def packed(self, columns: Sequence[pa.Array]) -> list[bytes]:
@@ -182,6 +190,30 @@ class CachedRows(RocksRows, WriteBack):
         if self._found:
             slot_of = {found[each]: slot for each, slot in zip(chosen.tolist(), slots.tolist(), strict=True)}
             self._moved |= {at: slot_of[key] for at, (key, _) in enumerate(self._found) if key in slot_of}
+
+    def _read_keys(self) -> None:
+        """Read some of the keys that nobody has read yet; once there are no more, new ones are known. StorageError."""
+        left, (start, *prefixes) = self._hot.left, self._unread
+        keys: list[bytes] = []
+        with reported("read RocksDB", self._session.folder):
+            cursor = self._session.database.iter()
+            cursor.seek(start)
+            for _ in range(_READ_KEYS):
+                if (key := cursor.key()) is not None and key.startswith(prefixes[0]):
+                    keys.append(key)
+                    cursor.next()
+                elif len(prefixes) > 1:
+                    prefixes = prefixes[1:]
+                    cursor.seek(prefixes[0])
+                else:
+                    left.all = False
+                    break
+            cursor.status()
+        if keys:
+            identity = decode_rows([key[HEAD.size :] for key in keys], self._identity)
+            left.add(hash_columns(identity, self._key_names))
+        last = keys[-1] if keys and keys[-1].startswith(prefixes[0]) else None
+        self._unread = [prefixes[0] if last is None else last + b"\0", *prefixes]
 
     def _there(self, cursor: rocksdict.RdictIter, prefix: bytes) -> Iterator[list[tuple[bytes, bytes]]]:
         """Of the entries whose keys begin so those that are not in memory, and were not removed there."""

@@ -214,8 +214,7 @@ class HotKeys(RowSlots):
         live = self.live(slots)
         leaving = self._coldest(slots[live], share)[self._of_slot[: len(slots)]]
         self._write(slots, live, leaving, write)
-        if not self.left.all:
-            self.left.add(hash_columns(self._space.keys_of(slots[live & leaving], self._keyed_by), self._keyed_by))
+        self.left.add(hash_columns(self._space.keys_of(slots[live & leaving], self._keyed_by), self._keyed_by))
         self._rows = int((live & ~leaving).sum())
         self._space.keep(slots[live & ~leaving])
         self._number_anew()

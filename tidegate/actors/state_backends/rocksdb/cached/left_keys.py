@@ -3,7 +3,8 @@
 A Bloom filter over the keys that have left memory. Rules:
 - It never says no of a key that has left. It says yes of a few others, and of more and more once there are more keys
   than it has room for: then each costs a look at the database, as it would without it.
-- Of files that a backend was opened on, and of rows that were loaded, nobody knows the keys: then it says yes of all.
+- Of files that a backend was opened on, and of rows that were loaded, nobody knows the keys at first: until they have
+  been read, it says yes of all.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 _PROBES = 4
+_BITS_MIN = 5
+"""With fewer bits a key most answers are wrong, and to read keys for it is in vain."""
 _WORD_BITS = 64
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 
@@ -23,7 +26,8 @@ class LeftKeys:
 
     def __init__(self, size_bytes_max: int) -> None:
         self.all = False
-        """Whether any key may have rows there."""
+        """Whether any key may have rows there, as far as is known."""
+        self._added = 0
         self._words_max = max(1, size_bytes_max // 8)
         self._words: NDArray[np.uint64] = np.zeros(0, dtype=np.uint64)
 
@@ -32,13 +36,19 @@ class LeftKeys:
         return self.all or len(self._words) > 0
 
     @property
+    def is_crowded(self) -> bool:
+        """Whether more were added than it has room for. A key counts each time."""
+        return self._added * _BITS_MIN > self._words_max * _WORD_BITS
+
+    @property
     def size_bytes(self) -> int:
         """How much memory it takes."""
         return self._words.nbytes
 
     def add(self, hashes: Hashes) -> None:
         """These keys have left."""
-        if not self.all and len(hashes):
+        if len(hashes):
+            self._added += len(hashes)
             if not len(self._words):
                 self._words = np.zeros(1 << (self._words_max.bit_length() - 1), dtype=np.uint64)
             for word, bit in self._probes(hashes):
@@ -52,11 +62,6 @@ class LeftKeys:
         for word, bit in self._probes(hashes):
             found &= self._words[word] & bit != 0
         return found
-
-    def forget(self) -> None:
-        """Any key may have rows there."""
-        self.all = True
-        self._words = self._words[:0]
 
     def _probes(self, hashes: Hashes) -> list[tuple[NDArray[np.uint64], NDArray[np.uint64]]]:
         """Of each key, a few bits: the word of each, and the bit in it."""
