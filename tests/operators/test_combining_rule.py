@@ -26,7 +26,9 @@ def _played(rule: CombiningRule, batches: list[tuple[int, float]]) -> tuple[list
     for rows, share in batches:
         looks = rule.looks_at(rows)
         if looks:
-            rule.combines(rows, max(1, round(share * rows)))
+            first = rule.rows_first(rows)
+            if not (first and rule.gives_up(rows, max(1, round(share * first)))):
+                rule.combines(rows, max(1, round(share * rows)))
         looked.append(looks)
         combining.append(rule.combining)
     return looked, combining
@@ -78,10 +80,29 @@ def test_what_does_not_pay_is_looked_at_less_and_less() -> None:
     rule = CombiningRule("auto")
     looked, combining = _played(rule, [(50_000, 1.0)] * 5_000)
     assert not any(combining)
-    assert sum(looked[:PAUSE_MIN]) == LOOKED_AT
-    assert sum(looked[-10 * PAUSE_MAX :]) <= 10 * LOOKED_AT
+    assert sum(looked[:PAUSE_MIN]) == 1
+    assert sum(looked[-10 * PAUSE_MAX :]) <= 10
     _, combining = _played(rule, [(50_000, 0.01)] * (PAUSE_MAX + LOOKED_AT))
     assert combining[-1]
+
+
+def test_a_count_is_over_when_it_can_come_to_nothing() -> None:
+    """Half of the keys of a quarter of the rows are enough; a share that may still fall is counted to the end."""
+    rule = CombiningRule("auto")
+    assert rule.looks_at(100_000)
+    assert rule.rows_first(100_000) == 25_000
+    assert not rule.gives_up(100_000, 20_000)
+    assert not rule.combines(100_000, 25_000)
+    assert rule.looks_at(100_000)
+    assert rule.gives_up(100_000, 20_001)
+    assert [rule.looks_at(100_000) for _ in range(PAUSE_MIN + 1)] == [False] * PAUSE_MIN + [True]
+
+
+def test_while_it_combines_batches_are_grouped_once() -> None:
+    """There is nothing to learn from their first rows."""
+    auto, on = CombiningRule("auto"), CombiningRule("on")
+    auto.combining = True
+    assert auto.rows_first(100_000) == on.rows_first(100_000) == 0
 
 
 def test_small_batches_pass() -> None:

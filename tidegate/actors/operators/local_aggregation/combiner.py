@@ -66,6 +66,9 @@ class Combiner:
         if self._columns is None:
             return batch
         try:
+            first = self._rule.rows_first(batch.num_rows)
+            if first and self._rule.gives_up(batch.num_rows, len(self._groups(batch.slice(0, first)).first_rows)):
+                return batch
             found = self._groups(batch)
         except ConfigurationError:  # a key, or a time, that the aggregate refuses
             return batch

@@ -8,7 +8,8 @@ task begins anew. Rules:
 - It goes on when `LOOKED_AT` measured batches together have made at most `ON_AT` groups a row, and off at `OFF_AT`. In
   between it stays what it is. After a switch as many batches are measured anew, so it cannot switch more often.
 - While it is off, so many batches are only counted now and then: first after `PAUSE_MIN` batches, then less and less
-  often as long as it does not pay, at last after `PAUSE_MAX`.
+  often as long as it does not pay, at last after `PAUSE_MAX`. The count is over at once if the first rows of a batch,
+  one in `LOOKED_INTO`, have more groups than all of them may make: then it goes on like a count that came to nothing.
 - What it measures does not depend on what it decides: a row has its key whether or not it was combined. So nothing can
   build up.
 """
@@ -23,7 +24,7 @@ ROWS_MIN = 16_384
 """Batches with fewer rows are not combined in mode `auto`."""
 ON_AT, OFF_AT = 0.1, 0.2
 """Of `benchmarks/local_aggregation.py`: without the cost of messages a group for each ten rows just pays for itself."""
-LOOKED_AT = 4
+LOOKED_AT, LOOKED_INTO = 4, 4
 PAUSE_MIN, PAUSE_MAX = 8, 256
 
 
@@ -53,6 +54,18 @@ class CombiningRule:
             return False
         return True
 
+    def rows_first(self, rows: int) -> int:
+        """How many rows of a batch to group first, to see whether it is worth while to group the others; 0: none."""
+        return rows // LOOKED_INTO if self._mode == "auto" and not self.combining else 0
+
+    def gives_up(self, rows: int, groups: int) -> bool:
+        """Whether a batch has too many groups already, so many in its first rows, for any count to come to less."""
+        if groups <= OFF_AT * rows:
+            return False
+        self._forget()
+        self._rest()
+        return True
+
     def combines(self, rows: int, groups: int) -> bool:
         """Whether a batch that was grouped is to be combined."""
         if self._mode == "auto":
@@ -66,12 +79,19 @@ class CombiningRule:
         if self._measured < LOOKED_AT:
             return
         share = self._groups / self._rows
-        self._rows = self._groups = self._measured = 0
+        self._forget()
         if self.combining:
             self.combining = share < OFF_AT
             self._pause = PAUSE_MIN
         else:
             self.combining = share <= ON_AT
         if not self.combining:
-            self._left = self._pause
-            self._pause = min(2 * self._pause, PAUSE_MAX)
+            self._rest()
+
+    def _forget(self) -> None:
+        self._rows = self._groups = self._measured = 0
+
+    def _rest(self) -> None:
+        """Let batches pass until the next count."""
+        self._left = self._pause
+        self._pause = min(2 * self._pause, PAUSE_MAX)
