@@ -51,7 +51,7 @@ class RowTable(Protocol):
     def scan(self, columns: Sequence[str], rows_max: int) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
         """All rows, in batches with their refs: key or value columns by name. Those of a key in the order they came in.
 
-        Rows that come while it runs may be missed. `done` may be called only after the last batch.
+        Until the last batch is drawn only `take` and `remove` may be called: others may see a row twice.
         """
         ...
 
