@@ -21,6 +21,7 @@ from typing import Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from common import describe_machine
 from keyed_floors import floors
 from rates import RUNTIMES, Program, Settings, measure_all, parser_of
@@ -68,7 +69,7 @@ def blocks(keys: int | None, words: bool) -> list[np.ndarray[tuple[int], np.dtyp
         numbers = (
             chance.integers(0, keys, BLOCK) if keys else chance.zipf(ZIPF, BLOCK) % (1_000_000 if words else 1 << 40)
         )
-        found.append(pa.array(np.char.add("word", numbers.astype(str))) if words else numbers.astype(np.int64))
+        found.append(pc.binary_join_element_wise("word", pa.array(numbers).cast(pa.string()), "") if words else numbers)
     return found
 
 
@@ -124,8 +125,8 @@ KINDS: dict[str, Kind] = {
     "keys-10000000": Kind(10_000_000, False, 100_000_000),
     "keys-50000000": Kind(50_000_000, False, 100_000_000),
     "keys-zipf": Kind(None, False, 100_000_000),
-    "words": Kind(100_000, True, 60_000_000),
-    "words-zipf": Kind(None, True, 40_000_000),
+    "words": Kind(100_000, True, 100_000_000),
+    "words-zipf": Kind(None, True, 100_000_000),
 }
 
 
