@@ -91,7 +91,7 @@ SCRIPTS = (
     ),
     Script(
         "nexmark_throughput.py",
-        ("--events", "2000000", "--runtimes", "local", "--rounds", "1", "--spark"),
+        ("--events", "2000000", "--runtimes", "local", "--rounds", "3", "--spark"),
         "Nexmark: local runtime, a checkpoint a second, beside Spark's Structured Streaming",
         "events a second and core",
         True,
