@@ -9,7 +9,7 @@ task begins anew. Rules:
   between it stays what it is. After a switch as many batches are measured anew, so it cannot switch more often.
 - While it is off, so many batches are only counted now and then: first after `PAUSE_MIN` batches, then less and less
   often as long as it does not pay, at last after `PAUSE_MAX`. The count is over at once if the first rows of a batch,
-  one in `LOOKED_INTO`, have more groups than all of them may make: then it goes on like a count that came to nothing.
+  one in `LOOKED_INTO`, make more groups than `OFF_AT` of all its rows: as after a count that came to nothing.
 - What it measures does not depend on what it decides: a row has its key whether or not it was combined. So nothing can
   build up.
 """
@@ -59,7 +59,7 @@ class CombiningRule:
         return rows // LOOKED_INTO if self._mode == "auto" and not self.combining else 0
 
     def gives_up(self, rows: int, groups: int) -> bool:
-        """Whether a batch has too many groups already, so many in its first rows, for any count to come to less."""
+        """Whether the first rows of a batch have more groups than all may have while it pays. Then a count is over."""
         if groups <= OFF_AT * rows:
             return False
         self._forget()

@@ -36,7 +36,6 @@ _LEFT = 16
 """A sixteenth of the memory says which keys have left it: enough for ten times as many as it has, of some 100 bytes."""
 _READ_KEYS = 4_096
 """After each batch so many keys of files that were taken over are read, until it is known which there are."""
-_NOTHING: tuple[KeyIndex, NDArray[np.int64]] = (KeyIndex(("",)), np.zeros(0, dtype=np.int64))
 
 
 class CachedRows(RocksRows, WriteBack):
@@ -55,7 +54,7 @@ class CachedRows(RocksRows, WriteBack):
         """Of files that were taken over, and of loaded rows: from where on no key was read yet, and what keys of each
         key group begin with."""
         self._hot.left.all = not session.is_empty
-        self._known = _NOTHING
+        self._known: tuple[KeyIndex, NDArray[np.int64]] | None = None
         """While a scan reads the database: the keys in memory, and from which number on the rows of each are there."""
         self._moved: dict[int, int] = {}
         """Of rows that a scan of this batch has read, and that came into memory later: position to slot."""
@@ -113,7 +112,7 @@ class CachedRows(RocksRows, WriteBack):
         if self._hot.left:
             self._known = self._hot.known()
             yield from ((rows, ~refs) for rows, refs in super().scan(columns, rows_max))
-            self._known = _NOTHING
+            self._known = None
         slots = self._hot.in_order()
         for start in range(0, len(slots), rows_max):
             some = slots[start : start + rows_max]
@@ -217,6 +216,7 @@ class CachedRows(RocksRows, WriteBack):
 
     def _there(self, cursor: rocksdict.RdictIter, prefix: bytes) -> Iterator[list[tuple[bytes, bytes]]]:
         """Of the entries whose keys begin so those that are not in memory, and were not removed there."""
+        assert self._known is not None, "only a scan reads so"
         index, since = self._known
         for piece in super()._there(cursor, prefix):
             identity = decode_rows([key[HEAD.size :] for key, _ in piece], self._identity)
