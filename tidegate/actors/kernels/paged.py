@@ -24,6 +24,8 @@ AHEAD = 128
 
 A row takes about a nanosecond, memory more than a hundred: with fewer rows a line is not there when its turn comes.
 """
+CACHED_PAGES = 8
+"""So many pages of a column stay in the cache: nobody waits for their slots."""
 
 Pages = NDArray[np.uintp]
 """Addresses of the pages of one column."""
@@ -52,8 +54,9 @@ prefetch_value = cast(Callable[[Pages, Any, Any], None], Instruction("prefetch_v
 
 @kernel
 def ask_ahead(pages: Pages, slots: NDArray[np.int32], row: int, like: Any) -> None:
-    """Ask for the cache line of the slot that has its turn `AHEAD` rows after this one."""
-    prefetch_value(pages, slots[min(row + AHEAD, slots.shape[0] - 1)], like)
+    """Ask for the cache line of the slot that has its turn `AHEAD` rows after this one, unless it is in the cache."""
+    if pages.shape[0] > CACHED_PAGES:
+        prefetch_value(pages, slots[min(row + AHEAD, slots.shape[0] - 1)], like)
 
 
 def gathered(pages: Pages, slots: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:

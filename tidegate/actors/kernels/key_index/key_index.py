@@ -6,6 +6,8 @@ column goes to `BytesIndex`, straight from Arrow's buffers. Other columns are fi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pyarrow as pa
 
 from tidegate.actors.kernels.columns import Strings, Words, key_forms
@@ -46,7 +48,11 @@ class KeyIndex:
 
         Raises ConfigurationError if a column is missing, or has a type that cannot be a key.
         """
-        keys = self._form(batch)
+        return self.upsert_forms(key_forms(batch, self._columns), batch.num_rows)
+
+    def upsert_forms(self, forms: Sequence[Words | Strings], rows: int) -> Upserted:
+        """The same for columns of keys in their canonical forms."""
+        keys = _joined(forms, rows)
         if isinstance(keys, Words):
             return self._of_words().upsert(keys.words, keys.valid)
         if isinstance(keys, tuple):
@@ -59,22 +65,12 @@ class KeyIndex:
         `keys_to_come` more keys will follow in later calls; room is made for them now. Returns False if a key comes
         twice or was known already; the index is then useless. Raises as `upsert`.
         """
-        keys = self._form(batch)
+        keys = _joined(key_forms(batch, self._columns), batch.num_rows)
         if isinstance(keys, Words):
             return self._of_words().fill(keys.words, keys.valid, keys_to_come)
         if isinstance(keys, tuple):
             return self._of_pairs().fill(*keys, keys_to_come)
         return self._of_bytes().fill(keys, hash_keys(keys), keys_to_come)
-
-    def _form(self, batch: pa.RecordBatch) -> Words | tuple[Words, Words] | Strings:
-        """The keys as one column of words, as two of them, or as one of byte strings."""
-        match key_forms(batch, self._columns):
-            case [one]:
-                return one
-            case [Words() as first, Words() as second]:
-                return first, second
-            case forms:
-                return encode_rows(forms, batch.num_rows)
 
     def _of_words(self) -> WordIndex:
         if self._index is None:
@@ -93,3 +89,14 @@ class KeyIndex:
             self._index = BytesIndex()
         assert isinstance(self._index, BytesIndex), f"type of key column {self._columns} has changed"
         return self._index
+
+
+def _joined(forms: Sequence[Words | Strings], rows: int) -> Words | tuple[Words, Words] | Strings:
+    """The keys as one column of words, as two of them, or as one of byte strings."""
+    match forms:
+        case [one]:
+            return one
+        case [Words() as first, Words() as second]:
+            return first, second
+        case _:
+            return encode_rows(forms, rows)

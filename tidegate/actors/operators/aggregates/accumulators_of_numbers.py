@@ -195,7 +195,7 @@ class Spread:
 
 def _signed(values: pa.Array, name: object) -> pa.Array:
     """Integers and booleans as int64, anything else as it is. OverflowError."""
-    if not (pa.types.is_integer(values.type) or pa.types.is_boolean(values.type)):
+    if pa.types.is_int64(values.type) or not (pa.types.is_integer(values.type) or pa.types.is_boolean(values.type)):
         return values
     try:
         return values.cast(pa.int64())

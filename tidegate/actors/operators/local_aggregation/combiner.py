@@ -19,11 +19,11 @@ from collections.abc import Mapping
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from tidegate.actors.kernels.accumulate import tally
-from tidegate.actors.kernels.key_index.entries import Upserted
+from tidegate.actors.kernels.columns import NO_MASK, Words, key_forms
 from tidegate.actors.kernels.key_index.key_index import KeyIndex
+from tidegate.actors.kernels.key_index.near_groups import Groups, NearGroups
 from tidegate.actors.operators.aggregates.accumulators import Accumulator, make_accumulator, value_specs
 from tidegate.actors.operators.aggregates.aggregate import Aggregate
 from tidegate.actors.operators.aggregates.aggregate_kinds import AggregateKind
@@ -38,7 +38,6 @@ from tidegate.actors.state_backends.common.batch_column import BatchColumns
 from tidegate.storage.errors import ConfigurationError
 
 _SUMS = frozenset({AggregateKind.SUM, AggregateKind.MEAN})
-_SLICE = "_tidegate_slice"
 
 
 class Combiner:
@@ -50,6 +49,7 @@ class Combiner:
         self._slices = None if spec.window is None else slices_of(spec.window)
         heads = spec.keys if spec.time is None or spec.time in spec.keys else (*spec.keys, spec.time)
         self._heads = list(heads)
+        self._near = NearGroups()
         self._seen_schema: pa.Schema | None = None
         self._columns: BatchColumns | None = None
         """None: batches of the schema that was seen last cannot be combined."""
@@ -72,19 +72,16 @@ class Combiner:
             found = self._groups(batch)
         except ConfigurationError:  # a key, or a time, that the aggregate refuses
             return batch
-        groups = len(found.first_rows)
-        if not self._rule.combines(batch.num_rows, groups):
+        if not self._rule.combines(batch.num_rows, len(found.first_rows)):
             return batch
-        self._columns.begin(groups)
+        self._columns.begin(found.slots_end)
         try:
             for accumulator in self._accumulators:
                 accumulator.update(batch, found.slots)
         except OverflowError:
             return batch
         heads = batch.select(self._heads).take(pa.array(found.first_rows))
-        counts = np.zeros(groups, dtype=np.int64)
-        tally(counts, found.slots)
-        values, of_rows = self._columns.values(), pa.array(counts)
+        values, of_rows = self._columns.values(found.group_slots), pa.array(found.counts)
         state = {name: of_rows if is_count else values[name] for name, is_count in self._state.items()}
         return combined_rows(heads, state, of_rows)
 
@@ -107,20 +104,26 @@ class Combiner:
             ]
             self._columns = columns
 
-    def _groups(self, batch: pa.RecordBatch) -> Upserted:
-        """The groups of rows, numbered in the order of their first rows. ConfigurationError."""
-        keys = batch.select(list(self._spec.keys))
+    def _groups(self, batch: pa.RecordBatch) -> Groups:
+        """Groups of the rows that have the same key and slice. ConfigurationError."""
+        forms = key_forms(batch, self._spec.keys)
         if self._slices is not None and self._spec.time is not None:
             times = row_times(batch, self._spec.time)
             ends = np.array([times.min(), times.max()])
             first, last = self._slices.targets(ends, MIN_WATERMARK_MS)[0].nodes.tolist()
             if first != last:
-                nodes = self._slices.targets(times, MIN_WATERMARK_MS)[0].nodes
-                keys = keys.append_column(_SLICE, pa.array(nodes))
-        if keys.num_columns:
-            return KeyIndex(tuple(keys.schema.names)).upsert(keys)
-        only: NDArray[np.int32] = np.zeros(1, dtype=np.int32)
-        return Upserted(np.zeros(batch.num_rows, dtype=np.int32), only, only)
+                forms.append(Words(self._slices.targets(times, MIN_WATERMARK_MS)[0].nodes, NO_MASK))
+        rows = batch.num_rows
+        if not forms:
+            forms.append(Words(np.zeros(rows, dtype=np.int64), NO_MASK))
+        words = [form for form in forms if isinstance(form, Words)]
+        if len(words) == len(forms) and (near := self._near.of(words)) is not None:
+            return near
+        found = KeyIndex(tuple(self._heads)).upsert_forms(forms, rows)
+        groups = len(found.first_rows)
+        counts = np.zeros(groups, dtype=np.int64)
+        tally(counts, found.slots)
+        return Groups(found.slots, groups, np.arange(groups, dtype=np.int32), found.first_rows, counts)
 
 
 def _counts_rows(aggregate: Aggregate) -> bool:

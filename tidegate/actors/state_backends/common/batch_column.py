@@ -92,14 +92,15 @@ class BatchColumns:
         """A column by name."""
         return self._columns[name]
 
-    def begin(self, groups: int) -> None:
-        """Begin another batch, which has so many groups. What was there is gone."""
-        self.new_slots = np.arange(groups, dtype=np.int32)
+    def begin(self, slots_end: int) -> None:
+        """Begin another batch, whose groups have slots below `slots_end`. What was there is gone."""
+        self.new_slots = np.arange(slots_end, dtype=np.int32)
         for column in self._columns.values():
-            column.paged.grow(pages_for(groups))
+            column.paged.grow(pages_for(slots_end))
             column.paged.begin_batch()
             column.paged.reset(self.new_slots)
 
-    def values(self) -> dict[str, pa.Array]:
-        """What the groups hold, by column."""
-        return {name: column.take(self.new_slots) for name, column in self._columns.items()}
+    def values(self, slots: NDArray[np.int32] | None = None) -> dict[str, pa.Array]:
+        """What the groups with some slots hold, by column. None: all slots."""
+        slots = self.new_slots if slots is None else slots
+        return {name: column.take(slots) for name, column in self._columns.items()}

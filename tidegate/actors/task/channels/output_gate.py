@@ -99,14 +99,15 @@ class OutputChannel:
         "_awaited",
         "_credit_bytes",
         "_frame_bytes",
+        "_full_bytes",
         "_held",
         "_left",
         "_limits",
         "_urgent",
-        "_window_bytes",
         "barriers",
         "bytes_put",
         "channel",
+        "narrow_bytes",
         "next_sequence",
         "queue",
         "queued_bytes",
@@ -132,7 +133,11 @@ class OutputChannel:
         self._limits = limits
         self.bytes_put = 0
         """Bytes of batches that were queued since the last turn."""
-        self._window_bytes = limits.first_window_bytes
+        self.narrow_bytes: int | None = None
+        """The receiver's window if it is narrow, that is smaller than the widest; else None."""
+        self._full_bytes = limits.queue_bytes_max
+        """What the queue may hold."""
+        self._set_window(limits.first_window_bytes)
         self._credit_bytes = min(limits.credit_bytes, limits.first_window_bytes)
         self.sent_bytes = 0
         """Bytes of batches that have left since the attempt began."""
@@ -140,19 +145,16 @@ class OutputChannel:
         self._urgent = 0
         """Queued control elements."""
 
+    def _set_window(self, window_bytes: int) -> None:
+        limits = self._limits
+        narrow = window_bytes < limits.widest_window_bytes
+        self.narrow_bytes = window_bytes if narrow else None
+        self._full_bytes = min(window_bytes, limits.queue_bytes_max) if narrow else limits.queue_bytes_max
+
     @property
     def over_limit(self) -> bool:
         """Whether the queue is full."""
-        limit_bytes = self._limits.queue_bytes_max
-        narrow_bytes = self.narrow_bytes
-        return invariants.is_full(
-            self.queued_bytes, limit_bytes if narrow_bytes is None else min(limit_bytes, narrow_bytes)
-        )
-
-    @property
-    def narrow_bytes(self) -> int | None:
-        """The receiver's window if it is narrow, that is smaller than the widest; else None."""
-        return self._window_bytes if self._window_bytes < self._limits.widest_window_bytes else None
+        return invariants.is_full(self.queued_bytes, self._full_bytes)
 
     @property
     def exhausted(self) -> bool:
@@ -168,6 +170,11 @@ class OutputChannel:
     def starved_at_bytes(self) -> int | None:
         """The credit that was granted in total, if the first queued element waits for more."""
         return self._credit_bytes if self.queue and not self.sendable else None
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to send, now or later."""
+        return not self.queue and self._held is None
 
     @property
     def lingering(self) -> bool:
@@ -221,7 +228,8 @@ class OutputChannel:
     def grant(self, total_bytes: int, window_bytes: int) -> None:
         """Credit came in; a stale grant changes nothing."""
         if total_bytes >= self._credit_bytes:
-            self._credit_bytes, self._window_bytes = total_bytes, window_bytes
+            self._credit_bytes = total_bytes
+            self._set_window(window_bytes)
 
     def take_frame(self, flush: bool) -> tuple[int, tuple[Element, ...]] | None:
         """The next frame as (number of its first element, elements), or None when it is not time or not allowed."""
@@ -287,7 +295,10 @@ class OutputGate:
     @property
     def over_limit(self) -> bool:
         """Whether any queue is full."""
-        return any(channel.over_limit for channel in self._channels.values())
+        for channel in self._channels.values():  # noqa: SIM110 (asked for many times a turn: a generator takes longer)
+            if channel.over_limit:
+                return True
+        return False
 
     @property
     def turn_rows_max(self) -> int:
@@ -341,6 +352,8 @@ class OutputGate:
         frames = []
         self.lingering = self.starving = False
         for channel in self._channels.values():
+            if channel.idle:
+                continue
             while (frame := channel.take_frame(flush)) is not None:
                 frames.append((channel.channel, *frame))
             self.lingering = self.lingering or channel.lingering
