@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from aggregate_cases import AGGREGATES, batch_of, rows
@@ -18,6 +19,7 @@ from tidegate.actors.operators.aggregates.changing_aggregate import ChangingAggr
 from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
 from tidegate.actors.operators.combined_rows import COMBINED, is_combined
 from tidegate.actors.operators.local_aggregation.combiner import Combiner
+from tidegate.actors.operators.local_aggregation.combining_rule import LOOKED_AT, PAUSE_MIN, ROWS_MIN
 from tidegate.actors.operators.local_aggregation.local_aggregation import LocalAggregation
 from tidegate.actors.operators.watermarks.late_rows import LATE_RECORDS
 from tidegate.actors.operators.windows.sliced_windows import SlicedWindows
@@ -210,3 +212,15 @@ def test_columns_may_change_from_batch_to_batch() -> None:
     kinds = [pa.int32(), pa.float64(), pa.int64()]
     batches = [pa.record_batch({"k": [1, 1], "x": pa.array([1, 2], kind)}) for kind in kinds]
     assert [is_combined(sender.combine(batch).schema) for batch in batches] == [True, False, True]
+
+
+def test_a_count_that_begins_badly_is_over() -> None:
+    """Of a batch a quarter is grouped first. If that makes more groups than all may have while it pays, batches pass
+    as after a count that came to nothing, and the next count begins anew: without that batch."""
+    sender = Combiner(LocalAggregation(("k",), {"n": tg.count()}))
+    rows = 4 * ROWS_MIN
+    badly = pa.record_batch({"k": np.arange(rows) % (rows // 3)})
+    well = pa.record_batch({"k": np.arange(rows) % 10})
+    assert sender.combine(badly) is badly
+    sent = [sender.combine(well) for _ in range(PAUSE_MIN + LOOKED_AT)]
+    assert [is_combined(batch.schema) for batch in sent] == [False] * (PAUSE_MIN + LOOKED_AT - 1) + [True]

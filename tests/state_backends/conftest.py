@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tidegate.actors.kernels.paged import PAGE_ROWS
+from tidegate.actors.state_backends.columnar import block_size
 from tidegate.actors.state_backends.columnar import frozen_slots as frozen
 
 
@@ -14,7 +15,8 @@ from tidegate.actors.state_backends.columnar import frozen_slots as frozen
 def small_blocks() -> Iterator[None]:
     """A block is a page, and a chunk a few rows, so that a few thousand keys are many of both."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(frozen, "BLOCK_ROWS", PAGE_ROWS)
+        for module in (block_size, frozen):
+            patch.setattr(module, "BLOCK_ROWS", PAGE_ROWS)
         patch.setattr(frozen, "CHUNK_ROWS_MIN", 100)
         patch.setattr(frozen, "CHUNK_BYTES_MIN", 0)
         yield

@@ -27,8 +27,8 @@ from hypothesis import strategies as st
 from tidegate.actors.kernels import accumulate
 from tidegate.actors.kernels.columns import NO_MASK
 from tidegate.actors.kernels.paged import PAGE_ROWS
+from tidegate.actors.state_backends.columnar import block_size, key_space
 from tidegate.actors.state_backends.columnar import frozen_slots as frozen
-from tidegate.actors.state_backends.columnar import key_space
 from tidegate.actors.state_backends.columnar.columnar_backend import ColumnarBackend
 from tidegate.actors.state_backends.common.backend import CellSpec, KeyedBackend, ValueSpec
 from tidegate.storage.ids import CheckpointId
@@ -229,7 +229,8 @@ def test_only_the_pages_that_change_are_copied() -> None:
     table.batch([(key, 1.0) for key in range(4 * PAGE_ROWS)])
     pages = table.table.column("n").pages.tolist()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(frozen, "BLOCK_ROWS", PAGE_ROWS)
+        for module in (block_size, frozen):
+            patch.setattr(module, "BLOCK_ROWS", PAGE_ROWS)
         patch.setattr(frozen, "CHUNK_ROWS_MIN", PAGE_ROWS)
         patch.setattr(frozen, "CHUNK_BYTES_MIN", 0)
         (state,) = table.backend.freeze(Cut(CheckpointId(1)))

@@ -76,8 +76,10 @@ def test_frozen_values_come_to_their_places(
 @given(st.sampled_from(_TYPES), st.integers(0, 2 * PAGE_ROWS), st.integers(1, PAGE_ROWS + 9), st.booleans())
 def test_frozen_runs_come_to_their_places(data_type: pa.DataType, first: int, rows: int, nulls: bool) -> None:
     """The same of slots that follow one another, from anywhere in a page to anywhere in another one."""
-    column = PagedColumn(ValueSpec("x", data_type, 7))
-    column.grow(4)
+    column, between = (PagedColumn(ValueSpec("x", data_type, 7)) for _ in range(2))
+    for pages in range(1, 5):  # no two of its pages are neighbours in memory
+        column.grow(pages)
+        between.grow(pages)
     run = np.arange(first, first + rows, dtype=np.int32)
     values = pa.array((run % 101).astype(column.dtype)).view(data_type)
     column.put(run, pc.if_else(pc.equal(pa.array(run % 3), 0), None, values) if nulls else values)

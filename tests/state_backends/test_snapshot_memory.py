@@ -11,10 +11,10 @@ from tidegate.actors.kernels import accumulate
 from tidegate.actors.kernels.columns import NO_MASK
 from tidegate.actors.kernels.paged import PAGE_ROWS
 from tidegate.actors.kernels.partition import Places
-from tidegate.actors.state_backends.columnar import frozen_slots, key_columns
+from tidegate.actors.state_backends.columnar import block_size, frozen_slots, key_columns
+from tidegate.actors.state_backends.columnar.block_size import BLOCK_ROWS
 from tidegate.actors.state_backends.columnar.changes import notes
 from tidegate.actors.state_backends.columnar.columnar_backend import ColumnarBackend
-from tidegate.actors.state_backends.columnar.frozen_slots import BLOCK_ROWS
 from tidegate.actors.state_backends.common import pages
 from tidegate.actors.state_backends.common.backend import ValueSpec
 from tidegate.actors.state_backends.common.page_memory import SLAB_BYTES, PageMemory
@@ -92,7 +92,8 @@ def test_no_block_of_an_increment_has_more_rows_than_one_of_all_rows(
         return places_by_group(groups)
 
     monkeypatch.setattr(frozen_slots, "places_by_group", counted)
-    monkeypatch.setattr(frozen_slots, "BLOCK_ROWS", 2 * PAGE_ROWS)
+    for module in (block_size, frozen_slots):
+        monkeypatch.setattr(module, "BLOCK_ROWS", 2 * PAGE_ROWS)
     counts = _Counts()
     counts.count()
     for frozen in counts.backend.freeze(Cut(CheckpointId(1))):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.actors.kernels.paged import PAGE_ROWS
-from tidegate.actors.state_backends.columnar import frozen_slots
+from tidegate.actors.state_backends.columnar import block_size, frozen_slots
 from tidegate.actors.state_backends.common import value_heap
 from tidegate.actors.state_backends.common.backend import ValueSpec
 from tidegate.actors.state_backends.common.value_heap import ValueHeap, values_of
@@ -68,7 +68,7 @@ def test_a_value_keeps_no_batch_alive() -> None:
 @pytest.mark.parametrize("canonical", [False, True])
 def test_large_rows_are_written_in_small_blocks(monkeypatch: pytest.MonkeyPatch, canonical: bool) -> None:
     """As many at a time as a limit of bytes allows, but pages at least; and none is gathered at a freeze."""
-    monkeypatch.setattr(frozen_slots, "BLOCK_BYTES", 10 * PAGE_ROWS * 100)
+    monkeypatch.setattr(block_size, "BLOCK_BYTES", 10 * PAGE_ROWS * 100)
     monkeypatch.setattr(frozen_slots, "CHUNK_ROWS_MIN", 1 << 30)
     monkeypatch.setattr(frozen_slots, "GATHERED_BYTES_MAX", 100_000)
     groups = {}

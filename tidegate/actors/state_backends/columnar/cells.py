@@ -355,7 +355,7 @@ class _FrozenCells:
     """The `FrozenValues` of cells."""
 
     __slots__ = ("_cells", "_pages", "_stored")
-    row_bytes = 0
+    row_bytes = None
     """Nobody knows."""
 
     def __init__(self, cells: Cells, pages: list[list[Any]], stored: Callable[[Any], Any]) -> None:

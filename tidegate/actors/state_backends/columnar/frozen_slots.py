@@ -1,8 +1,8 @@
 """Frozen keyed state on its way to storage: rows, or the keys that are gone, a block of slots at a time.
 
 The asynchronous part of a snapshot draws the chunks. Rules:
-- A block is `block_rows` slots or more, and as many rows at most. Its rows are sorted by key group and cut
-  between key groups into chunks of at least `CHUNK_ROWS_MIN` rows and `CHUNK_BYTES_MIN` bytes.
+- A block has as many rows as `BlockSize` says. They are sorted by key group and cut between key groups into chunks of
+  at least `CHUNK_ROWS_MIN` rows and `CHUNK_BYTES_MIN` bytes.
 - The pages of a block are released as soon as it is encoded. Then the owner need not copy them any more, and if it has,
   their memory is free.
 - If only a few slots have changed, their rows are gathered at the freeze, and no page stays pinned.
@@ -19,8 +19,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tidegate.actors.kernels.paged import PAGE_BITS, PAGE_ROWS
+from tidegate.actors.kernels.paged import PAGE_BITS
 from tidegate.actors.kernels.partition import Places, places_by_group
+from tidegate.actors.state_backends.columnar.block_size import BLOCK_ROWS, BlockSize
 from tidegate.actors.state_backends.columnar.changes.dirty_slots import Bitmaps, flags, marked, slots_in
 from tidegate.actors.state_backends.columnar.key_columns import FrozenKeys
 from tidegate.actors.state_backends.common.pages import FrozenColumn, pages_for
@@ -28,9 +29,6 @@ from tidegate.actors.state_backends.common.pins import Pinned
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.state.snapshot import FrozenState, StateChunk
 
-BLOCK_ROWS = 16 * PAGE_ROWS
-BLOCK_BYTES = 1 << 26
-"""Where rows are large, a block has fewer: about so many bytes, but at least a page."""
 GATHERED_ROWS_MAX = 8192
 """Up to so many rows are gathered at the freeze. It takes a few ms; pinned pages would be copied one by one."""
 GATHERED_BYTES_MAX = 1 << 22
@@ -43,8 +41,8 @@ class FrozenValues(Protocol):
     """What the pages of a state held at the freeze."""
 
     @property
-    def row_bytes(self) -> int:
-        """About how many bytes a row takes, as far as that is known."""
+    def row_bytes(self) -> int | None:
+        """About how many bytes the values of a row take. None: nobody knows."""
         ...
 
     def live(self, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
@@ -58,11 +56,6 @@ class FrozenValues(Protocol):
     def let_go(self, start: int, stop: int) -> None:
         """Drop the pages from `start` to `stop`."""
         ...
-
-
-def block_rows(values: FrozenValues) -> int:
-    """How many slots are looked at together: whole pages."""
-    return max(PAGE_ROWS, min(BLOCK_ROWS, BLOCK_BYTES // max(1, values.row_bytes) // PAGE_ROWS * PAGE_ROWS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +80,10 @@ class FrozenSlots:
     def chunks(self) -> Iterator[StateChunk]:
         """Rows, or keys that are gone, block by block. Can be called once."""
         try:
-            pages_done = 0
-            for slots, pages in self._blocks():
+            pages_done, size = 0, BlockSize(self.keys, self.values.row_bytes)
+            for slots, pages in self._blocks(size):
                 if len(slots):
-                    yield from _cut(self._encoded(slots))
+                    yield from _cut(self._encoded(slots, size))
                 self._let_go(pages_done, pages)
                 pages_done = pages
         finally:
@@ -100,25 +93,26 @@ class FrozenSlots:
         """The same state; a few rows are gathered right here, so that no page stays pinned."""
         if self.dirty is None or (rows := marked(self.dirty)) > GATHERED_ROWS_MAX:
             return self
-        if rows * self.values.row_bytes > GATHERED_BYTES_MAX:
+        if rows * (self.values.row_bytes or 0) > GATHERED_BYTES_MAX:
             return self
-        slots = self._wanted(slots_in(self.dirty, self.slots))
-        chunks = list(_cut(self._encoded(slots))) if len(slots) else []
+        slots, size = self._wanted(slots_in(self.dirty, self.slots)), BlockSize(self.keys, self.values.row_bytes)
+        if int(size.bytes_of(slots).sum()) > GATHERED_BYTES_MAX:
+            return self
+        chunks = list(_cut(self._encoded(slots, size))) if len(slots) else []
         self.pinned.release(pages_for(self.slots))
         return GatheredSlots(self.state, chunks, self.removed)
 
-    def _blocks(self) -> Iterator[tuple[NDArray[np.int32], int]]:
+    def _blocks(self, size: BlockSize) -> Iterator[tuple[NDArray[np.int32], int]]:
         """Slots to write, ascending. With each block, the page below which everything is then done."""
-        rows = block_rows(self.values)
         left = np.zeros(0, dtype=np.int32)
-        for start in range(0, self.slots, rows):
-            stop = min(start + rows, self.slots)
+        for start in range(0, self.slots, BLOCK_ROWS):
+            stop = min(start + BLOCK_ROWS, self.slots)
             slots = np.arange(start, stop, dtype=np.int32)
             if self.dirty is not None:
                 slots = slots[flags(self.dirty, start, stop)]
             wanted = self._wanted(slots)
             left = np.concatenate((left, wanted)) if len(left) else wanted
-            while len(left) >= rows or stop == self.slots or not len(left):
+            while len(left) >= (rows := size.rows(left)) or stop == self.slots or not len(left):
                 block, left = left[:rows], left[rows:]
                 yield block, int(left[0]) >> PAGE_BITS if len(left) else pages_for(stop)
                 if not len(left):
@@ -133,11 +127,12 @@ class FrozenSlots:
         live = self.values.live(slots)
         return slots[~live] if self.removed else slots if live.all() else slots[live]
 
-    def _encoded(self, slots: NDArray[np.int32]) -> StateChunk:
-        """Rows of these ascending slots, sorted by key group. Each value is moved once."""
+    def _encoded(self, slots: NDArray[np.int32], size: BlockSize) -> StateChunk:
+        """Rows of these ascending slots, sorted by key group. Each value is moved once. `size` learns from them."""
         places = places_by_group(self.groups.raw_ascending(slots))
         keys = self.keys.placed(slots, places)
         columns = () if self.removed else self.values.columns(slots, places)
+        size.learn(columns)
         names = keys.schema.names + ([] if self.removed else list(self.names))
         rows = pa.RecordBatch.from_arrays([*keys.columns, *columns], names=names)
         return StateChunk(rows, places.first, places.bounds)

@@ -106,7 +106,7 @@ class FrozenKeys:
         """Keys of these slots, in their order: all columns, or those that are named."""
         if bool(np.all(slots[1:] > slots[:-1])):
             return self._put_together(self._ascending(slots, names), names)
-        of_chunk = np.searchsorted(self.bounds[1:], slots, side="right").astype(np.uint16)
+        of_chunk = self.chunks_of(slots).astype(np.uint16)
         order = np.argsort(of_chunk, kind="stable")
         edges = np.searchsorted(of_chunk[order], np.arange(len(self.bounds)))
         grouped = self._put_together(self._parts(slots[order], edges, names), names)
@@ -115,6 +115,14 @@ class FrozenKeys:
         back = np.empty(len(order), dtype=np.int32)
         back[order] = np.arange(len(order), dtype=np.int32)
         return grouped.take(pa.array(back))
+
+    def row_bytes(self) -> NDArray[np.int64]:
+        """About how many bytes the columns of a slot take, in each chunk."""
+        return np.array([chunk.nbytes // max(1, chunk.num_rows) for chunk in self.chunks], dtype=np.int64)
+
+    def chunks_of(self, slots: NDArray[np.int32]) -> NDArray[np.intp]:
+        """The chunk of each of these slots."""
+        return np.searchsorted(self.bounds[1:], slots, side="right")
 
     def placed(self, slots: NDArray[np.int32], places: Places) -> pa.RecordBatch:
         """Keys of these ascending slots, at least one, each at its place."""

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from tidegate.actors.kernels.hashing import hash_columns
 from tidegate.actors.kernels.key_index.entries import Upserted
 from tidegate.actors.kernels.key_index.key_index import KeyIndex
-from tidegate.actors.kernels.paged import PAGE_ROWS
 from tidegate.actors.kernels.partition import gather
+from tidegate.actors.state_backends.columnar.block_size import BlockSize
 from tidegate.actors.state_backends.columnar.changes.undo_log import UndoLog
 from tidegate.actors.state_backends.columnar.key_columns import FrozenKeys, KeyColumns
 from tidegate.actors.state_backends.columnar.restore_threads import RestoreThreads
@@ -36,7 +36,6 @@ from tidegate.storage.state.key_groups import MAX_PARALLELISM_LIMIT, key_groups_
 
 COMPACTED_SLOTS_MIN = 4096
 
-_PIECE_ROWS = 16 * PAGE_ROWS
 _THREADED_KEYS_MIN = 1 << 17
 """Fewer keys than this are loaded before threads have even started."""
 _GROUP = ValueSpec("group", pa.uint16(), 0)
@@ -286,8 +285,10 @@ class KeySpace:
             KeyColumns(schema),
             PagedColumn(_GROUP),
         )
-        for start in range(0, len(kept), _PIECE_ROWS):
-            keys = frozen.take(kept[start : start + _PIECE_ROWS])
+        left, size = kept, BlockSize(frozen)
+        while len(left):
+            rows = size.rows(left)
+            keys, left = frozen.take(left[:rows]), left[rows:]
             if not self._dropped:
                 assert len(self._index.upsert(keys).new_rows) == keys.num_rows, "two slots with one key"
             self._add(keys)

@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tidegate.actors.state_backends.columnar.frozen_slots import FrozenValues, block_rows
+from tidegate.actors.state_backends.columnar.block_size import BLOCK_ROWS, BlockSize
+from tidegate.actors.state_backends.columnar.frozen_slots import FrozenValues
 from tidegate.actors.state_backends.columnar.key_columns import FrozenKeys
 from tidegate.actors.state_backends.common.key_order import sortable_keys
 from tidegate.actors.state_backends.common.pages import FrozenColumn, pages_for
@@ -54,36 +55,39 @@ class SortedSlots:
             groups = self.groups.raw(live)
             order = np.argsort(groups, kind="stable")
             live, groups = live[order], groups[order]
-            for start, stop in _runs(groups, block_rows(self.values)):
-                yield self._encoded(np.sort(live[start:stop]))
+            size = BlockSize(self.keys, self.values.row_bytes)
+            for start, stop in _runs(live, groups, size):
+                yield self._encoded(np.sort(live[start:stop]), size)
         finally:
             self.pinned.release(pages)
             self.values.let_go(0, pages)
 
     def _live(self) -> NDArray[np.int32]:
-        found, rows = [np.zeros(0, dtype=np.int32)], block_rows(self.values)
-        for start in range(0, self.slots, rows):
-            slots = np.arange(start, min(start + rows, self.slots), dtype=np.int32)
+        found = [np.zeros(0, dtype=np.int32)]
+        for start in range(0, self.slots, BLOCK_ROWS):
+            slots = np.arange(start, min(start + BLOCK_ROWS, self.slots), dtype=np.int32)
             found.append(slots[self.values.live(slots)])
         return np.concatenate(found)
 
-    def _encoded(self, slots: NDArray[np.int32]) -> StateChunk:
-        """Rows of these ascending slots, which are all of some key groups."""
+    def _encoded(self, slots: NDArray[np.int32], size: BlockSize) -> StateChunk:
+        """Rows of these ascending slots, which are all of some key groups. `size` learns from them."""
         keys, groups = self.keys.take(slots), self.groups.raw(slots)
         order = self.order(keys, groups)
         keys, sorted_slots = keys.take(order), slots[order.to_numpy()]
         first = int(groups.min())
         starts = np.concatenate(([0], np.cumsum(np.bincount(groups - first))))
         names = [*keys.schema.names, *self.names]
-        rows = pa.RecordBatch.from_arrays([*keys.columns, *self.values.columns(sorted_slots)], names=names)
+        columns = self.values.columns(sorted_slots)
+        size.learn(columns)
+        rows = pa.RecordBatch.from_arrays([*keys.columns, *columns], names=names)
         return StateChunk(rows, first, tuple(starts.tolist()))
 
 
-def _runs(groups: NDArray[np.uint16], rows: int) -> Iterator[tuple[int, int]]:
-    """Bounds of runs of whole key groups, each of at least so many rows but the last. `groups` ascends."""
+def _runs(live: NDArray[np.int32], groups: NDArray[np.uint16], size: BlockSize) -> Iterator[tuple[int, int]]:
+    """Bounds of runs of whole key groups, each of a block at least but the last. `groups`, those of slots, ascend."""
     start = 0
     while start < len(groups):
-        last = groups[min(start + rows, len(groups)) - 1]
+        last = groups[min(start + size.rows(live[start:]), len(groups)) - 1]
         stop = int(np.searchsorted(groups, last, side="right"))
         yield start, stop
         start = stop

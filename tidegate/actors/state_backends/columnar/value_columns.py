@@ -127,7 +127,7 @@ class _FrozenColumns:
         self._type = column_type
 
     @property
-    def row_bytes(self) -> int:
+    def row_bytes(self) -> int | None:
         return self._table.row_bytes
 
     def live(self, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
