@@ -33,7 +33,6 @@ from tidegate.actors.operators.local_aggregation.combining_rule import Combining
 from tidegate.actors.operators.local_aggregation.local_aggregation import LocalAggregation
 from tidegate.actors.operators.windows.slices import slices_of
 from tidegate.actors.operators.windows.window_rows import row_times
-from tidegate.actors.protocol.stream_elements import MIN_WATERMARK_MS
 from tidegate.actors.state_backends.common.batch_column import BatchColumns
 from tidegate.storage.errors import ConfigurationError
 
@@ -109,10 +108,9 @@ class Combiner:
         forms = key_forms(batch, self._spec.keys)
         if self._slices is not None and self._spec.time is not None:
             times = row_times(batch, self._spec.time)
-            ends = np.array([times.min(), times.max()])
-            first, last = self._slices.targets(ends, MIN_WATERMARK_MS)[0].nodes.tolist()
+            first, last = self._slices.numbers(np.array([times.min(), times.max()])).tolist()
             if first != last:
-                forms.append(Words(self._slices.targets(times, MIN_WATERMARK_MS)[0].nodes, NO_MASK))
+                forms.append(Words(self._slices.numbers(times), NO_MASK))
         rows = batch.num_rows
         if not forms:
             forms.append(Words(np.zeros(rows, dtype=np.int64), NO_MASK))

@@ -20,10 +20,19 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tidegate.actors.operators.windows.window_specs import Cumulating, Sliding, Times, Tumbling, check_times, floored
+from tidegate.actors.operators.windows.window_specs import (
+    Cumulating,
+    Sliding,
+    Times,
+    Tumbling,
+    check_times,
+    floored,
+    steps_of,
+)
 
 _KIND_BITS = 6
 _KINDS = 1 << _KIND_BITS
+_HOUR_MS = 3_600_000
 _RUNNING = 1
 """The node of a cumulating window so far."""
 
@@ -55,6 +64,13 @@ class Slices(Protocol):
 
     def targets(self, times: Times, fired_ms: int) -> list[Target]:
         """Where rows of these event times belong after all merges up to `fired_ms`. ConfigurationError."""
+        ...
+
+    def numbers(self, times: Times) -> Times:
+        """A number for the slice of each time, near those of its neighbours. ConfigurationError.
+
+        Two times have one number if and only if they are in one slice.
+        """
         ...
 
     def next_window(self, nodes: Times, fired_ms: int) -> Window | None:
@@ -95,6 +111,14 @@ class TumblingSlices:
     def targets(self, times: Times, fired_ms: int) -> list[Target]:
         """The window of each time."""
         return [Target(None, self._spec.bounds_ms(times)[0] << _KIND_BITS)]
+
+    def numbers(self, times: Times) -> Times:
+        """One more for the next window, but for days in a time zone, which are no shorter than an hour."""
+        spec = self._spec
+        if spec.timezone is not None:
+            return steps_of(spec.bounds_ms(times)[0], _HOUR_MS, 0)
+        check_times(times)
+        return steps_of(times, spec.size_ms, spec.offset_ms)
 
     def next_window(self, nodes: Times, fired_ms: int) -> Window | None:
         """The first one that has not ended."""
@@ -137,6 +161,11 @@ class SlidingSlices:
             rows = np.flatnonzero(starts + size_ms - 1 <= fired_ms)
             found.append(Target(rows.astype(np.int32), (starts[rows] << _KIND_BITS) + level))
         return found
+
+    def numbers(self, times: Times) -> Times:
+        """One more for the next slice."""
+        check_times(times)
+        return steps_of(times, self._slice_ms, self._offset_ms)
 
     def next_window(self, nodes: Times, fired_ms: int) -> Window | None:
         """The first window of the first slice that has windows left."""
@@ -203,6 +232,11 @@ class CumulatingSlices:
         so_far = floored(times, self._spec.max_ms, 0)
         ended = slices + self._spec.step_ms - 1 <= fired_ms
         return [Target(None, np.where(ended, (so_far << _KIND_BITS) + _RUNNING, slices << _KIND_BITS))]
+
+    def numbers(self, times: Times) -> Times:
+        """One more for the next slice."""
+        check_times(times)
+        return steps_of(times, self._spec.step_ms, 0)
 
     def next_window(self, nodes: Times, fired_ms: int) -> Window | None:
         """The next step of the first longest window that has steps left."""

@@ -239,9 +239,22 @@ def _ended(times: Times, moments: Times, last_ends: Times, step_ms: int) -> Time
     return np.where(ends > times, ends, last_ends)
 
 
+def steps_of(times: Times, step_ms: int, offset_ms: int) -> Times:
+    """How many steps after the offset the last one is that is no later than each time. A new array."""
+    steps = times - offset_ms
+    steps //= step_ms
+    return steps
+
+
 def floored(times: Times, step_ms: int, offset_ms: int) -> Times:
-    """The last multiple of a step, plus the offset, that is no later than each time."""
-    return times - (times - offset_ms) % step_ms
+    """The last multiple of a step, plus the offset, that is no later than each time.
+
+    NumPy divides by one number many times as fast as it finds what is left over.
+    """
+    found = steps_of(times, step_ms, offset_ms)
+    found *= step_ms
+    found += offset_ms
+    return found
 
 
 def _set(spec: object, **fields: int) -> None:
