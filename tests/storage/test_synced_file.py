@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.storage.files import synced_file
-from tidegate.storage.files.synced_file import GATHERED_BYTES, PARTS_MAX, write_synced
+from tidegate.storage.files.synced_file import GATHERED_BYTES, PARTS_MAX, STEP_BYTES, write_synced
 
 
 @pytest.fixture
@@ -73,11 +73,33 @@ def test_a_file_keeps_no_more_room_than_it_needs(tmp_path: Path, monkeypatch: py
     assert asked == [4 << 20, 8 << 20, 16 << 20]
 
 
-def test_a_system_without_room_ahead_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the system has no such call, or refuses it, the file is written all the same."""
-    data = os.urandom(GATHERED_BYTES + 1)
+def test_the_disk_begins_before_the_file_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each whole, aligned step of a file is given to the disk once, in order, after its bytes are written."""
+    begun: list[tuple[int, int]] = []
+
+    def begin(descriptor: int, start: int, size_bytes: int, _: int) -> int:
+        assert os.fstat(descriptor).st_size >= start + size_bytes
+        begun.append((start, start + size_bytes))
+        return -1
+
+    monkeypatch.setattr(synced_file, "_sync_file_range", begin)
+    part = os.urandom(STEP_BYTES // 4 * 3)
+
+    assert write_synced(str(tmp_path / "f"), [part] * 7) == 7 * len(part)
+    assert (tmp_path / "f").read_bytes() == part * 7
+    assert begun == [(step * STEP_BYTES, (step + 1) * STEP_BYTES) for step in range(5)]
+
+    begun.clear()
+    write_synced(str(tmp_path / "large"), [bytes(3 * STEP_BYTES + 1), bytes(STEP_BYTES - 2)])
+    assert begun == [(0, 3 * STEP_BYTES)]
+
+
+def test_a_system_without_these_calls_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the system has no such calls, or refuses them, the file is written all the same."""
+    data = os.urandom(STEP_BYTES + GATHERED_BYTES + 1)
     for number, call in enumerate((None, lambda *_: -1)):
         monkeypatch.setattr(synced_file, "_fallocate", call)
+        monkeypatch.setattr(synced_file, "_sync_file_range", call)
         assert write_synced(str(tmp_path / str(number)), [data]) == len(data)
         assert (tmp_path / str(number)).read_bytes() == data
 

@@ -7,6 +7,9 @@ What is written comes in parts, some of them of a few bytes. Rules:
 - A file that grows beyond that gets its room ahead, in steps that double. Then no call has to find a place for what it
   brings. What is left over is given back at the end. Room is a favour: where the system refuses, the file grows as it
   is written.
+- The disk begins with each `STEP_BYTES` as soon as they are there, so that it works while the rest is still made, and
+  the sync at the end has little to wait for. This is a favour too: the sync alone says that the file is on the disk,
+  and that nothing went wrong.
 """
 
 from __future__ import annotations
@@ -20,10 +23,14 @@ from tidegate.storage.files.store import Buffer
 GATHERED_BYTES = 1 << 19
 ROOM_BYTES_MIN = 1 << 22
 ROOM_BYTES_MAX = 1 << 26
+STEP_BYTES = 1 << 22
+"""Steps are whole and aligned, so that no page is given to the disk before it is full."""
 PARTS_MAX = 512
 """The system takes up to twice as many in one call."""
 _KEEP_SIZE = 1
 """A flag of `fallocate`: the file does not become longer."""
+_BEGIN_ONLY = 2
+"""A flag of `sync_file_range`: begin to write what has changed, and wait for nothing."""
 
 
 def write_synced(path: str, parts: Iterable[Buffer]) -> int:
@@ -38,7 +45,7 @@ def write_synced(path: str, parts: Iterable[Buffer]) -> int:
 
 
 def _write(descriptor: int, parts: Iterable[Buffer]) -> int:
-    written_bytes = room_bytes = gathered_bytes = 0
+    written_bytes = room_bytes = gathered_bytes = begun_bytes = 0
     gathered: list[memoryview] = []
     for part in parts:
         view = memoryview(part)
@@ -53,6 +60,9 @@ def _write(descriptor: int, parts: Iterable[Buffer]) -> int:
         _write_all(descriptor, gathered)
         written_bytes += gathered_bytes
         gathered, gathered_bytes = [], 0
+        if (whole_bytes := written_bytes - written_bytes % STEP_BYTES) > begun_bytes:
+            _begin_sync(descriptor, begun_bytes, whole_bytes)
+            begun_bytes = whole_bytes
     _write_all(descriptor, gathered)
     written_bytes += gathered_bytes
     if room_bytes > written_bytes:
@@ -74,18 +84,26 @@ def _write_all(descriptor: int, parts: list[memoryview]) -> None:
             left[0] = left[0][taken:]
 
 
-def _find_fallocate() -> Callable[[int, int, int, int], int] | None:
-    """The system's own. `os.posix_fallocate` writes zeros where a file system has no such thing."""
-    found = getattr(ctypes.CDLL(None), "fallocate", None)
+def _find(name: str, *arguments: type) -> Callable[..., int] | None:
+    """A call of the system; None where it has no such thing. Files are as long as 64 bits can say."""
+    found = getattr(ctypes.CDLL(None), name, None)
     if found is not None:
-        found.argtypes = ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64
+        found.argtypes = arguments
     return found
 
 
-_fallocate = _find_fallocate()
+_fallocate = _find("fallocate", ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+"""The system's own. `os.posix_fallocate` writes zeros where a file system has no such thing."""
+_sync_file_range = _find("sync_file_range", ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
 
 
 def _make_room(descriptor: int, size_bytes: int) -> None:
     """Ask for room for so many bytes from the beginning on."""
     if _fallocate is not None:
         _fallocate(descriptor, _KEEP_SIZE, 0, size_bytes)
+
+
+def _begin_sync(descriptor: int, start: int, stop: int) -> None:
+    """Let the disk begin with a range of what was written. What fails now fails in the sync as well."""
+    if _sync_file_range is not None:
+        _sync_file_range(descriptor, start, stop - start, _BEGIN_ONLY)

@@ -27,9 +27,11 @@ PARTS = 12
 STEP_MS = 20
 """So much is written between two decisions."""
 PAUSED_MS_MAX = 10_000
-COUNTS_FROM = 0.1
-"""Where the others run, or the thread waits, for less than such a part of what it runs itself, that is nothing. The
-time that has passed is no measure: it grows with whatever else the machine does."""
+WAITED_FROM = 0.1
+OTHERS_FROM = 0.25
+"""Where the thread waits, or the others run, for less than such a part of what it runs itself, that is nothing: a
+process without rows does so much on a busy machine. The time that has passed is no measure: it grows with whatever else
+the machine does."""
 
 _NS_A_MS = 1_000_000
 _SCHEDULING = "/proc/thread-self/schedstat"
@@ -79,7 +81,8 @@ class WritePace:
         self._free_ms -= own_ms
         others_ms = now.process_ms - since.process_ms - own_ms
         waited_ms = own_ms if since.waited_ms is None or now.waited_ms is None else now.waited_ms - since.waited_ms
-        if self._free_ms >= 0 or min(others_ms, waited_ms) < COUNTS_FROM * own_ms:
+        held_up = others_ms >= OTHERS_FROM * own_ms and waited_ms >= WAITED_FROM * own_ms
+        if self._free_ms >= 0 or not held_up:
             return 0.0
         pause_ms = min((PARTS - 1) * own_ms, self._left_ms)
         self._left_ms -= pause_ms
