@@ -44,6 +44,9 @@ BACKENDS: dict[str, MakeBackend] = {
     "rocksdb with a small cache": lambda _: rocks_backend(
         tuple(KEYS.names), MAX_PARALLELISM, cache_bytes=SMALL_CACHE_BYTES
     ),
+    "rocksdb with files": lambda _: rocks_backend(
+        tuple(KEYS.names), MAX_PARALLELISM, cache_bytes=SMALL_CACHE_BYTES, files=True
+    ),
     "rocksdb with changelog": lambda _: rocks_backend(tuple(KEYS.names), MAX_PARALLELISM, kind=LoggedBackend),
 }
 """Every backend that has to pass the contract tests."""
@@ -53,6 +56,7 @@ EXAMPLES = {
     "rocksdb": 30,
     "rocksdb with cache": 40,
     "rocksdb with a small cache": 40,
+    "rocksdb with files": 40,
     "rocksdb with changelog": 40,
 }
 """Random programs to try on each; opening a database takes time."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 from hypothesis import strategies as st
-from rocksdb_backends import MEMORY_BYTES
+from rocksdb_backends import MEMORY_BYTES, with_files
 
 from tidegate.actors.kernels.hashing import hash_columns
 from tidegate.actors.state_backends.columnar.columnar_backend import ColumnarBackend
@@ -21,7 +21,7 @@ COLUMNS = (ValueSpec("n", pa.int64(), 0),)
 KEYS = st.tuples(st.integers(-3, 3), st.integers(0, 40))
 
 
-ROOM = {"rocksdb": 0, "rocksdb with cache": 33_200, "rocksdb in cache": 1 << 24}
+ROOM = {"rocksdb": 0, "rocksdb with cache": 33_200, "rocksdb with files": 33_200, "rocksdb in cache": 1 << 24}
 """Bytes of the cache: none, for an empty index and some ten rows, for all."""
 
 
@@ -35,6 +35,8 @@ class Namespaces:
         else:
             place = BackendPlace(OperatorUid("op"), NAMES, GROUPS, range(GROUPS), namespace=True)
             self.backend = RocksBackend(place, folder, MEMORY_BYTES, cache_bytes=ROOM[kind])
+            if kind == "rocksdb with files":
+                with_files(self.backend)
         self.table: NamespacedTable = self.backend.table("t", COLUMNS)  # type: ignore[assignment]
         self.backend.fix_keys(SCHEMA)
         self.model: dict[tuple[int, int], int] = {}

@@ -29,12 +29,20 @@ def rocks_backend(
     folder: str | None = None,
     kind: type[RocksBackend] = RocksBackend,
     cache_bytes: int = 0,
+    files: bool = False,
 ) -> RocksBackend:
-    """A backend in `folder`, or in a new one, which it deletes at its end."""
+    """A backend in `folder`, or in a new one, which it deletes at its end. With `files` few rows are a file, too."""
     if folder is None:
         folder = tempfile.mkdtemp(prefix="tidegate-test-")
     groups = range(max_parallelism) if key_groups is None else key_groups
     place = BackendPlace(OperatorUid("op"), key_names, max_parallelism, groups)
     if kind is RocksBackend:
-        return RocksBackend(place, folder, MEMORY_BYTES, cache_bytes=cache_bytes)
+        backend = RocksBackend(place, folder, MEMORY_BYTES, cache_bytes=cache_bytes)
+        return with_files(backend) if files else backend
     return kind(place, folder, MEMORY_BYTES)
+
+
+def with_files(backend: RocksBackend) -> RocksBackend:
+    """The same: whatever leaves memory gets into the database as a file, however little it is."""
+    backend._session.file_rows_min = backend._session.write_buffer_bytes = 1
+    return backend

@@ -12,7 +12,7 @@ from backend_model import BACKENDS, KEYS, MAX_PARALLELISM, Cells, Table, compose
 from native_checkpoints import CountingReads, frozen
 from rocksdb_backends import rocks_backend
 
-from tidegate.actors.state_backends.rocksdb import database_session
+from tidegate.actors.state_backends.rocksdb import database_session, folders
 from tidegate.actors.state_backends.rocksdb.rocksdb_backend import RocksBackend
 from tidegate.storage.checkpoints.metadata import SubtaskState
 from tidegate.storage.copies.local_copies import LocalCopies
@@ -101,7 +101,7 @@ def test_a_database_is_closed_before_its_folder_goes(tmp_path: Path) -> None:
             Watched.there_at_the_end = os.path.exists(tmp_path / "db")
 
     (tmp_path / "db").mkdir()
-    cycle: list[Any] = [database_session.OwnedFolder(str(tmp_path / "db")), Watched()]
+    cycle: list[Any] = [folders.OwnedFolder(str(tmp_path / "db")), Watched()]
     cycle[0].has(cycle[1])
     cycle.append(cycle)
     del cycle

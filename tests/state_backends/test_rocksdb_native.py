@@ -59,6 +59,7 @@ def file_of(native: NativeState, name: str) -> NativeFile | None:
 
 _TIMERS = st.lists(st.tuples(_KEYS, st.integers(0, 1), st.integers(-3, 9), st.booleans()), min_size=1, max_size=12)
 _CACHES = {None: 0, "rocksdb with cache": CACHE_BYTES, "rocksdb with a small cache": SMALL_CACHE_BYTES}
+_CACHES["rocksdb with files"] = SMALL_CACHE_BYTES
 _BATCHES: dict[Any, st.SearchStrategy[Any]] = {
     Cells: _CELLS,
     Table: _ROWS,
@@ -77,6 +78,8 @@ _BATCHES: dict[Any, st.SearchStrategy[Any]] = {
         (Table, "rocksdb with cache"),
         (RowsOfKeys, "rocksdb with cache"),
         (RowsOfKeys, "rocksdb with a small cache"),
+        (Table, "rocksdb with files"),
+        (RowsOfKeys, "rocksdb with files"),
     ],
 )
 def test_checkpoints_of_files_hold_their_moment(

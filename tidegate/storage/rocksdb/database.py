@@ -57,7 +57,7 @@ def room_beside(memory_bytes: int, tuning: DatabaseTuning = _TUNING) -> int:
     It does if its write buffer is full, or if all of them are and this one has a quarter of the memory.
     """
     memory_bytes = max(memory_bytes, MEMORY_BYTES_MIN)
-    return min(_write_buffer_bytes(memory_bytes, tuning) * 3 // 4, memory_bytes // 5)
+    return min(write_buffer_bytes(memory_bytes, tuning) * 3 // 4, memory_bytes // 5)
 
 
 def open_files(folder: str, memory_bytes: int) -> rocksdict.Rdict:
@@ -86,6 +86,19 @@ def unlogged() -> rocksdict.WriteOptions:
     return options
 
 
+def moved() -> rocksdict.IngestExternalFileOptions:
+    """How files are taken in: they become files of the database, without a copy."""
+    options = rocksdict.IngestExternalFileOptions()
+    options.set_move_files(True)
+    return options
+
+
+def write_buffer_bytes(memory_bytes: int, tuning: DatabaseTuning) -> int:
+    """So much is collected in memory before it becomes a file."""
+    memory_bytes = max(memory_bytes, MEMORY_BYTES_MIN)
+    return tuning.write_buffer_bytes or max(MEMORY_BYTES_MIN // 2, memory_bytes // 6)
+
+
 def _options(memory_bytes: int, tuning: DatabaseTuning) -> rocksdict.Options:
     memory_bytes = max(memory_bytes, MEMORY_BYTES_MIN)
     # Its readers take no lock. Blocks are of many sizes, so it finds out itself how many entries it has.
@@ -103,7 +116,7 @@ def _options(memory_bytes: int, tuning: DatabaseTuning) -> rocksdict.Options:
     options.set_write_buffer_manager(
         rocksdict.WriteBufferManager.new_write_buffer_manager_with_cache(memory_bytes // 2, False, cache)
     )
-    options.set_write_buffer_size(_write_buffer_bytes(memory_bytes, tuning))
+    options.set_write_buffer_size(write_buffer_bytes(memory_bytes, tuning))
     # One is being written to, one waits for its file, and a snapshot may hand over a third without waiting.
     options.set_max_write_buffer_number(3)
     options.set_max_background_jobs(tuning.threads)
@@ -117,10 +130,6 @@ def _options(memory_bytes: int, tuning: DatabaseTuning) -> rocksdict.Options:
     options.set_stats_dump_period_sec(0)
     options.set_stats_persist_period_sec(0)
     return options
-
-
-def _write_buffer_bytes(memory_bytes: int, tuning: DatabaseTuning) -> int:
-    return tuning.write_buffer_bytes or max(MEMORY_BYTES_MIN // 2, memory_bytes // 6)
 
 
 def _advice(fault: str) -> str:

@@ -35,6 +35,11 @@ class TableLayout:
 
     def packed(self, columns: Sequence[pa.Array]) -> list[bytes]:
         """Rows out of columns of these types."""
+        data, width = self.encoded(columns).tobytes(), self.dtype.itemsize
+        return [data[start : start + width] for start in range(0, len(data), width)]
+
+    def encoded(self, columns: Sequence[pa.Array]) -> NDArray[np.uint8]:
+        """The same, of shape (rows, bytes)."""
         rows = np.zeros(len(columns[0]), dtype=self.dtype)
         valid = np.ones((len(rows), len(columns)), dtype=np.uint8)
         for position, column in enumerate(columns):
@@ -46,8 +51,7 @@ class TableLayout:
                 values = np.frombuffer(column.buffers()[1], dtype=self.dtype[name], offset=column.offset * width)
                 rows[name] = values[: len(column)]
         rows["valid"] = np.packbits(valid, axis=1, bitorder="little")
-        data, width = rows.tobytes(), self.dtype.itemsize
-        return [data[start : start + width] for start in range(0, len(data), width)]
+        return rows.view(np.uint8).reshape(len(rows), self.dtype.itemsize)
 
     def _column(self, rows: NDArray[Any], valid: NDArray[np.uint8], position: int) -> pa.Array:
         values = np.ascontiguousarray(rows[f"c{position}"])

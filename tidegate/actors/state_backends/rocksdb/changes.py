@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 import rocksdict
 
 from tidegate.actors.state_backends.common.change_history import ChangeHistory
-from tidegate.actors.state_backends.rocksdb.database_session import OwnedFolder, RocksSession
+from tidegate.actors.state_backends.rocksdb.database_session import RocksSession
+from tidegate.actors.state_backends.rocksdb.folders import OwnedFolder
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.rocksdb.database import reported

@@ -11,8 +11,7 @@ import os
 import shutil
 import time
 import uuid
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -20,6 +19,7 @@ import pyarrow as pa
 import rocksdict
 
 from tidegate.actors.state_backends.common.state_size import StateSize
+from tidegate.actors.state_backends.rocksdb.folders import OwnedFolder, SnapshotLinks, close_database
 from tidegate.actors.state_backends.rocksdb.overlap import Overlap
 from tidegate.actors.state_backends.rocksdb.unwritten import Unwritten
 from tidegate.storage.checkpoints.metadata import NativeState
@@ -29,11 +29,13 @@ from tidegate.storage.ids import CheckpointId, OperatorUid
 from tidegate.storage.rocksdb.database import (
     MEMORY_BYTES_MIN,
     fetch,
+    moved,
     open_database,
     open_files,
     reported,
     room_beside,
     unlogged,
+    write_buffer_bytes,
 )
 from tidegate.storage.rocksdb.frozen import FrozenRocks
 from tidegate.storage.rocksdb.scan import scan_state
@@ -49,10 +51,12 @@ from tidegate.storage.rocksdb.value_layout import (
 )
 from tidegate.storage.subtasks.backend_files import DESCRIPTION_NAME
 
+_ACTIVE = "rocksdb.num-entries-active-mem-table"
 _UNWRITTEN = "rocksdb.num-immutable-mem-table"
 _FAULTS = "rocksdb.background-errors"
 _KEYS = "rocksdb.estimate-num-keys"
 _BYTES = ("rocksdb.total-sst-files-size", "rocksdb.cur-size-all-mem-tables")
+_FILE_ROWS_MIN = 2_048
 _TUNING = DatabaseTuning()
 _POLL_S = 0.0005
 _QUICK_POLLS = 2_000
@@ -62,54 +66,6 @@ _POLLS_MAX = 20_000
 """A quarter of an hour: who gives up sooner fails every snapshot on such a disk."""
 _LOOKS_MAX = 20
 """How often files are looked for while compactions replace them."""
-
-
-class OwnedFolder:
-    """A folder that is deleted when nobody holds this object any more: neither the database nor a snapshot in use.
-
-    The database is closed first. An open one would try for a second to write to the deleted folder.
-    """
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self._databases: list[rocksdict.Rdict] = []
-        weakref.finalize(self, _delete, path, self._databases)
-
-    def has(self, database: rocksdict.Rdict) -> None:
-        """This database is in the folder."""
-        self._databases.append(database)
-
-
-def _delete(path: str, databases: list[rocksdict.Rdict]) -> None:
-    for database in databases:
-        _close(database, path)
-    shutil.rmtree(path, ignore_errors=True)
-
-
-def _close(database: rocksdict.Rdict, folder: str) -> None:
-    with suppress(StorageError), reported("close RocksDB", folder):
-        database.close()  # it writes its memory to disk first; if that fails, nobody needs it
-
-
-class _Links:
-    """The folder of a snapshot, as long as somebody wants it."""
-
-    def __init__(self, link: Callable[[], None], target: str) -> None:
-        self._link = link
-        self._target = target
-        self._wanted = True
-
-    def make(self) -> None:
-        """Link the files. StorageError."""
-        if self._wanted:
-            self._link()
-            if not self._wanted:  # it was given up meanwhile
-                self.give_up()
-
-    def give_up(self) -> None:
-        """Delete the folder. Any thread may call it, at any time."""
-        self._wanted = False
-        shutil.rmtree(self._target, ignore_errors=True)
 
 
 class RocksSession:
@@ -147,6 +103,7 @@ class RocksSession:
         self._next_number = 1 + max((state.number for state in self._states.values()), default=0)
         self._lineage = uuid.uuid4().hex if self.stored is None else self.stored.lineage
         self._frozen = 0
+        self._ingested = 0
         self._faults = 0
         """How many background writes had failed at the last snapshot."""
         self.unwritten: Unwritten | None = None
@@ -157,6 +114,12 @@ class RocksSession:
         """None once it is closed."""
         self.database: rocksdict.Rdict = open_database(folder, memory_bytes, tuning)
         self.owned_folder.has(self.database)
+        self.write_buffer_bytes = write_buffer_bytes(memory_bytes, tuning)
+        """So much becomes a file."""
+        self.file_rows_min = _FILE_ROWS_MIN
+        """With fewer rows a file of their own costs more than it saves."""
+        self.block_bytes = tuning.block_bytes
+        """So much of a file is read together."""
         self._overlap = Overlap(self.database, room_beside(memory_bytes, tuning))
 
     @property
@@ -234,6 +197,30 @@ class RocksSession:
                 batch.put(key, value)
         self._write(batch)
 
+    def ingest(self, file: Iterable[bytes | memoryview]) -> None:
+        """Take in an SST file, over what is there, of which a snapshot that is not written yet knows. StorageError.
+
+        It becomes a file of the database under another name. RocksDB would write its memory to files before, and sync
+        the file, but other threads would stand still for that.
+        """
+        self.is_empty = False
+        self._ingested += 1
+        path = os.path.join(self.folder, f"{self._ingested}.ingested")
+        with reported("write RocksDB", self.folder):
+            with open(path, "xb", opener=open_private) as target:
+                target.writelines(file)
+                target.flush()
+                os.fsync(target.fileno())
+            if not self.memory_is_empty:
+                self.database.flush(wait=False)
+                self._memory_is_written()
+            self.database.ingest_external_file([path], moved())
+
+    @property
+    def memory_is_empty(self) -> bool:
+        """Whether RocksDB has nothing in memory that is not in a file."""
+        return not self.database.property_int_value(_ACTIVE)
+
     def remove(self, keys: Iterable[bytes]) -> None:
         """Remove what is stored at these keys. StorageError."""
         batch = rocksdict.WriteBatch(raw_mode=True)
@@ -265,7 +252,7 @@ class RocksSession:
                 self._overlap.begin()
         target = f"{self.folder}.chk-{checkpoint_id}-{self._frozen}"
         groups = (self.key_groups.start, self.key_groups.stop)
-        links = _Links(lambda: self.link(target, beside), target)
+        links = SnapshotLinks(lambda: self.link(target, beside), target)
         self.unwritten = unwritten = Unwritten(rows or (), links.make, beside)
         return FrozenRocks(self.uid, target, groups, self.describe(), unwritten.take, links.give_up)
 
@@ -299,7 +286,7 @@ class RocksSession:
         """Close the database, once the last snapshot is written. Its folder goes, unless a snapshot reads rows."""
         with suppress(StorageError):
             self.settle()  # who writes the snapshot is told
-        _close(self.database, self.folder)
+        close_database(self.database, self.folder)
         self.owned_folder = None
 
     def _write(self, batch: rocksdict.WriteBatch) -> None:

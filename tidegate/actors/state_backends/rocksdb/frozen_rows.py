@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 
 import rocksdict
 
-from tidegate.actors.state_backends.rocksdb.database_session import OwnedFolder, RocksSession
+from tidegate.actors.state_backends.rocksdb.database_session import RocksSession
+from tidegate.actors.state_backends.rocksdb.folders import OwnedFolder
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.rocksdb.database import reported
 from tidegate.storage.rocksdb.scan import scan_state

@@ -14,6 +14,7 @@ import pyarrow as pa
 import rocksdict
 from numpy.typing import NDArray
 
+from tidegate.actors.kernels.columns import NO_MASK, Strings
 from tidegate.actors.kernels.key_index.entries import Upserted
 from tidegate.actors.kernels.key_index.key_index import KeyIndex
 from tidegate.actors.kernels.partition import gather
@@ -22,7 +23,7 @@ from tidegate.actors.state_backends.common.batch_column import BatchColumn
 from tidegate.actors.state_backends.common.pages import pages_for
 from tidegate.actors.state_backends.rocksdb.changes import RocksChanges
 from tidegate.actors.state_backends.rocksdb.database_session import RocksSession
-from tidegate.actors.state_backends.rocksdb.keys import ordered_keys, packed_rows
+from tidegate.actors.state_backends.rocksdb.keys import encoded_rows, ordered_keys, strings_of
 from tidegate.storage.rocksdb.tables import TableLayout, table_layout
 from tidegate.storage.rocksdb.value_layout import RocksState
 
@@ -103,14 +104,17 @@ class RocksTable:
     def put(self, keys: Sequence[bytes], columns: Sequence[pa.Array]) -> None:
         """Write rows over what is there. `columns` are the value columns. StorageError."""
         batch = rocksdict.WriteBatch(raw_mode=True)
-        for key, row in zip(keys, self.packed(columns), strict=True):
+        for key, row in zip(keys, strings_of(self.packed(columns)), strict=True):
             batch.put(key, row)
         self._session.write(batch)
 
-    def packed(self, columns: Sequence[pa.Array]) -> list[bytes]:
+    def packed(self, columns: Sequence[pa.Array]) -> Strings:
         """Rows of value columns, as they lie in the database."""
         layout = self.layout
-        return layout.packed(columns) if isinstance(layout, TableLayout) else packed_rows(columns, layout.schema)
+        if not isinstance(layout, TableLayout):
+            return encoded_rows(columns, layout.schema)
+        rows = layout.encoded(columns)
+        return Strings(np.arange(len(rows) + 1, dtype=np.int64) * rows.shape[1], rows.reshape(-1), NO_MASK)
 
     def delete(self, keys: Sequence[bytes]) -> None:
         """Remove the rows of these keys, if there are any. StorageError."""

@@ -15,6 +15,7 @@ import pyarrow as pa
 import rocksdict
 from numpy.typing import NDArray
 
+from tidegate.actors.kernels.columns import Strings
 from tidegate.actors.kernels.hashing import hash_columns
 from tidegate.actors.kernels.key_index.key_index import KeyIndex
 from tidegate.actors.kernels.partition import gather
@@ -24,7 +25,7 @@ from tidegate.actors.state_backends.rocksdb.cached.hot_keys import HotKeys
 from tidegate.actors.state_backends.rocksdb.cached.left_keys import LeftKeys
 from tidegate.actors.state_backends.rocksdb.cached.write_back import WriteBack
 from tidegate.actors.state_backends.rocksdb.database_session import RocksSession
-from tidegate.actors.state_backends.rocksdb.keys import ordered_keys, packed_rows
+from tidegate.actors.state_backends.rocksdb.keys import encoded_rows, ordered_keys
 from tidegate.actors.state_backends.rocksdb.row_table import RocksRows, numbers_of, read_prefixes
 from tidegate.storage.rocksdb.database import reported
 from tidegate.storage.rocksdb.keys import decode_rows
@@ -147,9 +148,9 @@ class CachedRows(RocksRows, WriteBack):
         self._hot.left.all = True
         super().put(keys, columns)
 
-    def packed(self, columns: Sequence[pa.Array]) -> list[bytes]:
+    def packed(self, columns: Sequence[pa.Array]) -> Strings:
         """Rows of value columns, as they lie in the database."""
-        return packed_rows(columns, self.state.values)
+        return encoded_rows(columns, self.state.values)
 
     @property
     def _identity(self) -> pa.Schema:

@@ -12,13 +12,12 @@ from typing import Protocol, TypeAlias
 
 import pyarrow as pa
 
+from tidegate.actors.kernels.columns import Strings
+from tidegate.actors.state_backends.rocksdb.bulk.row_writer import RowWriter
 from tidegate.actors.state_backends.rocksdb.database_session import RocksSession
-from tidegate.actors.state_backends.rocksdb.keys import ordered_keys
+from tidegate.actors.state_backends.rocksdb.keys import encoded_keys
 from tidegate.storage.rocksdb.value_layout import RocksState
 from tidegate.storage.state.snapshot import FrozenState
-
-_WRITTEN_ROWS = 8_192
-"""Rows that are written with one call. They become Python values, so many at a time."""
 
 Write: TypeAlias = Callable[[pa.RecordBatch, Sequence[pa.Array] | None], None]
 """Writes rows of some keys; without values, removes them."""
@@ -68,7 +67,7 @@ class WriteBack(ABC):
         """Its rows in memory."""
 
     @abstractmethod
-    def packed(self, columns: Sequence[pa.Array]) -> list[bytes]:
+    def packed(self, columns: Sequence[pa.Array]) -> Strings:
         """Rows of value columns, as they lie in the database."""
 
     @property
@@ -100,7 +99,13 @@ class WriteBack(ABC):
             return
         if unwritten is None or unwritten.done or 2 * size_bytes > 3 * self._cache_bytes:
             self._settle()
-            self.hot.make_room(self._cache_bytes, self._write_rows)
+            puts, removals = (RowWriter(self._session, removes, for_snapshot=False) for removes in (False, True))
+            self.hot.make_room(
+                self._cache_bytes,
+                lambda rows, values: (removals if values is None else puts).add(*self._encoded(rows, values)),
+            )
+            removals.finish()
+            puts.finish()
 
     def _settle(self) -> None:
         """See to it that rows may be written."""
@@ -110,23 +115,15 @@ class WriteBack(ABC):
     def _writing(self, states: Sequence[FrozenState]) -> Iterator[object]:
         columns = len(self._identity) if states else 0
         for state in states:
+            writer = RowWriter(self._session, state.removed, for_snapshot=True)
             for chunk in state.chunks():
                 rows, values = chunk.rows, None if state.removed else chunk.rows.columns[columns:]
-                yield from self._in_parts(rows.select(range(columns)), values)
+                writer.add(*self._encoded(rows.select(range(columns)), values))
+                yield None
+            writer.finish()
 
-    def _write_rows(self, rows: pa.RecordBatch, values: Sequence[pa.Array] | None) -> None:
-        for _ in self._in_parts(rows, values):
-            pass
-
-    def _in_parts(self, identity: pa.RecordBatch, values: Sequence[pa.Array] | None) -> Iterator[object]:
-        """Write rows, or remove them, in the order of the database."""
+    def _encoded(self, rows: pa.RecordBatch, values: Sequence[pa.Array] | None) -> tuple[Strings, Strings | None]:
+        """Rows as they lie in the database, given by what tells them apart and their values, if they have any."""
         session = self._session
-        stored, order = ordered_keys(
-            identity, session.max_parallelism, self.state.number, self._grouped_by, session.namespace
-        )
-        rows = pa.array(order)
-        packed = None if values is None else self.packed([column.take(rows) for column in values])
-        for start in range(0, len(stored), _WRITTEN_ROWS):
-            part = slice(start, start + _WRITTEN_ROWS)
-            session.apply(stored[part], None if packed is None else packed[part])
-            yield None
+        keys = encoded_keys(rows, session.max_parallelism, self.state.number, self._grouped_by, session.namespace)
+        return keys, None if values is None else self.packed(values)
