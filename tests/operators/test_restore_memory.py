@@ -24,6 +24,7 @@ from tidegate.actors.state_backends.columnar.columnar_backend import ColumnarBac
 from tidegate.actors.task.pipeline.operator_chain import OperatorChain
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.ids import OperatorUid, SubtaskIndex
+from tidegate.storage.state import handover
 from tidegate.storage.state.handover import Handover, keys_at_most, put_together, taken
 from tidegate.storage.state.snapshot import StateTable
 
@@ -101,16 +102,27 @@ def test_a_handover_is_a_sequence_until_it_is_taken() -> None:
     assert list(taken([one, two])) == [one, two]
 
 
+def table(state: str, layer: int, *numbers: int) -> StateTable:
+    """Stored rows with these keys."""
+    rows = pa.record_batch({"k": pa.array(numbers, pa.int64())})
+    return StateTable(state, StateKind.KEYED, rows, layer=layer)
+
+
 def test_chunks_are_taken_in_together_up_to_a_bound() -> None:
     """Neighbours that are alike become one table; nothing is lost, and no order changes."""
-
-    def table(state: str, layer: int, *numbers: int) -> StateTable:
-        rows = pa.record_batch({"k": pa.array(numbers, pa.int64())})
-        return StateTable(state, StateKind.KEYED, rows, layer=layer)
-
     tables = [table("a", 0, 1, 2), table("a", 0, 3), table("a", 0, 4, 5, 6, 7), table("a", 1, 1), table("b", 1, 9)]
 
     found = [(t.state, t.layer, t.rows.column("k").to_pylist()) for t in put_together(iter(tables), 3)]
 
     assert found == [("a", 0, [1, 2, 3]), ("a", 0, [4, 5, 6, 7]), ("a", 1, [1]), ("b", 1, [9])]
     assert keys_at_most(tables) == 7
+
+
+def test_chunks_of_large_rows_are_taken_in_by_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few rows they have: 131,072 rows of 16 kB are more than a column of strings can have."""
+    monkeypatch.setattr(handover, "TOGETHER_BYTES_MAX", 3 * 8)
+    tables = [table("a", 0, *numbers) for numbers in ((1,), (2, 3), (4,), (5, 6, 7, 8), (9,), (10, 11), (12,))]
+
+    found = [t.rows.column("k").to_pylist() for t in put_together(iter(tables), 1_000)]
+
+    assert found == [[1, 2, 3], [4], [5, 6, 7, 8], [9, 10, 11], [12]]

@@ -6,11 +6,12 @@ import pickle
 
 import pyarrow as pa
 import pytest
+from huge_rows import HugeRows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from source_contract import check_source
 
-from tidegate.actors.sources.memory_source import MemorySource
+from tidegate.actors.sources.memory_source import MemorySource, _MemoryReader
 from tidegate.storage.errors import ConfigurationError
 
 
@@ -78,3 +79,16 @@ def test_batches_whose_dictionaries_cannot_be_joined_are_refused_with_advice() -
 def test_it_keeps_the_contract() -> None:
     """With splits that have rows, and one that has none."""
     assert check_source(MemorySource.of(pa.table({"x": [1, 2, 3]}), 4)) == [{"x": 1}, {"x": 2}, {"x": 3}]
+
+
+def test_more_strings_than_a_batch_holds_come_one_batch_after_the_other() -> None:
+    """Whatever a read asks for: what does not come with it comes with the next one."""
+    data = pa.table({"x": pa.chunked_array([[1, 2], [3], [4, 5]])})
+    (split,) = MemorySource.of(data, 1).splits()
+    reader = _MemoryReader(HugeRows(data))
+    found: list[int] = []
+    while len(found) < 5:
+        result = reader.read(split, len(found), 100)
+        found += result.batch.column("x").to_pylist()
+        assert (result.next_offset, result.at_end) == (len(found), len(found) == 5)
+    assert found == [1, 2, 3, 4, 5]

@@ -80,8 +80,10 @@ class _MemoryReader:
         if rows <= 0:
             return ReadResult(None, offset, True)
         start = int(split.payload) + offset
-        batches = self._table.slice(start, rows).combine_chunks().to_batches()
-        return ReadResult(batches[0], offset + rows, offset + rows >= split.rows)
+        # Of more than 2 GiB of strings there are several: the others are read next.
+        batch = self._table.slice(start, rows).combine_chunks().to_batches()[0]
+        next_offset = offset + batch.num_rows
+        return ReadResult(batch, next_offset, next_offset >= split.rows)
 
     def close(self) -> None:
         """Nothing to release."""

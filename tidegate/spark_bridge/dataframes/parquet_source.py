@@ -30,6 +30,7 @@ from tidegate.storage.errors import ConfigurationError, CorruptionError, NotFoun
 from tidegate.storage.files.envelope import checksum_of
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.files.store import Store
+from tidegate.storage.schemas.one_batch import slice_from
 
 _RANGE_BYTES = 16 * 2**20
 
@@ -99,7 +100,7 @@ class ParquetReader:
         self._staged = schema if staged is None else staged
         self._open: _OpenFile | None = None
         self._group_index = -1
-        self._group: pa.RecordBatch | None = None
+        self._group: list[pa.RecordBatch] | None = None
 
     def read(self, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
         """Up to `rows_max` rows from `offset` on, to the end of the row group at most: a zero-copy slice.
@@ -120,8 +121,7 @@ class ParquetReader:
             return ReadResult(None, counts, at_end=counts == rows, skipped=counts - offset)
         index = opened.groups.group_of(offset)
         group = self._decoded(opened, index)
-        start = offset - opened.groups.starts[index]
-        batch = group if start == 0 and rows_max >= group.num_rows else group.slice(start, rows_max)
+        batch = slice_from(group, offset - opened.groups.starts[index], rows_max)
         next_offset = offset + batch.num_rows
         return ReadResult(batch, next_offset, at_end=next_offset == rows)
 
@@ -176,13 +176,13 @@ class ParquetReader:
             ) from error
         return pa.py_buffer(mapped)
 
-    def _decoded(self, opened: _OpenFile, index: int) -> pa.RecordBatch:
+    def _decoded(self, opened: _OpenFile, index: int) -> list[pa.RecordBatch]:
         if self._group is None or self._group_index != index:
             # Measured: threads gain nothing at this size, and they would compete with operators for cores.
             columns = None if self._staged is self._schema else self._schema.names
             table = opened.parquet.read_row_group(index, columns=columns, use_threads=False)
-            (group,) = table.combine_chunks().to_batches()
-            self._group_index, self._group = index, group.replace_schema_metadata(None)
+            table = table.replace_schema_metadata(None)
+            self._group_index, self._group = index, table.combine_chunks().to_batches()
         return self._group
 
 

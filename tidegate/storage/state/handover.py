@@ -19,6 +19,9 @@ from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.state.snapshot import StateTable
 from tidegate.storage.state.spool import SpooledTables
 
+TOGETHER_BYTES_MAX = 1 << 26
+"""Of tables that are put together. A column of strings takes 2 GiB at most, and rows may be large."""
+
 
 class Handover(Sequence[StateTable]):
     """The tables that have not been taken in yet."""
@@ -75,15 +78,18 @@ def keys_at_most(tables: Iterable[StateTable]) -> int:
 
 
 def put_together(tables: Iterable[StateTable], rows_max: int) -> Iterator[StateTable]:
-    """Neighbours of one state, kind, layer and schema as one table, as long as it has no more than `rows_max` rows.
+    """Neighbours of one state, kind, layer and schema as one table of at most `rows_max` rows and some megabytes.
 
-    So what is stored in many chunks is taken in with few steps. So many rows are held twice meanwhile.
+    A larger one stays as it is. So what is stored in many chunks is taken in with few steps. So many rows are held
+    twice meanwhile.
     """
     group: list[StateTable] = []
+    rows = size_bytes = 0
     for table in tables:
-        rows = sum(each.rows.num_rows for each in group)
-        if group and not (_alike(group[0], table) and rows + table.rows.num_rows <= rows_max):
+        rows, size_bytes = rows + table.rows.num_rows, size_bytes + table.rows.nbytes
+        if group and not (_alike(group[0], table) and rows <= rows_max and size_bytes <= TOGETHER_BYTES_MAX):
             yield _together(group)
+            rows, size_bytes = table.rows.num_rows, table.rows.nbytes
         group.append(table)
         del table  # a name for the table would hold it for as long as it is taken in
     if group:

@@ -34,6 +34,7 @@ from tidegate.actors.protocol.side_outputs import OutputTag
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.schemas.dictionaries import widened
+from tidegate.storage.schemas.one_batch import one_batch
 from tidegate.storage.schemas.polars_frames import is_polars_frame
 from tidegate.storage.state.marked_rows import Mark, marks_as_rows, marks_of, put_together
 from tidegate.storage.state.snapshot import Cut, FrozenTable, OperatorSnapshot, StateTable
@@ -283,4 +284,4 @@ def _together(held: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     if all(rows.schema.equals(held[0].schema) for rows in held):
         return pa.concat_batches(held)
     tables = [pa.Table.from_batches([rows]) for rows in held]
-    return pa.concat_tables(tables, promote_options="default").combine_chunks().to_batches()[0]
+    return one_batch(pa.concat_tables(tables, promote_options="default"), "map_async")

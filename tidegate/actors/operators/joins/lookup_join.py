@@ -31,6 +31,7 @@ from tidegate.actors.operators.joins.join_columns import JoinSides, plain_values
 from tidegate.actors.operators.joins.pairing import Pairing, without_nulls
 from tidegate.actors.operators.state.keys import key_columns
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.one_batch import one_batch
 
 log = logging.getLogger(__name__)
 
@@ -76,8 +77,7 @@ class Version:
                 f"lookup_join: the table has other columns than when the program was made: {table.schema}"
             ) from error
         names = lookup.sides.right_names(lookup.schema, lookup.table)
-        rows = table.combine_chunks().to_batches()
-        batch = rows[0] if rows else pa.RecordBatch.from_pylist([], lookup.table)
+        batch = one_batch(table, "lookup_join")
         self._sides = lookup.sides
         self._keys = key_columns(batch, lookup.sides.keys[1]).rename_columns(list(lookup.sides.keys[0]))
         self.values = pa.RecordBatch.from_arrays(plain_values(batch, list(names)), names=list(names.values()))

@@ -33,6 +33,7 @@ from tidegate.actors.operators.watermarks.watermark_generator import check_times
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.dictionaries import decoded_type
+from tidegate.storage.schemas.one_batch import one_batch
 
 STATE_NAME = "top"
 MOMENT = "top.time_ms"
@@ -165,8 +166,8 @@ class TopN(RowsOperator):
         if hopeful is not None:
             rows, groups, words = rows.take(pa.array(hopeful)), groups[hopeful], [w[hopeful] for w in words]
             moments = moments[hopeful]
-        all_rows = pa.Table.from_batches([stored, rows]).combine_chunks().to_batches()
-        if rows.num_rows and all_rows:
+        if rows.num_rows:
+            all_rows = one_batch(pa.Table.from_batches([stored, rows]), "top_n")
             all_groups = np.concatenate((of_stored, groups))
             all_words = [np.concatenate(pair) for pair in zip(words_there, words, strict=True)]
             ranks = ranked(all_groups, all_words, len(of_stored))
@@ -175,7 +176,7 @@ class TopN(RowsOperator):
             came = np.flatnonzero(ranks.after[there:] < n)
             self._keep(rows.take(pa.array(came)), moments[came])
             per_group = np.bincount(of_stored, minlength=index.size)
-            self._tell(all_rows[0], all_groups, ranks, per_group, emit)
+            self._tell(all_rows, all_groups, ranks, per_group, emit)
         table.done()
 
     @property

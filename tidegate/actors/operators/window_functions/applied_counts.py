@@ -16,6 +16,7 @@ from tidegate.actors.operators.window_functions.window_calls import WindowCalls
 from tidegate.actors.operators.windows.count_windows import dealt_out
 from tidegate.actors.operators.windows.merged_groups import codes_of
 from tidegate.actors.operators.windows.window_specs import Count
+from tidegate.storage.schemas.one_batch import one_batch
 
 
 class AppliedCounts(WindowBuffer):
@@ -46,7 +47,7 @@ class AppliedCounts(WindowBuffer):
         table.done()
         if not len(came):
             return
-        both = pa.Table.from_batches([stored, rows.take(pa.array(came))]).combine_chunks().to_batches()[0]
+        both = one_batch(pa.Table.from_batches([stored, rows.take(pa.array(came))]), "rows of windows")
         numbers = np.full(len(of_keys), -1, dtype=np.int64)
         numbers[full] = np.arange(int(full.sum()))
         groups = np.concatenate([numbers[of_stored[full[of_stored]]], numbers[windows[came]]])

@@ -27,6 +27,7 @@ from tidegate.actors.operators.window_functions.window_timers import WindowLife
 from tidegate.actors.operators.windows.window_specs import Times
 from tidegate.actors.state_backends.common.backend import KeyedBackend
 from tidegate.storage.schemas.dictionaries import decoded_type
+from tidegate.storage.schemas.one_batch import one_batch
 from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
 
 ROWS_STATE = "window rows"
@@ -203,6 +204,5 @@ class WindowBuffer(RowsOperator):
 
 
 def together(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """Batches as one."""
-    whole = pa.Table.from_batches(batches).combine_chunks().to_batches()
-    return whole[0] if whole else batches[0]
+    """Batches as one. ConfigurationError."""
+    return one_batch(pa.Table.from_batches(batches), "rows of windows")

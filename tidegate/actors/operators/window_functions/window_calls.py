@@ -26,6 +26,7 @@ from tidegate.actors.operators.output_schema import FromPolars, PinnedSchema
 from tidegate.actors.operators.windows.window_rows import WINDOW_END, WINDOW_START, bounds_of
 from tidegate.actors.operators.windows.window_specs import Times
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.one_batch import one_batch
 from tidegate.storage.schemas.polars_frames import is_polars_frame
 
 log = logging.getLogger(__name__)
@@ -164,7 +165,7 @@ class WindowCalls:
             return
         schema = parts[-1].schema  # a column that was null at first has its type by now
         alike = [part if part.schema.equals(schema) else part.cast(schema) for part in parts]
-        columns = pa.Table.from_batches(alike).combine_chunks().to_batches()[0].columns
+        columns = one_batch(pa.Table.from_batches(alike), "results of windows").columns
         of = np.repeat(np.array(groups, dtype=np.int64), [part.num_rows for part in parts])
         heads = grouped.keys.take(pa.array(of)).columns if self._keys else []
         if self._bounds is not None:

@@ -35,6 +35,7 @@ from tidegate.actors.operators.windows.window_operator import WindowOperator
 from tidegate.actors.operators.windows.window_specs import Clock, Cumulating, Sliding, Times, Tumbling
 from tidegate.actors.protocol.stream_elements import MIN_WATERMARK_MS
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.one_batch import one_batch
 from tidegate.storage.state.key_groups import key_groups_of
 from tidegate.storage.state.snapshot import StateTable
 
@@ -240,7 +241,7 @@ class SlicedWindows(WindowOperator):
             for keys, results in self._combined.of_groups(parts, self._part(groups)):
                 emit(self._output(keys, window, results))
             return
-        keys = pa.Table.from_batches(found).combine_chunks().to_batches()[0]
+        keys = one_batch(pa.Table.from_batches(found), "keys of a window")
         if self._part(groups) is not None:
             of = key_groups_of(hash_columns(keys, self._keys), self.context.max_parallelism)
             keys = keys.filter(pa.array((of >= groups.start) & (of < groups.stop)))

@@ -22,6 +22,7 @@ from tidegate.actors.sources.files.row_groups import RowGroups
 from tidegate.actors.sources.files.store_file import StoreFile, text_stream, without_compression
 from tidegate.actors.sources.pushed_filters import Rows
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.one_batch import slice_from
 
 FileFormat = Literal["parquet", "csv", "json"]
 FORMATS: tuple[str, ...] = get_args(FileFormat)
@@ -114,8 +115,7 @@ class _ParquetRows:
             if self._completes:
                 table = _completed(table, self._groups.rows_of(index), self._schema, self._constants)
             self._group_index, self._group = index, _as_schema(table, self._schema).combine_chunks().to_batches()
-        (group,) = self._group
-        return group.slice(row - self._groups.starts[index], rows_max)
+        return slice_from(self._group, row - self._groups.starts[index], rows_max)
 
     def next_row(self, row: int) -> int:
         """Behind row groups without rows that count."""
