@@ -6,10 +6,9 @@ Rules:
   with the process, becomes a fact for the coordinator at once.
 - Where only the connection broke, and the process answers, it is watched on, and told again what may not have arrived
   (`lost_nodes.py`). What is told bears being told twice.
-- A process that does not let go of a cancelled attempt (it is stuck in a function of the user) is given up after a
-  while, and ended once the log says so (`given_up.py`).
-- An attempt is deployed when all processes that live have let go of the one before it. Who has not by the time that
-  the others wait for is given up, so no task is ever given to a process that is stuck.
+- An attempt is deployed when all processes that live have let go of the one before it. Who has not after a while is
+  given up (`letting_go.py`), and ended once the log says so (`given_up.py`): no task is ever given to a process that is
+  stuck.
 - While a node may be lost an attempt waits for spare processes elsewhere, or until Ray knows (`lost_nodes.py`). A wait
   for room in the cluster is told, and fails the attempt in the end (`room.py`).
 - A task whose `run` has returned needs its process no more: what is still said to it may get lost.
@@ -41,6 +40,7 @@ from tidegate.actors.runtimes.metrics.recovery_times import RecoveryWatch
 from tidegate.actors.runtimes.ray.fleet.fleet import Fleet
 from tidegate.actors.runtimes.ray.fleet.given_up import GivenUp
 from tidegate.actors.runtimes.ray.fleet.inheritance import Found, by_task, find_processes
+from tidegate.actors.runtimes.ray.fleet.letting_go import LettingGo
 from tidegate.actors.runtimes.ray.fleet.lost_nodes import LostNodes
 from tidegate.actors.runtimes.ray.fleet.member import Member, reason_of
 from tidegate.actors.runtimes.ray.fleet.reconnections import Reconnections, limit_ms
@@ -59,8 +59,6 @@ from tidegate.storage.clock import now_ms
 from tidegate.storage.ids import AttemptNumber, JobId
 
 log = logging.getLogger(__name__)
-
-DROP_TIMEOUT_MS = 10_000
 
 
 class AttemptSupervisor:
@@ -86,10 +84,8 @@ class AttemptSupervisor:
         self._cancelled: dict[TaskId, AttemptNumber] = {}
         """The newest attempt of which each task was told to let go: nothing of it is said again."""
         self._neighbours = fleet.graph.neighbours()
-        self._letting_go: list[tuple[Member, Future[None]]] = []
-        """Processes that were told to let go of an attempt, and the answers."""
         self._due: do.DeployAttempt | None = None
-        """An attempt that waits for that."""
+        """An attempt that waits for processes to let go of the one before."""
         self.generation = ev.UNFENCED
         """That of the coordinator, with which processes are told what to do."""
         self._has_looked = False
@@ -100,6 +96,7 @@ class AttemptSupervisor:
         again = Reconnections(limit_ms(heartbeat_timeout_ms))
         self._lost_nodes = LostNodes(mailbox, self.give_up, self._deploy_if_free, suspects, again, fleet.is_kept)
         self._broke = fleet.broke = self._lost_nodes.broke
+        self._letting_go = LettingGo(mailbox, self._broke, self.give_up, self._deploy_if_free)
         self.silent = self._lost_nodes.silent
         self._room: Room | None = None
         """None where nothing is reserved."""
@@ -143,9 +140,7 @@ class AttemptSupervisor:
         self._deploy_if_free()
 
     def _deploy_if_free(self) -> None:
-        self._letting_go = [(m, dropped) for m, dropped in self._letting_go if m.usable and not dropped.done()]
-        # One that is still starting has taken nothing yet: what it is told now waits for its constructor.
-        if self._due is None or any(member.info is not None for member, _ in self._letting_go):
+        if not self._letting_go.is_over or self._due is None:
             return
         tasks = self._fleet.graph.tasks() if self._due.tasks is None else self._due.tasks
         doubtful = self._lost_nodes.doubtful
@@ -212,17 +207,7 @@ class AttemptSupervisor:
         for task in tasks:
             member = self._members.get(task)
             if member is not None and member.usable:
-                self._drop(member, attempt)
-
-    def _drop(self, member: Member, attempt: AttemptNumber) -> None:
-        def done(future: Future[None]) -> None:
-            self._broke(member, future.exception(), lambda _: None, partial(self._drop, member, attempt))
-            self._mailbox.post(self._deploy_if_free)
-
-        dropped = member.handle.drop.remote(attempt, self.generation).future()
-        self._letting_go.append((member, dropped))
-        dropped.add_done_callback(done)
-        self._mailbox.call_later(DROP_TIMEOUT_MS, partial(self._kill_if_stuck, member, attempt, dropped))
+                self._letting_go.tell(member, attempt, self.generation)
 
     def tell(self, task: TaskId, event: ev.TaskEvent) -> None:
         """Say something to a task in its current attempt, if its process lives."""
@@ -388,13 +373,3 @@ class AttemptSupervisor:
                 self._mailbox.post(lambda: lost(error))
 
         call().future().add_done_callback(done)
-
-    def _kill_if_stuck(self, member: Member, attempt: AttemptNumber, dropped: Future[None]) -> None:
-        if dropped.done() or not member.usable:
-            return
-        if member.info is None:
-            # It is still starting: its constructor comes before everything else, and may take long on a busy node.
-            self._mailbox.call_later(DROP_TIMEOUT_MS, partial(self._kill_if_stuck, member, attempt, dropped))
-        else:
-            self.give_up(member, f"{member.name} has not let go of attempt {attempt} within {DROP_TIMEOUT_MS} ms")
-            self._deploy_if_free()

@@ -128,6 +128,7 @@ class Line:
                 self._break(self._end)
             end = _End(self)
             try:
+                # With the lock: whoever hears that it is open waits until the end has it. To connect waits for nobody.
                 end.connected(connections.connect(offer, end))
             except (OSError, RuntimeError) as error:
                 return error_text(error)

@@ -1,0 +1,107 @@
+"""Processes that were told to let go of an attempt: who the next one waits for, and who is given up. Without Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, cast
+
+import pytest
+from ray_fakes import LaterMailbox, Method
+
+from tidegate.actors.runtimes.ray.fleet.letting_go import LettingGo
+from tidegate.actors.runtimes.ray.fleet.member import Member
+from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
+from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
+from tidegate.storage.ids import AttemptNumber, Generation
+
+ATTEMPT, GENERATION = AttemptNumber(3), Generation(2)
+
+
+class Handle:
+    """A process that answers when the test says so."""
+
+    def __init__(self) -> None:
+        self.drop = Method()
+
+
+class Letting:
+    """Processes, what was given up, and how often somebody was to look."""
+
+    def __init__(self) -> None:
+        self.mailbox, self.looks = LaterMailbox(), 0
+        self.given_up: list[str] = []
+        self.again: list[Callable[[], object]] = []
+        self.subject = LettingGo(cast(Mailbox, self.mailbox), self._broke, self._give_up, self._look)
+
+    def _broke(self, member: Member, error: BaseException | None, dead: object, again: Callable[[], object]) -> bool:
+        if error is not None:
+            self.again.append(again)
+        return error is not None
+
+    def _give_up(self, member: Member, why: str) -> None:
+        member.given_up = True
+        self.given_up.append(why)
+
+    def _look(self) -> None:
+        self.looks += 1
+
+    def tell(self, name: str, started: bool = True) -> tuple[Member, Future[Any]]:
+        """Have a process let go, and its answer."""
+        info = ProcessInfo(7, "node", actor_id=f"id of {name}") if started else None
+        handle = Handle()
+        member = Member(name, handle, None, Future(), info)
+        self.subject.tell(member, ATTEMPT, GENERATION)
+        call, arguments = handle.drop.calls.get_nowait()
+        assert arguments == (ATTEMPT, GENERATION)
+        return member, call
+
+
+@pytest.fixture
+def letting() -> Letting:
+    """Nobody was told anything."""
+    return Letting()
+
+
+def test_all_that_live_are_waited_for(letting: Letting) -> None:
+    """Until each has answered, or is dead: then somebody looks whether the next attempt may begin."""
+    assert letting.subject.is_over
+    (_, first), (second, _) = letting.tell("one"), letting.tell("two")
+    first.set_result(None)
+    assert (letting.looks, letting.subject.is_over) == (1, False)
+    second.dead = True
+    assert letting.subject.is_over
+    letting.mailbox.pass_time()
+    assert letting.given_up == []
+
+
+def test_one_that_is_stuck_is_given_up(letting: Letting) -> None:
+    """After a while, and nobody waits for it any more."""
+    letting.tell("stuck")
+    letting.mailbox.pass_time()
+    assert letting.given_up == ["stuck has not let go of attempt 3 within 10000 ms"]
+    assert (letting.looks, letting.subject.is_over) == (1, True)
+
+
+def test_one_that_is_starting_is_neither_waited_for_nor_given_up(letting: Letting) -> None:
+    """Its time begins when it has started."""
+    member, _ = letting.tell("young", started=False)
+    assert letting.subject.is_over
+    letting.mailbox.pass_time()
+    member.info = ProcessInfo(7, "node", actor_id="id")
+    assert (letting.given_up, letting.subject.is_over) == ([], False)
+    letting.mailbox.pass_time()
+    assert len(letting.given_up) == 1
+
+
+def test_a_connection_that_broke_is_no_answer(letting: Letting) -> None:
+    """It is told again once it is known to live; what it was told before counts no more."""
+    member, call = letting.tell("cut off")
+    call.set_exception(OSError("broken"))
+    (again,) = letting.again
+    again()
+    again_call, arguments = cast(Handle, member.handle).drop.calls.get_nowait()
+    assert arguments == (ATTEMPT, GENERATION)
+    assert not letting.subject.is_over
+    again_call.set_result(None)
+    assert letting.subject.is_over
