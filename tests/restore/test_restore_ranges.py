@@ -16,7 +16,8 @@ from tidegate.actors.kernels.hashing import hash_columns
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.restore.restore_task import restore_task
 from tidegate.actors.state_backends.columnar import frozen_slots
-from tidegate.actors.state_backends.common.backend import CellSpec, KeyedBackend, ValueCells
+from tidegate.actors.state_backends.common.backend import KeyedBackend
+from tidegate.actors.state_backends.common.cells import CellSpec, ValueCells
 from tidegate.actors.state_backends.common.options import BackendPlace, StateBackendOptions
 from tidegate.actors.state_backends.factory import open_backend
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, SubtaskState

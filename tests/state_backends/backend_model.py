@@ -17,7 +17,8 @@ from tidegate.actors.kernels.columns import NO_MASK
 from tidegate.actors.kernels.hashing import hash_columns
 from tidegate.actors.kernels.key_index.entries import Upserted
 from tidegate.actors.state_backends.columnar.columnar_backend import ColumnarBackend
-from tidegate.actors.state_backends.common.backend import CellSpec, KeyedBackend, ValueSpec, VectorTable
+from tidegate.actors.state_backends.common.backend import KeyedBackend, ValueSpec, VectorTable
+from tidegate.actors.state_backends.common.cells import CellSpec
 from tidegate.actors.state_backends.rocksdb.rocksdb_backend import RocksBackend
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.ids import CheckpointId

@@ -18,7 +18,7 @@ from tidegate.actors.state_backends.columnar.columnar_backend import ColumnarBac
 from tidegate.actors.state_backends.columnar.frozen_slots import FrozenSlots, GatheredSlots
 from tidegate.actors.state_backends.columnar.key_columns import FrozenKeys, KeyColumns
 from tidegate.actors.state_backends.columnar.row_table import ColumnarRows
-from tidegate.actors.state_backends.common.backend import CellSpec
+from tidegate.actors.state_backends.common.cells import CellSpec
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.state.snapshot import Cut, StateChunk
 

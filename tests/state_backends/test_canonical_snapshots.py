@@ -26,7 +26,8 @@ from row_model import RowsOfKeys
 from varying_model import VaryingTable
 
 from tidegate.actors.kernels.hashing import hash_columns
-from tidegate.actors.state_backends.common.backend import CellSpec, KeyedBackend
+from tidegate.actors.state_backends.common.backend import KeyedBackend
+from tidegate.actors.state_backends.common.cells import CellSpec
 from tidegate.actors.state_backends.common.key_order import sortable_keys
 from tidegate.storage.errors import CorruptionError
 from tidegate.storage.files.file_system_store import open_store

@@ -30,7 +30,8 @@ from tidegate.actors.kernels.paged import PAGE_ROWS
 from tidegate.actors.state_backends.columnar import block_size, key_space
 from tidegate.actors.state_backends.columnar import frozen_slots as frozen
 from tidegate.actors.state_backends.columnar.columnar_backend import ColumnarBackend
-from tidegate.actors.state_backends.common.backend import CellSpec, KeyedBackend, ValueSpec
+from tidegate.actors.state_backends.common.backend import KeyedBackend, ValueSpec
+from tidegate.actors.state_backends.common.cells import CellSpec
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.state.snapshot import Cut, StateTable
 

@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rocksdb_backends import LoggedBackend, rocks_backend
 
-from tidegate.actors.state_backends.common.backend import CellSpec
+from tidegate.actors.state_backends.common.cells import CellSpec
 from tidegate.actors.state_backends.common.options import COLLECTIONS_MAX
 from tidegate.actors.state_backends.rocksdb import changes as rocks_changes
 from tidegate.actors.state_backends.rocksdb.changes import RocksChanges

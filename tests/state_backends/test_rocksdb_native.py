@@ -23,7 +23,7 @@ from value_model import VALUE_BATCHES, ValuesByBatch
 from varying_model import VaryingTable
 
 from tidegate.actors.kernels.hashing import hash_columns
-from tidegate.actors.state_backends.common.backend import CellSpec
+from tidegate.actors.state_backends.common.cells import CellSpec
 from tidegate.actors.state_backends.rocksdb.rocksdb_backend import RocksBackend
 from tidegate.storage.checkpoints.metadata import NativeFile, NativeState
 from tidegate.storage.errors import ConfigurationError

@@ -12,7 +12,7 @@ from backend_model import KEYS, MAX_PARALLELISM, Cells, composed, key_batch
 from native_checkpoints import frozen
 from rocksdb_backends import rocks_backend
 
-from tidegate.actors.state_backends.common.backend import CellSpec, ValueCells
+from tidegate.actors.state_backends.common.cells import CellSpec, ValueCells
 from tidegate.actors.state_backends.rocksdb import database_session
 from tidegate.actors.state_backends.rocksdb.database_session import RocksSession
 from tidegate.actors.state_backends.rocksdb.rocksdb_backend import RocksBackend

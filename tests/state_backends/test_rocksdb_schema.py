@@ -16,7 +16,8 @@ from rocksdb_backends import rocks_backend
 
 from tidegate.actors.kernels import accumulate
 from tidegate.actors.kernels.columns import NO_MASK
-from tidegate.actors.state_backends.common.backend import CellSpec, ValueSpec
+from tidegate.actors.state_backends.common.backend import ValueSpec
+from tidegate.actors.state_backends.common.cells import CellSpec
 from tidegate.actors.state_backends.rocksdb.keys import database_keys, key_group_of, key_of_state, number_bytes
 from tidegate.actors.state_backends.rocksdb.rocksdb_backend import RocksBackend
 from tidegate.storage.checkpoints.metadata import StateKind

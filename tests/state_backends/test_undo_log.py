@@ -34,7 +34,8 @@ from tidegate.actors.state_backends.columnar import frozen_slots, key_space
 from tidegate.actors.state_backends.columnar.changes import notes, undo_log
 from tidegate.actors.state_backends.columnar.columnar_backend import ColumnarBackend
 from tidegate.actors.state_backends.common import value_heap
-from tidegate.actors.state_backends.common.backend import CellSpec, KeyedBackend, ValueSpec
+from tidegate.actors.state_backends.common.backend import KeyedBackend, ValueSpec
+from tidegate.actors.state_backends.common.cells import CellSpec
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import CheckpointId

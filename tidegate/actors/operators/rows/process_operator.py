@@ -42,7 +42,8 @@ from tidegate.actors.operators.watermarks.watermark_generator import event_times
 from tidegate.actors.protocol.errors import OperatorError
 from tidegate.actors.protocol.side_outputs import OutputTag
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
-from tidegate.actors.state_backends.common.backend import KeyedBackend, KeyRef
+from tidegate.actors.state_backends.common.backend import KeyedBackend
+from tidegate.actors.state_backends.common.cells import KeyRef
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.state.handover import taken

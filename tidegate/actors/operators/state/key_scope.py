@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from tidegate.actors.kernels.key_index.key_index import KeyIndex
 from tidegate.actors.operators.state.keys import Key, KeyCodec
-from tidegate.actors.state_backends.common.backend import KeyRef, KeyRefs
+from tidegate.actors.state_backends.common.cells import KeyRef, KeyRefs
 from tidegate.storage.errors import ConfigurationError
 
 _NO_BATCH = (

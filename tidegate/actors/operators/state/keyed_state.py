@@ -26,15 +26,8 @@ from tidegate.actors.operators.state.key_scope import KeyScope, Places
 from tidegate.actors.operators.state.quick_values import NOT_QUICK
 from tidegate.actors.operators.state.state_types import StateType
 from tidegate.actors.operators.state.ttl import Clock, StateTtl, TtlLists, TtlMaps, TtlValues, has_time, timed_type
-from tidegate.actors.state_backends.common.backend import (
-    CellSpec,
-    KeyedBackend,
-    KeyRef,
-    ListCells,
-    MapCells,
-    Migrate,
-    ValueCells,
-)
+from tidegate.actors.state_backends.common.backend import KeyedBackend
+from tidegate.actors.state_backends.common.cells import CellSpec, KeyRef, ListCells, MapCells, Migrate, ValueCells
 from tidegate.storage.errors import ConfigurationError
 
 

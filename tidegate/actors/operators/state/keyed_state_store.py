@@ -25,7 +25,7 @@ from tidegate.actors.operators.state.state_names import StateNames
 from tidegate.actors.operators.state.state_types import check_serializers, holds_pickles
 from tidegate.actors.operators.state.timers import Timers
 from tidegate.actors.operators.state.ttl import Clock, FrozenUnexpired, timed_now
-from tidegate.actors.state_backends.common.backend import KeyRef
+from tidegate.actors.state_backends.common.cells import KeyRef
 from tidegate.storage.errors import ConfigurationError, CorruptionError
 from tidegate.storage.schemas.dictionaries import widened
 from tidegate.storage.schemas.evolution import migrated

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tidegate.actors.operators.operator import ProcessingTime
-from tidegate.actors.state_backends.common.backend import KeyRef, KeyRefs, ListCells, MapCells, ValueCells
+from tidegate.actors.state_backends.common.cells import KeyRef, KeyRefs, ListCells, MapCells, ValueCells
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.state.snapshot import FrozenChanged, StateChunk
 from tidegate.storage.units import parse_duration_ms

@@ -38,7 +38,7 @@ from tidegate.actors.operators.window_functions.window_timers import WindowLife,
 from tidegate.actors.operators.windows.slices import Window
 from tidegate.actors.operators.windows.window_specs import Times
 from tidegate.actors.protocol.stream_elements import MIN_WATERMARK_MS
-from tidegate.actors.state_backends.common.backend import KeyRef
+from tidegate.actors.state_backends.common.cells import KeyRef
 from tidegate.storage.errors import ConfigurationError
 
 

@@ -18,7 +18,8 @@ import pyarrow as pa
 
 from tidegate.actors.operators.state.keyed_state import KeyedState
 from tidegate.actors.operators.state.ttl import Clock
-from tidegate.actors.state_backends.common.backend import CellSpec, KeyedBackend, KeyRef, MapCells
+from tidegate.actors.state_backends.common.backend import KeyedBackend
+from tidegate.actors.state_backends.common.cells import CellSpec, KeyRef, MapCells
 from tidegate.storage.errors import ConfigurationError
 
 Place = Callable[[], int]

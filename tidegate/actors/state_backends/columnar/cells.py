@@ -29,7 +29,7 @@ from tidegate.actors.state_backends.columnar.key_space import KeySpace
 from tidegate.actors.state_backends.columnar.list_parts import ListInParts
 from tidegate.actors.state_backends.columnar.paged_state import PagedState
 from tidegate.actors.state_backends.columnar.sorted_slots import SortedSlots
-from tidegate.actors.state_backends.common.backend import CellSpec
+from tidegate.actors.state_backends.common.cells import CellSpec
 from tidegate.actors.state_backends.common.pages import pages_for
 from tidegate.actors.state_backends.common.refusals import held_twice
 from tidegate.storage.rocksdb.values import map_key_codec

@@ -24,7 +24,8 @@ from tidegate.actors.state_backends.columnar.row_table import ColumnarRows, RowS
 from tidegate.actors.state_backends.columnar.timer_state.columnar_timers import ColumnarTimers
 from tidegate.actors.state_backends.columnar.value_columns import ValueColumns, flat_specs
 from tidegate.actors.state_backends.columnar.vector_table import ColumnarTable
-from tidegate.actors.state_backends.common.backend import CellSpec, Migrate, ValueSpec
+from tidegate.actors.state_backends.common.backend import ValueSpec
+from tidegate.actors.state_backends.common.cells import CellSpec, Migrate
 from tidegate.actors.state_backends.common.refusals import not_bound, strange_columns
 from tidegate.actors.state_backends.common.state_size import StateSize
 from tidegate.storage.checkpoints.metadata import StateKind

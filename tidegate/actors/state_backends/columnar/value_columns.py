@@ -25,7 +25,8 @@ from tidegate.actors.kernels.partition import Places
 from tidegate.actors.state_backends.columnar.frozen_slots import FrozenValues
 from tidegate.actors.state_backends.columnar.key_space import KeySpace
 from tidegate.actors.state_backends.columnar.vector_table import ColumnarTable
-from tidegate.actors.state_backends.common.backend import CellSpec, ValueSpec
+from tidegate.actors.state_backends.common.backend import ValueSpec
+from tidegate.actors.state_backends.common.cells import CellSpec
 
 
 def flat_specs(spec: CellSpec) -> tuple[ValueSpec, ...]:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import rocksdict
 from numpy.typing import NDArray
 
-from tidegate.actors.state_backends.common.backend import CellSpec
+from tidegate.actors.state_backends.common.cells import CellSpec
 from tidegate.actors.state_backends.rocksdb.changes import RocksChanges
 from tidegate.actors.state_backends.rocksdb.database_session import RocksSession
 from tidegate.actors.state_backends.rocksdb.keys import key_of_state, number_bytes

@@ -12,7 +12,7 @@ import pyarrow as pa
 import rocksdict
 
 from tidegate.actors.kernels.key_index.key_index import KeyIndex
-from tidegate.actors.state_backends.common.backend import Migrate
+from tidegate.actors.state_backends.common.cells import Migrate
 from tidegate.actors.state_backends.common.refusals import held_twice, strange_columns
 from tidegate.actors.state_backends.rocksdb.cells import RocksCells
 from tidegate.actors.state_backends.rocksdb.database_session import RocksSession

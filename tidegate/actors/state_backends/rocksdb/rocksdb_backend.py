@@ -18,7 +18,8 @@ import pyarrow as pa
 import rocksdict
 from numpy.typing import NDArray
 
-from tidegate.actors.state_backends.common.backend import CellSpec, Migrate, ValueSpec
+from tidegate.actors.state_backends.common.backend import ValueSpec
+from tidegate.actors.state_backends.common.cells import CellSpec, Migrate
 from tidegate.actors.state_backends.common.options import BackendPlace
 from tidegate.actors.state_backends.common.refusals import not_bound, strange_rows
 from tidegate.actors.state_backends.common.state_size import StateSize
