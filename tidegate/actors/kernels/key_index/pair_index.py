@@ -2,7 +2,8 @@
 
 Both words lie in the entry itself, 32 bytes, so a probe touches one cache line. As bytes (`bytes_index.py`) such keys
 would have to be encoded, hashed and compared in an arena, which costs a cache miss more and twice the time. An entry is
-the two words, which of them are null (their words are 0 then), and slot + 1, which is 0 when it is free.
+the two words, which of them are null (their words are 0 then), and slot + 1, which is 0 when it is free. Pairs that
+come again and again close together are found in arrays in front of the table (`near_pairs.py`).
 """
 
 from __future__ import annotations
@@ -29,33 +30,42 @@ from tidegate.actors.kernels.key_index.entries import (
     meet,
 )
 from tidegate.actors.kernels.key_index.filling import spread
+from tidegate.actors.kernels.key_index.near_pairs import NearPairs
 
+_WORD = (1 << 64) - 1
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 _ENTRY = 4
+_NO_SLOTS: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
 
 
 class PairIndex:
     """Open-addressing table of pairs of int64 words → slots 0, 1, 2, … in order of first appearance."""
 
-    __slots__ = ("_homes", "_met", "_table", "size")
+    __slots__ = ("_homes", "_met", "_near", "_table", "size")
 
     def __init__(self) -> None:
         self.size = 0
         self._table = np.zeros(_ENTRY * CAPACITY_MIN, dtype=np.int64)
         self._met = bitmap_of(keys_max(CAPACITY_MIN, _ENTRY))
         self._homes = np.empty(AHEAD_ROWS, dtype=np.int64)
+        self._near = NearPairs()
 
     @property
     def size_bytes(self) -> int:
         """Bytes of the table, and of what belongs to it."""
-        return self._table.nbytes + self._met.nbytes
+        return self._table.nbytes + self._met.nbytes + self._near.slots.nbytes
 
     def upsert(self, first: Words, second: Words) -> Upserted:
         """Slots of a batch of keys; keys that are not known yet get one."""
         progress = Progress(len(first.words), self.size)
+        near = self._near
+        near_slots = near.slots if near.look_at(first, second, self.size) else _NO_SLOTS
         while True:
             _upsert(
+                near_slots,
+                near.firsts,
+                np.uint64(near.origin & _WORD),
                 self._table,
                 self._met,
                 self._homes,
@@ -175,7 +185,44 @@ def _rehash(old: NDArray[np.int64], new: NDArray[np.int64]) -> None:
 
 
 @kernel
+def _near_place(
+    near: NDArray[np.int32], near_firsts: NDArray[np.int64], origin: np.uint64, first: np.int64, second: np.int64
+) -> np.int64:
+    """Where the arrays have the slot of a pair of words; -1: nowhere."""
+    span = near.shape[0] // 2
+    place = np.uint64(second) - origin
+    if place >= np.uint64(span):
+        return np.int64(-1)
+    if first == near_firsts[0]:
+        return np.int64(place)
+    return np.int64(place) + span if first == near_firsts[1] else np.int64(-1)
+
+
+@kernel
+def _ask(
+    near: NDArray[np.int32],
+    near_firsts: NDArray[np.int64],
+    origin: np.uint64,
+    table: NDArray[np.int64],
+    first: np.int64,
+    second: np.int64,
+    nulls: np.int64,
+) -> np.int64:
+    """The home of a pair, whose cache lines are asked for; if the arrays know its slot, -1 less its place in them."""
+    place = _near_place(near, near_firsts, origin, first, second)
+    if place >= 0 and near[place] != 0:
+        return np.int64(-1) - place
+    home = 4 * home_of(_mix(first, second, nulls), table.shape[0] // 4)
+    prefetch(table, home)
+    prefetch(table, home + 4)
+    return home
+
+
+@kernel
 def _upsert(
+    near: NDArray[np.int32],
+    near_firsts: NDArray[np.int64],
+    origin: np.uint64,
     table: NDArray[np.int64],
     met: NDArray[np.uint64],
     homes: NDArray[np.int64],
@@ -188,6 +235,7 @@ def _upsert(
     new_rows: NDArray[np.int32],
     counters: NDArray[np.int64],
 ) -> None:
+    """`near` is empty where a batch has nulls."""
     entries = table.shape[0] // 4
     size_max = keys_max(entries, 4)
     row, size, firsts, new = counters[0], counters[1], counters[2], counters[3]
@@ -196,8 +244,7 @@ def _upsert(
         nulls = _nulls(i, first_valid, second_valid)
         a = np.int64(0) if nulls & 1 else first[i]
         b = np.int64(0) if nulls & 2 else second[i]
-        homes[i & AHEAD_MASK] = at = 4 * home_of(_mix(a, b, nulls), entries)
-        prefetch(table, at)
+        homes[i & AHEAD_MASK] = _ask(near, near_firsts, origin, table, a, b, nulls)
     while row < rows:
         at = homes[row & AHEAD_MASK]
         ahead = row + AHEAD_ROWS
@@ -205,25 +252,29 @@ def _upsert(
             nulls = _nulls(ahead, first_valid, second_valid)
             a = np.int64(0) if nulls & 1 else first[ahead]
             b = np.int64(0) if nulls & 2 else second[ahead]
-            homes[row & AHEAD_MASK] = home = 4 * home_of(_mix(a, b, nulls), entries)
-            prefetch(table, home)
-            prefetch(table, home + 4)
-        nulls = _nulls(row, first_valid, second_valid)
-        a = np.int64(0) if nulls & 1 else first[row]
-        b = np.int64(0) if nulls & 2 else second[row]
-        while table[at + 3] != 0 and (table[at] != a or table[at + 1] != b or table[at + 2] != nulls):
-            at = 4 * following(at >> 2, entries)
-        meta = table[at + 3]
-        if meta == 0:
-            if size >= size_max:
-                break
-            table[at] = a
-            table[at + 1] = b
-            table[at + 2] = nulls
-            size += 1
-            table[at + 3] = meta = size
-            new_rows[new] = row
-            new += 1
+            homes[row & AHEAD_MASK] = _ask(near, near_firsts, origin, table, a, b, nulls)
+        if at < 0:
+            meta = np.int64(near[-1 - at])
+        else:
+            nulls = _nulls(row, first_valid, second_valid)
+            a = np.int64(0) if nulls & 1 else first[row]
+            b = np.int64(0) if nulls & 2 else second[row]
+            while table[at + 3] != 0 and (table[at] != a or table[at + 1] != b or table[at + 2] != nulls):
+                at = 4 * following(at >> 2, entries)
+            meta = table[at + 3]
+            if meta == 0:
+                if size >= size_max:
+                    break
+                table[at] = a
+                table[at + 1] = b
+                table[at + 2] = nulls
+                size += 1
+                table[at + 3] = meta = size
+                new_rows[new] = row
+                new += 1
+            place = _near_place(near, near_firsts, origin, a, b)
+            if place >= 0:
+                near[place] = meta
         slots[row] = meta - 1
         first_rows[firsts] = row
         firsts += meet(met, meta - 1)
