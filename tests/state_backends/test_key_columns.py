@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import mmap
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from tidegate.actors.state_backends.columnar import key_columns
 from tidegate.actors.state_backends.columnar.key_columns import CHUNKS_MERGED, KeyColumns
+from tidegate.storage.errors import ConfigurationError
 
 SCHEMA = pa.schema({"k": pa.int64(), "text": pa.string()})
 
@@ -70,3 +72,20 @@ def test_keys_are_found_wherever_they_lie(sizes: list[int], data: st.DataObject)
     assert frozen.take(slots, ["text"]).to_pylist() == [{"text": str(slot)} for slot in slots.tolist()]
     assert pa.Table.from_batches(keys.pieces(), SCHEMA).column("k").to_pylist() == list(range(keys.rows))
     assert keys.size_bytes == sum(chunk.nbytes for chunk in frozen.chunks)
+
+
+def test_more_strings_than_a_column_holds_are_refused() -> None:
+    """With what is wrong, and what to do: a job that restarts would meet them again. Nobody reads these rows."""
+    size_bytes = (1 << 30) + 1
+    offsets = pa.py_buffer(np.array([0, size_bytes], dtype=np.int32))
+    text = pa.Array.from_buffers(pa.string(), 1, [None, offsets, pa.py_buffer(mmap.mmap(-1, size_bytes))])
+    keys = KeyColumns(pa.schema({"k": pa.int64(), "text": pa.string()}))
+    for number in range(2):
+        keys.append(pa.record_batch({"k": [number], "text": text}))
+    frozen = keys.freeze()
+    assert frozen.take(np.array([1, 0], dtype=np.int32), ["k"]).to_pylist() == [{"k": 1}, {"k": 0}]
+    for slots in ([0, 1], [1, 0]):
+        with pytest.raises(
+            ConfigurationError, match=r"keyed state with the columns k, text: 2 rows .* to `large_string`"
+        ):
+            frozen.take(np.array(slots, dtype=np.int32))

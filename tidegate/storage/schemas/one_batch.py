@@ -1,7 +1,7 @@
 """Tables as batches. A column of `string` or `binary` holds 2 GiB at most; a table with more makes several batches.
 
-Whoever needs all rows in one says so (`one_batch`), and hears where that cannot be. Whoever reads on from a row takes
-what one of them has (`slice_from`).
+Whoever needs all rows in one says so (`one_batch`, `together`), and hears where that cannot be. Whoever reads on from a
+row takes what one of them has (`slice_from`).
 """
 
 from __future__ import annotations
@@ -24,6 +24,17 @@ def one_batch(table: pa.Table, what: str) -> pa.RecordBatch:
             f"type {field.type}; cast the column to {_larger(field.type)}, or see to it that there are fewer rows"
         )
     return batches[0] if batches else pa.RecordBatch.from_pylist([], whole.schema)
+
+
+def together(batches: Sequence[pa.RecordBatch], what: str) -> pa.RecordBatch:
+    """All rows of batches of one schema, at least one. ConfigurationError where a column is too large for its type."""
+    try:
+        return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+    except pa.ArrowInvalid as error:
+        rows = sum(batch.num_rows for batch in batches)
+        raise ConfigurationError(
+            f"{what}: {rows:,} rows are needed at once, and have more in a column than its type can hold: {error}"
+        ) from error
 
 
 def slice_from(batches: Sequence[pa.RecordBatch], row: int, rows_max: int) -> pa.RecordBatch:

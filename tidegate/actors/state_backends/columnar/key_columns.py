@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from tidegate.actors.kernels.partition import Places, placed
 from tidegate.actors.state_backends.columnar.restore_threads import PIECE_BYTES
 from tidegate.actors.state_backends.common.page_memory import PAGE_MEMORY
+from tidegate.storage.schemas.one_batch import together
 
 CHUNKS_MERGED = 8
 """So many chunks of about one size become one."""
@@ -153,10 +154,8 @@ class FrozenKeys:
         ]
 
     def _put_together(self, parts: Sequence[pa.RecordBatch], names: Sequence[str] | None) -> pa.RecordBatch:
-        if len(parts) == 1:
-            return parts[0]
         if parts:
-            return pa.concat_batches(parts)
+            return together(parts, f"keyed state with the columns {', '.join(self.schema.names)}")
         schema = self.schema if names is None else pa.schema([self.schema.field(name) for name in names])
         return pa.RecordBatch.from_pylist([], schema)
 
