@@ -33,7 +33,7 @@ from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATER
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.state.snapshot import StateTable
 
-_PER_MS = {"ms": 1, "us": 1000, "ns": 1_000_000}
+_PER_MS = {"us": 1000, "ns": 1_000_000}
 _MS_PER_DAY = 86_400_000
 
 
@@ -56,10 +56,10 @@ def event_times_ms(batch: pa.RecordBatch, column: str) -> pa.Array:
     """
     check_timestamp_column(batch.schema, column)
     values = plain(batch.column(column))
-    raw = fixed_values(values).astype(np.int64)
+    raw = fixed_values(values).astype(np.int64, copy=False)
     if pa.types.is_date32(values.type):
         raw = raw * _MS_PER_DAY
-    elif pa.types.is_timestamp(values.type):
+    elif pa.types.is_timestamp(values.type) and values.type.unit != "ms":
         raw = raw * 1000 if values.type.unit == "s" else raw // _PER_MS[values.type.unit]
     if isinstance(column, WindowEnd):
         raw = raw - 1

@@ -20,6 +20,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from tidegate.actors.kernels.lateness import any_behind
 from tidegate.actors.operators.source_splits import Due
 from tidegate.actors.protocol.stream_elements import MIN_WATERMARK_MS
 
@@ -53,8 +54,7 @@ def pieces_of(
     rows = len(times)
     moving = times if movers is None else movers
     newest_ms = max(before_ms, int(moving.max()))
-    dated = times if int(times.min()) > MIN_WATERMARK_MS else times[times > MIN_WATERMARK_MS]
-    if not len(dated) or int(dated.min()) > newest_ms - delay_ms:
+    if not any_behind(times, moving, before_ms, delay_ms, MIN_WATERMARK_MS):
         return _in_order(moving, before_ms)
     before = np.empty(rows, np.int64)
     before[0] = before_ms
