@@ -172,7 +172,7 @@ def upsert_near(
     masked = valid.shape[0] > 0
     begin, size, first, new = counters[0], counters[1], counters[2], counters[3]
     row, rows = begin, words.shape[0]
-    all_new = begin == 0 and size == 0
+    all_new = size == 0
     while row < rows:
         ahead = np.uint64(words[min(row + AHEAD, rows - 1)]) - origin
         prefetch(near, np.int64(min(ahead, near_words)))

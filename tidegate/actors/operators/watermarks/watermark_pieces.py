@@ -20,7 +20,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from tidegate.actors.kernels.lateness import any_behind
+from tidegate.actors.kernels.jit import kernel
 from tidegate.actors.operators.source_splits import Due
 from tidegate.actors.protocol.stream_elements import MIN_WATERMARK_MS
 
@@ -54,7 +54,7 @@ def pieces_of(
     rows = len(times)
     moving = times if movers is None else movers
     newest_ms = max(before_ms, int(moving.max()))
-    if not any_behind(times, moving, before_ms, delay_ms, MIN_WATERMARK_MS):
+    if not _any_behind(times, moving, before_ms, delay_ms, MIN_WATERMARK_MS):
         return _in_order(moving, before_ms)
     before = np.empty(rows, np.int64)
     before[0] = before_ms
@@ -93,3 +93,14 @@ def _cuts(times: Times, watermarks: Times, dues: Sequence[Due]) -> list[int]:
 
 def _pairs(starts: Sequence[int], rows: int) -> list[tuple[int, int]]:
     return list(zip(starts, [*starts[1:], rows], strict=True))
+
+
+@kernel
+def _any_behind(times: Times, movers: Times, newest_ms: int, delay_ms: int, least_ms: int) -> bool:
+    """Whether the time of a row is no later than the watermark before it; `least_ms`: it has no time."""
+    newest_ms = max(newest_ms, least_ms + delay_ms)
+    for row in range(times.shape[0]):
+        if times[row] <= newest_ms - delay_ms and times[row] != least_ms:
+            return True
+        newest_ms = max(newest_ms, movers[row])
+    return False
