@@ -14,9 +14,10 @@ from backend_model import KEYS, MAX_PARALLELISM, Rows, composed, key_batch
 from rocksdb_backends import SMALL_CACHE_BYTES, rocks_backend
 from row_model import RowsOfKeys
 
-from tidegate.actors.state_backends.rocksdb.cached import cached_rows
+from tidegate.actors.state_backends.rocksdb.cached import cached_rows, left_keys
 from tidegate.actors.state_backends.rocksdb.cached.cached_rows import CachedRows
 from tidegate.actors.state_backends.rocksdb.cached.hot_keys import HotKeys
+from tidegate.actors.state_backends.rocksdb.cached.left_keys import LeftKeys
 from tidegate.actors.state_backends.rocksdb.database_session import RocksSession
 from tidegate.actors.state_backends.rocksdb.rocksdb_backend import RocksBackend
 from tidegate.actors.state_backends.rocksdb.row_table import RocksRows
@@ -99,8 +100,8 @@ def test_little_memory_changes_nothing(
     seed: int, store: FileSystemStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Long random programs with snapshots that are written sooner or later, given up, and restored from."""
-    seen: dict[str, int] = {"read": 0, "in part": 0, "room": 0, "removed unread": 0}
-    bring_in, make_room, remove = HotKeys.bring_in, HotKeys.make_room, RocksRows.remove
+    seen: dict[str, int] = {"read": 0, "in part": 0, "room": 0, "removed unread": 0, "forgotten": 0}
+    bring_in, make_room, remove, end = HotKeys.bring_in, HotKeys.make_room, RocksRows.remove, LeftKeys.end
 
     def brought(self: HotKeys, rows: pa.RecordBatch, *of: object) -> object:
         before = self.ascends
@@ -118,7 +119,15 @@ def test_little_memory_changes_nothing(
         seen["removed unread"] += len(refs)  # type: ignore[arg-type]
         remove(self, refs)  # type: ignore[arg-type]
 
+    def read(self: LeftKeys) -> None:
+        seen["forgotten"] += not self.all
+        end(self)
+
     monkeypatch.setattr(cached_rows, "_READ_KEYS", 7)
+    # Room for eight keys: it is often full, and the keys that are there are fewer at times.
+    monkeypatch.setattr(cached_rows, "_LEFT", SMALL_CACHE_BYTES)
+    monkeypatch.setattr(left_keys, "_BITS_MIN", 8)
+    monkeypatch.setattr(LeftKeys, "end", read)
     monkeypatch.setattr(HotKeys, "bring_in", brought)
     monkeypatch.setattr(HotKeys, "make_room", made)
     monkeypatch.setattr(RocksRows, "remove", removed)
@@ -281,6 +290,29 @@ def test_keys_that_leave_while_others_are_read_are_known(
     for _ in range(5):
         rows.batch([])
     assert not hot_of(rows).left.all
+    rows.check()
+    rows.backend.close()
+
+
+def test_keys_whose_rows_are_gone_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the filter is full of them: then new keys are not looked for again, and those that are there are found."""
+    monkeypatch.setattr(cached_rows, "_LEFT", _MUCH // 64)
+    monkeypatch.setattr(cached_rows, "_READ_KEYS", 20)
+    rows = rows_with(_MUCH)
+    rows.batch([(key, "append", 1) for key in range(30)])
+    for start in range(1_000, 1_600, 60):
+        rows.batch([(key, "append", 1) for key in range(start, start + 60)])
+        empty_memory(rows, monkeypatch)
+        rows.batch([(key, "remove", 0) for key in range(start, start + 60)])
+        empty_memory(rows, monkeypatch)
+    for _ in range(10):
+        rows.batch([])
+    left = hot_of(rows).left
+    assert not left.is_crowded
+    assert not left.is_read
+    read = read_of(monkeypatch)
+    rows.batch([(key, "find", 0) for key in range(5_000, 5_200)])
+    assert sum(read) < 60
     rows.check()
     rows.backend.close()
 

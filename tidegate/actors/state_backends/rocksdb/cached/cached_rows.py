@@ -22,6 +22,7 @@ from tidegate.actors.kernels.partition import gather
 from tidegate.actors.state_backends.columnar.key_space import KeySpace
 from tidegate.actors.state_backends.common.row_table import FoundRows
 from tidegate.actors.state_backends.rocksdb.cached.hot_keys import HotKeys
+from tidegate.actors.state_backends.rocksdb.cached.key_reader import KeyReader
 from tidegate.actors.state_backends.rocksdb.cached.left_keys import LeftKeys
 from tidegate.actors.state_backends.rocksdb.cached.write_back import WriteBack
 from tidegate.actors.state_backends.rocksdb.database_session import RocksSession
@@ -36,7 +37,7 @@ from tidegate.storage.state.stored_rows import ROW_SEQUENCE, SEQUENCE_FIELD, row
 _LEFT = 16
 """A sixteenth of the memory says which keys have left it: enough for ten times as many as it has, of some 100 bytes."""
 _READ_KEYS = 4_096
-"""After each batch so many keys of files that were taken over are read, until it is known which there are."""
+"""So many keys are read after each batch while it is not known which the database has."""
 
 
 class CachedRows(RocksRows, WriteBack):
@@ -50,10 +51,7 @@ class CachedRows(RocksRows, WriteBack):
         names = (*identity, *state.values.names)
         self._space = KeySpace(session.max_parallelism, names, grouped_by=key_names, identity=identity)
         self._hot = HotKeys(self._space, state.name, key_names, LeftKeys(cache_bytes // _LEFT))
-        prefixes = [HEAD.pack(group, state.number) for group in session.key_groups]
-        self._unread = [prefixes[0], *prefixes]
-        """Of files that were taken over, and of loaded rows: from where on no key was read yet, and what keys of each
-        key group begin with."""
+        self._reader = KeyReader(session, state.number)
         self._hot.left.all = not session.is_empty
         self._known: tuple[KeyIndex, NDArray[np.int64]] | None = None
         """While a scan reads the database: the keys in memory, and from which number on the rows of each are there."""
@@ -139,8 +137,7 @@ class CachedRows(RocksRows, WriteBack):
         super().done()
         self._moved = {}
         self._hot.done()
-        if self._hot.left.all and not self._hot.left.is_crowded:
-            self._read_keys()
+        self._read_keys()
         self._make_room()
 
     def put(self, keys: Sequence[bytes], columns: Sequence[pa.Array]) -> None:
@@ -192,28 +189,18 @@ class CachedRows(RocksRows, WriteBack):
             self._moved |= {at: slot_of[key] for at, (key, _) in enumerate(self._found) if key in slot_of}
 
     def _read_keys(self) -> None:
-        """Read some of the keys that nobody has read yet; once there are no more, new ones are known. StorageError."""
-        left, (start, *prefixes) = self._hot.left, self._unread
-        keys: list[bytes] = []
-        with reported("read RocksDB", self._session.folder):
-            cursor = self._session.database.iter()
-            cursor.seek(start)
-            for _ in range(_READ_KEYS):
-                if (key := cursor.key()) is not None and key.startswith(prefixes[0]):
-                    keys.append(key)
-                    cursor.next()
-                elif len(prefixes) > 1:
-                    prefixes = prefixes[1:]
-                    cursor.seek(prefixes[0])
-                else:
-                    left.all = False
-                    break
-            cursor.status()
-        if keys:
-            identity = decode_rows([key[HEAD.size :] for key in keys], self._identity)
-            left.add(hash_columns(identity, self._key_names))
-        last = keys[-1] if keys and keys[-1].startswith(prefixes[0]) else None
-        self._unread = [prefixes[0] if last is None else last + b"\0", *prefixes]
+        """Read some of the keys that the database has, if it is not known which there are. StorageError."""
+        left = self._hot.left
+        if left.wants_keys:
+            self._reader.begin()
+            left.begin()
+        if left.is_read:
+            keys, ended = self._reader.read(_READ_KEYS)
+            if keys:
+                identity = decode_rows([key[HEAD.size :] for key in keys], self._identity)
+                left.found(hash_columns(identity, self._key_names))
+            if ended and left.is_read:
+                left.end()
 
     def _there(self, cursor: rocksdict.RdictIter, prefix: bytes) -> Iterator[list[tuple[bytes, bytes]]]:
         """Of the entries whose keys begin so those that are not in memory, and were not removed there."""
