@@ -100,7 +100,8 @@ class Case:
 CASES = {
     case.name: case
     for case in (
-        # Nearly every row changes between two checkpoints: with less memory survivors would read.
+        # Nearly every row changes between two checkpoints: with less memory survivors would read. While the next one is
+        # being written they do so with any.
         Case("local", copies=True, undo_memory=2 * 1024**3),
         Case("warm", standbys="warm", copies=True, undo_memory=2 * 1024**3),
         Case("reading", copies=True, undo_memory=0),
