@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tidegate.actors.kernels.paged import PAGE_ROWS
 from tidegate.actors.state_backends.columnar import block_size, frozen_slots
-from tidegate.actors.state_backends.columnar.block_size import BLOCK_ROWS, BlockSize
+from tidegate.actors.state_backends.columnar.block_size import BLOCK_ROWS, ROWS_AT_FIRST, BlockSize
 from tidegate.actors.state_backends.columnar.columnar_backend import ColumnarBackend
 from tidegate.actors.state_backends.columnar.frozen_slots import FrozenSlots, GatheredSlots
 from tidegate.actors.state_backends.columnar.key_columns import FrozenKeys, KeyColumns
@@ -112,7 +112,7 @@ def test_large_rows_are_not_gathered_at_a_freeze(text: str, gathered: bool) -> N
 
 @pytest.mark.parametrize("canonical", [False, True])
 def test_objects_are_measured_while_they_are_written(canonical: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody knows how large they are: the first block is a page, others have as many as the one before says."""
+    """Nobody knows how large they are: the first block has few rows, others have as many as the one before says."""
     sizes: list[int] = []
     learn = BlockSize.learn
 
@@ -130,7 +130,7 @@ def test_objects_are_measured_while_they_are_written(canonical: bool, monkeypatc
     backend.leave()
     (state,) = backend.freeze(Cut(CheckpointId(1), canonical=canonical))
     assert sum(chunk.rows.num_rows for chunk in state.chunks()) == keys
-    assert sizes[0] < 1_100 * PAGE_ROWS
+    assert sizes[0] < 1_100 * ROWS_AT_FIRST
     assert max(sizes[1:]) < _BLOCK_BYTES * 11 // 10
     assert sum(sizes[1:]) // len(sizes[1:]) > _BLOCK_BYTES // 2
 
@@ -150,11 +150,12 @@ def test_blocks_are_full_and_hold_no_more_than_they_may(chunks: list[tuple[int, 
     frozen = keys.freeze()
     slots: NDArray[np.int32] = np.random.default_rng(len(sizes)).permutation(len(sizes)).astype(np.int32)
     size, left = BlockSize(frozen, value_bytes), slots
+    most = ROWS_AT_FIRST if value_bytes is None else BLOCK_ROWS
     while len(left):
         rows = size.rows(left)
-        assert 1 <= rows <= (PAGE_ROWS if value_bytes is None else BLOCK_ROWS)
+        assert 1 <= rows <= most
         block, left = left[:rows], left[rows:]
         row_bytes = size.bytes_of(block)
         assert len(block) == 1 or int(row_bytes.sum()) <= _BLOCK_BYTES
-        if len(left) > 0 and rows < PAGE_ROWS:
+        if len(left) > 0 and rows < min(most, PAGE_ROWS):
             assert int(row_bytes.sum()) + int(size.bytes_of(left[:1])[0]) > _BLOCK_BYTES

@@ -6,7 +6,8 @@ Rules:
   strings takes 2 GiB at most: rows of some kilobytes are no rarity.
 - What keys take is known of each of their chunks: large ones among many small ones make small blocks where they lie,
   and nowhere else. What values take is what the state says of them, or the block before, whichever is more.
-- Where a state cannot say it (Python objects), the first block is a page.
+- Where a state cannot say it (Python objects), the first block has few rows: each reader of a part of the key groups
+  reads all of it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from tidegate.actors.state_backends.columnar.key_columns import FrozenKeys
 
 BLOCK_ROWS = 16 * PAGE_ROWS
 BLOCK_BYTES = 1 << 26
+ROWS_AT_FIRST = 512
 
 
 class BlockSize:
@@ -33,7 +35,7 @@ class BlockSize:
         self._keys = keys
         self._key_bytes = keys.row_bytes()
         self._value_bytes = self._value_bytes_min = value_bytes or 0
-        self._rows_max = PAGE_ROWS if value_bytes is None else BLOCK_ROWS
+        self._rows_max = ROWS_AT_FIRST if value_bytes is None else BLOCK_ROWS
 
     def rows(self, slots: NDArray[np.int32]) -> int:
         """How many of these slots, from the first one on, make a block: at least one, maybe more than there are."""
