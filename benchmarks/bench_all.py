@@ -108,7 +108,7 @@ SCRIPTS = (
     ),
     Script(
         "narrow_rows.py",
-        ("--runtimes", "ray", "--rows", "400000000", "--rounds", "3", "--programs", "q1,q2,W3"),
+        ("--runtimes", "ray", "--rows", "800000000", "--rounds", "3", "--programs", "q1,q2,W3"),
         "Narrow rows on Ray with two cores, a checkpoint a second",
         "rows a second",
         True,
