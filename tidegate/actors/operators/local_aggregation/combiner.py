@@ -10,7 +10,8 @@ The sender of an edge to an aggregate calls it before rows are split by key. Rul
 - Rows of windows are grouped by slice as well: one row's time stands for all, to whoever asks for their windows, and
   whether they are late. Watermarks stand between batches, before as after, so each is judged by the same one.
 - What is wrong with a batch is for the aggregate to say: then the rows are sent. So are they if a sum of a batch alone
-  leaves its type.
+  leaves its type. One that leaves it by the rows of several batches, and comes back within one of them, is no
+  error if they are combined.
 """
 
 from __future__ import annotations
@@ -117,6 +118,7 @@ class Combiner:
         words = [form for form in forms if isinstance(form, Words)]
         if len(words) == len(forms) and (near := self._near.of(words)) is not None:
             return near
+        # The names are for its messages: without keys that of time, whose slices are told apart then.
         found = KeyIndex(tuple(self._heads)).upsert_forms(forms, rows)
         groups = len(found.first_rows)
         counts = np.zeros(groups, dtype=np.int64)
