@@ -6,7 +6,7 @@ blocks, so what is read or written in its order takes half the time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -64,11 +64,18 @@ def order_of(strings: Strings) -> NDArray[np.int64]:
 
 def strings_of(strings: Strings, order: NDArray[np.int64] | None = None) -> list[bytes]:
     """Strings without nulls as Python's bytes, of these rows."""
-    data = strings.data.tobytes()
     if order is None:
+        data = strings.data.tobytes()
         return [data[start:stop] for start, stop in pairwise(strings.offsets.tolist())]
-    starts, stops = strings.offsets[:-1][order].tolist(), strings.offsets[1:][order].tolist()
-    return [data[start:stop] for start, stop in zip(starts, stops, strict=True)]
+    return [string for piece in string_pieces(strings, order, max(1, len(order))) for string in piece]
+
+
+def string_pieces(strings: Strings, order: NDArray[np.int64], rows_max: int) -> Iterator[list[bytes]]:
+    """The same of these rows, at most so many at a time. All data is copied, once."""
+    data, starts, stops = strings.data.tobytes(), strings.offsets[:-1], strings.offsets[1:]
+    for first in range(0, len(order), rows_max):
+        rows = order[first : first + rows_max]
+        yield [data[start:stop] for start, stop in zip(starts[rows].tolist(), stops[rows].tolist(), strict=True)]
 
 
 def packed_rows(columns: Sequence[pa.Array], schema: pa.Schema) -> list[bytes]:

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import repeat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from tidegate.actors.kernels.columns import NO_MASK, Strings
 from tidegate.actors.kernels.sst_blocks import SLACK_BYTES
 from tidegate.actors.state_backends.rocksdb.bulk.sst_file import sst_file
 from tidegate.actors.state_backends.rocksdb.database_session import RocksSession
-from tidegate.actors.state_backends.rocksdb.keys import order_of, strings_of
+from tidegate.actors.state_backends.rocksdb.keys import order_of, string_pieces
 
 _BATCH_ROWS = 8_192
 """Rows that are written with one batch. They become Python values, so many at a time."""
@@ -56,9 +56,10 @@ class RowWriter:
         if self._makes_file:
             self._session.ingest(sst_file(keys, values, order, self._session.block_bytes))
         else:
-            for first, stop in pairwise([*range(0, self._rows, _BATCH_ROWS), self._rows]):
-                rows = order[first:stop]
-                self._session.apply(strings_of(keys, rows), None if values is None else strings_of(values, rows))
+            of_keys = string_pieces(keys, order, _BATCH_ROWS)
+            of_values = repeat(None) if values is None else string_pieces(values, order, _BATCH_ROWS)
+            for some_keys, some_values in zip(of_keys, of_values, strict=False):
+                self._session.apply(some_keys, some_values)
         self._keys, self._values, self._rows, self._size_bytes = [], [], 0, 0
 
     @property
