@@ -13,12 +13,11 @@ from numpy.typing import NDArray
 from tidegate.actors.kernels.columns import Strings
 from tidegate.actors.kernels.hashing import hash_string
 from tidegate.actors.kernels.jit import kernel, load64
+from tidegate.actors.kernels.key_index.mixing import mix_pair
 
 SHORT_BYTES = 16
 _ZERO, _ONE, _THREE, _WORD = (np.uint64(number) for number in (0, 1, 3, 8))
 _LENGTH = np.uint64(56)
-_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 def hash_keys(keys: Strings) -> NDArray[np.uint64]:
@@ -39,18 +38,10 @@ def _hash_keys(
         if masked and not valid[i]:
             hashes[i] = _ZERO
         elif length < SHORT_BYTES:
-            hashes[i] = _mix(np.uint64(first_word(data, start, length)), np.uint64(second_word(data, start, length)))
+            first, second = first_word(data, start, length), second_word(data, start, length)
+            hashes[i] = mix_pair(np.uint64(first), np.uint64(second))
         else:
             hashes[i] = hash_string(data, start, start + length, _ZERO)
-
-
-@kernel
-def _mix(first: np.uint64, second: np.uint64) -> np.uint64:
-    h = first * _MIX_2
-    h = (h ^ (h >> np.uint64(32))) + second
-    h = (h ^ (h >> np.uint64(32))) * _MIX_1
-    h = (h ^ (h >> np.uint64(29))) * _MIX_2
-    return h ^ (h << np.uint64(32))
 
 
 @kernel

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from tidegate.actors.kernels.jit import kernel, prefetch
 from tidegate.actors.kernels.key_index.entries import SLOTS_MAX, meet
+from tidegate.actors.kernels.key_index.mixing import WORD_MASK
 from tidegate.actors.kernels.paged import AHEAD
 
 WORDS_A_KEY = 8
@@ -38,7 +39,7 @@ class NearWords:
     @property
     def origin(self) -> np.uint64:
         """The first word as a kernel takes it: what is below it is far above the last one when it is subtracted."""
-        return np.uint64(self.first & ((1 << 64) - 1))
+        return np.uint64(self.first & WORD_MASK)
 
     def has(self, least: int, greatest: int) -> bool:
         """Whether the array has a place for both words, and for all between them."""

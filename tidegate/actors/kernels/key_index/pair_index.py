@@ -30,11 +30,9 @@ from tidegate.actors.kernels.key_index.entries import (
     meet,
 )
 from tidegate.actors.kernels.key_index.filling import spread
+from tidegate.actors.kernels.key_index.mixing import WORD_MASK, mix_pair
 from tidegate.actors.kernels.key_index.near_pairs import NearPairs
 
-_WORD = (1 << 64) - 1
-_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2 = np.uint64(0x94D049BB133111EB)
 _ENTRY = 4
 _NO_SLOTS: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
 
@@ -65,7 +63,7 @@ class PairIndex:
             _upsert(
                 near_slots,
                 near.firsts,
-                np.uint64(near.origin & _WORD),
+                np.uint64(near.origin & WORD_MASK),
                 self._table,
                 self._met,
                 self._homes,
@@ -111,11 +109,7 @@ class PairIndex:
 
 @kernel
 def _mix(first: np.int64, second: np.int64, nulls: np.int64) -> np.uint64:
-    h = (np.uint64(first) ^ (np.uint64(nulls) << np.uint64(62))) * _MIX_2
-    h = (h ^ (h >> np.uint64(32))) + np.uint64(second)
-    h = (h ^ (h >> np.uint64(32))) * _MIX_1
-    h = (h ^ (h >> np.uint64(29))) * _MIX_2
-    return h ^ (h << np.uint64(32))
+    return mix_pair(np.uint64(first) ^ (np.uint64(nulls) << np.uint64(62)), np.uint64(second))
 
 
 @kernel

@@ -32,6 +32,7 @@ from tidegate.actors.kernels.key_index.entries import (
     too_many,
 )
 from tidegate.actors.kernels.key_index.filling import spread
+from tidegate.actors.kernels.key_index.mixing import mix
 from tidegate.actors.kernels.key_index.near_words import (
     NearWords,
     bounds_of,
@@ -48,8 +49,6 @@ _OTHERS_MIN = 256
 """Rows that are looked up as any words may lie, from the first one that is not near on; then twice as many."""
 _NEAR_WORDS = 1 << 17
 """A longer bitmap of met keys is not in the cache either: its words are asked for as entries are."""
-_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 class WordIndex:
@@ -185,22 +184,14 @@ class WordIndex:
 
 
 @kernel
-def _mix(word: np.int64) -> np.uint64:
-    h = np.uint64(word)
-    h = (h ^ (h >> np.uint64(32))) * _MIX_1
-    h = (h ^ (h >> np.uint64(29))) * _MIX_2
-    return h ^ (h << np.uint64(32))
-
-
-@kernel
 def _home(word: np.int64, entries: int) -> np.int64:
-    return home_of(_mix(word), entries)
+    return home_of(mix(np.uint64(word)), entries)
 
 
 @kernel
 def _mix_all(words: NDArray[np.int64], hashes: NDArray[np.uint64]) -> None:
     for i in range(words.shape[0]):
-        hashes[i] = _mix(words[i])
+        hashes[i] = mix(np.uint64(words[i]))
 
 
 @kernel
