@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kernel_reference import upsert_reference
 
 from tidegate.actors.kernels.columns import NO_MASK, Words
-from tidegate.actors.kernels.key_index.near_pairs import WORDS_A_PAIR, WORDS_A_ROW, NearPairs
+from tidegate.actors.kernels.key_index.near_pairs import LEFT_MAX, WORDS_A_PAIR, WORDS_A_ROW, NearPairs
 from tidegate.actors.kernels.key_index.pair_index import PairIndex
 
 LEAST, GREATEST = -(2**63), 2**63 - 1
@@ -82,6 +82,7 @@ def test_arrays_are_no_longer_than_rows_or_pairs_pay_for(spread: int, rows: int,
         seconds = _words([start + row * spread for row in range(rows)])
         assert near.look_at(_words([7] * rows), seconds, pairs) == is_near
         assert len(near.slots) <= 2 * max(WORDS_A_ROW * rows, WORDS_A_PAIR * pairs)
+        near.found += rows
 
 
 def test_nulls_are_for_the_table() -> None:
@@ -89,3 +90,84 @@ def test_nulls_are_for_the_table() -> None:
     words, with_null = _words([1, 1, 1, 1]), _words([1, None, 1, 1])
     assert not NearPairs().look_at(with_null, words, 0)
     assert not NearPairs().look_at(words, with_null, 0)
+
+
+ROWS = 12
+
+
+def _known(near: NearPairs) -> set[tuple[int, int]]:
+    span = len(near.slots) // 2
+    places = np.flatnonzero(near.slots).tolist()
+    return {(int(near.firsts[place // span]), near.origin + place % span) for place in places}
+
+
+class Finding:
+    """What a kernel does with the arrays, and what is to be held: how often something is forgotten, and what for."""
+
+    def __init__(self) -> None:
+        self.near = NearPairs()
+        self.in_vain = self.paid = self.left = 0
+        self._found = self._rows = 0
+
+    def see(self, first: int, start: int) -> int:
+        """How many rows of a batch without repetition are found."""
+        near, before = self.near, _known(self.near)
+        ready = near.look_at(_words([first] * ROWS), _words(list(range(start, start + ROWS))), 0)
+        self._rows += ROWS
+        self.left += not ready
+        if before - _known(near):
+            paid = 2 * self._found >= self._rows
+            self.paid, self.in_vain = self.paid + paid, self.in_vain + (not paid)
+            self._found = self._rows = 0
+        if not ready:
+            return 0
+        array = (0 if near.firsts[0] == first else 1) * (len(near.slots) // 2)
+        places = array + start - near.origin + np.arange(ROWS)
+        found = int(np.count_nonzero(near.slots[places]))
+        near.slots[places] = 1
+        near.found += found
+        self._found += found
+        return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), max_size=5), st.integers(1, 90))))
+def test_what_is_forgotten_in_vain_is_bounded(history: list[tuple[list[tuple[int, int]], int]]) -> None:
+    """However slices and ranges take turns; and when one remains, it is found again."""
+    finding = Finding()
+    for turn, times in history:
+        for first, place in turn * times:
+            finding.see(first, place * 10**9)
+    assert finding.in_vain <= LEFT_MAX.bit_length() * (finding.paid + 1) + finding.left // LEFT_MAX + 1
+    for _ in range(LEFT_MAX + 1):
+        finding.see(7, 77)
+    assert finding.see(7, 77) == ROWS
+
+
+def test_of_ranges_that_take_turns_one_is_found() -> None:
+    """The other one is left to the table, nearly always."""
+    finding = Finding()
+    found = sum(finding.see(7, turn % 2 * 10**9) for turn in range(1_000))
+    assert finding.in_vain < 20
+    assert found > 450 * ROWS
+
+
+def test_slices_that_come_for_a_few_batches_are_found_from_the_second_on() -> None:
+    """To forget pays: nothing is left to the table."""
+    finding = Finding()
+    for turn in range(1_000):
+        assert finding.see(turn // 4, 0) == (ROWS if turn % 4 else 0)
+    assert not finding.left
+
+
+@pytest.mark.parametrize("step", [1, -1])
+def test_arrays_are_seldom_made_for_words_that_move_on(step: int) -> None:
+    """In either direction they grow by half of what they must have."""
+    near, made, slots = NearPairs(), 0, NearPairs().slots
+    for turn in range(1_000):
+        seconds = _words(list(range(turn * step, turn * step + 1_000)))
+        assert near.look_at(_words([7] * 1_000), seconds, 0)
+        near.found += 1_000
+        made += near.slots is not slots
+        slots = near.slots
+    assert made < 6

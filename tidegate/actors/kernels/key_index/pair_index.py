@@ -63,6 +63,7 @@ class PairIndex:
             _upsert(
                 near_slots,
                 near.firsts,
+                near.found,
                 np.uint64(near.origin & WORD_MASK),
                 self._table,
                 self._met,
@@ -216,6 +217,7 @@ def _ask(
 def _upsert(
     near: NDArray[np.int32],
     near_firsts: NDArray[np.int64],
+    near_found: NDArray[np.int64],
     origin: np.uint64,
     table: NDArray[np.int64],
     met: NDArray[np.uint64],
@@ -229,11 +231,11 @@ def _upsert(
     new_rows: NDArray[np.int32],
     counters: NDArray[np.int64],
 ) -> None:
-    """`near` is empty where a batch has nulls."""
+    """`near` is empty where a batch has nulls. Rows whose slots it knows are added to `near_found`."""
     entries = table.shape[0] // 4
     size_max = keys_max(entries, 4)
     row, size, firsts, new = counters[0], counters[1], counters[2], counters[3]
-    rows = first.shape[0]
+    rows, found = first.shape[0], np.int64(0)
     for i in range(row, min(row + AHEAD_ROWS, rows)):
         nulls = _nulls(i, first_valid, second_valid)
         a = np.int64(0) if nulls & 1 else first[i]
@@ -249,6 +251,7 @@ def _upsert(
             homes[row & AHEAD_MASK] = _ask(near, near_firsts, origin, table, a, b, nulls)
         if at < 0:
             meta = np.int64(near[-1 - at])
+            found += 1
         else:
             nulls = _nulls(row, first_valid, second_valid)
             a = np.int64(0) if nulls & 1 else first[row]
@@ -273,4 +276,5 @@ def _upsert(
         first_rows[firsts] = row
         firsts += meet(met, meta - 1)
         row += 1
+    near_found[0] += found
     counters[0], counters[1], counters[2], counters[3] = row, size, firsts, new
