@@ -273,14 +273,13 @@ def test_memory_follows_what_has_changed() -> None:
     assert table.backend.kept(CheckpointId(2)) is not None
 
 
-@pytest.mark.parametrize("limit", [_ENOUGH, 60_000])
 @pytest.mark.parametrize("share", [1, 100])
-def test_older_checkpoints_give_way_to_copies(share: int, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All copies of pages together take no more than the state, also while more snapshots wait to be written, and
-    whatever the limit for what these do not hold; where few rows of each page have changed, the older checkpoint is
-    kept all the same, row by row."""
+def test_older_checkpoints_give_way_to_copies(share: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All copies of pages together take no more than the state, which is larger than the limit, also while more
+    snapshots wait to be written; where few rows of each page have changed, the older checkpoint is kept all the same,
+    row by row."""
     monkeypatch.setattr(undo_log, "COPIES_BYTES_MIN", 0)
-    table = Table(_made(limit), True)
+    table = Table(_made(60_000), True)
     undo = table.backend._space.undo  # type: ignore[attr-defined]
     table.batch([(key, 1.0) for key in range(20_000)])
     written, sizes = [], []
@@ -296,6 +295,33 @@ def test_older_checkpoints_give_way_to_copies(share: int, limit: int, monkeypatc
     table.backend.go_back(CheckpointId(3))
     again = table.backend.table("t", COLUMNS)
     assert set(again.column("n").take(np.arange(20_000)).to_pylist()) == before == ({3} if share == 1 else {1, 3})
+
+
+@pytest.mark.parametrize(("states", "kept"), [(3.1, 1), (2.1, 2), (0.1, 3)])
+def test_older_checkpoints_stay_beside_copies_as_far_as_the_limit_goes(
+    states: float, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three snapshots wait to be written, and all rows have changed after each. A limit of three times the state lets
+    all three be gone back to, of two the newest two; with less than the state the newest alone is left."""
+    monkeypatch.setattr(undo_log, "COPIES_BYTES_MIN", 0)
+    table = Table(_made(_ENOUGH), True)
+    undo = table.backend._space.undo  # type: ignore[attr-defined]
+    table.batch([(key, 1.0) for key in range(20_000)])
+    first = table.backend.freeze(Cut(CheckpointId(1)))
+    table.batch([(key, 1.0) for key in range(20_000)])
+    copies_bytes = undo.size_bytes
+    assert first.checkpoint_id == 1
+    table = Table(_made(int(states * copies_bytes)), True)
+    undo = table.backend._space.undo  # type: ignore[attr-defined]
+    written = []
+    for number in (1, 2, 3, 4):
+        table.batch([(key, 1.0) for key in range(20_000)])
+        assert undo.size_bytes <= max(states, 1.2) * copies_bytes
+        written.append(table.backend.freeze(Cut(CheckpointId(number))) if number < 4 else None)
+    assert [n for n in (1, 2, 3) if table.backend.kept(CheckpointId(n)) is not None] == list(range(kept, 4))
+    table.backend.go_back(CheckpointId(kept))
+    again = table.backend.table("t", COLUMNS)
+    assert set(again.column("n").take(np.arange(20_000)).to_pylist()) == {kept}
 
 
 def test_what_is_noted_in_vain_is_noted_less_often() -> None:

@@ -11,7 +11,8 @@ changed since. Rules:
   count. Beyond the limit notes take less memory where they can, the oldest first. Then the oldest part is dropped. When
   the last one is dropped, nothing is noted until the next freeze. With a limit of 0 nothing is ever noted.
 - A page that a snapshot reads is copied in any case, and kept in the newest part. What older parts keep gives way to
-  such copies (`make_room`): with them, all that is noted takes no more than the state itself and an eighth.
+  such copies (`make_room`): with them, all that is noted takes no more than the limit, or than the state itself and an
+  eighth where that is more.
 - A part that alone outgrows the limit was noted in vain. Once that has happened twice in a row, the next freeze begins
   none, after the third time the next two, then four, up to `_SKIPPED_MAX`. A part that fits ends that.
 """
@@ -178,7 +179,8 @@ class UndoLog:
 
     def make_room(self, copies_bytes: int, state_bytes: int) -> None:
         """So much is about to be kept or noted of a state that takes `state_bytes` in all: older parts give way."""
-        bytes_max = max(state_bytes + state_bytes // 8, COPIES_BYTES_MIN) - copies_bytes
+        allowed_bytes = self.bytes_max - sum(log.size_bytes for log in self._beside)
+        bytes_max = max(state_bytes + state_bytes // 8, COPIES_BYTES_MIN, allowed_bytes) - copies_bytes
         if self.size_bytes > bytes_max:
             self._fit(bytes_max, spared=1, shared_too=True)
 
