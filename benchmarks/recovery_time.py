@@ -124,6 +124,8 @@ class Recovery:
     """Until rows had come over a channel into the keyed vertex, as the driver saw it."""
     parts: tuple[int, ...] | None
     """As the coordinator's log says; None where it does not."""
+    origins: tuple[str, ...] = ()
+    """Where each task with state had it from."""
 
 
 class Measurement:
@@ -163,9 +165,8 @@ class Measurement:
         after = self._until("keyed rows", lambda p: p.attempt >= attempt and p.rows_in.get(TOTALS, 0) > 0)
         keyed_rows_ms = now_ms() - killed_at_ms
         self._seen_checkpoints = after.completed_checkpoints
-        return Recovery(
-            f"{victim.task} in {victim.actor}", first_row_ms, keyed_rows_ms, self._parts(attempt, killed_at_ms)
-        )
+        parts, origins = self._logged(attempt, killed_at_ms)
+        return Recovery(f"{victim.task} in {victim.actor}", first_row_ms, keyed_rows_ms, parts, origins)
 
     def _held(self) -> int:
         """The checkpoint whose state all followers of keyed tasks hold at least; 0 for none."""
@@ -195,23 +196,26 @@ class Measurement:
                 raise TimeoutError(f"waited in vain for {what}: {progress}")
             time.sleep(POLL_S)
 
-    def _parts(self, attempt: int, killed_at_ms: int) -> tuple[int, ...] | None:
-        """What the coordinator's log says about the recovery that ended with this attempt."""
+    def _logged(self, attempt: int, killed_at_ms: int) -> tuple[tuple[int, ...] | None, tuple[str, ...]]:
+        """What the coordinator's log says about the recovery that ended with this attempt: parts, origins of state."""
         pid = self._job.coordinator().pid
         lines = [line for path in self._logs.glob(f"worker-*-{pid}.err") for line in path.read_text().splitlines()]
         ready_ms = 0
+        origins: list[str] = []
         for line in lines:
             if (ready := _READY.search(line)) is not None:
                 ready_ms = max(ready_ms, int(ready["since_failure"]))
+                origins += [ready["origin"]] if ready["origin"] else []
             elif (first := re.search(_FIRST_ROWS, line)) is not None:
                 if int(first["attempt"]) == attempt:
                     at_ms = int(datetime.strptime(first["stamp"], "%Y-%m-%d %H:%M:%S,%f").timestamp() * 1000)
                     end_ms = int(first["since_failure"])
                     deployed_ms = end_ms - int(first["since_deploy"])
                     detect_ms = at_ms - end_ms - killed_at_ms
-                    return (detect_ms, deployed_ms, ready_ms - deployed_ms, end_ms - ready_ms)
+                    return (detect_ms, deployed_ms, ready_ms - deployed_ms, end_ms - ready_ms), tuple(origins)
                 ready_ms = 0
-        return None
+                origins = []
+        return None, ()
 
 
 def measure(case: Case, arguments: argparse.Namespace, logs: Path, console: Console) -> list[Recovery]:
@@ -257,7 +261,8 @@ def measure(case: Case, arguments: argparse.Namespace, logs: Path, console: Cons
             recoveries.append(recovery)
             console.print(
                 f"{case.name}, kill {number:2}: {recovery.first_row_ms:5} ms to the first row, "
-                f"{recovery.keyed_rows_ms:5} ms to keyed rows; {_in_words(recovery.parts)}; killed {recovery.victim}",
+                f"{recovery.keyed_rows_ms:5} ms to keyed rows; {_in_words(recovery.parts)}; "
+                f"state from {', '.join(recovery.origins) or 'nowhere'}; killed {recovery.victim}",
                 highlight=False,
                 soft_wrap=True,
             )
