@@ -1,6 +1,6 @@
 """What a checkpoint costs as a job gets wider, measured here, and what that makes of 10,000 subtasks and 10 TB.
 
-    python benchmarks/scale.py [--runtime ray] [--parallelism 2 8 16 32] [--checkpoints 5]
+    python benchmarks/scale.py [--runtime ray] [--parallelism 2 8 16 32] [--checkpoints 5] [--exchange sockets calls]
     python benchmarks/scale.py --runtime local --parallelism 8 32 64 128
 
 A keyed job of so many sources and so many keyed subtasks stands still, with a little state, and takes checkpoints on
@@ -8,7 +8,8 @@ demand. Every source has a channel to every keyed subtask, so that channels grow
 all its processes (on Ray: raylet and GCS too) is counted from one checkpoint to the next, less what they use while
 nothing happens. Least squares make three unit costs of it: of a checkpoint, of a subtask in it, of a channel in it.
 
-On Ray each size is measured twice: with frames over sockets, as within a node, and by calls of Ray, as between nodes.
+On Ray each size is measured twice: with frames over sockets, as within a node, and by calls of Ray, as between nodes;
+with `--exchange sockets` the first way alone.
 
 The second table is paper. `scale_model` takes the unit costs to clusters that are not here. Its first lines are this
 machine again, so that the model can be compared with what was measured.
@@ -40,7 +41,6 @@ ROWS_A_PART = 1_000
 WARM_CHECKPOINTS = 6
 """Before any is measured: connections are made after a few frames."""
 KEYS = 10_000
-START_S = 240.0
 KEYED = "totals-1"
 TIMEOUT = "10min"
 
@@ -152,7 +152,7 @@ class _Used:
 
 
 def measure(
-    runtime: str, parallelism: int, checkpoints: int, pause_s: float, folder: Path, sockets: bool = True
+    runtime: str, parallelism: int, checkpoints: int, pause_s: float, start_s: float, folder: Path, sockets: bool = True
 ) -> Measured:
     """Run one job, and take its checkpoints one after the other."""
     source = Still(ROWS_A_PART * parallelism, KEYS, parallelism)
@@ -162,7 +162,7 @@ def measure(
         totals.map_batches(lambda batch: None, name="dropped")
         job = env.execute("scale", checkpoints=tg.CheckpointConfig(interval="1h", storage=str(folder)), progress="off")
         try:
-            deadline = time.monotonic() + START_S
+            deadline = time.monotonic() + start_s
             while job.progress().rows_in.get(KEYED, 0) < source.rows:
                 assert time.monotonic() < deadline, f"not all rows came: {job.progress()}"
                 time.sleep(0.1)
@@ -216,6 +216,10 @@ def main() -> int:
     parser.add_argument("--parallelism", type=int, nargs="+", default=[2, 4, 8, 16, 32], help="of each job")
     parser.add_argument("--checkpoints", type=int, default=5, help="of each job (default 5)")
     parser.add_argument("--pause-s", type=float, default=4.0, help="of quiet before each (default 4)")
+    parser.add_argument("--start-s", type=float, default=240.0, help="until all rows are there, at most (default 240)")
+    parser.add_argument(
+        "--exchange", choices=("calls", "sockets"), nargs="+", default=["calls", "sockets"], help="on Ray (default both)"
+    )
     parser.add_argument("--folder", type=Path, default=Path(".bench/scale"), help="where files go")
     arguments = parser.parse_args()
     if len(set(arguments.parallelism)) < 3:
@@ -224,13 +228,14 @@ def main() -> int:
     describe_machine(console)
     folder = arguments.folder.resolve() / str(now_ms())
     found: dict[bool, list[Measured]] = {False: [], True: []}
-    ways = (False, True) if arguments.runtime == "ray" else (True,)
+    ways = [way == "sockets" for way in arguments.exchange] if arguments.runtime == "ray" else [True]
     for parallelism, sockets in itertools.product(arguments.parallelism, ways):
         each = measure(
             arguments.runtime,
             parallelism,
             arguments.checkpoints,
             arguments.pause_s,
+            arguments.start_s,
             folder / f"{parallelism}-{sockets}",
             sockets,
         )
@@ -241,7 +246,7 @@ def main() -> int:
             f"{each.duration_ms:.0f} ms from trigger to end, {each.files:.0f} open files of a task",
             highlight=False,
         )
-    near = unit_costs(found[True])
+    near = unit_costs(found[True] or found[False])
     costs = replace(unit_costs(found[False] or found[True]), near_channel_ms=near.channel_ms)
     console.print(
         f"a checkpoint {costs.fixed_ms:.1f} ms, a subtask {costs.subtask_ms:.2f} ms ({costs.coordinator_ms:.2f} the "
@@ -249,7 +254,7 @@ def main() -> int:
         f"{near.channel_ms * 1e3:.0f} us over a socket; {costs.files_a_peer:.1f} open files for each",
         highlight=False,
     )
-    here = [Cluster(each.parallelism, each.parallelism, 1, 2, 0.0) for each in found[True]]
+    here = [Cluster(each.parallelism, each.parallelism, 1, 2, 0.0) for each in found[True] or found[False]]
     table = Table(title="On paper: one aligned checkpoint, all of the state")
     for name in (
         "subtasks",

@@ -109,7 +109,7 @@ class TaskMachine:
             return True
         if self.source is not None:
             return self.status is TaskStatus.RUNNING and (self.source.has_batch or self.source.at_end)
-        return self._inputs.next_channel(self._checkpoints.blocks) is not None
+        return self._inputs.next_channel(self._checkpoints.blocks, self._checkpoints.blocks_for) is not None
 
     def handle(self, event: ev.TaskEvent) -> list[do.TaskInstruction]:
         """Take in one event, and return the instructions that follow. ProtocolError for what cannot happen.
@@ -218,7 +218,7 @@ class TaskMachine:
         else:
             self._process_input(event.at_ms)
         self._outputs.turn_over(self._chain.pace.rows)
-        self._windows.turn_over(self._inputs.waits(self._checkpoints.blocks))
+        self._windows.turn_over(self._inputs.waits(self._checkpoints.blocks, self._checkpoints.blocks_for))
 
     @_on.register
     def _on_batch_read(self, event: ev.SourceBatchRead) -> None:
@@ -298,7 +298,7 @@ class TaskMachine:
             self._end_data(EndOfData(drain=True))
 
     def _process_input(self, at_ms: int) -> None:
-        channel = self._inputs.next_channel(self._checkpoints.blocks)
+        channel = self._inputs.next_channel(self._checkpoints.blocks, self._checkpoints.blocks_for)
         assert channel is not None
         element = channel.take(self._pacer.rows_within(self._outputs.turn_rows_max))
         self._inputs.served()

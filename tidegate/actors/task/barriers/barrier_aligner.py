@@ -65,6 +65,11 @@ class BarrierAligner(BarrierHandler):
         """Whether elements of this channel must wait."""
         return self._state is BarrierState.ALIGNING and channel in self._of_pending().taken
 
+    @property
+    def blocks_for(self) -> CheckpointId | None:
+        """The checkpoint that is being aligned."""
+        return self.pending if self._state is BarrierState.ALIGNING else None
+
     # --- inputs: each names what it means in the present state ----------------------------------------------------
 
     def announced(self, channel: ChannelId, barrier: Barrier, at_ms: int) -> Outcome:

@@ -59,6 +59,11 @@ class BarrierHandler(ABC):
     def blocks(self, channel: ChannelId) -> bool:
         """Whether no element of this channel may be processed."""
 
+    @property
+    def blocks_for(self) -> CheckpointId | None:
+        """The checkpoint for which channels are blocked: each of them until this is another one. None: none is."""
+        return None
+
     def passed(self, channel: ChannelId, checkpoint_id: CheckpointId) -> bool:
         """Whether nothing on the channel is in flight before this barrier: it was taken, or the channel has ended."""
         return self._channels.passed(channel, checkpoint_id)

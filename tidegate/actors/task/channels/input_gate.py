@@ -29,6 +29,7 @@ from tidegate.actors.protocol.stream_elements import (
 from tidegate.actors.task import invariants
 from tidegate.actors.task.channels.debloating import BATCHES_A_WINDOW
 from tidegate.actors.task.channels.in_flight_elements import InFlightElement, keep_in_flight
+from tidegate.actors.task.channels.marked import Marked
 from tidegate.actors.task.channels.merging import MERGED_BYTES_MAX, merged, neighbours
 from tidegate.actors.task.channels.turn_pacer import ROWS_UNLIMITED
 from tidegate.storage.errors import ProtocolError
@@ -48,6 +49,7 @@ class InputChannel:
         "channel",
         "data_over",
         "last_bytes",
+        "place",
         "queue",
         "reached",
         "recovered",
@@ -62,6 +64,8 @@ class InputChannel:
     ) -> None:
         """`credit_bytes_max`: no more is granted, however large the window is; None: the window."""
         self.channel = channel
+        self.place = 0
+        """Which of the gate's channels it is."""
         self._credit_bytes_max = credit_bytes_max
         self._merged_rows_max = merged_rows_max
         self.recovered: deque[InFlightElement] = deque()
@@ -220,7 +224,18 @@ class InputGate:
         self._channels = {
             channel: InputChannel(channel, window_bytes, merged_rows_max, credit_bytes_max) for channel in channels
         }
-        self._order = deque(channels)
+        self._in_order = list(self._channels.values())
+        for place, channel in enumerate(self._in_order):
+            channel.place = place
+        self._marked = Marked(self._in_order)
+        """Channels where something may wait."""
+        self._turn = 0
+        """The place that is served next, if something waits there."""
+        self._blocked = 0
+        """Bits of the channels that were found to be blocked."""
+        self._blocked_for: CheckpointId | None = None
+        self._over = 0
+        """Bits of the channels whose data has ended."""
         self._recovering = False
         """Whether restored in-flight elements may still wait, on any channel."""
 
@@ -228,6 +243,7 @@ class InputGate:
         found = self._channels.get(channel)
         if found is None:
             raise ProtocolError(f"{channel} is not an input of this task")
+        self._marked.mark(found.place)
         return found
 
     def __iter__(self) -> Iterator[InputChannel]:
@@ -236,41 +252,65 @@ class InputGate:
     @property
     def open_channels(self) -> int:
         """Channels whose data has not ended; 1 at least."""
-        return max(1, sum(not channel.data_over for channel in self))
+        return max(1, len(self._in_order) - self._over.bit_count())
 
     @property
     def taken_bytes(self) -> int:
         """Bytes of this attempt that were taken, on all channels."""
         return sum(channel.taken_bytes for channel in self)
 
-    def waits(self, blocked: Callable[[ChannelId], bool]) -> bool:
-        """Whether a channel that is not blocked has an element."""
-        return any(channel.waiting and not blocked(channel.channel) for channel in self)
+    def waits(self, blocked: Callable[[ChannelId], bool], blocked_for: CheckpointId | None = None) -> bool:
+        """Whether a channel that is not blocked has an element. `blocked_for` as in `next_channel`."""
+        return self._first(False, blocked, blocked_for) is not None
 
     def recover(self, channel: ChannelId, elements: Iterable[InFlightElement]) -> None:
         """Put what was restored as in flight before everything else that the task processes."""
         self[channel].recover(elements)
         self._recovering = True
 
-    def next_channel(self, blocked: Callable[[ChannelId], bool]) -> InputChannel | None:
+    def next_channel(
+        self, blocked: Callable[[ChannelId], bool], blocked_for: CheckpointId | None = None
+    ) -> InputChannel | None:
         """The next channel, round-robin, that has an element and is not blocked.
 
         Restored in-flight elements come first, on all channels. Another subtask may read their split now. Then old rows
         of the split wait on one channel while its next rows come by another one.
+
+        `blocked_for`: as long as it is the same checkpoint, a channel that is blocked stays so, and is not asked again.
         """
         if self._recovering:
             self._recovering = any(channel.recovered for channel in self)
-        for _ in range(len(self._order)):
-            candidate = self._channels[self._order[0]]
-            ready = candidate.recovered if self._recovering else candidate.waiting
-            if ready and not blocked(candidate.channel):
-                return candidate
-            self._order.rotate(-1)
+        place = self._first(self._recovering, blocked, blocked_for)
+        if place is None:
+            return None
+        self._turn = place
+        return self._in_order[place]
+
+    def _first(
+        self, recovered: bool, blocked: Callable[[ChannelId], bool], blocked_for: CheckpointId | None
+    ) -> int | None:
+        """The first place from `_turn` on, around the end, where an element may be taken."""
+        if blocked_for is None or blocked_for != self._blocked_for:
+            self._blocked, self._blocked_for = 0, blocked_for
+        place, passed = self._turn, 0
+        while (found := self._marked.next(place, self._blocked | passed)) is not None:
+            candidate = self._in_order[found]
+            passed |= 1 << found
+            place = found + 1
+            if not candidate.waiting:
+                self._marked.unmark(found)
+            elif not recovered or candidate.recovered:
+                if not blocked(candidate.channel):
+                    return found
+                self._blocked |= 1 << found
         return None
 
     def served(self) -> None:
         """The channel that was offered last was served: next time another one goes first."""
-        self._order.rotate(-1)
+        served = self._in_order[self._turn]
+        if served.data_over:
+            self._over |= 1 << self._turn
+        self._turn = (self._turn + 1) % len(self._in_order)
 
     def positions(self) -> tuple[tuple[ChannelId, int], ...]:
         """For each channel the number of the next element to be taken."""

@@ -36,6 +36,7 @@ from tidegate.actors.protocol.stream_elements import (
 from tidegate.actors.task import invariants
 from tidegate.actors.task.channels.debloating import BATCHES_A_WINDOW, SenderPace
 from tidegate.actors.task.channels.in_flight_elements import InFlightElement, keep_in_flight
+from tidegate.actors.task.channels.marked import Marked
 from tidegate.actors.task.channels.merging import MERGED_ROWS_MAX
 from tidegate.actors.task.channels.turn_pacer import ROWS_UNLIMITED
 from tidegate.storage.errors import ProtocolError
@@ -109,6 +110,7 @@ class OutputChannel:
         "channel",
         "narrow_bytes",
         "next_sequence",
+        "place",
         "queue",
         "queued_bytes",
         "rows_put",
@@ -117,6 +119,8 @@ class OutputChannel:
 
     def __init__(self, channel: ChannelId, limits: BufferLimits, awaited: bool = True) -> None:
         self.channel = channel
+        self.place = 0
+        """Which of the gate's channels it is."""
         self._awaited = awaited
         self._held: Watermark | None = None
         """The newest watermark, if nobody waits for it and it has not been queued yet."""
@@ -278,6 +282,10 @@ class OutputGate:
     ) -> None:
         """`unawaited`: channels behind which nobody waits for watermarks."""
         self._channels = {channel: OutputChannel(channel, limits, channel not in unawaited) for channel in channels}
+        for place, of_channel in enumerate(self._channels.values()):
+            of_channel.place = place
+        self._marked = Marked(tuple(self._channels.values()))
+        """Channels in which something may wait, or was put since the last turn."""
         self.lingering = False
         """Whether `take_frames` has left something that credit would allow to be sent."""
         self.starving = False
@@ -290,12 +298,13 @@ class OutputGate:
         found = self._channels.get(channel)
         if found is None:
             raise ProtocolError(f"{channel} is not an output of this task")
+        self._marked.mark(found.place)
         return found
 
     @property
     def over_limit(self) -> bool:
         """Whether any queue is full."""
-        for channel in self._channels.values():  # noqa: SIM110 (asked for many times a turn: a generator takes longer)
+        for channel in self._marked:  # noqa: SIM110 (asked for many times a turn: a generator takes longer)
             if channel.over_limit:
                 return True
         return False
@@ -308,7 +317,7 @@ class OutputGate:
     def turn_over(self, rows: int) -> None:
         """A turn of `rows` rows is over."""
         filled = 0.0
-        for channel in self._channels.values():
+        for channel in self._marked:
             if channel.narrow_bytes is not None:
                 filled = max(filled, channel.bytes_put / channel.narrow_bytes)
             channel.bytes_put = 0
@@ -332,11 +341,11 @@ class OutputGate:
     @property
     def empty(self) -> bool:
         """Whether nothing waits."""
-        return not any(channel.queue for channel in self._channels.values())
+        return not any(channel.queue for channel in self._marked)
 
     def starved(self) -> dict[ChannelId, int]:
         """Channels that wait for credit, and what they have been granted in total."""
-        found = ((channel, state.starved_at_bytes) for channel, state in self._channels.items())
+        found = ((state.channel, state.starved_at_bytes) for state in self._marked)
         return {channel: credit_bytes for channel, credit_bytes in found if credit_bytes is not None}
 
     def broadcast(self, element: Control) -> None:
@@ -344,15 +353,18 @@ class OutputGate:
         if isinstance(element, Watermark):
             invariants.check_watermark(self.watermark_ms, element.timestamp_ms)
             self.watermark_ms = element.timestamp_ms
-        for channel in self._channels.values():
+        self._marked.mark_all()
+        for channel in self._marked:
             channel.put(element)
 
     def take_frames(self, flush: bool) -> list[tuple[ChannelId, int, tuple[Element, ...]]]:
         """All frames that may and should leave now."""
         frames = []
         self.lingering = self.starving = False
-        for channel in self._channels.values():
+        for channel in self._marked:
             if channel.idle:
+                if not channel.bytes_put:
+                    self._marked.unmark(channel.place)
                 continue
             while (frame := channel.take_frame(flush)) is not None:
                 frames.append((channel.channel, *frame))

@@ -84,6 +84,11 @@ class SubtaskCheckpoints:
         """Whether elements of this channel must wait."""
         return self.handler.blocks(channel)
 
+    @property
+    def blocks_for(self) -> CheckpointId | None:
+        """The checkpoint for which they must wait, as long as it is the same; None: no channel is blocked."""
+        return self.handler.blocks_for
+
     def restored(self, lineage: Lineage | None) -> None:
         """The task starts from this part of a checkpoint, and its next snapshots may be built on that."""
         if lineage is not None:
