@@ -218,7 +218,11 @@ def main() -> int:
     parser.add_argument("--pause-s", type=float, default=4.0, help="of quiet before each (default 4)")
     parser.add_argument("--start-s", type=float, default=240.0, help="until all rows are there, at most (default 240)")
     parser.add_argument(
-        "--exchange", choices=("calls", "sockets"), nargs="+", default=["calls", "sockets"], help="on Ray (default both)"
+        "--exchange",
+        choices=("calls", "sockets"),
+        nargs="+",
+        default=["calls", "sockets"],
+        help="on Ray (default both)",
     )
     parser.add_argument("--folder", type=Path, default=Path(".bench/scale"), help="where files go")
     arguments = parser.parse_args()
