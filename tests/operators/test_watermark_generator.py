@@ -78,6 +78,15 @@ def test_timestamps_are_milliseconds_rounded_down(column: pa.Array, expected: li
     assert event_times_ms(pa.record_batch({"t": column}).slice(1), "t").to_pylist() == expected[1:]
 
 
+@pytest.mark.parametrize("seconds", [2**63 - 1, -(2**63), 2**55, -(2**55)])
+def test_seconds_that_are_no_milliseconds_stay_far_away(seconds: int) -> None:
+    """They do not come back as times of these days."""
+    column = pa.array([seconds], pa.int64()).view(pa.timestamp("s"))
+    (found,) = event_times_ms(pa.record_batch({"t": column}), "t").to_pylist()
+    assert abs(found) > 2**62
+    assert (found > 0) == (seconds > 0)
+
+
 def test_the_last_watermark_stays() -> None:
     """After the end of event time nothing goes back; before the first row there is no watermark at all."""
     generator = WatermarkGenerator("t")

@@ -22,9 +22,10 @@ from tidegate.actors.operators.joins.join_columns import LEFT, RIGHT, JoinHow, J
 from tidegate.actors.operators.joins.join_operator import MOMENT, JoinOperator
 from tidegate.actors.operators.joins.pairing import paired
 from tidegate.actors.operators.operator import Emit
+from tidegate.actors.operators.operator_errors import blame
 from tidegate.actors.operators.source_splits import Due
 from tidegate.actors.operators.windows.assigned_windows import ends_of, starts_of
-from tidegate.actors.operators.windows.window_rows import WINDOW_END, WINDOW_START, bound_type, bounds_of
+from tidegate.actors.operators.windows.window_rows import WINDOW_END, WINDOW_START, bound_type, bounds_of, check_ends
 from tidegate.actors.operators.windows.window_specs import DueByWindows, Sliding, Tumbling
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.dictionaries import decoded_type
@@ -65,6 +66,8 @@ class WindowJoin(JoinOperator):
     def process_input(self, index: int, batch: pa.RecordBatch, emit: Emit) -> None:
         """Keep the rows of a batch, each in its windows. OperatorError as of `rows_of`."""
         keys, times, values = self.rows_of(index, batch)
+        with blame(self.context, batch):
+            check_ends(self._window, times, self._bound)
         reached = self.reached(keys)
         self.late.inc(int(np.count_nonzero(self._window.last_end_ms(times) - 1 <= reached)))
         for rows, ends in ends_of(self._window, times):

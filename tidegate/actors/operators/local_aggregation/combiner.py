@@ -108,7 +108,7 @@ class Combiner:
         """Groups of the rows that have the same key and slice. ConfigurationError."""
         forms = key_forms(batch, self._spec.keys)
         if self._slices is not None and self._spec.time is not None:
-            times = row_times(batch, self._spec.time)
+            times = row_times(batch, self._spec.time, self._spec.window)
             first, last = self._slices.numbers(np.array([times.min(), times.max()])).tolist()
             if first != last:
                 forms.append(Words(self._slices.numbers(times), NO_MASK))

@@ -35,6 +35,7 @@ from tidegate.storage.state.snapshot import StateTable
 
 _PER_MS = {"us": 1000, "ns": 1_000_000}
 _MS_PER_DAY = 86_400_000
+_SECONDS_MAX = ((1 << 63) - 1) // 1000
 
 
 def check_timestamp_column(schema: pa.Schema, column: str) -> None:
@@ -60,7 +61,10 @@ def event_times_ms(batch: pa.RecordBatch, column: str) -> pa.Array:
     if pa.types.is_date32(values.type):
         raw = raw * _MS_PER_DAY
     elif pa.types.is_timestamp(values.type) and values.type.unit != "ms":
-        raw = raw * 1000 if values.type.unit == "s" else raw // _PER_MS[values.type.unit]
+        if values.type.unit == "s":  # What milliseconds have no number for is as far away as can be.
+            raw = np.clip(raw, -_SECONDS_MAX, _SECONDS_MAX) * 1000
+        else:
+            raw = raw // _PER_MS[values.type.unit]
     if isinstance(column, WindowEnd):
         raw = raw - 1
     mask = valid_mask(values)

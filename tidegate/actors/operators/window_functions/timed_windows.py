@@ -186,7 +186,7 @@ class TimedWindows(WindowBuffer):
     def _times(self, batch: pa.RecordBatch) -> Times:
         if isinstance(self._time, str):
             self._fired.time_type = batch.schema.field(self._time).type
-            return row_times(batch, self._time)
+            return row_times(batch, self._time, self._spec)
         return np.full(batch.num_rows, self._fired.steady(self.context.time.now_ms), dtype=np.int64)
 
     def _advance_to(self, moment_ms: int, emit: Emit) -> Iterator[None]:

@@ -104,7 +104,7 @@ class LocalTop(Operator):
             ends = event_times_ms(batch, WindowEnd(WINDOW_END))
             return np.arange(batch.num_rows, dtype=np.int64), ends.to_numpy(zero_copy_only=False) + 1
         assert self._time is not None
-        parts = [*ends_of(self._window, row_times(batch, self._time))]
+        parts = [*ends_of(self._window, row_times(batch, self._time, self._window))]
         if len(parts) == 1:
             return parts[0]
         rows, ends = np.concatenate([rows for rows, _ in parts]), np.concatenate([ends for _, ends in parts])

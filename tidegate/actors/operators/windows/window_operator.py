@@ -168,7 +168,8 @@ class WindowOperator(Operator):
         if self._clock is not None:
             return np.full(batch.num_rows, self._fired.steady(self.context.time.now_ms), dtype=np.int64)
         assert isinstance(self._time, str), "windows without a time"
-        return row_times(batch, self._time)
+        spec = self._any_spec
+        return row_times(batch, self._time, None if isinstance(spec, Count) else spec)
 
     def _drop_late(self, batch: pa.RecordBatch, late: NDArray[np.bool_]) -> NDArray[np.int32]:
         """Count rows that are late, and emit them aside. Returns the others.

@@ -19,6 +19,7 @@ from tidegate.actors.operators.watermarks.watermark_generator import check_times
 from tidegate.actors.operators.windows.slices import Window
 from tidegate.actors.operators.windows.window_specs import (
     Cumulating,
+    EventTimeWindow,
     Session,
     Sliding,
     TimeOf,
@@ -33,6 +34,7 @@ WINDOW_START, WINDOW_END = "window_start", "window_end"
 CLOCK_TYPE = pa.timestamp("ms", "UTC")
 """The type of the bounds of windows of processing time."""
 
+_GREATEST = (1 << 63) - 1
 _PER_MS = {"ms": 1, "us": 1_000, "ns": 1_000_000}
 
 
@@ -118,8 +120,11 @@ class WindowRows:
         return pa.RecordBatch.from_arrays([*keys.columns, *results], names=[*self.keys, *self.aggregates])
 
 
-def row_times(batch: pa.RecordBatch, column: str) -> Times:
-    """Event times of rows. ConfigurationError if a row has none, or the column is no event time."""
+def row_times(batch: pa.RecordBatch, column: str, spec: EventTimeWindow | None) -> Times:
+    """Event times of rows, which have these windows.
+
+    ConfigurationError if a row has none, or a window that ends too late for its bounds, or the column is no event time.
+    """
     times = event_times_ms(batch, column)
     if times.null_count:
         raise ConfigurationError(
@@ -127,7 +132,16 @@ def row_times(batch: pa.RecordBatch, column: str) -> Times:
             f"window; filter them out before it, as in filter(pl.col({column!r}).is_not_null())"
         )
     found: Times = times.to_numpy()
+    if spec is not None:
+        check_ends(spec, found, batch.schema.field(column).type)
     return found
+
+
+def check_ends(spec: EventTimeWindow, times: Times, time_type: pa.DataType) -> None:
+    """Raise ConfigurationError if a window of these times ends after the last moment of the type of its bounds."""
+    last_ms = _last_ms(time_type)
+    if last_ms is not None and len(times) and spec.last_end_ms(times.max(keepdims=True))[0] > last_ms:
+        raise _beyond(time_type, f"{int(times.max())} ms since 1970")
 
 
 def time_type(schema: pa.Schema, time: TimeOf) -> pa.DataType | None:
@@ -156,8 +170,25 @@ def bound_type(time_type: pa.DataType, spec: WindowSpec) -> pa.DataType:
 def bounds_of(bounds: Times, data_type: pa.DataType) -> pa.Array:
     """Bounds of windows, in ms, as a column of the type of `bound_type`."""
     if pa.types.is_timestamp(data_type):
+        last_ms = _last_ms(data_type)
+        if last_ms is not None and len(bounds) and max(int(bounds.max()), -int(bounds.min())) > last_ms:
+            raise _beyond(data_type, f"{int(bounds.min())} to {int(bounds.max())} ms since 1970")
         bounds = bounds // 1_000 if data_type.unit == "s" else bounds * _PER_MS[data_type.unit]
     return pa.array(bounds).view(data_type)
+
+
+def _last_ms(time_type: pa.DataType) -> int | None:
+    """The last millisecond of a type that has no room for all event times: of nanoseconds it is in the year 2262."""
+    if not pa.types.is_timestamp(time_type) or time_type.unit not in ("us", "ns"):
+        return None
+    return _GREATEST // _PER_MS[time_type.unit]
+
+
+def _beyond(time_type: pa.DataType, when: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"window: {when}: bounds of windows are {time_type} as event time is, which has no such moment; filter such rows "
+        'out before the window, or cast event time to pa.timestamp("ms")'
+    )
 
 
 def _whole_seconds(spec: WindowSpec) -> bool:
