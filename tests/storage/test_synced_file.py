@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -76,6 +78,7 @@ def test_a_file_keeps_no_more_room_than_it_needs(tmp_path: Path, monkeypatch: py
 def test_the_disk_begins_before_the_file_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each whole, aligned step of a file is given to the disk once, in order, after its bytes are written."""
     begun: list[tuple[int, int]] = []
+    ctypes.set_errno(errno.ESPIPE)
 
     def begin(descriptor: int, start: int, size_bytes: int, _: int) -> int:
         assert os.fstat(descriptor).st_size >= start + size_bytes
@@ -94,9 +97,23 @@ def test_the_disk_begins_before_the_file_is_whole(tmp_path: Path, monkeypatch: p
     assert begun == [(0, 3 * STEP_BYTES)]
 
 
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
+def test_a_disk_that_fails_early_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    """The sync at the end might not be told any more."""
+
+    def fail(*_: int) -> int:
+        ctypes.set_errno(code)
+        return -1
+
+    monkeypatch.setattr(synced_file, "_sync_file_range", fail)
+    with pytest.raises(OSError, match=os.strerror(code)):
+        write_synced(str(tmp_path / "f"), [bytes(STEP_BYTES)])
+
+
 def test_a_system_without_these_calls_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the system has no such calls, or refuses them, the file is written all the same."""
     data = os.urandom(STEP_BYTES + GATHERED_BYTES + 1)
+    ctypes.set_errno(errno.EINVAL)
     for number, call in enumerate((None, lambda *_: -1)):
         monkeypatch.setattr(synced_file, "_fallocate", call)
         monkeypatch.setattr(synced_file, "_sync_file_range", call)

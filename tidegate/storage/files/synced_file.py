@@ -8,13 +8,14 @@ What is written comes in parts, some of them of a few bytes. Rules:
   brings. What is left over is given back at the end. Room is a favour: where the system refuses, the file grows as it
   is written.
 - The disk begins with each `STEP_BYTES` as soon as they are there, so that it works while the rest is still made, and
-  the sync at the end has little to wait for. This is a favour too: the sync alone says that the file is on the disk,
-  and that nothing went wrong.
+  the sync at the end has little to wait for. This is a favour too: the sync alone says that the file is on the disk. A
+  disk that fails at once says so once, and perhaps not to the sync any more: that is an error then and there.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 from collections.abc import Callable, Iterable
 
@@ -29,6 +30,8 @@ PARTS_MAX = 512
 """The system takes up to twice as many in one call."""
 _KEEP_SIZE = 1
 """A flag of `fallocate`: the file does not become longer."""
+_LOST = frozenset({errno.EIO, errno.ENOSPC, errno.EDQUOT})
+"""What is wrong if data is not on the disk. All else means that the system has no such call for this file."""
 _BEGIN_ONLY = 2
 """A flag of `sync_file_range`: begin to write what has changed, and wait for nothing."""
 
@@ -86,7 +89,7 @@ def _write_all(descriptor: int, parts: list[memoryview]) -> None:
 
 def _find(name: str, *arguments: type) -> Callable[..., int] | None:
     """A call of the system; None where it has no such thing. Files are as long as 64 bits can say."""
-    found = getattr(ctypes.CDLL(None), name, None)
+    found = getattr(ctypes.CDLL(None, use_errno=True), name, None)
     if found is not None:
         found.argtypes = arguments
     return found
@@ -104,6 +107,8 @@ def _make_room(descriptor: int, size_bytes: int) -> None:
 
 
 def _begin_sync(descriptor: int, start: int, stop: int) -> None:
-    """Let the disk begin with a range of what was written. What fails now fails in the sync as well."""
-    if _sync_file_range is not None:
-        _sync_file_range(descriptor, start, stop - start, _BEGIN_ONLY)
+    """Let the disk begin with a range of what was written. OSError if it cannot take that."""
+    if _sync_file_range is not None and _sync_file_range(descriptor, start, stop - start, _BEGIN_ONLY):
+        code = ctypes.get_errno()
+        if code in _LOST:
+            raise OSError(code, os.strerror(code))
