@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import decimal
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,16 @@ from local_jobs import finish, local, rows
 import tidegate as tg
 
 ROWS = pa.table({"k": ["a", "b"], "k2": [1, 2], "t": [1, 2], "x": [1.0, 2.0], "b": [True, False]})
-WIDE = pa.array([decimal.Decimal(1), None], pa.decimal256(50, 2))
+_ONE, _HUNDRED = decimal.Decimal("1.00"), decimal.Decimal("1E+2")
+LACKED = (
+    pa.array([_ONE, None], pa.decimal256(50, 2)),
+    pa.array([_ONE, None], pa.decimal32(5, 2)),
+    pa.array([_ONE, None], pa.decimal64(12, 2)),
+    pa.array([{"d": _ONE}, None], pa.struct({"d": pa.decimal32(5, 2)})),
+    pa.array([[_ONE], None], pa.list_(pa.decimal64(12, 2))),
+    pa.array([[1], None], pa.list_view(pa.int64())),
+)
+"""Columns of types that polars has not, and Parquet has."""
 
 Stream = Any
 """What a slip gets is wrong on purpose, also for a checker of types."""
@@ -139,29 +149,38 @@ def test_slips_are_told(name: str) -> None:
         slip(env, timed(env))
 
 
-def test_what_polars_cannot_hold_passes_and_is_not_read() -> None:
-    """Wide decimals: expressions over other columns leave them alone, one over them is refused."""
-    wide = pa.table({"d": WIDE, "t": [1, 2]})
+_IN_NO_FILE = (
+    pa.array([_HUNDRED, None], pa.decimal128(5, -2)),
+    pa.array([(1, 2, 3), None], pa.month_day_nano_interval()),
+)
+
+
+@pytest.mark.parametrize("column", (*LACKED, *_IN_NO_FILE), ids=lambda column: str(column.type))
+def test_what_polars_cannot_hold_passes_and_is_not_read(column: pa.Array) -> None:
+    """Expressions over other columns leave it alone, one over it is refused."""
     with local(1) as env:
-        stream = env.from_batches(wide)
+        stream = env.from_batches(pa.table({"d": column, "t": [1, 2]}))
         kept = stream.with_columns(y=pl.col("t") * 2).select("y", e="d")
-        assert kept.schema == pa.schema({"y": pa.int64(), "e": WIDE.type})
+        assert kept.schema == pa.schema({"y": pa.int64(), "e": column.type})
         for refused in (
             lambda: stream.filter(pl.col("d") > 0),
             lambda: stream.with_columns(z=pl.col("d") * 2),
             lambda: stream.select(pl.all() + 1),
         ):
-            with pytest.raises(tg.ConfigurationError, match=r"'d' is decimal256\(50, 2\), which no expression"):
+            with pytest.raises(
+                tg.ConfigurationError, match=f"'d' is {re.escape(str(column.type))}, which no expression"
+            ):
                 refused()
 
 
-def test_wide_decimals_pass(tmp_path: Path) -> None:
-    """Through steps that do not read them."""
+@pytest.mark.parametrize("column", LACKED, ids=lambda column: str(column.type))
+def test_what_polars_cannot_hold_comes_out(tmp_path: Path, column: pa.Array) -> None:
+    """Behind steps that do not read it."""
     with local(1) as env:
-        stream = env.from_batches(pa.table({"d": WIDE, "t": [1, 2]}), splits=1)
+        stream = env.from_batches(pa.table({"d": column, "t": [1, 2]}), splits=1)
         found = stream.with_columns(y=pl.col("t") * 2).filter(pl.col("y") > 2).select("y", e="d").collect()
         finish(env, tmp_path)
-    assert found.to_arrow().to_pylist() == [{"y": 4, "e": None}]
+    assert found.to_arrow().to_pylist() == [{"y": 4, "e": column[1].as_py()}]
 
 
 def test_event_time_of_an_expression(tmp_path: Path) -> None:

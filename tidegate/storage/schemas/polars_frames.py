@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
 
+_INSTEAD = ", to pa.decimal128(38, ...) or a float"
+
+
 def is_polars_frame(value: object) -> TypeIs[pl.DataFrame]:
     """Whether a value is a polars DataFrame."""
     polars = sys.modules.get("polars")
@@ -32,7 +35,12 @@ def is_polars_expression(value: object) -> TypeIs[pl.Expr]:
 
 def polars_has(dtype: pa.DataType) -> bool:
     """Whether polars has a type. It panics for those that it lacks."""
-    if pa.types.is_decimal256(dtype):
+    kinds = pa.types
+    if kinds.is_decimal(dtype) and (not kinds.is_decimal128(dtype) or dtype.scale < 0):
+        return False
+    if kinds.is_interval(dtype) or kinds.is_union(dtype) or kinds.is_run_end_encoded(dtype):
+        return False
+    if kinds.is_list_view(dtype) or kinds.is_large_list_view(dtype):
         return False
     return all(polars_has(dtype.field(at).type) for at in range(dtype.num_fields)) if dtype.num_fields else True
 
@@ -42,8 +50,8 @@ def check_polars_has(schema: pa.Schema) -> None:
     for field in schema:
         if not polars_has(field.type):
             raise ConfigurationError(
-                f"column {field.name!r} is {field.type}, which no expression can read: polars has decimals of at most "
-                "38 digits; cast it with pyarrow, in map_batches, to pa.decimal128(38, ...) or a float"
+                f"column {field.name!r} is {field.type}, which no expression can read, because polars has no such type; "
+                f"cast it with pyarrow, in map_batches{_INSTEAD if pa.types.is_decimal(field.type) else ''}"
             )
 
 
