@@ -109,6 +109,22 @@ def test_wrong_expressions_are_blamed(operator: Operator, said: str) -> None:
         run(opened(operator), [_BATCH])
 
 
+@pytest.mark.parametrize(
+    ("column", "shown"),
+    [
+        (pa.array([2**62], pa.int64()).view(pa.timestamp("ms")), "<timestamp[ms]: 4611686018427387904, of which"),
+        (pa.array([2**31 - 1], pa.int32()).view(pa.date32()), "<date32[day]: 2147483647, of which"),
+        (pa.array([b"\xff"]).view(pa.string()), "<string: no value, of which"),
+        (pa.array([[2**62]], pa.list_(pa.int64())).cast(pa.list_(pa.timestamp("us"))), "<list<item: timestamp[us]>: "),
+    ],
+)
+def test_the_error_is_told_where_python_has_no_such_row(column: pa.Array, shown: str) -> None:
+    """To show the row must not hide what was wrong."""
+    with pytest.raises(OperatorError, match="missing") as raised:
+        run(opened(WithColumns(pl.col("missing"))), [pa.record_batch({"x": [1], "y": column})])
+    assert f"{{'x': 1, 'y': '{shown}" in str(raised.value)
+
+
 def test_arguments_must_be_expressions() -> None:
     """What is no expression is refused when the operator is made."""
     with pytest.raises(ConfigurationError, match="not str"):

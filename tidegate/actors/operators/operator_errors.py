@@ -41,12 +41,29 @@ class Blame(AbstractContextManager[None]):
 
 def blame(context: OperatorContext, batch: pa.RecordBatch) -> Blame:
     """Blame what is raised inside on the batch; the error shows its first row."""
-    return Blame(context, lambda: ("first row of the batch", next(iter(batch.slice(0, 1).to_pylist()), {})))
+    return Blame(context, lambda: ("first row of the batch", first_row(batch)))
 
 
 def blame_row(context: OperatorContext, row: Mapping[str, object], number: int) -> Blame:
     """Blame what is raised inside on one row of a batch."""
     return Blame(context, lambda: (f"row {number} of the batch", row))
+
+
+def first_row(rows: pa.RecordBatch) -> dict[str, object]:
+    """The first row, for an error's text; empty without one. Raises nothing: that would hide what was wrong.
+
+    Arrow has values that Python has not, such as days after the year 9999, and bytes in strings that are no UTF-8.
+    """
+    return {
+        name: _shown(column[0]) for name, column in zip(rows.schema.names, rows.columns, strict=True) if len(column)
+    }
+
+
+def _shown(value: pa.Scalar) -> object:
+    try:
+        return value.as_py()
+    except (ValueError, OverflowError, pa.ArrowException):
+        return f"<{value.type}: {getattr(value, 'value', 'no value')}, of which Python has none>"
 
 
 @contextmanager

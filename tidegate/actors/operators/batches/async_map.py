@@ -27,7 +27,7 @@ import pyarrow as pa
 from tidegate.actors.operators.batch_rows import OUTPUT_ROWS_MAX
 from tidegate.actors.operators.batches.async_function import Answer, AsyncFunction, Call
 from tidegate.actors.operators.operator import Emit, Operator, OperatorContext
-from tidegate.actors.operators.operator_errors import blame, failure
+from tidegate.actors.operators.operator_errors import blame, failure, first_row
 from tidegate.actors.operators.output_schema import FromPolars, PinnedSchema
 from tidegate.actors.protocol.failure_reasons import error_text
 from tidegate.actors.protocol.side_outputs import OutputTag
@@ -148,7 +148,7 @@ class AsyncMap(Operator):
             self._under_way -= 1
             if answer.error is not None and self._errors_to is None:
                 rows = asked.call.rows
-                row: Mapping[str, object] = next(iter(rows.slice(0, 1).to_pylist()), {})
+                row = first_row(rows)
                 place = "the row" if self._by_row else "first row of the batch"
                 raise failure(self.context, answer.error, place, row) from answer.error
             asked.answer = answer

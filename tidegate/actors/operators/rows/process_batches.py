@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from tidegate.actors.operators.batches.batch_results import BatchResults
 from tidegate.actors.operators.operator import Emit
-from tidegate.actors.operators.operator_errors import Blame, blame
+from tidegate.actors.operators.operator_errors import Blame, blame, first_row
 from tidegate.actors.operators.rows.process_functions import BaseProcessFunction, ProcessBatchContext, ProcessFunction
 from tidegate.actors.operators.rows.process_operator import ProcessOperator
 from tidegate.actors.operators.state.fires_left import FiresLeft
@@ -71,7 +71,7 @@ class BatchProcessOperator(ProcessOperator):
         self._states.enter_batch(due.keys)
         self._timers.change_many(domain, list(due.moments), False, list(range(rows)))
         ask.begin_batch(lambda: pa.array(due.moments, pa.int64()))
-        with Blame(self.context, lambda: (f"the first of {rows} timers, at {due.moments[0]}", due.keys.to_pylist()[0])):
+        with Blame(self.context, lambda: (f"the first of {rows} timers, at {due.moments[0]}", first_row(due.keys))):
             for _ in range(rows):
                 left.spend_one()
             self._parts += self._results.conformed(function.on_timer_batch(due.keys, ask), due.keys.schema)

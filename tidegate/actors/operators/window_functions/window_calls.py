@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from tidegate.actors.operators.batch_rows import OUTPUT_ROWS_MAX
 from tidegate.actors.operators.batches.batch_results import BatchResult, BatchResults
 from tidegate.actors.operators.operator import OperatorContext
-from tidegate.actors.operators.operator_errors import Blame
+from tidegate.actors.operators.operator_errors import Blame, first_row
 from tidegate.actors.operators.output_schema import FromPolars, PinnedSchema
 from tidegate.actors.operators.windows.window_rows import WINDOW_END, WINDOW_START, bounds_of
 from tidegate.actors.operators.windows.window_specs import Times
@@ -50,7 +50,7 @@ class Grouped:
 
     def where(self, group: int) -> str:
         """The key and window of a group, for errors."""
-        key = self.keys.slice(group, 1).to_pylist()[0] if self.keys.num_columns else None
+        key = first_row(self.keys.slice(group, 1)) if self.keys.num_columns else None
         window = "" if self.starts is None or self.ends is None else f"[{self.starts[group]}, {self.ends[group]}) ms "
         return f"window {window}of {'all rows' if key is None else f'key {key}'}"
 
