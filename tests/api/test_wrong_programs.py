@@ -155,7 +155,7 @@ _IN_NO_FILE = (
 )
 
 
-@pytest.mark.parametrize("column", (*LACKED, *_IN_NO_FILE), ids=lambda column: str(column.type))
+@pytest.mark.parametrize("column", [*LACKED, *_IN_NO_FILE], ids=lambda column: str(column.type))
 def test_what_polars_cannot_hold_passes_and_is_not_read(column: pa.Array) -> None:
     """Expressions over other columns leave it alone, one over it is refused."""
     with local(1) as env:

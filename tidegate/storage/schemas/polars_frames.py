@@ -50,7 +50,7 @@ def check_polars_has(schema: pa.Schema) -> None:
     for field in schema:
         if not polars_has(field.type):
             raise ConfigurationError(
-                f"column {field.name!r} is {field.type}, which no expression can read, because polars has no such type; "
+                f"column {field.name!r} is {field.type}, which no expression can read: polars has no such type; "
                 f"cast it with pyarrow, in map_batches{_INSTEAD if pa.types.is_decimal(field.type) else ''}"
             )
 

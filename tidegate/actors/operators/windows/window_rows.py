@@ -186,8 +186,8 @@ def _last_ms(time_type: pa.DataType) -> int | None:
 
 def _beyond(time_type: pa.DataType, when: str) -> ConfigurationError:
     return ConfigurationError(
-        f"window: {when}: bounds of windows are {time_type} as event time is, which has no such moment; filter such rows "
-        'out before the window, or cast event time to pa.timestamp("ms")'
+        f"window: {when}: bounds of windows are {time_type} as event time is, which has no such moment; filter such "
+        'rows out before the window, or cast event time to pa.timestamp("ms")'
     )
 
 
