@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.actors.state_backends.rocksdb.keys import packed_rows
 from tidegate.storage.checkpoints.metadata import NativeState
-from tidegate.storage.errors import CodecError, CorruptionError
+from tidegate.storage.errors import CodecError, ConfigurationError, CorruptionError
 from tidegate.storage.ids import OperatorUid
+from tidegate.storage.rocksdb import keys
 from tidegate.storage.rocksdb.keys import decode_rows, row_end
 from tidegate.storage.rocksdb.row_values import physical
 from tidegate.storage.rocksdb.tables import table_layout
@@ -154,7 +155,13 @@ def test_rows_of_keys_are_read() -> None:
     assert decode_rows([], schema).num_rows == 0
 
 
-@pytest.mark.parametrize("row", [b"", WORD, WORD + TEXT[:-1], WORD + TEXT + b"x", WORD[:-1], b"\x01" + WORD + TEXT])
+LONG = b"\x01" + b"\xff" * 7 + b"\x7f" + b"hi"
+"""A string that is said to be so long that its end has no number."""
+
+
+@pytest.mark.parametrize(
+    "row", [b"", WORD, WORD + TEXT[:-1], WORD + TEXT + b"x", WORD[:-1], b"\x01" + WORD + TEXT, WORD + LONG]
+)
 def test_torn_rows_are_no_rows(row: bytes) -> None:
     """A row that is too short or too long is CorruptionError, also among good ones."""
     schema = pa.schema({"a": pa.int64(), "b": pa.string()})
@@ -162,6 +169,33 @@ def test_torn_rows_are_no_rows(row: bytes) -> None:
     assert decode_rows([good], schema).num_rows == 1
     with pytest.raises(CorruptionError, match="are no rows of the key columns"):
         decode_rows([good, row, good], schema)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.none() | st.binary(max_size=7), max_size=30), st.sampled_from([pa.binary(), pa.large_binary()]))
+def test_strings_are_copied_some_at_a_time(values: list[bytes | None], data_type: pa.DataType) -> None:
+    """Those that are longer than what is copied together, alone."""
+    column = pa.array(values, data_type)
+    rows = packed_rows([column], pa.schema({"b": data_type}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keys, "_COPIED_BYTES", 5)
+        found = decode_rows(rows, pa.schema({"b": data_type}))
+    found.validate(full=True)
+    assert found.column(0).equals(column)
+
+
+def test_what_no_column_can_have_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Offsets of 32 bits are not wrapped around; a large column has room, and so have values of one width."""
+    monkeypatch.setattr(keys, "COLUMN_BYTES_MAX", 7)
+    for data_type in (pa.string(), pa.large_string(), pa.binary(4)):
+        rows = packed_rows([pa.array(["abcd", "efgh"]).cast(data_type)], pa.schema({"s": data_type}))
+        if data_type == pa.string():
+            with pytest.raises(
+                ConfigurationError, match=r"2 rows .* 8 bytes .* of type string.* cast it to large_string"
+            ):
+                decode_rows(rows, pa.schema({"s": data_type}))
+        else:
+            assert decode_rows(rows, pa.schema({"s": data_type})).num_rows == 2
 
 
 def test_packed_rows_come_back() -> None:

@@ -16,16 +16,22 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tidegate.storage.errors import CorruptionError
+from tidegate.storage.errors import ConfigurationError, CorruptionError
 
 _WORD_BYTES = 8
+_COPIED_BYTES = 1 << 20
+COLUMN_BYTES_MAX = (1 << 31) - 1
+"""Of a column of `string` or `binary`: its offsets are int32."""
 
 RowLength = Callable[[bytes, int], int]
 """Where the row ends that begins at a position of some bytes."""
 
 
 def decode_rows(rows: Sequence[bytes], schema: pa.Schema) -> pa.RecordBatch:
-    """The key columns of rows that consist of nothing else. CorruptionError for bytes that are no such rows."""
+    """The key columns of rows that consist of nothing else.
+
+    CorruptionError for bytes that are no such rows, ConfigurationError where they are too many for a column.
+    """
     sizes = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
     ends = np.cumsum(sizes)
     cursor = ends - sizes
@@ -43,7 +49,7 @@ def decode_rows(rows: Sequence[bytes], schema: pa.Schema) -> pa.RecordBatch:
         else:
             lengths = np.where(valid, _words_at(data, cursor), 0)
             starts = cursor + np.where(valid, _WORD_BYTES, 0)
-            if np.any((lengths < 0) | (starts + lengths > ends)):
+            if np.any((lengths < 0) | (lengths > ends - starts)):
                 raise _damaged(schema)
             arrays.append(_strings(data, starts, lengths, valid, field.type))
             cursor = starts + lengths
@@ -110,8 +116,7 @@ def _strings(
     rows = len(starts)
     offsets = np.zeros(rows + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
-    positions = np.repeat(starts - offsets[:-1], lengths) + np.arange(int(offsets[-1]))
-    content = data[positions]
+    content = _content(data, starts, offsets)
     if pa.types.is_fixed_size_binary(data_type) or pa.types.is_decimal(data_type):
         # A null has no bytes in the row, but its width in the column.
         width = data_type.byte_width
@@ -121,8 +126,36 @@ def _strings(
         values[valid] = content.reshape(-1, width)
         return pa.Array.from_buffers(data_type, rows, [_bitmap(valid), pa.py_buffer(values)])
     large = pa.types.is_large_string(data_type) or pa.types.is_large_binary(data_type)
+    if len(content) > COLUMN_BYTES_MAX and not large:
+        raise ConfigurationError(
+            f"{rows:,} rows of keyed state are needed at once, and have {len(content):,} bytes in a column of type "
+            f"{data_type}, which can have {COLUMN_BYTES_MAX:,}; cast it to large_{data_type}, or see to it that "
+            "batches have fewer rows"
+        )
     shaped = offsets if large else offsets.astype(np.int32)
     return pa.Array.from_buffers(data_type, rows, [_bitmap(valid), pa.py_buffer(shaped), pa.py_buffer(content)])
+
+
+def _content(data: NDArray[np.uint8], starts: NDArray[np.int64], offsets: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """The bytes from each start on, one string behind the other; string i is from offset i to the next one.
+
+    A few rows at a time, because places of bytes take many times as much as the bytes.
+    """
+    content = np.empty(int(offsets[-1]), dtype=np.uint8)
+    lengths = np.diff(offsets)
+    row, rows = 0, len(starts)
+    while row < rows:
+        begin = int(offsets[row])
+        stop = max(row + 1, int(np.searchsorted(offsets, begin + _COPIED_BYTES, side="right")) - 1)
+        end = int(offsets[stop])
+        if stop == row + 1:
+            content[begin:end] = data[starts[row] : starts[row] + end - begin]
+        else:
+            places = np.repeat(starts[row:stop] - offsets[row:stop], lengths[row:stop])
+            places += np.arange(begin, end)
+            content[begin:end] = data[places]
+        row = stop
+    return content
 
 
 def _bitmap(valid: NDArray[Any]) -> pa.Buffer | None:
