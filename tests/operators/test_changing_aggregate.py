@@ -172,6 +172,26 @@ def test_changes_of_values_of_any_type_are_told(given: pa.Array, other: pa.Array
     assert told(null, given) == [("a", "-U"), ("a", "+U")]
 
 
+@pytest.mark.parametrize(("kind", "data_type"), [("sum", pa.int64()), ("sum", pa.duration("ns")), ("mean", pa.int64())])
+def test_the_least_integer_is_taken_back(kind: str, data_type: pa.DataType) -> None:
+    """Its negative is none, but what is left is one: beside other rows, nulls, and rows that do not count."""
+    least = -(2**63)
+    rows = pa.schema({"k": pa.int64(), "v": data_type, "c": pa.bool_(), CHANGE: pa.string()})
+    operator = opened(ChangingAggregate(("k",), {"x": getattr(tg, kind)("v").where("c")}, takes_back=True))
+
+    def result(*changes: tuple[int | None, bool, str]) -> int:
+        values = pa.array([value for value, _, _ in changes], pa.int64()).view(data_type)
+        counts, kinds = (pa.array([change[at] for change in changes]) for at in (1, 2))
+        batch = pa.RecordBatch.from_arrays([pa.array([1] * len(changes)), values, counts, kinds], schema=rows)
+        out = run(operator, [batch], finish=False)[-1]
+        found: int = out.column("x").cast(pa.int64())[out.num_rows - 1].as_py()
+        return found
+
+    assert result((least, True, "+I"), (least, False, "+I"), (None, True, "+I")) == least
+    assert result((3, True, "+I")) == (least + 3 if kind == "sum" else least // 2)
+    assert result((least, False, "-D"), (least, True, "-D"), (None, True, "-D")) == 3
+
+
 def test_final_results_are_those_of_what_is_left() -> None:
     """Behind changes, too, with no word of rows that were taken back."""
     found = run(opened(_totals("final")), [_batch(("a", 1, "+I"), ("b", 2, "+I")), _batch(("a", 1, "-D"))])

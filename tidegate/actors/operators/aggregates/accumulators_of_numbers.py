@@ -72,7 +72,10 @@ class Sum:
 
     def take_out(self, slots: Slots, values: pa.Array, mask: Mask) -> None:
         """Take values out of the sums. OverflowError."""
-        self.add(slots, pc.negate_checked(_signed(values, self._aggregate.column)), mask)
+        values = _signed(values, self._aggregate.column)
+        if self._decimal is None and self._columns[0].dtype != np.float64:
+            values = self._take_out_least(slots, values, mask)
+        self.add(slots, pc.negate_checked(values), mask)
 
     def add_parts(self, slots: Slots, parts: Sequence[pa.Array], mask: Mask) -> None:
         """Add stored sums. OverflowError."""
@@ -80,6 +83,16 @@ class Sum:
             self.add(slots, parts[0], mask)
         else:
             self._add_words(slots, [fixed_values(part) for part in parts], mask)
+
+    def _take_out_least(self, slots: Slots, values: pa.Array, mask: Mask) -> pa.Array:
+        """Take out half of each least integer, whose negative is none. Returns what is left to be taken out."""
+        words = fixed_values(values)
+        least = words == np.iinfo(np.int64).min
+        if not least.any():
+            return values
+        half = words // 2
+        self.add(slots, pa.array(np.where(least, -half, 0)).view(values.type), mask)
+        return pa.array(np.where(least, half, words)).view(values.type)
 
     def _add_integers(self, slots: Slots, values: pa.Array, mask: Mask) -> None:
         name = self._aggregate.column
