@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tidegate.actors.kernels.columns import NO_MASK, Strings
 from tidegate.actors.kernels.sst_blocks import SLACK_BYTES
+from tidegate.actors.state_backends.rocksdb.bulk.gathered_rows import Slice
 from tidegate.actors.state_backends.rocksdb.bulk.sst_file import sst_file
 from tidegate.actors.state_backends.rocksdb.keys import order_of, strings_of
 from tidegate.storage.rocksdb.database import open_database, open_files
@@ -46,7 +47,7 @@ def take_in(database: rocksdict.Rdict, folder: Path, entries: Mapping[bytes, byt
             keys = strings([*some])
             values = None if removes else strings([value or b"" for value in some.values()])
             path = folder / f"{removes}.new"
-            path.write_bytes(b"".join(bytes(part) for part in sst_file(keys, values, order_of(keys), block_bytes)))
+            path.write_bytes(b"".join(sst_file([Slice(keys, values, order_of(keys))], block_bytes)))
             database.ingest_external_file([str(path)])
             path.unlink()
 
@@ -111,7 +112,7 @@ def test_rows_come_in_the_order_of_bytes(keys: list[bytes]) -> None:
 def test_keys_that_do_not_ascend_are_refused(keys: list[bytes]) -> None:
     """RocksDB believes what the file says, and would find the wrong row."""
     with pytest.raises(AssertionError, match="none comes twice"):
-        sst_file(strings(keys), strings([b""] * len(keys)), np.arange(len(keys)), 8_192)
+        list(sst_file([Slice(strings(keys), strings([b""] * len(keys)), np.arange(len(keys)))], 8_192))
 
 
 def test_a_key_that_is_not_there_is_hardly_looked_for(tmp_path: Path) -> None:
@@ -145,7 +146,7 @@ def test_whatever_is_damaged_is_found(tmp_path: Path) -> None:
     """
     parts = [number.to_bytes(8, "big") for number in range(2_000)]
     rows = dict(zip(parts, parts, strict=True))
-    file = [bytes(part) for part in sst_file(strings(parts), strings(parts), np.arange(2_000), 8_192)]
+    file = [bytes(part) for part in sst_file([Slice(strings(parts), strings(parts), np.arange(2_000))], 8_192)]
     whole = b"".join(file)
     ends = [0, *accumulate(map(len, file))]
     for turn, (start, stop) in enumerate(pairwise(ends)):

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidegate.actors.kernels.columns import NO_MASK, Strings, Words
-from tidegate.actors.kernels.jit import kernel
+from tidegate.actors.kernels.jit import kernel, store64
 
 
 def encode_rows(forms: Sequence[Words | Strings], rows: int, heads: NDArray[np.uint8] | None = None) -> Strings:
@@ -22,6 +22,8 @@ def encode_rows(forms: Sequence[Words | Strings], rows: int, heads: NDArray[np.u
     With `heads`, of shape (rows, bytes), each row begins with its head.
     """
     head_bytes = 0 if heads is None else heads.shape[1]
+    if all(isinstance(form, Words) and len(form.valid) == 0 for form in forms):
+        return _rows_of_words([form.words for form in forms if isinstance(form, Words)], rows, heads, head_bytes)
     sizes = np.full(rows, head_bytes, dtype=np.int64)
     for form in forms:
         widths = np.int64(9) if isinstance(form, Words) else np.diff(form.offsets) + 9
@@ -39,6 +41,28 @@ def encode_rows(forms: Sequence[Words | Strings], rows: int, heads: NDArray[np.u
         else:
             _encode_strings(form.offsets, form.data, form.valid, cursor, data)
     return Strings(offsets, data, NO_MASK)
+
+
+def _rows_of_words(
+    columns: Sequence[NDArray[np.int64]], rows: int, heads: NDArray[np.uint8] | None, head_bytes: int
+) -> Strings:
+    """Rows that are all of one width."""
+    width = head_bytes + 9 * len(columns)
+    data = np.empty(rows * width, dtype=np.uint8)
+    if heads is not None:
+        data.reshape(rows, width)[:, :head_bytes] = heads
+    for position, words in enumerate(columns):
+        _encode_column(words, head_bytes + 9 * position, width, data)
+    return Strings(np.arange(rows + 1, dtype=np.int64) * width, data, NO_MASK)
+
+
+@kernel
+def _encode_column(words: NDArray[np.int64], first: int, width: int, data: NDArray[np.uint8]) -> None:
+    """Write a byte 1 and a word each so many bytes, from `first` on."""
+    for i in range(words.shape[0]):
+        at = first + i * width
+        data[at] = 1
+        store64(data, at + 1, np.uint64(words[i]))
 
 
 @kernel

@@ -33,6 +33,7 @@ _HASH_SEED, _HASH_FACTOR = np.uint32(0xBC9F1D34), np.uint32(0xC6A4A793)
 @kernel
 def lay_out(
     order: NDArray[np.int64],
+    first: int,
     key_offsets: NDArray[np.int64],
     keys: NDArray[np.uint8],
     value_offsets: NDArray[np.int64],
@@ -46,12 +47,13 @@ def lay_out(
 ) -> int:
     """Write entries of one kind, in this order of rows, as blocks of about so many bytes, with room for trailers.
 
-    Of each block, `stops` gets where it stops, and `lasts` its last row. `places` is room to work in. Returns how many
-    blocks there are, or -1 if keys do not ascend.
+    It begins with the row at `first`, and ends where `stops` is full or no row is left. Of each block, `stops` gets
+    where it stops, and `lasts` where its last row is in `order`. `places` is room to work in. Returns how many blocks
+    there are, or -1 if keys do not ascend.
     """
-    at, start, in_block, restarts, blocks, previous = 0, 0, 0, 0, 0, order[0]
+    at, start, in_block, restarts, blocks = 0, 0, 0, 0, 0
     rows = order.shape[0]
-    for i in range(rows):
+    for i in range(first, rows):
         if i + _AHEAD < rows:
             prefetch(keys, key_offsets[order[i + _AHEAD]])
             prefetch(values, value_offsets[order[i + _AHEAD]])
@@ -60,8 +62,8 @@ def lay_out(
         key_bytes, value_bytes = key_offsets[row + 1] - key, value_offsets[row + 1] - value
         shared = np.int64(0)
         if i > 0:
-            former = key_offsets[previous]
-            former_bytes = key_offsets[previous + 1] - former
+            former = key_offsets[order[i - 1]]
+            former_bytes = key_offsets[order[i - 1] + 1] - former
             shared = _shared(keys, key, former, min(key_bytes, former_bytes))
             if shared == key_bytes or (shared < former_bytes and keys[key + shared] < keys[former + shared]):
                 return -1
@@ -81,13 +83,14 @@ def lay_out(
             store64(out, at + j, load64(values, value + j))
         at += value_bytes
         in_block += 1
-        previous = row
         if at - start >= block_bytes or i == rows - 1:
             for j in range(restarts):
                 at = _put_fixed32(np.uint64(places[j]), at, out)
             at = _put_fixed32(np.uint64(restarts), at, out)
-            stops[blocks], lasts[blocks] = at, row
+            stops[blocks], lasts[blocks] = at, i
             blocks += 1
+            if blocks == stops.shape[0]:
+                break
             at += TRAILER_BYTES
             start, in_block, restarts = at, 0, 0
     return blocks
@@ -102,10 +105,19 @@ def seal(starts: NDArray[np.int64], stops: NDArray[np.int64], out: NDArray[np.ui
 
 
 @kernel
-def fill_filter(offsets: NDArray[np.int64], keys: NDArray[np.uint8], lines: int, out: NDArray[np.uint8]) -> None:
+def hash_keys(offsets: NDArray[np.int64], keys: NDArray[np.uint8], hashes: NDArray[np.uint32]) -> None:
+    """The hash of each key, as the filter has it."""
+    for i in range(hashes.shape[0]):
+        hashes[i] = _filter_hash(keys, offsets[i], offsets[i + 1])
+
+
+@kernel
+def fill_filter(hashes: NDArray[np.uint32], lines: int, out: NDArray[np.uint8]) -> None:
     """Set the bits of all keys in the lines of a Bloom filter, all of which were 0."""
-    for i in range(offsets.shape[0] - 1):
-        h = _filter_hash(keys, offsets[i], offsets[i + 1])
+    for i in range(hashes.shape[0]):
+        if i + _AHEAD < hashes.shape[0]:
+            prefetch(out, np.int64(hashes[i + _AHEAD] % np.uint32(lines)) * LINE_BYTES)
+        h = hashes[i]
         line = np.int64(h % np.uint32(lines)) * LINE_BYTES
         step = np.uint32((h >> np.uint32(17)) | (h << np.uint32(15)))
         for _ in range(PROBES):

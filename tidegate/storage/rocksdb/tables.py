@@ -40,16 +40,19 @@ class TableLayout:
 
     def encoded(self, columns: Sequence[pa.Array]) -> NDArray[np.uint8]:
         """The same, of shape (rows, bytes)."""
-        rows = np.zeros(len(columns[0]), dtype=self.dtype)
-        valid = np.ones((len(rows), len(columns)), dtype=np.uint8)
+        rows = np.empty(len(columns[0]), dtype=self.dtype)
         for position, column in enumerate(columns):
             name = f"c{position}"
-            if column.null_count:
-                valid[:, position] = column.is_valid().to_numpy(zero_copy_only=False)
             if len(column):
                 width = self.dtype[name].itemsize
                 values = np.frombuffer(column.buffers()[1], dtype=self.dtype[name], offset=column.offset * width)
                 rows[name] = values[: len(column)]
+        # Of most columns no value is null, and then all rows have the same bits.
+        nulls = any(column.null_count for column in columns)
+        valid = np.ones((len(rows) if nulls else 1, len(columns)), dtype=np.uint8)
+        for position, column in enumerate(columns):
+            if column.null_count:
+                valid[:, position] = column.is_valid().to_numpy(zero_copy_only=False)
         rows["valid"] = np.packbits(valid, axis=1, bitorder="little")
         return rows.view(np.uint8).reshape(len(rows), self.dtype.itemsize)
 

@@ -32,7 +32,8 @@ DESCRIPTION_NAME = "TIDEGATE"
 _UNCHANGING_SUFFIX = ".sst"
 """Tables of RocksDB are only ever made and deleted, so a link to one is as good as a copy."""
 
-_PART_BYTES = 4 * 1024 * 1024
+_PART_BYTES = 1024 * 1024
+"""Less than what glibc maps by itself: memory of larger parts would be new each time, and cleared first."""
 
 
 def write_native(store: Store, dir_path: str, frozen: FrozenNative, base: NativeState | None) -> NativeState:

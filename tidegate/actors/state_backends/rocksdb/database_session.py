@@ -197,7 +197,7 @@ class RocksSession:
                 batch.put(key, value)
         self._write(batch)
 
-    def ingest(self, file: Iterable[bytes | memoryview]) -> None:
+    def ingest(self, file: Iterable[bytes | bytearray]) -> None:
         """Take in an SST file, over what is there, of which a snapshot that is not written yet knows. StorageError.
 
         It becomes a file of the database under another name. RocksDB would write its memory to files before, and sync

@@ -1,6 +1,8 @@
 """`RowWriter`: many rows of one state on their way into the database, as an SST file or by write batches. Rules:
 
-- Rows are gathered until they would fill a write buffer. So a file is as large as one that RocksDB makes of its memory.
+- Rows of a snapshot are gathered until they would fill three write buffers, which are half of the database's memory,
+  and others until they would fill one. Files of a snapshot lie over those of the one before, each has keys of all key
+  groups, and some of them start a compaction, however large they are: so there are few.
 - Few rows go into RocksDB's memory, where those of several calls come together. So do more of them if they make room,
   until they are half a write buffer. Rows of a snapshot become a file in any case: it is made here, if nothing else
   waits in memory.
@@ -9,17 +11,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import repeat
 
-import numpy as np
-from numpy.typing import NDArray
-
-from tidegate.actors.kernels.columns import NO_MASK, Strings
-from tidegate.actors.kernels.sst_blocks import SLACK_BYTES
+from tidegate.actors.kernels.columns import Strings
+from tidegate.actors.state_backends.rocksdb.bulk.gathered_rows import GatheredRows
 from tidegate.actors.state_backends.rocksdb.bulk.sst_file import sst_file
 from tidegate.actors.state_backends.rocksdb.database_session import RocksSession
-from tidegate.actors.state_backends.rocksdb.keys import order_of, string_pieces
+from tidegate.actors.state_backends.rocksdb.keys import string_pieces
 
+_SNAPSHOT_BUFFERS = 3
+"""So many write buffers are one file of a snapshot at most."""
 _BATCH_ROWS = 8_192
 """Rows that are written with one batch. They become Python values, so many at a time."""
 
@@ -27,57 +29,38 @@ _BATCH_ROWS = 8_192
 class RowWriter:
     """Puts rows, or removes them. Who uses it sees to it that the database may be written to (`Unwritten`)."""
 
-    def __init__(self, session: RocksSession, removes: bool, for_snapshot: bool) -> None:
+    def __init__(self, session: RocksSession, for_snapshot: bool) -> None:
         self._session = session
-        self._removes = removes
         self._for_snapshot = for_snapshot
-        self._keys: list[Strings] = []
-        self._values: list[Strings] = []
-        self._rows = 0
-        self._size_bytes = 0
+        self._size_bytes_max = session.write_buffer_bytes * (_SNAPSHOT_BUFFERS if for_snapshot else 1)
+        self._gathered = GatheredRows()
 
-    def add(self, keys: Strings, values: Strings | None) -> None:
-        """Write rows under these database keys, soon: with `finish` at the latest. StorageError."""
-        self._keys.append(keys)
-        self._rows += len(keys.offsets) - 1
-        self._size_bytes += len(keys.data)
-        if values is not None:
-            self._values.append(values)
-            self._size_bytes += len(values.data)
-        if self._size_bytes >= self._session.write_buffer_bytes:
+    def add(self, keys: Strings, values: Strings | None, first_group: int = 0, group_rows: Sequence[int] = ()) -> None:
+        """Write rows under these database keys, soon: with `finish` at the latest. StorageError.
+
+        One writer is given values each time, or never: then keys are removed. Rows that are sorted by key group say so,
+        as a `StateChunk` does.
+        """
+        self._gathered.add(keys, values, first_group, group_rows)
+        if self._gathered.size_bytes >= self._size_bytes_max:
             self.finish()
 
     def finish(self) -> None:
         """Write what was added. StorageError."""
-        if not self._rows:
+        if not self._gathered.rows:
             return
-        keys, values = _together(self._keys), None if self._removes else _together(self._values)
-        order = order_of(keys)
         if self._makes_file:
-            self._session.ingest(sst_file(keys, values, order, self._session.block_bytes))
-        else:
-            of_keys = string_pieces(keys, order, _BATCH_ROWS)
-            of_values = repeat(None) if values is None else string_pieces(values, order, _BATCH_ROWS)
+            self._session.ingest(sst_file(self._gathered.slices(), self._session.block_bytes))
+            return
+        for some in self._gathered.slices():
+            of_keys = string_pieces(some.keys, some.order, _BATCH_ROWS)
+            of_values = repeat(None) if some.values is None else string_pieces(some.values, some.order, _BATCH_ROWS)
             for some_keys, some_values in zip(of_keys, of_values, strict=False):
                 self._session.apply(some_keys, some_values)
-        self._keys, self._values, self._rows, self._size_bytes = [], [], 0, 0
 
     @property
     def _makes_file(self) -> bool:
-        if self._rows < self._session.file_rows_min:
+        if self._gathered.rows < self._session.file_rows_min:
             return False
-        fills = 2 * self._size_bytes >= self._session.write_buffer_bytes
+        fills = 2 * self._gathered.size_bytes >= self._session.write_buffer_bytes
         return fills or (self._for_snapshot and self._session.memory_is_empty)
-
-
-def _together(parts: list[Strings]) -> Strings:
-    """All strings of some columns without nulls, with the slack that an SST file needs."""
-    sizes = [int(part.offsets[-1]) for part in parts]
-    data = np.empty(sum(sizes) + SLACK_BYTES, dtype=np.uint8)
-    offsets: list[NDArray[np.int64]] = [np.zeros(1, dtype=np.int64)]
-    at = 0
-    for part, size in zip(parts, sizes, strict=True):
-        data[at : at + size] = part.data[:size]
-        offsets.append(part.offsets[1:] + at)
-        at += size
-    return Strings(np.concatenate(offsets), data, NO_MASK)

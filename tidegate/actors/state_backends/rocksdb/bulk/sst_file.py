@@ -21,7 +21,7 @@ The same is in RocksDB's sources: `table/block_based/block_based_table_builder.c
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
 import numpy as np
@@ -35,11 +35,14 @@ from tidegate.actors.kernels.sst_blocks import (
     LINE_BYTES,
     PROBES,
     SLACK_BYTES,
+    SUFFIX_BYTES,
     TRAILER_BYTES,
     fill_filter,
+    hash_keys,
     lay_out,
     seal,
 )
+from tidegate.actors.state_backends.rocksdb.bulk.gathered_rows import Slice
 
 _PUT, _REMOVED = 1, 0
 _PLAIN, _LZ4 = b"\0", b"\4"
@@ -50,60 +53,70 @@ _HANDLES_BYTES = 40
 _KEY_BITS = 10
 """Of the filter, for each key."""
 _EXTERNAL_VERSION = 2
+_ASCEND = "keys of an SST file ascend, and none comes twice"
 
-Buffer: TypeAlias = bytes | memoryview
+_PIECE_BYTES = 256 * 1024
+"""So much is laid out before it is compressed: as much as stays in the cache."""
+
 _Entries: TypeAlias = Iterable[tuple[bytes, bytes]]
+_Place: TypeAlias = tuple[bytes, int, int]
+"""Of a block: its last key, where it starts, and where it stops without its trailer."""
 
 
-def sst_file(keys: Strings, values: Strings | None, order: NDArray[np.int64], block_bytes: int) -> list[Buffer]:
-    """The file, in parts. Entries are in `order`, in which keys ascend; without values they are removed.
+def sst_file(slices: Iterable[Slice], block_bytes: int) -> Iterator[bytes | bytearray]:
+    """The file, in parts. Without values the entries of a slice are removed.
 
-    At least one entry; behind all keys, and behind all values, are `SLACK_BYTES` more.
+    At least one slice. Their keys ascend, and so do those of one slice after the other.
     """
-    rows = len(order)
-    kind = _REMOVED if values is None else _PUT
-    values = (
-        Strings(np.zeros(rows + 1, dtype=np.int64), np.zeros(SLACK_BYTES, dtype=np.uint8), NO_MASK)
-        if values is None
-        else values
-    )
-    stops, lasts, blocks = _blocks(keys, values, order, kind, block_bytes)
-    packed, starts, sealed = _compressed(blocks, stops)
-    parts = _Parts(packed)
-    suffix = struct.pack("<Q", kind)
-    last_keys = [keys.data[keys.offsets[row] : keys.offsets[row + 1]].tobytes() + suffix for row in lasts.tolist()]
-    places = [_varint(start) + _varint(stop - start) for start, stop in zip(starts, sealed, strict=True)]
-    index = _block(zip(last_keys, places, strict=True))
-    whole_filter = _filter(keys)
+    index: list[tuple[bytes, bytes]] = []
+    hashes: list[NDArray[np.uint32]] = []
+    size_bytes = removed = keys_bytes = values_bytes = 0
+    for some in slices:
+        keys, values = some.keys, some.values
+        if values is None:
+            values = Strings(np.zeros_like(keys.offsets), np.zeros(SLACK_BYTES, dtype=np.uint8), NO_MASK)
+            removed += len(some.order)
+        _see_to_order(index, keys, some.order)
+        kind = _REMOVED if some.values is None else _PUT
+        for piece, blocks in _pieces(keys, values, some.order, kind, block_bytes):
+            index += ((key, _varint(size_bytes + start) + _varint(stop - start)) for key, start, stop in blocks)
+            size_bytes += len(piece)
+            yield piece
+        hashes.append(_hashes(keys))
+        keys_bytes, values_bytes = keys_bytes + int(keys.offsets[-1]), values_bytes + int(values.offsets[-1])
+    rows = sum(map(len, hashes))
+    whole_filter, whole_index = _filter(np.concatenate(hashes)), _block(index)
     properties = {
         b"rocksdb.block.based.table.index.type": struct.pack("<I", 0),
         b"rocksdb.comparator": b"leveldb.BytewiseComparator",
-        b"rocksdb.data.size": _varint(len(packed)),
-        b"rocksdb.deleted.keys": _varint(rows if kind == _REMOVED else 0),
+        b"rocksdb.data.size": _varint(size_bytes),
+        b"rocksdb.deleted.keys": _varint(removed),
         b"rocksdb.external_sst_file.global_seqno": bytes(8),
         b"rocksdb.external_sst_file.version": struct.pack("<I", _EXTERNAL_VERSION),
         b"rocksdb.filter.size": _varint(len(whole_filter)),
-        b"rocksdb.index.size": _varint(len(index)),
-        b"rocksdb.num.data.blocks": _varint(len(starts)),
+        b"rocksdb.index.size": _varint(len(whole_index)),
+        b"rocksdb.num.data.blocks": _varint(len(index)),
         b"rocksdb.num.entries": _varint(rows),
-        b"rocksdb.raw.key.size": _varint(int(keys.offsets[-1]) + 8 * rows),
-        b"rocksdb.raw.value.size": _varint(int(values.offsets[-1])),
+        b"rocksdb.raw.key.size": _varint(keys_bytes + SUFFIX_BYTES * rows),
+        b"rocksdb.raw.value.size": _varint(values_bytes),
     }
+    parts = _Parts(size_bytes)
     of_filter = parts.add(whole_filter)
     of_properties = parts.add(_block(sorted(properties.items())))
-    of_index = parts.add(index)
+    of_index = parts.add(whole_index)
     names = [(b"fullfilter.rocksdb.BuiltinBloomFilter", of_filter), (b"rocksdb.properties", of_properties)]
     of_names = parts.add(_block(names))
     handles = (of_names + of_index).ljust(_HANDLES_BYTES, b"\0")
-    return [*parts.done, _XXH64 + handles + struct.pack("<IQ", _VERSION, _MAGIC)]
+    yield from parts.done
+    yield _XXH64 + handles + struct.pack("<IQ", _VERSION, _MAGIC)
 
 
 class _Parts:
-    """What the file has so far."""
+    """What follows the blocks of entries, which have so many bytes."""
 
-    def __init__(self, blocks: NDArray[np.uint8]) -> None:
-        self.done: list[Buffer] = [blocks.data]
-        self._size_bytes = len(blocks)
+    def __init__(self, size_bytes: int) -> None:
+        self.done: list[bytes] = []
+        self._size_bytes = size_bytes
 
     def add(self, content: bytes) -> bytes:
         """Add a part with its trailer. Its handle: place and length."""
@@ -115,24 +128,55 @@ class _Parts:
         return handle
 
 
-def _blocks(
+def _see_to_order(index: list[tuple[bytes, bytes]], keys: Strings, order: NDArray[np.int64]) -> None:
+    """The first key of a slice comes behind the last one of the slice before."""
+    if index:
+        first_key = keys.data[keys.offsets[order[0]] : keys.offsets[order[0] + 1]].tobytes()
+        assert index[-1][0][:-SUFFIX_BYTES] < first_key, _ASCEND
+
+
+def _pieces(
     keys: Strings, values: Strings, order: NDArray[np.int64], kind: int, block_bytes: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8]]:
-    """Where each block stops, its last row, and all blocks with room for trailers."""
+) -> Iterator[tuple[bytearray, list[_Place]]]:
+    """All blocks, some at a time: compressed, with trailers; and of each its last key, and its place among them.
+
+    What is laid out is compressed while it is in the cache.
+    """
     rows = len(order)
-    size_bytes = int(keys.offsets[-1] + values.offsets[-1]) + rows * ENTRY_BYTES_MAX
-    blocks_max = min(rows, size_bytes // block_bytes + 1)
-    out = np.empty(size_bytes + blocks_max * (TRAILER_BYTES + 4) + SLACK_BYTES, dtype=np.uint8)
-    stops, lasts = np.empty(blocks_max, dtype=np.int64), np.empty(blocks_max, dtype=np.int64)
+    suffix = struct.pack("<Q", kind)
     places = np.empty(min(rows, block_bytes), dtype=np.int64)
-    blocks = lay_out(
-        order, keys.offsets, keys.data, values.offsets, values.data, kind, block_bytes, places, out, stops, lasts
-    )
-    assert blocks > 0, "keys of an SST file ascend, and none comes twice"
-    return stops[:blocks], lasts[:blocks], out
+    # A block's last entry begins before it is large enough. Each of its places takes 4 bytes, and so does their number.
+    entry_bytes_max = int(np.diff(keys.offsets).max()) + int(np.diff(values.offsets).max()) + ENTRY_BYTES_MAX
+    block_bytes_max = block_bytes + entry_bytes_max + 4 * len(places) + 4 + TRAILER_BYTES
+    blocks_max = min(rows, max(1, _PIECE_BYTES // (block_bytes + entry_bytes_max)))
+    out = np.empty(blocks_max * block_bytes_max + SLACK_BYTES, dtype=np.uint8)
+    stops, lasts = np.empty(blocks_max, dtype=np.int64), np.empty(blocks_max, dtype=np.int64)
+    first = 0
+    while first < rows:
+        blocks = lay_out(
+            order,
+            first,
+            keys.offsets,
+            keys.data,
+            values.offsets,
+            values.data,
+            kind,
+            block_bytes,
+            places,
+            out,
+            stops,
+            lasts,
+        )
+        assert blocks > 0, _ASCEND
+        packed, starts, sealed = _compressed(out, stops[:blocks])
+        last_rows = order[lasts[:blocks]]
+        bounds = zip(keys.offsets[last_rows].tolist(), keys.offsets[last_rows + 1].tolist(), strict=True)
+        last_keys = [keys.data[begin:end].tobytes() + suffix for begin, end in bounds]
+        yield packed, [*zip(last_keys, starts, sealed, strict=True)]
+        first = int(lasts[blocks - 1]) + 1
 
 
-def _compressed(blocks: NDArray[np.uint8], stops: NDArray[np.int64]) -> tuple[NDArray[np.uint8], list[int], list[int]]:
+def _compressed(blocks: NDArray[np.uint8], stops: NDArray[np.int64]) -> tuple[bytearray, list[int], list[int]]:
     """All blocks compressed, with trailers, and where each starts and stops without its trailer."""
     codec, laid_out = pa.Codec("lz4_raw"), pa.py_buffer(blocks)
     parts: list[bytes] = []
@@ -146,17 +190,23 @@ def _compressed(blocks: NDArray[np.uint8], stops: NDArray[np.int64]) -> tuple[ND
         sealed.append(at + len(content))
         at += len(content) + TRAILER_BYTES
         start = stop + TRAILER_BYTES
-    whole = np.frombuffer(bytearray().join(parts), dtype=np.uint8)
-    seal(np.array(starts, dtype=np.int64), np.array(sealed, dtype=np.int64), whole)
+    whole = bytearray().join(parts)
+    seal(np.array(starts, dtype=np.int64), np.array(sealed, dtype=np.int64), np.frombuffer(whole, dtype=np.uint8))
     return whole, starts, sealed
 
 
-def _filter(keys: Strings) -> bytes:
+def _hashes(keys: Strings) -> NDArray[np.uint32]:
+    """Of each key, for the filter."""
+    hashes = np.empty(len(keys.offsets) - 1, dtype=np.uint32)
+    hash_keys(keys.offsets, keys.data, hashes)
+    return hashes
+
+
+def _filter(hashes: NDArray[np.uint32]) -> bytes:
     """A Bloom filter, and how it is to be read. The number of its lines is odd."""
-    rows = len(keys.offsets) - 1
-    lines = -(-rows * _KEY_BITS // (8 * LINE_BYTES)) | 1
+    lines = -(-len(hashes) * _KEY_BITS // (8 * LINE_BYTES)) | 1
     bits = np.zeros(lines * LINE_BYTES, dtype=np.uint8)
-    fill_filter(keys.offsets, keys.data, lines, bits)
+    fill_filter(hashes, lines, bits)
     return bits.tobytes() + struct.pack("<BI", PROBES, lines)
 
 

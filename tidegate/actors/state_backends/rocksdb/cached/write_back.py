@@ -99,7 +99,7 @@ class WriteBack(ABC):
             return
         if unwritten is None or unwritten.done or 2 * size_bytes > 3 * self._cache_bytes:
             self._settle()
-            puts, removals = (RowWriter(self._session, removes, for_snapshot=False) for removes in (False, True))
+            puts, removals = (RowWriter(self._session, for_snapshot=False) for _ in range(2))
             self.hot.make_room(
                 self._cache_bytes,
                 lambda rows, values: (removals if values is None else puts).add(*self._encoded(rows, values)),
@@ -115,10 +115,11 @@ class WriteBack(ABC):
     def _writing(self, states: Sequence[FrozenState]) -> Iterator[object]:
         columns = len(self._identity) if states else 0
         for state in states:
-            writer = RowWriter(self._session, state.removed, for_snapshot=True)
+            writer = RowWriter(self._session, for_snapshot=True)
             for chunk in state.chunks():
                 rows, values = chunk.rows, None if state.removed else chunk.rows.columns[columns:]
-                writer.add(*self._encoded(rows.select(range(columns)), values))
+                encoded = self._encoded(rows.select(range(columns)), values)
+                writer.add(*encoded, chunk.first_group, chunk.group_rows)
                 yield None
             writer.finish()
 
