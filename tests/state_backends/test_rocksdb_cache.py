@@ -22,7 +22,7 @@ from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.rocksdb.frozen import FrozenRocks
 from tidegate.storage.state.snapshot import Cut
-from tidegate.storage.subtasks.backend_files import read_native, write_native
+from tidegate.storage.subtasks.backend_files import fetch_native, read_native, tables_of_fetched, write_native
 
 
 @pytest.fixture
@@ -94,6 +94,48 @@ def test_rows_in_memory_are_neither_read_nor_written(tmp_path: Path, monkeypatch
     freeze(table, 2).files()
     assert sum(map(len, written)) == 7
     table.backend.close()
+
+
+def test_new_keys_are_looked_for_once_others_may_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not as long as all rows are in memory, whatever was written and removed; but once rows have left."""
+    table = opened(tmp_path, 10 * CACHE_BYTES)
+    read = calls_of(monkeypatch, "fetch")
+    table.batch([(key, 1.0) for key in range(100)])
+    freeze(table, 1).files()
+    table.batch([(key, REMOVE) for key in range(50)])
+    freeze(table, 2).files()
+    table.batch([(key, 2.0) for key in range(40, 130)])
+    assert not read
+    assert isinstance(table.table, CachedTable)
+    with monkeypatch.context() as patched:
+        patched.setattr(table.table, "_cache_bytes", 1)
+        table.batch([(0, 3.0)])
+    table.batch([(key, 4.0) for key in range(200)])
+    assert read
+    table.check()
+    table.backend.close()
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_rows_that_were_restored_are_found(tmp_path: Path, store: FileSystemStore, native: bool) -> None:
+    """By the first batch: of keys that are not in memory, whether rows were loaded or files were opened."""
+    table = opened(tmp_path, 10 * CACHE_BYTES)
+    table.batch([(key, 1.0) for key in range(100)])
+    stored = frozen(table, store, 1)
+    table.backend.close()
+    folder = str(tmp_path / "again" / "db")
+    if native:
+        fetch_native(store, stored, folder)
+    tables_of = tables_of_fetched(stored) if native else list(read_native(store, stored))
+    again = Table(
+        lambda _: rocks_backend(tuple(KEYS.names), MAX_PARALLELISM, None, folder, cache_bytes=10 * CACHE_BYTES),
+        True,
+        tables_of,
+        table.expected(),
+    )
+    again.batch([(key, 2.0) for key in range(50, 150)])
+    again.check()
+    again.backend.close()
 
 
 def test_memory_stays_bounded(table: Table) -> None:

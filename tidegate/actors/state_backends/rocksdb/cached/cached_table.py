@@ -44,6 +44,7 @@ class CachedTable(RocksTable, WriteBack):
         grouped_by = key_names[1:] if session.namespace else None
         self._space = KeySpace(session.max_parallelism, key_names, grouped_by=grouped_by)
         self._hot = self._hot_rows(specs)
+        self._hot.is_whole = session.is_empty
 
     @property
     def hot(self) -> HotRows:
@@ -73,6 +74,11 @@ class CachedTable(RocksTable, WriteBack):
         self.hot.done()
         self._make_room()
 
+    def put(self, keys: Sequence[bytes], columns: Sequence[pa.Array]) -> None:
+        """Write rows over what is there, before the first batch. StorageError."""
+        self._hot.is_whole = False
+        super().put(keys, columns)
+
     def scan(self, rows_max: int) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
         """All keys, sorted by key group, in batches, with their slots. Other batches may come between two of them."""
         self.write_all()
@@ -92,8 +98,6 @@ class CachedTable(RocksTable, WriteBack):
 
     def _fetched(self, keys: pa.RecordBatch) -> tuple[NDArray[np.int64], Sequence[pa.Array]]:
         session = self._session
-        if session.is_empty:
-            return np.zeros(0, dtype=np.int64), [pa.nulls(0, spec.data_type) for spec in self.specs]
         stored, order = ordered_keys(keys, session.max_parallelism, self.state.number, namespace=session.namespace)
         rows = session.fetch(stored)
         found = order[[row is not None for row in rows]]

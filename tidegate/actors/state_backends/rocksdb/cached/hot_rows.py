@@ -2,7 +2,8 @@
 
 `CachedTable` has one. Rules:
 - A key that has a slot here is as it is here, also where it has no row; the database may know an older row. A key
-  without a slot is as the database has it, and is read from there when it first comes.
+  without a slot is as the database has it, and is read from there when it first comes. As long as the database has had
+  no row but of keys that have slots (`is_whole`), such a key is new, and is not looked for.
 - What has changed is written when a snapshot is taken, or when its slot is given to others.
 - Room is made for so many rows at once that it pays. Those go that have not been asked for again since room was last
   made, the longest known first.
@@ -48,6 +49,8 @@ class HotRows(ColumnarTable):
         self._asked_again: Bitmap = np.zeros(words_for(0), dtype=np.uint64)
         """Slots whose keys have come in a batch after that which brought them in."""
         self._snapshots = 0
+        self.is_whole = False
+        """Whether a key without a slot has no row anywhere. Who knows says so, and takes it back; so does `make_room`."""
         super().__init__(space, name, specs, incremental=True)
 
     @property
@@ -145,10 +148,11 @@ class HotRows(ColumnarTable):
 
     def _perhaps_stored(self, keys: pa.RecordBatch, upserted: Upserted) -> NDArray[np.int32]:
         """Of the rows with new keys those that the database may have."""
-        return upserted.new_rows
+        return upserted.new_rows[:0] if self.is_whole else upserted.new_rows
 
     def _leave(self, gone: NDArray[np.int32]) -> None:
         """These slots have rows, which are in the database now, and nowhere else."""
+        self.is_whole = self.is_whole and not len(gone)
 
     def _take_in(self, slots: NDArray[np.int32], columns: Sequence[pa.Array]) -> None:
         """Put rows of the database into new slots."""
