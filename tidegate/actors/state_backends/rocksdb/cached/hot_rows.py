@@ -50,7 +50,7 @@ class HotRows(ColumnarTable):
         """Slots whose keys have come in a batch after that which brought them in."""
         self._snapshots = 0
         self.is_whole = False
-        """Whether a key without a slot has no row anywhere. Who knows says so, and takes it back; so does `make_room`."""
+        """Whether a key without a slot has no row anywhere. Who knows says so; `put` and `make_room` end it."""
         super().__init__(space, name, specs, incremental=True)
 
     @property
