@@ -10,6 +10,7 @@ from typing import Any
 
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from local_jobs import finish, local, rows
 
@@ -171,6 +172,29 @@ def test_what_polars_cannot_hold_passes_and_is_not_read(column: pa.Array) -> Non
                 tg.ConfigurationError, match=f"'d' is {re.escape(str(column.type))}, which no expression"
             ):
                 refused()
+
+
+_RUNS = pc.run_end_encode(pa.array(["a", "a"]))
+_UNION = pa.UnionArray.from_sparse(pa.array([0, 1], pa.int8()), [pa.array([1, 2]), pa.array(["a", "b"])])
+
+
+@pytest.mark.parametrize(
+    ("column", "advice"),
+    [
+        (_RUNS, "run_end_decode"),
+        (_UNION, "a struct"),
+        (pa.StructArray.from_arrays([_RUNS], ["r"]), "run_end_decode"),
+        (pa.ListArray.from_arrays([0, 1, 2], _UNION), "a struct"),
+    ],
+)
+def test_columns_without_single_rows_are_refused(column: pa.Array, advice: str) -> None:
+    """Of data, and of what a function is said to return."""
+    words = rf"column 'd' is {re.escape(str(column.type))}, of which single rows cannot be taken; .*{advice}"
+    with local(1) as env:
+        with pytest.raises(tg.ConfigurationError, match=words):
+            env.from_batches(pa.table({"d": column}))
+        with pytest.raises(tg.ConfigurationError, match=words):
+            timed(env).map_batches(lambda batch: batch, schema=pa.schema({"d": column.type}))
 
 
 @pytest.mark.parametrize("column", LACKED, ids=lambda column: str(column.type))

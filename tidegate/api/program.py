@@ -19,7 +19,7 @@ from tidegate.api.views import Views
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.store import OpenStore
 from tidegate.storage.ids import OperatorUid
-from tidegate.storage.schemas.plain_types import holds_views, without_views
+from tidegate.storage.schemas.plain_types import form_with_rows, holds_views, without_views
 from tidegate.storage.schemas.reserved_names import check_not_reserved
 
 _NAME_IN_UID_CHARACTERS = 100
@@ -95,7 +95,7 @@ class Program:
 def check_plain(schema: pa.Schema, where: str) -> None:
     """Raise ConfigurationError for what is no schema, for columns that are called as tidegate's own, and for views.
 
-    Files and kernels lack views.
+    So for columns of which Arrow cannot take single rows. Files and kernels lack all of these.
     """
     if not isinstance(schema, pa.Schema):
         raise ConfigurationError(f"{where}: the schema must be a pyarrow Schema, not {type(schema).__name__}")
@@ -106,3 +106,7 @@ def check_plain(schema: pa.Schema, where: str) -> None:
         if holds_views(field.type):
             instead = without_views(field.type)
             raise ConfigurationError(f"{where}: column {field.name!r} is {field.type}, a view; use {instead} instead")
+        if (instead := form_with_rows(field.type)) is not None:
+            raise ConfigurationError(
+                f"{where}: column {field.name!r} is {field.type}, of which single rows cannot be taken; {instead}"
+            )

@@ -43,6 +43,18 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
     return pa.schema([field.with_type(without_views(field.type)) for field in schema])
 
 
+def form_with_rows(data_type: pa.DataType) -> str | None:
+    """What to do with values of a type if Arrow cannot take some of them from a column, as all steps do; else None."""
+    if pa.types.is_run_end_encoded(data_type):
+        return "decode it first, with pyarrow.compute.run_end_decode"
+    if pa.types.is_union(data_type):
+        return "use a struct with a field for each type"
+    if pa.types.is_dictionary(data_type):
+        return form_with_rows(data_type.value_type)
+    fields = (data_type.field(position) for position in range(data_type.num_fields))
+    return next((found for field in fields if (found := form_with_rows(field.type)) is not None), None)
+
+
 def settled_type(data_type: pa.DataType) -> pa.DataType:
     """The type without polars' variants.
 
