@@ -6,10 +6,11 @@ Which files there are, and for which key groups each is needed, is found out by 
 from __future__ import annotations
 
 import os
+import re
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from tidegate.storage.checkpoints.metadata import NativeFile, NativeState
 from tidegate.storage.errors import TidegateError
@@ -17,14 +18,19 @@ from tidegate.storage.ids import OperatorUid
 from tidegate.storage.rocksdb.database import MEMORY_BYTES_MIN, open_files, reported
 from tidegate.storage.rocksdb.value_layout import HEAD, ROCKSDB, RocksDescription, describe
 
+LiveFiles: TypeAlias = list[dict[str, Any]]
+"""What RocksDB says of its tables: name, level, first and last key of each."""
+
 TABLE_SUFFIX = ".sst"
-_LOG_SUFFIX = ".log"
+_UNUSED = re.compile(r".*\.log|OPTIONS-.*|rocksdict-config\.json")
+"""The write-ahead log, which is empty, and settings: who opens the files has their own."""
 
 
 class FrozenRocks:
     """A `FrozenNative`: it owns its folder, which goes when nobody holds this object any more.
 
-    `make` links the files into it, if that is still to do, and `give_up` deletes it, or sees to it that it never comes.
+    `make` links the files into it, if that is still to do; then `live_files` tells of them, or None if they must be
+    opened for that. `give_up` deletes it, or sees to it that it never comes.
     """
 
     backend = ROCKSDB
@@ -36,6 +42,7 @@ class FrozenRocks:
         key_groups: tuple[int, int],
         description: RocksDescription,
         make: Callable[[], None],
+        live_files: Callable[[], LiveFiles | None],
         give_up: Callable[[], None],
     ) -> None:
         self.uid = uid
@@ -43,6 +50,7 @@ class FrozenRocks:
         self.key_groups = key_groups
         self._description = description
         self._make = make
+        self._live_files = live_files
         self._deletion = weakref.finalize(self, give_up)
 
     def files_are_there(self) -> None:
@@ -50,18 +58,22 @@ class FrozenRocks:
         self._make()
 
     def files(self) -> Mapping[str, tuple[int, int] | None]:
-        """All files but the write-ahead log, which is empty. Raises StorageError."""
+        """All files that are needed. Raises StorageError."""
         self.files_are_there()
         with reported("list the files of a snapshot", self.folder):
-            names = [name for name in os.listdir(self.folder) if not name.endswith(_LOG_SUFFIX)]
+            names = [name for name in os.listdir(self.folder) if not _UNUSED.fullmatch(name)]
+        groups = needed_for(self._live_files() or self._opened())
+        # A table that is linked, but in no level, belongs to nothing.
+        return {name: groups.get(name) for name in names if not name.endswith(TABLE_SUFFIX) or name in groups}
+
+    def _opened(self) -> LiveFiles:
         database = open_files(self.folder, MEMORY_BYTES_MIN)
         try:
             with reported("list the files of a snapshot", self.folder):
-                groups = needed_for(database.live_files())
+                found: LiveFiles = database.live_files()
+                return found
         finally:
             database.close()
-        # A table that is linked, but in no level, belongs to nothing.
-        return {name: groups.get(name) for name in names if not name.endswith(TABLE_SUFFIX) or name in groups}
 
     def stored(self, base: NativeState) -> Mapping[str, NativeFile]:
         """The tables of `base`, if they were written by a database that this one descends from."""
@@ -80,7 +92,7 @@ class FrozenRocks:
         self._deletion()
 
 
-def needed_for(live_files: list[dict[str, Any]]) -> dict[str, tuple[int, int] | None]:
+def needed_for(live_files: LiveFiles) -> dict[str, tuple[int, int] | None]:
     """Names of tables, each with the key groups that cannot be read without it.
 
     RocksDB opens every table of level 0 when it begins to read. In a deeper level it opens the first table that ends at

@@ -37,7 +37,7 @@ from tidegate.storage.rocksdb.database import (
     unlogged,
     write_buffer_bytes,
 )
-from tidegate.storage.rocksdb.frozen import FrozenRocks
+from tidegate.storage.rocksdb.frozen import FrozenRocks, LiveFiles
 from tidegate.storage.rocksdb.scan import scan_state
 from tidegate.storage.rocksdb.tuning import DatabaseTuning
 from tidegate.storage.rocksdb.value_layout import (
@@ -254,22 +254,25 @@ class RocksSession:
         groups = (self.key_groups.start, self.key_groups.stop)
         links = SnapshotLinks(lambda: self.link(target, beside), target)
         self.unwritten = unwritten = Unwritten(rows or (), links.make, beside)
-        return FrozenRocks(self.uid, target, groups, self.describe(), unwritten.take, links.give_up)
+        return FrozenRocks(
+            self.uid, target, groups, self.describe(), unwritten.take, lambda: links.live_files, links.give_up
+        )
 
-    def link(self, target: str, beside: bool) -> None:
-        """Link all files into a folder. What has come since the freeze may be `beside`.
+    def link(self, target: str, beside: bool) -> LiveFiles | None:
+        """Link all files into a folder. What has come since the freeze may be `beside`. Tells of the files, if it can.
 
         StorageError; then the folder is not there.
         """
         try:
             with reported("take a snapshot of RocksDB", target):
                 if beside:
-                    self._link_beside(target)
+                    live_files = self._link_beside(target)
                 else:
                     self.database.flush(wait=False)
                     self._memory_is_written()
-                    rocksdict.Checkpoint(self.database).create_checkpoint(target)
+                    live_files = self._link_all(target)
                 self._faults = self._faults_so_far()
+                return live_files
         except BaseException:
             shutil.rmtree(target, ignore_errors=True)
             raise
@@ -294,16 +297,23 @@ class RocksSession:
         with reported("write RocksDB", self.folder):
             self._overlap.write(batch)
 
-    def _link_beside(self, target: str) -> None:
+    def _link_all(self, target: str) -> LiveFiles | None:
+        """Tells of the files if these have been the same before and after: else a compaction has ended meanwhile."""
+        before: LiveFiles = self.database.live_files()
+        rocksdict.Checkpoint(self.database).create_checkpoint(target)
+        return before if self.database.live_files() == before else None
+
+    def _link_beside(self, target: str) -> LiveFiles | None:
         """Link the files that hold what there was at the freeze, and not what has come into memory since.
 
         A checkpoint that RocksDB makes of an open database has all of it, so it is made of one that is opened to be
         read: that knows the files alone.
         """
+        live_files: LiveFiles | None = None
         if self._memory_is_written():
             for left in reversed(range(_LOOKS_MAX)):
                 try:
-                    self._link_files(target)
+                    live_files = self._link_files(target)
                     break
                 except StorageError:  # a compaction has deleted a file meanwhile
                     shutil.rmtree(target, ignore_errors=True)
@@ -313,12 +323,15 @@ class RocksSession:
             rocksdict.Checkpoint(self.database).create_checkpoint(target)  # it reports why a write has failed
         if not self._overlap.is_whole:
             raise StorageError(f"what came after a snapshot of RocksDB in {self.folder} is in its files")
+        return live_files
 
-    def _link_files(self, target: str) -> None:
+    def _link_files(self, target: str) -> LiveFiles:
         files = open_files(self.folder, MEMORY_BYTES_MIN)
         try:
             with reported("take a snapshot of RocksDB", target):
                 rocksdict.Checkpoint(files).create_checkpoint(target)
+                live_files: LiveFiles = files.live_files()
+                return live_files
         finally:
             files.close()
 

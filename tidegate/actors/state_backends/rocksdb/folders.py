@@ -11,6 +11,7 @@ import rocksdict
 
 from tidegate.storage.errors import StorageError
 from tidegate.storage.rocksdb.database import reported
+from tidegate.storage.rocksdb.frozen import LiveFiles
 
 
 class OwnedFolder:
@@ -44,15 +45,17 @@ def close_database(database: rocksdict.Rdict, folder: str) -> None:
 class SnapshotLinks:
     """The folder of a snapshot, as long as somebody wants it."""
 
-    def __init__(self, link: Callable[[], None], target: str) -> None:
+    def __init__(self, link: Callable[[], LiveFiles | None], target: str) -> None:
         self._link = link
         self._target = target
         self._wanted = True
+        self.live_files: LiveFiles | None = None
+        """Of what was linked, if `link` could tell."""
 
     def make(self) -> None:
         """Link the files. StorageError."""
         if self._wanted:
-            self._link()
+            self.live_files = self._link()
             if not self._wanted:  # it was given up meanwhile
                 self.give_up()
 
