@@ -39,7 +39,7 @@ from tidegate.storage.ids import CheckpointId
 from tidegate.storage.state.snapshot import Cut, FrozenNative, FrozenState, StateTable
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ValueSpec:
     """A value column of a vectorised table. A new row holds `identity`, also under a null.
 
@@ -49,6 +49,17 @@ class ValueSpec:
     name: str
     data_type: pa.DataType
     identity: int | float = 0
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ValueSpec):
+            return NotImplemented
+        # The least of floats begins with NaN, which is not equal to itself.
+        both_nan = self.identity != self.identity and other.identity != other.identity
+        same = both_nan or self.identity == other.identity
+        return same and (self.name, self.data_type) == (other.name, other.data_type)
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.data_type))
 
     @property
     def field(self) -> pa.Field:
