@@ -12,6 +12,7 @@ from kernel_reference import upsert_reference
 from numpy.typing import NDArray
 
 from tidegate.actors.kernels.columns import NO_MASK
+from tidegate.actors.kernels.key_index import word_index
 from tidegate.actors.kernels.key_index.entries import SLOTS_MAX
 from tidegate.actors.kernels.key_index.near_words import WORDS_A_KEY, NearWords
 from tidegate.actors.kernels.key_index.word_index import WordIndex
@@ -113,6 +114,63 @@ def test_the_array_grows_by_half_at_least() -> None:
         at_the_end = NearWords().reaching(end, end, 8)
         assert at_the_end is not None
         assert at_the_end.has(end, end)
+
+
+@pytest.fixture
+def ways(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """As many as words were looked up that may lie anywhere; each costs the way of some hundred rows behind it."""
+    found, any_word = list[None](), word_index._upsert
+
+    def counted(*arguments: object) -> object:
+        found.append(None)
+        return any_word(*arguments)
+
+    monkeypatch.setattr(word_index, "_upsert", counted)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("least", "keys", "first_rows"), [(0, 1_000, 20), (10**6, 1_000, 20), (-50, 100, 5), (1, 10**5, 50_000)]
+)
+def test_the_array_has_room_beside_the_first_batch(least: int, keys: int, first_rows: int, ways: list[None]) -> None:
+    """Which has neither the least key nor the greatest one."""
+    chance, index = np.random.default_rng(1), WordIndex()
+    index.upsert(least + 2 + chance.permutation(keys - 4)[:first_rows], NO_MASK)
+    for _ in range(2):
+        assert len(index.upsert(least + chance.permutation(keys), NO_MASK).slots) == keys
+    assert (len(ways), index.size) == (0, keys)
+
+
+@pytest.mark.parametrize("far", [[], [10**15, -(10**15)]], ids=["alone", "beside far ones"])
+@pytest.mark.parametrize("steps", [1, 40])
+def test_words_just_beside_the_array_come_to_it(steps: int, far: list[int], ways: list[None]) -> None:
+    """New keys are counted up beyond its end, a hundred, or a few in each batch: the table is not full by far, and yet
+    they come to the array, so that the next batch has no other words."""
+    chance, index = np.random.default_rng(1), WordIndex()
+    index.upsert(chance.permutation(4_096), NO_MASK)
+    if far:
+        index.upsert(np.array(far, dtype=np.int64), NO_MASK)
+    for step in range(steps):
+        index.upsert(chance.permutation(5_120 + 100 * (step + 1) // steps), NO_MASK)
+    before = len(ways)
+    index.upsert(chance.permutation(5_220), NO_MASK)
+    assert (len(ways), index.size) == (before, 5_220 + len(far))
+
+
+def test_words_that_stay_far_are_seldom_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One more in each batch, too far away to come to the array: the table is looked through when they have doubled."""
+    looks, look = list[None](), word_index.bounds_of_table
+
+    def counted(*arguments: object) -> object:
+        looks.append(None)
+        return look(*arguments)
+
+    monkeypatch.setattr(word_index, "bounds_of_table", counted)
+    index = WordIndex()
+    index.upsert(np.arange(100), NO_MASK)
+    for number in range(200):
+        index.upsert(np.array([*range(100), 10**15 + number * 10**6], dtype=np.int64), NO_MASK)
+    assert (len(looks), index.size) == (7, 300)
 
 
 def test_keys_far_apart_have_no_array() -> None:

@@ -32,8 +32,8 @@ _SIZES = 4
 class _Counts:
     """A table of so many keys, all of which change with each `count`."""
 
-    def __init__(self) -> None:
-        self.backend = ColumnarBackend(16, ("k",), True, 1 << 30)
+    def __init__(self, undo_bytes_max: int = 1 << 30) -> None:
+        self.backend = ColumnarBackend(16, ("k",), True, undo_bytes_max)
         self.backend.fix_keys(pa.schema({"k": pa.int64()}))
         self._table = self.backend.table("t", _COLUMNS)
         self.counted = 0
@@ -53,13 +53,16 @@ class _Counts:
 
 
 @pytest.mark.slow
-def test_pages_are_held_twice_at_most_and_an_eighth(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("undo_bytes_max", [_STATE_BYTES, 2 * _STATE_BYTES])
+def test_pages_are_held_twice_at_most_and_an_eighth(undo_bytes_max: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """All rows change before a snapshot has written anything, and while it is written. Checkpoint after checkpoint
-    pages take no more than that, and what is written is what there was."""
+    pages take no more than that, or three times as much where twice the state may be kept to go back. And what is
+    written is what there was."""
     memory = PageMemory()
     for module in (pages, notes, key_columns):
         monkeypatch.setattr(module, "PAGE_MEMORY", memory)
-    counts = _Counts()
+    counts = _Counts(undo_bytes_max)
+    bytes_max = _STATE_BYTES + max(_STATE_BYTES, undo_bytes_max) * 9 // 8 + _SIZES * SLAB_BYTES
     counts.count()
     assert memory.bytes >= _STATE_BYTES - SLAB_BYTES
     for number in range(1, 4):
@@ -73,7 +76,7 @@ def test_pages_are_held_twice_at_most_and_an_eighth(monkeypatch: pytest.MonkeyPa
             if rows >= _ROWS // 2 and counts.counted == expected + 1:
                 counts.count()
         assert rows == _ROWS
-        assert memory.bytes <= _STATE_BYTES * 17 // 8 + _SIZES * SLAB_BYTES
+        assert memory.bytes <= bytes_max
         counts.backend.completed(CheckpointId(number))
         counts.count()
 

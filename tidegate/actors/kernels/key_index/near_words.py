@@ -4,11 +4,12 @@ Identifiers are most often counted up. An array from the least of them to the gr
 of the same keys, and finds a slot with one read. Databases know this as perfect hashing. `WordIndex` asks here which
 words the array should stand for; words outside of it are in its hash table. Rules:
 
-- The array has at most `WORDS_A_KEY` words for each key of the index: no more memory than a hash table that has just
-  grown. So the array pays for the keys of a few subtasks that share them all.
+- The array has at most `WORDS_A_KEY` words for each key of the index, or twice `FIRST_WORDS`: no more memory than a
+  hash table that has just grown. So the array pays for the keys of a few subtasks that share them all.
 - It grows by half of what it must have, at least. So all that is ever copied is in proportion to its length.
 - An index begins with an array if the words of its first batch are near each other: `FIRST_WORDS`, which need as much
-  memory as the smallest hash table, or `WORDS_A_ROW` for each row of that batch.
+  memory as the smallest hash table, or `WORDS_A_ROW` for each row of that batch. There is room on both sides: a first
+  batch rarely has the least key of all and the greatest. It begins at 0 rather than below it.
 """
 
 from __future__ import annotations
@@ -45,6 +46,13 @@ class NearWords:
         """Whether the array has a place for both words, and for all between them."""
         return self.first <= least and greatest < self.first + len(self.slots)
 
+    def within_reach(self, keys: int) -> tuple[int, int]:
+        """The least and the greatest word that an array for so many keys could have a place for."""
+        if not len(self.slots):
+            return _LEAST, _GREATEST
+        words = _words_max(keys)
+        return max(self.first + len(self.slots) - words, _LEAST), min(self.first + words, _GREATEST)
+
     def reaching(self, least: int, greatest: int, keys: int) -> NearWords | None:
         """The array that has the words from `least` to `greatest` as well. None if it would be too long for the keys.
 
@@ -53,7 +61,7 @@ class NearWords:
         first, end = (self.first, self.first + len(self.slots)) if len(self.slots) else (least, least)
         low, high = min(least, first), max(greatest + 1, end)
         words = high - low
-        if words + words // 2 > WORDS_A_KEY * keys:
+        if words + words // 2 > _words_max(keys):
             return None
         if least < first:
             low = max(low - words // 2, _LEAST)
@@ -64,14 +72,20 @@ class NearWords:
         return NearWords(low, slots)
 
 
+def _words_max(keys: int) -> int:
+    return max(WORDS_A_KEY * keys, 2 * FIRST_WORDS)
+
+
 def near_words_for(words: NDArray[np.int64], valid: NDArray[np.uint8]) -> NearWords:
     """What an index begins with whose first batch has these keys. `valid` may be `NO_MASK`."""
     bounds = bounds_of(words, valid)
-    length = 0 if bounds is None else bounds[1] - bounds[0] + 1
-    if bounds is None or length > max(FIRST_WORDS, WORDS_A_ROW * len(words)):
+    words_max = max(FIRST_WORDS, WORDS_A_ROW * len(words))
+    if bounds is None or (between := bounds[1] - bounds[0] + 1) > words_max:
         return NearWords()
-    length = max(FIRST_WORDS, length)
-    return NearWords(min(bounds[0], _GREATEST + 1 - length), np.zeros(length, dtype=np.int32))
+    length = max(FIRST_WORDS, min(between + between // 4, words_max))
+    first = bounds[0] - (length - between) // 2
+    first = 0 if first < 0 <= bounds[0] else min(max(first, _LEAST), _GREATEST + 1 - length)
+    return NearWords(first, np.zeros(length, dtype=np.int32))
 
 
 def bounds_of(words: NDArray[np.int64], valid: NDArray[np.uint8]) -> tuple[int, int] | None:
@@ -96,11 +110,11 @@ def _bounds(words: NDArray[np.int64], valid: NDArray[np.uint8], bounds: NDArray[
 
 
 @kernel
-def bounds_of_table(table: NDArray[np.int64], bounds: NDArray[np.int64]) -> None:
-    """The least and the greatest word of a hash table that has some."""
+def bounds_of_table(table: NDArray[np.int64], low: np.int64, high: np.int64, bounds: NDArray[np.int64]) -> None:
+    """The least and the greatest word of a hash table from `low` to `high`; the other way round if there is none."""
     bounds[0], bounds[1] = _GREATEST, _LEAST
     for position in range(0, table.shape[0], 2):
-        if table[position + 1] != 0:
+        if table[position + 1] != 0 and low <= table[position] <= high:
             bounds[0], bounds[1] = min(bounds[0], table[position]), max(bounds[1], table[position])
 
 

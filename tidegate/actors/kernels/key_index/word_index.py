@@ -1,9 +1,11 @@
 """Index of keys that fit into a word: one integer, float, boolean, date or time column.
 
 Words near each other are looked up in an array (`near_words.py` says when), others in a hash table; a word that the
-array has a place for is never in the table. There the key lies in the entry itself (`entries.py` has the layout). Null
-has an entry of its own. With tens of millions of keys the bitmap is not in the cache either: then its words are asked
-for ahead as well, and a row is met `AHEAD_ROWS` after its turn.
+array has a place for is never in the table. The array is made longer for words of the table when that is full, and when
+they have doubled: a few that lie just beside it may be in each batch, which is slower behind each of them. In the table
+the key lies in the entry itself (`entries.py` has the layout). Null has an entry of its own. With tens of millions of
+keys the bitmap is not in the cache either: then its words are asked for ahead as well, and a row is met `AHEAD_ROWS`
+after its turn.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ _NEAR_WORDS = 1 << 17
 class WordIndex:
     """int64 words → slots 0, 1, 2, … in order of first appearance, by an array of near words and a table of others."""
 
-    __slots__ = ("_hashed", "_homes", "_met", "_near", "_null", "_table", "size")
+    __slots__ = ("_hashed", "_hashed_max", "_homes", "_met", "_near", "_null", "_table", "size")
 
     def __init__(self) -> None:
         self.size = 0
@@ -62,6 +64,8 @@ class WordIndex:
         self._table = np.zeros(_ENTRY * CAPACITY_MIN, dtype=np.int64)
         self._hashed = np.zeros(1, dtype=np.int64)
         """How many keys the table has."""
+        self._hashed_max = 1
+        """With so many, it is seen whether the array can have them."""
         self._null = np.zeros(2, dtype=np.int64)
         self._met = bitmap_of(0)
         self._make_room()
@@ -117,6 +121,8 @@ class WordIndex:
             if progress.done:
                 result = progress.result()
                 forget(self._met, result.slots, result.first_rows)
+                if self._hashed[0] >= self._hashed_max and len(near.slots):
+                    self._bring_near()
                 return result
             if progress.row < end:
                 self._grow()
@@ -152,15 +158,25 @@ class WordIndex:
         return bool(_fill(self._table, ordered.words, ordered.rows, np.int64(self.size)))
 
     def _grow(self) -> None:
-        """The table is full: its keys go to the array if all are near enough to it, else to a larger table."""
+        """The table is full: the keys that are near enough go to the array; if there is none, all to a larger table."""
         if self.size >= SLOTS_MAX:
             raise too_many(SLOTS_MAX + 1)
-        bounds = np.zeros(2, dtype=np.int64)
-        bounds_of_table(self._table, bounds)
-        least, greatest = bounds.tolist()
-        if not self._take_near(self._near.reaching(least, greatest, self.size)):
+        if not self._bring_near():
             self._rehash(capacity_after(len(self._table) // _ENTRY, _ENTRY))
-        self._make_room()
+            self._make_room()
+
+    def _bring_near(self) -> bool:
+        """Take those keys of the table to the array that are near enough to it. False if there is none."""
+        low, high = self._near.within_reach(self.size)
+        bounds = np.zeros(2, dtype=np.int64)
+        bounds_of_table(self._table, np.int64(low), np.int64(high), bounds)
+        least, greatest = bounds.tolist()
+        near = self._near.reaching(least, greatest, self.size) if least <= greatest else None
+        taken = self._take_near(near)
+        self._hashed_max = 2 * int(self._hashed[0]) + 1
+        if taken:
+            self._make_room()
+        return taken
 
     def _take_near(self, near: NearWords | None) -> bool:
         """Look up near words in a longer array from now on. False, and nothing is done, if there is none."""
