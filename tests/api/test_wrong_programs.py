@@ -174,6 +174,20 @@ def test_what_polars_cannot_hold_passes_and_is_not_read(column: pa.Array) -> Non
                 refused()
 
 
+@pytest.mark.parametrize(
+    "column", [*_IN_NO_FILE, pa.array([{}, None], pa.struct([]))], ids=lambda column: str(column.type)
+)
+def test_what_files_cannot_hold_is_refused_before_a_job(column: pa.Array) -> None:
+    """Of a table, and of rows that are collected; other sinks may take it."""
+    words = rf"column 'd' is {re.escape(str(column.type))}, which the table's Parquet files cannot hold; cast it"
+    with local(1) as env:
+        stream = env.from_batches(pa.table({"t": [1, 2], "d": column}))
+        for slip in (lambda: stream.to_table("out"), lambda: stream.to_delta("out"), stream.collect):
+            with pytest.raises(tg.TableError, match=words):
+                slip()
+        stream.select("t").to_table("out")
+
+
 _RUNS = pc.run_end_encode(pa.array(["a", "a"]))
 _UNION = pa.UnionArray.from_sparse(pa.array([0, 1], pa.int8()), [pa.array([1, 2]), pa.array(["a", "b"])])
 

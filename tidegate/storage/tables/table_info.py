@@ -10,6 +10,7 @@ import pyarrow as pa
 from tidegate.storage.codec import wire
 from tidegate.storage.errors import TableError
 from tidegate.storage.schemas.dictionaries import check_dictionaries, decoded_type, widened_schema
+from tidegate.storage.tables.parquet_types import check_parquet_types
 from tidegate.storage.tables.partitions import check_partitioning
 
 TableMode = Literal["append", "upsert"]
@@ -47,7 +48,7 @@ class TableInfo:
         """Info of a table with these columns.
 
         TableError for keys or an order that do not fit mode or schema, for partition columns that cannot be any, and
-        for a dictionary column that a table cannot hold.
+        for a column that a table cannot hold: of some dictionaries, and of types that Parquet lacks.
         """
         if (mode == "upsert") != bool(keys):
             raise TableError(f"a table in {mode} mode with keys {keys!r}: give keys for upsert, and only then")
@@ -59,7 +60,9 @@ class TableInfo:
         check_dictionaries(schema)
         check_partitioning(schema, partition_by, keys)
         _check_order(schema, mode, order_by)
-        stored = widened_schema(schema).serialize().to_pybytes()
+        widened = widened_schema(schema)
+        check_parquet_types(widened)
+        stored = widened.serialize().to_pybytes()
         return TableInfo(stored, mode, keys, partition_by, delta_id, deletes=deletes, order_by=order_by)
 
     @property
