@@ -182,7 +182,12 @@ def test_what_files_cannot_hold_is_refused_before_a_job(column: pa.Array) -> Non
     words = rf"column 'd' is {re.escape(str(column.type))}, which the table's Parquet files cannot hold; cast it"
     with local(1) as env:
         stream = env.from_batches(pa.table({"t": [1, 2], "d": column}))
-        for slip in (lambda: stream.to_table("out"), lambda: stream.to_delta("out"), stream.collect):
+        slips: list[Callable[[], object]] = [
+            lambda: stream.to_table("out"),
+            lambda: stream.to_delta("out"),
+            lambda: stream.collect(),
+        ]
+        for slip in slips:
             with pytest.raises(tg.TableError, match=words):
                 slip()
         stream.select("t").to_table("out")
