@@ -157,8 +157,34 @@ def test_words_just_beside_the_array_come_to_it(steps: int, far: list[int], ways
     assert (len(ways), index.size) == (before, 5_220 + len(far))
 
 
+@pytest.mark.parametrize("begins", ["upsert", "far ones first", "fill"])
+@pytest.mark.parametrize("null", [False, True])
+@pytest.mark.parametrize("keys", [300, 5_000])
+def test_a_few_words_far_away_do_not_keep_the_others_from_an_array(
+    begins: str, null: bool, keys: int, ways: list[None]
+) -> None:
+    """Of the first batch, before all others, or of what is restored: as -1 for a key that is not known."""
+    chance, index = np.random.default_rng(1), WordIndex()
+    near = 10**6 + chance.permutation(keys)
+    words = np.array([*near, -1, GREATEST, 17], dtype=np.int64)
+    valid = np.array([*[1] * (len(words) - 1), not null], dtype=np.uint8) if null else NO_MASK
+    if begins == "upsert":
+        index.upsert(words[::-1].copy(), valid[::-1].copy())
+    elif begins == "fill":
+        assert index.fill(words, valid)
+    else:
+        index.upsert(words[-3:], valid[-3:])
+        for start in range(0, len(near), 100):
+            index.upsert(near[start : start + 100], NO_MASK)
+    index.upsert(near, NO_MASK)
+    before = len(ways)
+    index.upsert(near, NO_MASK)
+    assert (len(ways), index.size) == (before, len(words))
+
+
 def test_words_that_stay_far_are_seldom_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One more in each batch, too far away to come to the array: the table is looked through when they have doubled."""
+    """One more in each batch, too far away to come to the array: the table is looked through when they have doubled, or
+    all keys have."""
     looks, look = list[None](), word_index.bounds_of_table
 
     def counted(*arguments: object) -> object:
@@ -170,7 +196,7 @@ def test_words_that_stay_far_are_seldom_looked_through(monkeypatch: pytest.Monke
     index.upsert(np.arange(100), NO_MASK)
     for number in range(200):
         index.upsert(np.array([*range(100), 10**15 + number * 10**6], dtype=np.int64), NO_MASK)
-    assert (len(looks), index.size) == (7, 300)
+    assert (len(looks), index.size) == (8, 300)
 
 
 def test_keys_far_apart_have_no_array() -> None:

@@ -10,6 +10,8 @@ words the array should stand for; words outside of it are in its hash table. Rul
 - An index begins with an array if the words of its first batch are near each other: `FIRST_WORDS`, which need as much
   memory as the smallest hash table, or `WORDS_A_ROW` for each row of that batch. There is room on both sides: a first
   batch rarely has the least key of all and the greatest. It begins at 0 rather than below it.
+- A few words far away, such as a -1 for a key that is not known, must not keep the others from an array: where an index
+  has none yet, the middle three quarters of its words say where the array may lie, and as much on either side.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ from tidegate.actors.kernels.paged import AHEAD
 WORDS_A_KEY = 8
 WORDS_A_ROW = 4
 FIRST_WORDS = 4096
+SOME_WORDS = 1 << 16
+"""So many words say where most of them lie."""
 _LEAST, _GREATEST = -(1 << 63), (1 << 63) - 1
 
 
@@ -46,24 +50,30 @@ class NearWords:
         """Whether the array has a place for both words, and for all between them."""
         return self.first <= least and greatest < self.first + len(self.slots)
 
-    def within_reach(self, keys: int) -> tuple[int, int]:
-        """The least and the greatest word that an array for so many keys could have a place for."""
+    def within_reach(self, keys: int, some: NDArray[np.int64]) -> tuple[int, int]:
+        """The least and the greatest word that an array for so many keys could have a place for.
+
+        `some`: words of the index, as far as an array would be the first one.
+        """
         if not len(self.slots):
-            return _LEAST, _GREATEST
+            return around_most(some)
         words = _words_max(keys)
         return max(self.first + len(self.slots) - words, _LEAST), min(self.first + words, _GREATEST)
 
     def reaching(self, least: int, greatest: int, keys: int) -> NearWords | None:
         """The array that has the words from `least` to `greatest` as well. None if it would be too long for the keys.
 
-        What it grows by lies where the new words are: more are likely to come there.
+        What it grows by lies where the new words are: more are likely to come there. The first array has room on both
+        sides.
         """
         first, end = (self.first, self.first + len(self.slots)) if len(self.slots) else (least, least)
         low, high = min(least, first), max(greatest + 1, end)
         words = high - low
         if words + words // 2 > _words_max(keys):
             return None
-        if least < first:
+        if not len(self.slots):
+            low, high = max(low - words // 4, _LEAST if low < 0 else 0), min(high + words - words // 4, _GREATEST + 1)
+        elif least < first:
             low = max(low - words // 2, _LEAST)
         else:
             high = min(high + words // 2, _GREATEST + 1)
@@ -78,14 +88,41 @@ def _words_max(keys: int) -> int:
 
 def near_words_for(words: NDArray[np.int64], valid: NDArray[np.uint8]) -> NearWords:
     """What an index begins with whose first batch has these keys. `valid` may be `NO_MASK`."""
-    bounds = bounds_of(words, valid)
     words_max = max(FIRST_WORDS, WORDS_A_ROW * len(words))
-    if bounds is None or (between := bounds[1] - bounds[0] + 1) > words_max:
+    bounds = bounds_of(words, valid)
+    if bounds is None or (between := _length(bounds)) > words_max:
         return NearWords()
     length = max(FIRST_WORDS, min(between + between // 4, words_max))
     first = bounds[0] - (length - between) // 2
     first = 0 if first < 0 <= bounds[0] else min(max(first, _LEAST), _GREATEST + 1 - length)
     return NearWords(first, np.zeros(length, dtype=np.int32))
+
+
+def bounds_of_most(words: NDArray[np.int64], valid: NDArray[np.uint8]) -> tuple[int, int] | None:
+    """The least and the greatest word but for those far away from most; None if all are null."""
+    some = words[:SOME_WORDS]
+    low, high = around_most(some[valid[:SOME_WORDS].view(np.bool_)] if len(valid) else some)
+    bounds = np.array([_GREATEST, _LEAST], dtype=np.int64)
+    _bounds_within(words, valid, np.int64(low), np.int64(high), bounds)
+    least, greatest = bounds.tolist()
+    return None if least > greatest else (least, greatest)
+
+
+def around_most(words: NDArray[np.int64]) -> tuple[int, int]:
+    """The least and the greatest word that is as near to the middle three quarters of words as these are to each other.
+
+    Anything, if there are less than eight.
+    """
+    outside = len(words) // 8
+    if not outside:
+        return _LEAST, _GREATEST
+    ordered = np.partition(words, (outside, len(words) - 1 - outside))
+    low, high = int(ordered[outside]), int(ordered[-1 - outside])
+    return max(2 * low - high, _LEAST), min(2 * high - low, _GREATEST)
+
+
+def _length(bounds: tuple[int, int]) -> int:
+    return bounds[1] - bounds[0] + 1
 
 
 def bounds_of(words: NDArray[np.int64], valid: NDArray[np.uint8]) -> tuple[int, int] | None:
@@ -107,6 +144,16 @@ def _bounds(words: NDArray[np.int64], valid: NDArray[np.uint8], bounds: NDArray[
         for i in range(words.shape[0]):
             least, greatest = min(least, words[i]), max(greatest, words[i])
     bounds[0], bounds[1] = least, greatest
+
+
+@kernel
+def _bounds_within(
+    words: NDArray[np.int64], valid: NDArray[np.uint8], low: np.int64, high: np.int64, bounds: NDArray[np.int64]
+) -> None:
+    masked = valid.shape[0] > 0
+    for i in range(words.shape[0]):
+        if low <= words[i] <= high and not (masked and not valid[i]):
+            bounds[0], bounds[1] = min(bounds[0], words[i]), max(bounds[1], words[i])
 
 
 @kernel

@@ -2,10 +2,10 @@
 
 Words near each other are looked up in an array (`near_words.py` says when), others in a hash table; a word that the
 array has a place for is never in the table. The array is made longer for words of the table when that is full, and when
-they have doubled: a few that lie just beside it may be in each batch, which is slower behind each of them. In the table
-the key lies in the entry itself (`entries.py` has the layout). Null has an entry of its own. With tens of millions of
-keys the bitmap is not in the cache either: then its words are asked for ahead as well, and a row is met `AHEAD_ROWS`
-after its turn.
+they, or all keys, have doubled: a few that lie just beside it may be in each batch, which is slower behind each of
+them. In the table the key lies in the entry itself (`entries.py` has the layout). Null has an entry of its own. With
+tens of millions of keys the bitmap is not in the cache either: then its words are asked for ahead as well, and a row is
+met `AHEAD_ROWS` after its turn.
 """
 
 from __future__ import annotations
@@ -36,8 +36,10 @@ from tidegate.actors.kernels.key_index.entries import (
 from tidegate.actors.kernels.key_index.filling import spread
 from tidegate.actors.kernels.key_index.mixing import mix
 from tidegate.actors.kernels.key_index.near_words import (
+    SOME_WORDS,
     NearWords,
     bounds_of,
+    bounds_of_most,
     bounds_of_table,
     fill_near,
     near_words_for,
@@ -56,7 +58,7 @@ _NEAR_WORDS = 1 << 17
 class WordIndex:
     """int64 words → slots 0, 1, 2, … in order of first appearance, by an array of near words and a table of others."""
 
-    __slots__ = ("_hashed", "_hashed_max", "_homes", "_met", "_near", "_null", "_table", "size")
+    __slots__ = ("_hashed", "_hashed_max", "_homes", "_met", "_near", "_null", "_size_max", "_table", "size")
 
     def __init__(self) -> None:
         self.size = 0
@@ -64,8 +66,8 @@ class WordIndex:
         self._table = np.zeros(_ENTRY * CAPACITY_MIN, dtype=np.int64)
         self._hashed = np.zeros(1, dtype=np.int64)
         """How many keys the table has."""
-        self._hashed_max = 1
-        """With so many, it is seen whether the array can have them."""
+        self._hashed_max = self._size_max = 1
+        """With so many there, or so many in all, it is seen whether the array can have them."""
         self._null = np.zeros(2, dtype=np.int64)
         self._met = bitmap_of(0)
         self._make_room()
@@ -121,7 +123,7 @@ class WordIndex:
             if progress.done:
                 result = progress.result()
                 forget(self._met, result.slots, result.first_rows)
-                if self._hashed[0] >= self._hashed_max and len(near.slots):
+                if self._hashed[0] >= self._hashed_max or self.size >= self._size_max:
                     self._bring_near()
                 return result
             if progress.row < end:
@@ -136,7 +138,10 @@ class WordIndex:
             return False
         keys = self.size + len(words) + keys_to_come
         if (bounds := bounds_of(words, valid)) and not self._near.has(*bounds):
-            self._take_near(self._near.reaching(*bounds, keys))
+            near = self._near.reaching(*bounds, keys)
+            if near is None and (bounds := bounds_of_most(words, valid)) and not self._near.has(*bounds):
+                near = self._near.reaching(*bounds, keys)
+            self._take_near(near)
         far = np.zeros(len(words), dtype=np.uint8)
         others = int(fill_near(self._near.slots, self._near.origin, words, valid, np.int64(self.size), far))
         if others < 0 or (others and not self._fill_table(words, far, others, keys_to_come)):
@@ -167,16 +172,22 @@ class WordIndex:
 
     def _bring_near(self) -> bool:
         """Take those keys of the table to the array that are near enough to it. False if there is none."""
-        low, high = self._near.within_reach(self.size)
+        low, high = self._near.within_reach(self.size, self._some_hashed())
         bounds = np.zeros(2, dtype=np.int64)
         bounds_of_table(self._table, np.int64(low), np.int64(high), bounds)
         least, greatest = bounds.tolist()
         near = self._near.reaching(least, greatest, self.size) if least <= greatest else None
         taken = self._take_near(near)
-        self._hashed_max = 2 * int(self._hashed[0]) + 1
+        self._hashed_max, self._size_max = 2 * int(self._hashed[0]) + 1, 2 * self.size
         if taken:
             self._make_room()
         return taken
+
+    def _some_hashed(self) -> NDArray[np.int64]:
+        """Some words of the table, `SOME_WORDS` at most."""
+        entries = self._table.reshape(-1, _ENTRY)[:: -(-len(self._table) // (_ENTRY * SOME_WORDS))]
+        words: NDArray[np.int64] = entries[entries[:, 1] != 0, 0]
+        return words
 
     def _take_near(self, near: NearWords | None) -> bool:
         """Look up near words in a longer array from now on. False, and nothing is done, if there is none."""
