@@ -56,6 +56,25 @@ def test_an_increment_tells_of_rows_that_came_and_went(of_increments: MakeBacken
     rows.backend.close()
 
 
+def test_an_increment_after_a_restore_tells_of_rows_that_went(of_increments: MakeBackend) -> None:
+    """Of those that came with the restored increment, beside others that came and went after its base: these have slots
+    as well, and all get new numbers, in the order in which rows came."""
+    rows = RowsOfKeys(of_increments, True)
+    rows.batch([(key, "append", 1) for key in range(20)])
+    stored = tables(rows.backend.freeze(Cut(CheckpointId(1))))
+    rows.batch([(key, "append", 1) for key in range(20, 40)])
+    tables(rows.backend.freeze(Cut(CheckpointId(2), CheckpointId(1))))
+    rows.batch([(key, "remove", 0) for key in range(20, 40)] + [(key, "append", 1) for key in range(40, 60)])
+    stored += tables(rows.backend.freeze(Cut(CheckpointId(3), CheckpointId(1))), layer=1)
+    again = RowsOfKeys(of_increments, True, stored)
+    again.batch([(key, "remove", 0) for key in range(40, 60, 2)])
+    stored += tables(again.backend.freeze(Cut(CheckpointId(4), CheckpointId(3))), layer=2)
+
+    assert composed(stored) == again.expected()
+    rows.backend.close()
+    again.backend.close()
+
+
 def test_rows_after_a_restore_come_after_those_before(make: MakeBackend) -> None:
     """Numbers go on after the greatest one that was stored; rows of a key stay in order, more than 256 of them."""
     rows = RowsOfKeys(make, False)

@@ -95,7 +95,8 @@ class ColumnarTable(PagedState[TableNotes]):
         for column in self._columns.values():
             column.paged = column.paged.rebuilt(kept)
         self._live = self._live.rebuilt(kept)
-        self._told_below = int(np.searchsorted(kept, self._told_below))
+        # They may come in another order after a restore, when all are told.
+        self._told_below = int(np.count_nonzero(kept < self._told_below))
         super().rebuild(kept, slots)
 
     def freeze(self, cut: Cut) -> tuple[FrozenSlots | SortedSlots, ...]:
@@ -176,6 +177,7 @@ class ColumnarTable(PagedState[TableNotes]):
             self._note(self._notes, slots)
         self._clear(slots)
         self._rows -= len(slots)
+        self._told_below = self._space.slots
 
     def _collect(self) -> None:
         """Let go of values of varying width that nobody needs: neither a row nor a way back."""
