@@ -50,13 +50,8 @@ class NearWords:
         """Whether the array has a place for both words, and for all between them."""
         return self.first <= least and greatest < self.first + len(self.slots)
 
-    def within_reach(self, keys: int, some: NDArray[np.int64]) -> tuple[int, int]:
-        """The least and the greatest word that an array for so many keys could have a place for.
-
-        `some`: words of the index, as far as an array would be the first one.
-        """
-        if not len(self.slots):
-            return around_most(some)
+    def within_reach(self, keys: int) -> tuple[int, int]:
+        """The least and the greatest word that this array could have a place for if it grew, with so many keys."""
         words = _words_max(keys)
         return max(self.first + len(self.slots) - words, _LEAST), min(self.first + words, _GREATEST)
 
@@ -90,7 +85,7 @@ def near_words_for(words: NDArray[np.int64], valid: NDArray[np.uint8]) -> NearWo
     """What an index begins with whose first batch has these keys. `valid` may be `NO_MASK`."""
     words_max = max(FIRST_WORDS, WORDS_A_ROW * len(words))
     bounds = bounds_of(words, valid)
-    if bounds is None or (between := _length(bounds)) > words_max:
+    if bounds is None or (between := bounds[1] - bounds[0] + 1) > words_max:
         return NearWords()
     length = max(FIRST_WORDS, min(between + between // 4, words_max))
     first = bounds[0] - (length - between) // 2
@@ -119,10 +114,6 @@ def around_most(words: NDArray[np.int64]) -> tuple[int, int]:
     ordered = np.partition(words, (outside, len(words) - 1 - outside))
     low, high = int(ordered[outside]), int(ordered[-1 - outside])
     return max(2 * low - high, _LEAST), min(2 * high - low, _GREATEST)
-
-
-def _length(bounds: tuple[int, int]) -> int:
-    return bounds[1] - bounds[0] + 1
 
 
 def bounds_of(words: NDArray[np.int64], valid: NDArray[np.uint8]) -> tuple[int, int] | None:

@@ -38,6 +38,7 @@ from tidegate.actors.kernels.key_index.mixing import mix
 from tidegate.actors.kernels.key_index.near_words import (
     SOME_WORDS,
     NearWords,
+    around_most,
     bounds_of,
     bounds_of_most,
     bounds_of_table,
@@ -172,7 +173,8 @@ class WordIndex:
 
     def _bring_near(self) -> bool:
         """Take those keys of the table to the array that are near enough to it. False if there is none."""
-        low, high = self._near.within_reach(self.size, self._some_hashed())
+        grows = len(self._near.slots) > 0
+        low, high = self._near.within_reach(self.size) if grows else around_most(self._some_hashed())
         bounds = np.zeros(2, dtype=np.int64)
         bounds_of_table(self._table, np.int64(low), np.int64(high), bounds)
         least, greatest = bounds.tolist()
