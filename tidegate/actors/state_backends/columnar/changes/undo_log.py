@@ -11,8 +11,8 @@ changed since. Rules:
   count. Beyond the limit notes take less memory where they can, the oldest first. Then the oldest part is dropped. When
   the last one is dropped, nothing is noted until the next freeze. With a limit of 0 nothing is ever noted.
 - A page that a snapshot reads is copied in any case, and kept in the newest part. What older parts keep gives way to
-  such copies (`make_room`): with them, all that is noted takes no more than the limit, or than the state itself and an
-  eighth where that is more.
+  such copies (`make_room`): with them, all that is noted takes no more than the limit, or the state itself and an
+  eighth, or `COPIES_BYTES_MIN`, whichever is most.
 - A part that alone outgrows the limit was noted in vain. Once that has happened twice in a row, the next freeze begins
   none, after the third time the next two, then four, up to `_SKIPPED_MAX`. A part that fits ends that.
 """
