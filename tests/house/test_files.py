@@ -7,10 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from repository import ROOT, files, package_files
-
-LINES_MAX = 400
-MODULES_MAX = 16
+from repository import ROOT, files
 
 # Places of one machine, and where its packages come from: both are that machine's own affair.
 MACHINE_PATH = re.compile(r"(?<![\w.])/(work|root|Users|home/(?!ray\b)\w+|opt/(pypi|wheels)|var/folders)\b/?")
@@ -25,33 +22,6 @@ def offences(pattern: re.Pattern[str], paths: list[Path]) -> list[str]:
             if pattern.search(line):
                 found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()}")
     return found
-
-
-def test_no_module_is_long() -> None:
-    """A module holds one idea: at most 400 lines, also one of tests, benchmarks, examples and scripts."""
-    modules = [path for path in files() if path.suffix == ".py"]
-    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in modules}
-    assert {path.name for path in package_files()} <= {path.name for path in modules}
-    assert {name: lines for name, lines in lengths.items() if lines > LINES_MAX} == {}
-
-
-def crowded(modules: list[Path]) -> dict[str, int]:
-    """Folders with more modules than one can look over, and how many they have. `__init__.py` does not count."""
-    folders = Counter(str(path.parent.relative_to(ROOT)) for path in modules if path.name != "__init__.py")
-    return {folder: count for folder, count in folders.items() if count > MODULES_MAX}
-
-
-def test_no_folder_is_crowded() -> None:
-    """A folder of the package holds one idea, in about a dozen modules."""
-    assert crowded(package_files()) == {}
-
-
-def test_a_crowded_folder_is_found() -> None:
-    """One module more than there may be, and only those that lie in the folder itself."""
-    modules = [ROOT / "tidegate" / "attic" / f"box_{number}.py" for number in range(MODULES_MAX)]
-    inside = [ROOT / "tidegate" / "attic" / "__init__.py", ROOT / "tidegate" / "attic" / "chest" / "box.py"]
-    assert crowded([*modules, *inside]) == {}
-    assert crowded([*modules, ROOT / "tidegate" / "attic" / "box.py"]) == {"tidegate/attic": MODULES_MAX + 1}
 
 
 def test_names_of_test_modules_are_unique() -> None:
