@@ -24,7 +24,7 @@ from tidegate.web.options import WebOptions
 
 WAIT_S = 240.0
 TOKEN = "a-token-of-the-tests"
-OPTIONS = WebOptions(0, "127.0.0.1", TOKEN)
+OPTIONS = WebOptions(0, "127.0.0.1")
 
 
 @pytest.fixture
@@ -37,8 +37,9 @@ def runtime(raydp_session: RayDPSession) -> Iterator[RayRuntime]:
 
 
 @pytest.fixture
-def url(raydp_session: RayDPSession) -> Iterator[str]:
+def url(raydp_session: RayDPSession, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The address of a server, which is gone after the test."""
+    monkeypatch.setenv("TIDEGATE_REST_TOKEN", TOKEN)
     assert raydp_session.slots > 0
     url = serve_on_ray(OPTIONS, open_store_on_ray)
     yield url

@@ -27,7 +27,7 @@ OPTIONAL = {name for names in EXTRAS.values() for name in names} | {
 }
 LATE = re.compile(
     r"actors/runtimes/ray/|spark_bridge/|actors/state_backends/rocksdb/|storage/rocksdb/|storage/files/s3_\w+\.py$"
-    r"|api/sql/|web/(actor|app|ray_jobs|server)\.py$|web/security/login\.py$|web/rest/|web/page/"
+    r"|api/sql/|web/(actor|app|ray_jobs|server)\.py$|web/security/|web/rest/|web/page/"
 )
 """Modules that only those load who have asked for the library. Nothing else may import one when it is loaded."""
 

@@ -18,12 +18,26 @@ def test_urls_of_local_folders_are_absolute(tmp_path: Path, monkeypatch: pytest.
     """However a folder is spelled, its url opens it from any working directory."""
     monkeypatch.chdir(tmp_path)
 
-    urls = {open_store(url).url for url in ("x", "./x/", f"file://{tmp_path}/x", f"{tmp_path}/y/../x")}
+    urls = {open_store(url).url for url in ("x", "./x/", f"file://{tmp_path}/x", f"file://localhost{tmp_path}/x")}
+    urls.add(open_store(f"{tmp_path}/y/../x").url)
 
     assert urls == {str(tmp_path / "x")}
 
 
-@pytest.mark.parametrize(("url", "named"), [("", "empty"), ("ftp://h/x", "'ftp'"), ("s3://", "no bucket")])
+@pytest.mark.parametrize(
+    ("url", "named"),
+    [
+        ("", "empty"),
+        ("file://", "empty"),
+        ("ftp://h/x", "'ftp'"),
+        ("s3://", "no bucket"),
+        ("file://evil/x", "host 'evil'"),
+        ("//evil/x", "host 'evil'"),
+        ("file:////evil/x", "host 'evil'"),
+        ("file://localhost//evil/x", "host 'evil'"),
+        ("file://folder", "host 'folder'"),
+    ],
+)
 def test_refuses_urls_it_cannot_store_at(url: str, named: str) -> None:
     """The error says what is wrong with the url."""
     with pytest.raises(ConfigurationError, match=named):

@@ -24,10 +24,17 @@ def test_loopback_reads_without_a_token(host: str) -> None:
     assert client_of().get("/jobs", host=host).status == 200
 
 
-@pytest.mark.parametrize("host", ["evil.example:8081", "", "10.0.0.7:8081", "127.0.0.1.evil.example"])
-def test_another_name_of_this_machine_is_refused(host: str) -> None:
-    """A site that has its own name point to this machine must not read: it sends its name."""
-    reply = client_of().get("/jobs", host=host)
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example:8081", "", "10.0.0.7:8081", "127.0.0.1.evil.example", "localhost:80:evil.com", "localhost:",
+        "localhost:x", "[::1", "[::1]evil.com", "[::1]:80:1", "evil@localhost", "localhost/x", "localhost evil.com",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("path", ["/jobs", "/ui/login", f"/ui/jobs/x?token={TOKEN}"])
+def test_another_name_of_this_machine_is_refused(host: str, path: str) -> None:
+    """A site that has its own name point to this machine sends its name, and gets nothing, no login either."""
+    reply = client_of().get(path, host=host)
     assert (reply.status, "loopback" in reply.reason) == (400, True)
 
 

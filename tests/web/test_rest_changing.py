@@ -91,6 +91,8 @@ def test_without_the_token_nothing_changes(method: str, path: str) -> None:
         ("savepoints", {"target": "/x"}, "target-directory, cancel-job"),
         ("savepoints", {"target-directory": 1}, "give a text"),
         ("savepoints", {"target-directory": "folder"}, "whole path"),
+        ("savepoints", {"target-directory": "file://evil/x"}, "host 'evil'"),
+        ("savepoints", {"target-directory": "//evil/x"}, "host 'evil'"),
         ("savepoints", {"target-directory": "/a\nb"}, "give a folder or a URL"),
         ("savepoints", {"formatType": "ZIP"}, "CANONICAL or NATIVE"),
         ("savepoints", {"triggerId": "1"}, "32 hexadecimal"),

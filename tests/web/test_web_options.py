@@ -22,19 +22,18 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_token_is_made_once_and_kept(home: Path) -> None:
     """For this user alone; the second time it is the same."""
-    token, where = find_token(WebOptions())
+    token, where = find_token()
     assert (len(token), where) == (43, str(token_file()))
     assert token_file().stat().st_mode & 0o777 == 0o600
     assert token_file().parent.stat().st_mode & 0o777 == 0o700
-    assert find_token(WebOptions())[0] == token
+    assert find_token()[0] == token
     assert os.listdir(home / ".tidegate") == ["rest_token"]
 
 
 def test_which_token_counts(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one that is given, then that of the environment, then that of the file."""
+    """That of the environment, and then no file is made."""
     monkeypatch.setenv("TIDEGATE_REST_TOKEN", "token-of-the-environment")
-    assert find_token(WebOptions(token="token-that-was-given"))[0] == "token-that-was-given"
-    assert find_token(WebOptions())[0] == "token-of-the-environment"
+    assert find_token()[0] == "token-of-the-environment"
     assert not token_file().exists()
 
 
@@ -45,24 +44,32 @@ def test_a_file_of_others_is_not_used(home: Path) -> None:
     (home / "other").write_text("a-token-of-somebody-else")
     token_file().symlink_to(home / "other")
     with pytest.raises(ConfigurationError, match="cannot be kept"):
-        find_token(WebOptions())
+        find_token()
     token_file().unlink()
     token_file().write_text("short")
     with pytest.raises(ConfigurationError, match="delete it"):
-        find_token(WebOptions())
+        find_token()
     folder.chmod(0o777)
     with pytest.raises(ConfigurationError, match="other users"):
-        find_token(WebOptions())
+        find_token()
 
 
 @pytest.mark.parametrize(
     "options",
-    [{"port": -1}, {"port": 65_536}, {"address": ""}, {"address": "a b"}, {"token": "short"}, {"token": "x;" * 10}],
+    [{"port": -1}, {"port": 65_536}, {"address": ""}, {"address": "a b"}],
 )
 def test_wrong_options(options: dict[str, object]) -> None:
     """They are refused where they are given."""
     with pytest.raises(ConfigurationError, match="rest\\."):
         WebOptions(**options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("token", ["short", "x;" * 10])
+def test_a_token_that_is_none(token: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the variable, which is where it was set."""
+    monkeypatch.setenv("TIDEGATE_REST_TOKEN", token)
+    with pytest.raises(ConfigurationError, match="TIDEGATE_REST_TOKEN is not fit"):
+        find_token()
 
 
 def test_a_port_that_is_taken() -> None:

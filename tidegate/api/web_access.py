@@ -31,7 +31,7 @@ class WebAccess:
         need("serve_web", "web")
         here = isinstance(self._runtime, LocalRuntime)
         self.url = self._serve_here(options) if here else self._serve_on_ray(options)
-        _, where = find_token(options)
+        _, where = find_token()
         print(f"tidegate: jobs are shown at {self.url} (token for changes: {where})", file=sys.stderr)
         return self.url
 
@@ -49,7 +49,7 @@ class WebAccess:
         from tidegate.web.jobs_in_process import LocalJobs
         from tidegate.web.server import WebServer
 
-        self._server = WebServer(LocalJobs(), options, digest_of(find_token(options)[0]))
+        self._server = WebServer(LocalJobs(), options, digest_of(find_token()[0]))
         return self._server.url
 
     def _serve_on_ray(self, options: WebOptions) -> str:

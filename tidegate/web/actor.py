@@ -89,7 +89,7 @@ def serve_on_ray(options: WebOptions, open_store: OpenStore, namespace: str = NA
 
     A server that runs already stays as it is, whatever the options say.
     """
-    token, where = find_token(options)
+    token, where = find_token()
     digest, leaves = digest_of(token), not started_here()
     actor = find_actor(NAME, namespace) or _start(options, digest, open_store, namespace, leaves)
     try:

@@ -25,22 +25,16 @@ _TOKEN, _TOKEN_FORM = re.compile(r"[A-Za-z0-9._~-]{16,200}"), "16 to 200 letters
 
 @dataclass(frozen=True, slots=True)
 class WebOptions:
-    """Where a server listens. `port` 0: any that is free; another one: it, or one of the next that is free.
-
-    `token`: what changes a job asks for; None: that of `TIDEGATE_REST_TOKEN`, or of a file of this user's.
-    """
+    """Where a server listens. `port` 0: any that is free; another one: it, or one of the next that is free."""
 
     port: int = PORT
     address: str = "127.0.0.1"
-    token: str | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65_535:
             raise ConfigurationError(f"rest.port is {self.port}: a port is from 0 to 65,535")
         if not self.address or not self.address.isprintable() or " " in self.address:
             raise ConfigurationError(f"rest.bind-address is {self.address!r}: give the name or the address of a host")
-        if self.token is not None and not _TOKEN.fullmatch(self.token):
-            raise ConfigurationError(f"rest.token (or {TOKEN_VARIABLE}) is not fit for one: give {_TOKEN_FORM}")
 
     @property
     def open_to_others(self) -> bool:
@@ -61,15 +55,16 @@ def token_file() -> Path:
     return Path.home() / ".tidegate" / TOKEN_FILE
 
 
-def find_token(options: WebOptions) -> tuple[str, str]:
-    """The token, and where it is from, for people; a file with a new one is made where there is none.
+def find_token() -> tuple[str, str]:
+    """Returns the token that changes a job, and where it is kept, for people.
 
-    Raises ConfigurationError for a file that others can read or change.
+    It is that of `TIDEGATE_REST_TOKEN`, or else that of a file of this user, which is made where there is none. Raises
+    ConfigurationError for a file that others can read or change.
     """
-    if options.token is not None:
-        return options.token, "rest.token"
     if token := os.environ.get(TOKEN_VARIABLE):
-        return WebOptions(token=token).token or "", TOKEN_VARIABLE
+        if not _TOKEN.fullmatch(token):
+            raise ConfigurationError(f"{TOKEN_VARIABLE} is not fit for a token: give {_TOKEN_FORM}")
+        return token, TOKEN_VARIABLE
     path = token_file()
     try:
         make_private(str(path.parent))

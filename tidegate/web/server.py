@@ -12,6 +12,7 @@ from tidegate.web.jobs import Jobs
 from tidegate.web.options import WebOptions, listen, url_of
 from tidegate.web.page.routes import page_routes
 from tidegate.web.security.access import Access
+from tidegate.web.security.connections import ConnectionLimits, LimitedConnections
 from tidegate.web.watch import JobWatch
 
 log = logging.getLogger(__name__)
@@ -28,7 +29,13 @@ class WebServer:
     `digest` is that of the token.
     """
 
-    def __init__(self, jobs: Jobs, options: WebOptions, digest: bytes) -> None:
+    def __init__(
+        self,
+        jobs: Jobs,
+        options: WebOptions,
+        digest: bytes,
+        limits: ConnectionLimits = ConnectionLimits(),  # noqa: B008 (frozen)
+    ) -> None:
         self._socket = listen(options)
         self.url = url_of(self._socket, options)
         self.watch = JobWatch(jobs)
@@ -46,7 +53,7 @@ class WebServer:
             date_header=False,
             ws="none",
             loop="asyncio",
-            http="h11",
+            http=LimitedConnections(limits),  # type: ignore[arg-type]
         )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._run, name="tidegate-web", daemon=True)

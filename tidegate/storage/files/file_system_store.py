@@ -189,20 +189,38 @@ def join_url(root: str, path: str) -> str:
     return f"{root}{path}" if root.endswith("/") else f"{root}/{path}"
 
 
+def local_path(url: str) -> str | None:
+    """Returns the path that a url of a local folder names, or None where it has the scheme of another store.
+
+    Raises ConfigurationError where it names no path, or a host, as `file://host/x` and `//host/x` do: the name of the
+    host would become a folder on this machine.
+    """
+    scheme, separator, rest = url.partition("://")
+    if separator and scheme not in ("file", "local"):
+        return None
+    path = rest.removeprefix("localhost") if rest.startswith("localhost/") else rest if separator else url
+    if not path:
+        raise ConfigurationError("the storage url is empty; give a folder or s3://bucket/prefix")
+    if path.startswith("//") or (separator and not path.startswith("/")):
+        host = path.strip("/").partition("/")[0]
+        raise ConfigurationError(
+            f"{url!r} names the host {host!r}, but a folder is on this machine; write '/folder' or 'file:///folder'"
+        )
+    return path
+
+
 def _reopen(url: str, options: dict[str, object]) -> FileSystemStore:
     return FileSystemStore(os.path.expanduser(os.fspath(url)), **options)
 
 
 def _open_files(url: str, options: dict[str, object]) -> tuple[str, str, Files]:
     """Normal url, key of the root, and the files behind it."""
-    scheme, separator, rest = url.partition("://")
-    if not separator or scheme in ("file", "local"):
+    path = local_path(url)
+    if path is not None:
         _refuse_options(url, options)
-        folder = rest if separator else url
-        if not folder:
-            raise ConfigurationError("the storage url is empty; give a folder or s3://bucket/prefix")
-        folder = os.path.abspath(folder)
+        folder = os.path.abspath(path)
         return folder, folder, LocalFiles()
+    scheme, _, rest = url.partition("://")
     rest = rest.strip("/")
     if scheme == "memory":
         _refuse_options(url, options)

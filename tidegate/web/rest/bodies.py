@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tidegate.storage.checkpoints.metadata import SavepointFormat
+from tidegate.storage.files.file_system_store import local_path
 from tidegate.web.rest.answers import bad_request, quoted
 
 _TRIGGER = re.compile(r"[0-9a-f]{32}")
@@ -106,4 +107,5 @@ def _target(given: str | None, name: str) -> str | None:
         raise bad_request(f"{name} is {quoted(given)!r}: give a folder or a URL, {most}")
     if not given.startswith("/") and "://" not in given:
         raise bad_request(f"{name} is {quoted(given)!r}: give a whole path, or a URL such as s3://bucket/folder")
+    local_path(given)  # Raises ConfigurationError, which is answered with 400, where a host is named.
     return given

@@ -10,6 +10,7 @@ Rules:
 from __future__ import annotations
 
 import hmac
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http.cookies import CookieError, SimpleCookie
@@ -19,6 +20,8 @@ from tidegate.web.options import digest_of, is_loopback
 COOKIE = "tidegate_rest_token"
 READING = ("GET", "HEAD", "OPTIONS")
 _CHALLENGE = {"www-authenticate": 'Bearer realm="tidegate"'}
+_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.%]+)\]|([^][:/@\s]+))(?::[0-9]{1,5})?", re.ASCII)
+"""A host and, after one colon, a port, with nothing behind it (RFC 9110, section 7.2)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +44,21 @@ class Access:
         """Whether this is the token."""
         return hmac.compare_digest(digest_of(given), self.digest)
 
+    def refuse_host(self, headers: Mapping[str, str]) -> Refusal | None:
+        """Returns why a server on loopback does not answer a request for this host, or None if it does.
+
+        The rule holds for every path, the login included: a site whose name leads to this machine sends its name.
+        Names of headers are in small letters.
+        """
+        if self.open_to_others or is_loopback(host_of(headers.get("host", ""))):
+            return None
+        return Refusal(400, "this server answers only as a loopback host: use http://127.0.0.1:PORT, or a tunnel to it")
+
     def refuse(self, method: str, headers: Mapping[str, str]) -> Refusal | None:
-        """Why this request may not be answered; None if it may. Names of headers are in small letters."""
-        if not self.open_to_others and not is_loopback(host_of(headers.get("host", ""))):
-            return Refusal(
-                400, "this server answers only as a loopback host: use http://127.0.0.1:PORT, or a tunnel to it"
-            )
+        """Returns why a request lacks the right to be answered, or None if it has it.
+
+        Names of headers are in small letters.
+        """
         if method in READING and not self.open_to_others:
             return None
         given = _given(headers, cookie=method in READING)
@@ -56,10 +68,9 @@ class Access:
 
 
 def host_of(header: str) -> str:
-    """The host in the header `Host`, without its port."""
-    if header.startswith("["):
-        return header[1:].partition("]")[0]
-    return header.partition(":")[0]
+    """Returns the host in the header `Host` without its port, or "" where the header is not a host and a port."""
+    found = _HOST.fullmatch(header)
+    return "" if found is None else found[1] or found[2]
 
 
 def _given(headers: Mapping[str, str], *, cookie: bool) -> str | None:

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, quote, urlencode
 
+from starlette.requests import ClientDisconnect
+
 from tidegate.actors.protocol.failure_reasons import log_failure
 from tidegate.web.security.access import COOKIE, Access, Refusal
 from tidegate.web.security.flood import Buckets
@@ -89,6 +91,9 @@ class Gate:
 
     async def _let_in(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        if (refusal := self._access.refuse_host(headers)) is not None:
+            await _refuse(send, refusal)
+            return
         path: str = scope["path"]
         is_page = scope["method"] == "GET" and (path == "/" or path.startswith("/ui"))
         if is_page and (token := _query_token(scope)) is not None:
@@ -142,6 +147,8 @@ class Gate:
         except TimeoutError:
             if not begun:
                 await _refuse(send, Refusal(408, f"the request has taken longer than {self._limits.time_s:g} s"))
+        except ClientDisconnect:
+            pass  # The client has gone while its body was read: there is no one to answer, and nothing is broken.
         except Exception as error:  # noqa: BLE001 (a fault of ours must not end the server, and is told as one)
             log_failure(log, f"{scope['method']} could not be answered", error)
             if not begun:

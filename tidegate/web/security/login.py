@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
+from tidegate.web.options import TOKEN_FILE, TOKEN_VARIABLE
 from tidegate.web.security.access import Access
 from tidegate.web.security.gate import LOGIN, cookie
 
@@ -22,7 +23,7 @@ _PAGE = """<!doctype html>
 </body>
 </html>
 """
-_ASK = "This server asks for its token: that of rest.token, TIDEGATE_REST_TOKEN, or ~/.tidegate/rest_token."
+_ASK = f"This server asks for its token: the one in {TOKEN_VARIABLE}, or else in ~/.tidegate/{TOKEN_FILE}."
 _WRONG = "That is not the token of this server."
 _HEADERS = {"content-security-policy": "default-src 'none'; form-action 'self'; frame-ancestors 'none'"}
 
