@@ -90,8 +90,24 @@ def print_diff(diff: CheckpointDiff) -> None:
             table.add_row(*map(escape, cells))
     if diff.changed:
         console.print(table)
+    for positions in _positions(diff):
+        console.print(positions)
     same = len(diff.operators) - len(diff.changed)
     console.print(f"{same} operators are the same", markup=False)
+
+
+def _positions(diff: CheckpointDiff) -> Iterator[Table]:
+    """A table of the splits of sources that have moved, up to `_SPLITS_SHOWN` of each source."""
+    table = Table("operator uid", "split", "next row", title="Positions of sources", title_justify="left")
+    for operator in diff.changed:
+        for split in operator.splits[:_SPLITS_SHOWN]:
+            table.add_row(*map(escape, (operator.uid, split.split_id, _pair(*split.next_offset))))
+        if len(operator.splits) > _SPLITS_SHOWN:
+            table.add_row(escape(operator.uid), f"and {len(operator.splits) - _SPLITS_SHOWN} more", "")
+        if any(operator.waiting_splits):
+            table.add_row(escape(operator.uid), "splits that no subtask had taken", _pair(*operator.waiting_splits))
+    if table.row_count:
+        yield table
 
 
 def _operator_cells(operator: OperatorReport) -> list[str]:

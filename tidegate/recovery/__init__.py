@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         verify,
     )
     from tidegate.recovery.cleanup.deletion import delete
-    from tidegate.recovery.contents.differences import CheckpointDiff, OperatorDiff, StateDiff, diff
+    from tidegate.recovery.contents.differences import CheckpointDiff, OperatorDiff, SplitDiff, StateDiff, diff
     from tidegate.recovery.contents.inspection import CheckpointReport, OperatorReport, inspect
     from tidegate.recovery.contents.row_comparison import KeyChanges
     from tidegate.recovery.contents.state_catalog import StateInfo
@@ -42,6 +42,7 @@ else:
         "OperatorReport": "contents.inspection",
         "RestartStrategy": "restart_strategy",
         "SavepointWriter": "tidegate.offline.savepoint_writer",
+        "SplitDiff": "contents.differences",
         "StateDiff": "contents.differences",
         "StateInfo": "contents.state_catalog",
         "Step": "tidegate.offline.explanations",
@@ -71,6 +72,7 @@ __all__ = [
     "OperatorReport",
     "RestartStrategy",
     "SavepointWriter",
+    "SplitDiff",
     "StateDiff",
     "StateInfo",
     "Step",

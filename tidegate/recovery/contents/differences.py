@@ -1,29 +1,39 @@
-"""`diff`: what has changed from one checkpoint to another: operators, parallelism, sizes, and on request keys.
+"""`diff`: what has changed from one checkpoint to another: operators, parallelism, contents, positions, and keys.
 
-Without `keys` only metadata is read. With it the states are read, too: the same few key groups of both at a time, so
-that memory stays bounded.
+Rules:
+- A state is *same* only where what is stored of it is the same: its chunks and files have equal checksums, in the same
+  order. The directories of state files are read for that, and no rows.
+- Where the bytes differ, the rows may still be the same: a backend has rewritten its files, or layers were merged. With
+  `keys` the rows of keyed states are read and compared, the same few key groups of both at a time, so that memory stays
+  bounded.
+- Positions of sources are compared split by split.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from tidegate.recovery.contents.inspection import CheckpointReport, OperatorReport, inspect
+from tidegate.recovery.contents.inspection import CheckpointReport, inspect
 from tidegate.recovery.contents.row_comparison import NO_CHANGES, KeyChanges, compare_rows
-from tidegate.recovery.contents.state_catalog import StateInfo
+from tidegate.recovery.contents.state_catalog import StateInfo, native_states
 from tidegate.recovery.contents.state_reader import StateSelection
 from tidegate.storage.checkpoints.layout import parse_pointer
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.files.store import OpenStore
 from tidegate.storage.ids import OperatorUid
+from tidegate.storage.state.directory import read_directory
 
 PART_BYTES = 64 * 1024 * 1024
 """About how many bytes of state of one checkpoint are read at a time to compare keys."""
 
 Change: TypeAlias = Literal["added", "removed", "changed", "same"]
+
+_POSITION_COLUMNS = ("split_id", "next_offset")
+"""Columns of the state in which a source keeps a row for each split: its id, and the next row to read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +53,19 @@ class StateDiff:
 
 
 @dataclass(frozen=True, slots=True)
+class SplitDiff:
+    """A split of a source that has moved: the next row to read, the older one first; None where it is not listed."""
+
+    split_id: str
+    next_offset: tuple[int | None, int | None]
+
+
+@dataclass(frozen=True, slots=True)
 class OperatorDiff:
-    """One operator. In a pair the older value comes first; None (of sizes 0) on the side that does not have it."""
+    """One operator. In a pair the older value comes first; None (of sizes 0) on the side that does not have it.
+
+    `splits`: those of a source that have moved, by id. `waiting_splits`: how many splits no subtask had taken.
+    """
 
     uid: OperatorUid
     change: Change
@@ -52,6 +73,8 @@ class OperatorDiff:
     max_parallelism: tuple[int | None, int | None]
     size_bytes: tuple[int, int]
     states: tuple[StateDiff, ...]
+    splits: tuple[SplitDiff, ...] = ()
+    waiting_splits: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,58 +96,66 @@ def diff(old: str, new: str, *, keys: bool = False, open_store: OpenStore = open
     """What has changed from one checkpoint or savepoint to another. Paths are as for `inspect`.
 
     They may be of different jobs. With `keys` keyed states are read, and keys added, removed and changed are counted.
-    Raises what `inspect` raises, and with `keys` what `read_state` raises.
+    Raises what `inspect` raises, CorruptionError or NotFoundError where a file of state is damaged or gone, and with
+    `keys` what `read_state` raises.
     """
     before, now = inspect(old, open_store=open_store), inspect(new, open_store=open_store)
     uids = list(dict.fromkeys([*(o.uid for o in before.operators), *(o.uid for o in now.operators)]))
-    comparison = _Comparison(before, now, open_store) if keys else None
-    operators = tuple(_operator(before.operator(uid), now.operator(uid), uid, comparison) for uid in uids)
+    comparison = _Comparison(before, now, open_store, keys)
+    operators = tuple(comparison.operator(uid) for uid in uids)
     return CheckpointDiff(before.path, now.path, (before.size_bytes, now.size_bytes), operators)
 
 
-def _operator(
-    old: OperatorReport | None, new: OperatorReport | None, uid: OperatorUid, comparison: _Comparison | None
-) -> OperatorDiff:
-    olds = {state.state: state for state in old.states} if old is not None else {}
-    news = {state.state: state for state in new.states} if new is not None else {}
-    names = dict.fromkeys([*olds, *news])
-    states = tuple(_state(olds.get(name), news.get(name), comparison) for name in names)
-    parallelism = (None if old is None else old.parallelism, None if new is None else new.parallelism)
-    highest = (None if old is None else old.max_parallelism, None if new is None else new.max_parallelism)
-    sizes = (old.size_bytes if old is not None else 0, new.size_bytes if new is not None else 0)
-    if old is None or new is None:
-        change: Change = "added" if old is None else "removed"
-    else:
-        is_same = parallelism[0] == parallelism[1] and highest[0] == highest[1] and sizes[0] == sizes[1]
-        change = "same" if is_same and all(state.change == "same" for state in states) else "changed"
-    return OperatorDiff(uid, change, parallelism, highest, sizes, states)
-
-
-def _state(old: StateInfo | None, new: StateInfo | None, comparison: _Comparison | None) -> StateDiff:
-    either = new or old
-    assert either is not None, "a state of neither"
-    sizes = (None if old is None else old.size_bytes, None if new is None else new.size_bytes)
-    if old is None or new is None:
-        change: Change = "added" if old is None else "removed"
-    else:
-        change = "same" if old == new else "changed"
-    found = None
-    if comparison is not None and either.kind is StateKind.KEYED and either.state:
-        found = comparison.keys(either.uid, either.state, old, new)
-        if found is not None and old is not None and new is not None:
-            change = "changed" if found.added or found.removed or found.changed else "same"
-    return StateDiff(either.uid, either.state, either.kind, change, sizes, found)
-
-
-@dataclass(frozen=True, slots=True)
 class _Comparison:
-    old: CheckpointReport
-    new: CheckpointReport
-    open_store: OpenStore
+    """Compares two checkpoints, operator by operator."""
 
-    def keys(self, uid: OperatorUid, state: str, old: StateInfo | None, new: StateInfo | None) -> KeyChanges | None:
-        before = None if old is None else self._selection(self.old, uid, state)
-        now = None if new is None else self._selection(self.new, uid, state)
+    def __init__(self, old: CheckpointReport, new: CheckpointReport, open_store: OpenStore, keys: bool) -> None:
+        self._old = old
+        self._new = new
+        self._open_store = open_store
+        self._with_keys = keys
+        self._old_contents = _contents(old, open_store)
+        self._new_contents = _contents(new, open_store)
+
+    def operator(self, uid: OperatorUid) -> OperatorDiff:
+        """Compares the operator of this uid, which at least one of the checkpoints has."""
+        old, new = self._old.operator(uid), self._new.operator(uid)
+        olds = {state.state: state for state in old.states} if old is not None else {}
+        news = {state.state: state for state in new.states} if new is not None else {}
+        names = dict.fromkeys([*olds, *news])
+        states = tuple(self._state(olds.get(name), news.get(name)) for name in names)
+        sizes = (old.size_bytes if old is not None else 0, new.size_bytes if new is not None else 0)
+        parallelism = (None if old is None else old.parallelism, None if new is None else new.parallelism)
+        highest = (None if old is None else old.max_parallelism, None if new is None else new.max_parallelism)
+        waiting = (_waiting_splits(self._old, uid), _waiting_splits(self._new, uid))
+        if old is None or new is None:
+            change: Change = "added" if old is None else "removed"
+        else:
+            finished = (old.finished_subtasks, new.finished_subtasks)
+            pairs = (parallelism, highest, finished, waiting)
+            is_same = all(first == second for first, second in pairs) and all(s.change == "same" for s in states)
+            change = "same" if is_same else "changed"
+        return OperatorDiff(uid, change, parallelism, highest, sizes, states, tuple(self._moved(uid, states)), waiting)
+
+    def _state(self, old: StateInfo | None, new: StateInfo | None) -> StateDiff:
+        either = new or old
+        assert either is not None, "a state of neither"
+        sizes = (None if old is None else old.size_bytes, None if new is None else new.size_bytes)
+        at = either.uid, either.state
+        if old is None or new is None:
+            change: Change = "added" if old is None else "removed"
+        else:
+            change = "same" if self._old_contents[at] == self._new_contents[at] else "changed"
+        found = None
+        if self._with_keys and either.kind is StateKind.KEYED and either.state:
+            found = self._keys(either.uid, either.state, old, new)
+            if found is not None and old is not None and new is not None:
+                change = "changed" if found.added or found.removed or found.changed else "same"
+        return StateDiff(either.uid, either.state, either.kind, change, sizes, found)
+
+    def _keys(self, uid: OperatorUid, state: str, old: StateInfo | None, new: StateInfo | None) -> KeyChanges | None:
+        before = None if old is None else self._selection(self._old, uid, state)
+        now = None if new is None else self._selection(self._new, uid, state)
         if before is None or now is None:
             only = before or now
             assert only is not None
@@ -135,13 +166,52 @@ class _Comparison:
         if keys is None:
             return None
         found = NO_CHANGES
-        for groups in _parts(before, now, max(self.old.size_bytes, self.new.size_bytes)):
+        for groups in _parts(before, now, max(self._old.size_bytes, self._new.size_bytes)):
             found += compare_rows(before.reader(groups).read_all(), now.reader(groups).read_all(), keys, what)
         return found
 
+    def _moved(self, uid: OperatorUid, states: tuple[StateDiff, ...]) -> Iterator[SplitDiff]:
+        for state in states:
+            if state.kind is StateKind.LIST and state.change != "same":
+                old = {} if state.change == "added" else self._positions(self._old, uid, state.state)
+                new = {} if state.change == "removed" else self._positions(self._new, uid, state.state)
+                for split_id in sorted({*old, *new}):
+                    offsets = (old.get(split_id), new.get(split_id))
+                    if offsets[0] != offsets[1]:
+                        yield SplitDiff(split_id, offsets)
+
+    def _positions(self, report: CheckpointReport, uid: OperatorUid, state: str) -> Mapping[str, int]:
+        """Returns the next row of each split; nothing where the state is not the position of a source."""
+        selection = self._selection(report, uid, state)
+        if not set(_POSITION_COLUMNS) <= set(selection.schema.names):
+            return {}
+        rows = selection.reader().read_all().select(_POSITION_COLUMNS).to_pylist()
+        return {row["split_id"]: row["next_offset"] for row in rows}
+
     def _selection(self, report: CheckpointReport, uid: OperatorUid, state: str) -> StateSelection:
-        store = self.open_store(parse_pointer(report.path).root)
+        store = self._open_store(parse_pointer(report.path).root)
         return StateSelection.find(store, report.metadata, uid, state)
+
+
+def _waiting_splits(report: CheckpointReport, uid: OperatorUid) -> int:
+    return sum(len(pool.splits) for pool in report.metadata.pools if pool.uid == uid)
+
+
+def _contents(report: CheckpointReport, open_store: OpenStore) -> Mapping[tuple[OperatorUid, str], list[object]]:
+    """Returns what is stored of each state, as checksums in the order of subtasks, layers and chunks."""
+    found: dict[tuple[OperatorUid, str], list[object]] = defaultdict(list)
+    store = open_store(parse_pointer(report.path).root)
+    for subtask in sorted(report.metadata.subtasks, key=lambda subtask: (subtask.vertex, subtask.subtask)):
+        for handle in subtask.state_handles:
+            for stored in read_directory(store, handle):
+                section = stored.section
+                chunks = tuple((chunk.checksum, chunk.first_group, chunk.group_rows) for chunk in stored.chunks)
+                found[section.uid, section.state].append((subtask.subtask, section.removed, chunks))
+        for native in subtask.native:
+            files = tuple(sorted(file.checksum for file in native.files))
+            for name in native_states(native):
+                found[native.uid, name].append((subtask.subtask, native.backend, files))
+    return found
 
 
 def _parts(old: StateSelection, new: StateSelection, size_bytes: int) -> Iterator[range | None]:

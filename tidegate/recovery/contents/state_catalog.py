@@ -106,13 +106,14 @@ def _states_in(subtask: SubtaskState) -> Iterator[StateInfo]:
     for section in () if subtask.handle is None else subtask.handle.sections:
         yield StateInfo(section.uid, section.state, section.kind, section.rows, section.length_bytes, 1)
     for native in subtask.native:
-        names = _native_states(native)
+        names = native_states(native)
         for name in names:
             size_bytes = native.size_bytes if len(names) == 1 else None
             yield StateInfo(native.uid, name, StateKind.KEYED, None, size_bytes, 1, backend=native.backend)
 
 
-def _native_states(native: NativeState) -> tuple[str, ...]:
+def native_states(native: NativeState) -> tuple[str, ...]:
+    """Returns the names of the states in the files of a backend, or one empty name if this version cannot read them."""
     # Imported late: only RocksDB has such files, and its library is large.
     from tidegate.storage.rocksdb.value_layout import describe
 
