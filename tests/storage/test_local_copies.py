@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import threading
 from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
@@ -12,8 +13,9 @@ from pathlib import Path
 import pytest
 from counting_store import CountingStore
 
+from tidegate.storage.copies import node_folder
 from tidegate.storage.copies.local_copies import LocalCopies, remove_copies, remove_stale_copies
-from tidegate.storage.copies.node_folder import PrivateFolder
+from tidegate.storage.copies.node_folder import PrivateFolder, UnfinishedFile
 from tidegate.storage.errors import StorageError
 from tidegate.storage.files.store import Buffer
 from tidegate.storage.ids import CheckpointId, JobId, SubtaskIndex, VertexId
@@ -93,6 +95,47 @@ def test_an_aborted_checkpoint_leaves_nothing(
     assert os.listdir(folder / JOB / "map%2F1-0") == ["chk-2"]
     assert copies.size_bytes == 4
     assert caplog.records == []
+
+
+class AbortingFolder(PrivateFolder):
+    """A folder in which an abort arrives on another thread each time that a file is begun."""
+
+    copies: LocalCopies
+    aborts: list[threading.Thread]
+
+    def begin(self, path: str) -> UnfinishedFile:
+        abort = threading.Thread(target=self.copies.aborted, args=(ONE,))
+        self.aborts.append(abort)
+        abort.start()
+        return super().begin(path)
+
+    def make_way(self) -> None:
+        """Called where the folder is there and the file is not: an abort that may go on has time to."""
+        self.aborts[-1].join(0.2)
+
+
+def test_an_abort_as_a_copy_begins_is_no_failure(
+    folder: Path, primary: CountingStore, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is logged, so that a real failure is logged later; nothing is left, and a later file is not begun."""
+    node = AbortingFolder(str(folder))
+    copies = LocalCopies(node, JOB, VertexId("map/1"), SubtaskIndex(0), size_bytes_max=1_000_000)
+    node.copies, node.aborts = copies, []
+    make_inside = node_folder.make_inside
+
+    def made(*arguments: str) -> str:
+        found = make_inside(*arguments)
+        node.make_way()
+        return found
+
+    monkeypatch.setattr(node_folder, "make_inside", made)
+    write(copies, primary, ONE, "f")
+    write(copies, primary, ONE, "g")
+    for abort in node.aborts:
+        abort.join()
+
+    assert (caplog.records, len(node.aborts), copies.size_bytes) == ([], 1, 0)
+    assert files_in(folder) == {}
 
 
 def test_a_failed_write_leaves_no_copy(folder: Path, primary: CountingStore) -> None:

@@ -90,7 +90,10 @@ class LocalCopies:
     def _begin(self, checkpoint_id: CheckpointId, path: str) -> _Copy:
         copy = _Copy(checkpoint_id, path)
         try:
-            copy.file = self._folder.begin(f"{self._checkpoint_folder(checkpoint_id)}/{path}")
+            # Under the lock: the folder of an aborted checkpoint must not vanish between its making and the file's.
+            with self._lock:
+                if not self._is_over(checkpoint_id):
+                    copy.file = self._folder.begin(f"{self._checkpoint_folder(checkpoint_id)}/{path}")
         except (ConfigurationError, OSError) as error:
             self._drop(copy, str(error))
         return copy
