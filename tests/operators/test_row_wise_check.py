@@ -194,6 +194,15 @@ def test_what_looks_beyond_a_row_is_refused(make: Callable[[], pl.Expr]) -> None
         FilterExpr(expression.is_null())
 
 
+def test_an_expression_that_is_nested_too_deeply_is_refused_as_such() -> None:
+    """Polars does not read it back, so nothing can be said of its parts; the error says what to do."""
+    expression = pl.col("x")
+    for _ in range(100):
+        expression = expression + 1
+    with pytest.raises(ConfigurationError, match=r"with_columns\(.*nested too deeply.*columns of their own"):
+        WithColumns(expression)
+
+
 _ROWS = st.fixed_dictionaries(
     {
         "x": st.none() | st.integers(-3, 3),

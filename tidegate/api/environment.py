@@ -19,6 +19,7 @@ from tidegate.actors.graph.former_form import in_former_form
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.graph.needed_columns import with_needed_columns
 from tidegate.actors.graph.stream_graph import StreamNode, translate
+from tidegate.actors.hosts.threads import lacks_threads
 from tidegate.actors.operators.local_aggregation.combining_rule import CombiningMode
 from tidegate.actors.runtimes.running_job import RunningJob, Submission
 from tidegate.actors.sources.master_hooks import MasterHook
@@ -188,10 +189,18 @@ class StreamEnvironment(Topologies):
         store, savepoints, name = self.open_store(request.root), request.checkpoints.savepoints, request.name
         if self._config.web.web:
             self.serve_web()
-        with name_taken(store, name, request.job_id, make_job_id(name, ""), request.checkpoints.lease) as lease:
-            submission = prepare(request, self.open_store)
-            lease.abandon()
-            running = self._accompany(self._runtime.submit(submission), submission)
+        try:
+            with name_taken(store, name, request.job_id, make_job_id(name, ""), request.checkpoints.lease) as lease:
+                submission = prepare(request, self.open_store)
+                lease.abandon()
+                running = self._accompany(self._runtime.submit(submission), submission)
+        except RuntimeError as error:
+            if not lacks_threads(error):
+                raise
+            raise ConfigurationError(
+                f"execute({name!r}): this process may not start another thread. The limit of its user (ulimit -u) or "
+                "of its container (pids) is reached: raise it, or end other processes"
+            ) from error
         show_progress(running, submission, shown, self._runtime)
         self._program.clear()
         root = submission.spec.root

@@ -143,6 +143,24 @@ def test_a_query_that_is_not_covered_is_refused(query: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "query",
+    [
+        f"SELECT {'(' * 3_000}auction{')' * 3_000} AS a FROM bids",
+        f"SELECT {'abs(' * 3_000}auction{')' * 3_000} AS a FROM bids",
+        f"SELECT auction FROM bids WHERE {'NOT ' * 3_000}auction = 1",
+        f"SELECT {' + '.join(['price'] * 3_000)} AS p FROM bids",
+        f"SELECT auction FROM {'(SELECT auction FROM ' * 3_000}bids{') AS q' * 3_000}",
+        " UNION ALL ".join(["SELECT auction FROM bids"] * 3_000),
+    ],
+    ids=["parentheses", "calls", "not", "sum", "subqueries", "union"],
+)
+def test_a_query_that_is_nested_too_deeply_is_refused(query: str) -> None:
+    """With what to do instead, and not by an error of Python's."""
+    with environment() as env, pytest.raises(tg.ConfigurationError, match="nested too deeply"):
+        env.sql(query)
+
+
+@pytest.mark.parametrize(
     ("options", "said"),
     [
         ({"emit": "often"}, 'emit must be "changes", "update" or "final"'),

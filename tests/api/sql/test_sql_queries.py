@@ -398,3 +398,12 @@ def test_fields_of_structs_are_joined_by() -> None:
         rows = env.sql(query).collect()
         assert env.execute("sql").wait("4min") == "finished"
     assert rows.to_arrow().column("id").to_pylist() == [1]
+
+
+@pytest.mark.parametrize(("word", "rows"), [("AND", 0), ("OR", 4)])
+def test_a_condition_may_have_hundreds_of_parts(word: str, rows: int) -> None:
+    """Programs make such queries. The parts of a chain are not nested in each other."""
+    parts = f" {word} ".join(
+        f"price = {price}" for price in (BIDS["price"].to_pylist()[:3] + list(range(1_000, 1_500)))
+    )
+    assert result_of(f"SELECT auction FROM bids WHERE {parts}").height == rows

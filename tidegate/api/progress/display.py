@@ -70,7 +70,12 @@ def show_progress(
             atexit.unregister(stop_progress)
             atexit.register(stop_progress)
         alive = [each for each in _FOLLOWERS.get(runtime, ()) if each.thread.is_alive()]
-        follower.thread.start()
+        try:
+            follower.thread.start()
+        except RuntimeError as error:  # The job runs, and needs no display.
+            log.warning("the progress of job %r is not shown: %s", name, error)
+            shown.end()
+            return
         _FOLLOWERS[runtime] = [*alive, follower]
 
 

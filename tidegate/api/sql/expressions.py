@@ -6,7 +6,8 @@ aggregates. Everything here works row by row. What there is not is refused, with
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -45,6 +46,14 @@ _CALCULATIONS: dict[type[exp.Expr], Callable[[exp.Expr, Typed, Typed], Typed]] =
 }
 
 
+def balanced(conditions: Sequence[pl.Expr], join: Callable[[pl.Expr, pl.Expr], pl.Expr]) -> pl.Expr:
+    """Joins conditions as a tree that is as flat as can be: polars cannot read back what is nested over 60 deep."""
+    if len(conditions) == 1:
+        return conditions[0]
+    middle = len(conditions) // 2
+    return join(balanced(conditions[:middle], join), balanced(conditions[middle:], join))
+
+
 class Expressions:
     """Translates over one set of columns."""
 
@@ -75,6 +84,10 @@ class Expressions:
     def condition(self, node: exp.Expr) -> pl.Expr:
         """A condition. ConfigurationError for an expression of another type."""
         return truth(node, self.of(node))
+
+    def _conditions(self, node: exp.Expr) -> list[pl.Expr]:
+        """The operands of a chain of AND or OR. There may be hundreds, so they are not visited by recursion."""
+        return [self.condition(operand) for operand in node.flatten()]
 
     def _literal(self, node: exp.Expr) -> Typed:
         text = str(node.this)
@@ -321,8 +334,8 @@ _KINDS: dict[Any, Callable[[Expressions, Any], Typed]] = {
     exp.Boolean: lambda self, node: literal(bool(node.this), pl.Boolean()),
     exp.Null: lambda self, node: null(),
     exp.Neg: lambda self, node: negated(node, self.of(node.this)),
-    exp.And: lambda self, node: Typed(self.condition(node.this) & self.condition(node.expression), pl.Boolean()),
-    exp.Or: lambda self, node: Typed(self.condition(node.this) | self.condition(node.expression), pl.Boolean()),
+    exp.And: lambda self, node: Typed(balanced(self._conditions(node), operator.and_), pl.Boolean()),
+    exp.Or: lambda self, node: Typed(balanced(self._conditions(node), operator.or_), pl.Boolean()),
     exp.Literal: Expressions._literal,
     exp.Not: Expressions._not,
     exp.Is: Expressions._is,

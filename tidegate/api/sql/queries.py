@@ -68,11 +68,17 @@ def translate(
     """The stream of a query over the views of a program. ConfigurationError, with its place, for what there is not."""
     if emit not in ("changes", "update", "final"):
         raise ConfigurationError(f'sql: emit must be "changes", "update" or "final", not {emit!r}')
-    tree = parse(text)
-    steps = Steps(prefix_of(text, uid, program))
-    keeping = Keeping(emit, ttl)
-    relation = _Query(steps, views, keeping, {}).relation(tree, outermost=True)
-    return _finished(tree, relation, steps)
+    try:
+        tree = parse(text)
+        steps = Steps(prefix_of(text, uid, program))
+        keeping = Keeping(emit, ttl)
+        relation = _Query(steps, views, keeping, {}).relation(tree, outermost=True)
+        return _finished(tree, relation, steps)
+    except RecursionError:
+        raise ConfigurationError(
+            "SQL: the query is nested too deeply to be read. Take out parentheses that are not needed, name parts of "
+            "the query with WITH or create_temporary_view, or compute parts of an expression in a query of their own"
+        ) from None
 
 
 def _finished(tree: exp.Expr, relation: Relation, steps: Steps) -> Stream:

@@ -6,6 +6,7 @@ the stream while queries in FROM rename them: so event time and the bounds of wi
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,7 +19,7 @@ from tidegate.actors.operators.changes import CHANGE
 from tidegate.actors.operators.output_schema import polars_frame
 from tidegate.actors.operators.windows.window_rows import WINDOW_END, WINDOW_START
 from tidegate.actors.operators.windows.window_specs import Cumulating, Session, Sliding, Tumbling
-from tidegate.api.sql.expressions import field_of
+from tidegate.api.sql.expressions import balanced, field_of
 from tidegate.api.sql.text.places import refused
 from tidegate.api.sql.values.typed import Typed, column
 from tidegate.api.sql.values.types import check_known
@@ -196,7 +197,7 @@ def conjuncts(node: exp.Expr | None) -> list[exp.Expr]:
     if isinstance(node, exp.Paren) and isinstance(node.this, exp.And | exp.Paren):
         return conjuncts(node.this)
     if isinstance(node, exp.And):
-        return [*conjuncts(node.this), *conjuncts(node.expression)]
+        return [each for operand in node.flatten(unnest=False) for each in conjuncts(operand)]
     return [node]
 
 
@@ -207,10 +208,7 @@ def columns_in(node: exp.Expr) -> list[exp.Column]:
 
 def all_of(conditions: list[pl.Expr]) -> pl.Expr:
     """One condition of several."""
-    whole = conditions[0]
-    for each in conditions[1:]:
-        whole = whole & each
-    return whole
+    return balanced(conditions, operator.and_)
 
 
 Translate = Callable[[exp.Expr], Typed]

@@ -59,11 +59,18 @@ class LeaseKeeper:
         return keeper
 
     def start(self) -> None:
-        """Take the lease, and go on renewing it. Never raises: a job runs on without one while storage is away."""
+        """Takes the lease, and renews it from then on. A job runs without one while storage is away.
+
+        RuntimeError if the process may have no more threads. Then the lease is ended.
+        """
         if self._token:
             hold(self._token)
         self._renew()
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self.end()
+            raise
 
     def end(self) -> None:
         """The job is over, and says so. Nothing more follows; may be called again."""

@@ -21,6 +21,8 @@ Node: TypeAlias = Any
 """A part of an expression as polars writes it down: a string or a dict with one key, its kind."""
 
 _COLUMN: Node = {"Column": "column"}
+_SAFE_DEPTH = 30
+"""Levels of operands that polars surely reads back: its reader stops at 128 levels of JSON; an operand takes 2 to 4."""
 _RANDOM = frozenset({"Random", "ListExpr.Sample", "ArrayExpr.Sample"})
 _LOOKED_UP = frozenset({"Boolean.IsIn", "Replace", "ReplaceStrict"}) | {
     f"StringExpr.{name}" for name in ("ContainsAny", "ReplaceMany", "ExtractMany", "FindMany")
@@ -49,10 +51,23 @@ def check_row_wise(expression: pl.Expr, method: str) -> None:
         _walk(pl.Expr.deserialize(io.StringIO(json.dumps(simple)), format="json"))
     except _NotRowWiseError as reason:
         raise ConfigurationError(f"{method}({_shown(expression)}): {reason}; {_ADVICE}") from None
-    except (pl.exceptions.PolarsError, ValueError) as error:
+    except (pl.exceptions.PolarsError, ValueError, RecursionError) as error:
+        if _is_deep(expression):
+            raise ConfigurationError(
+                f"{method}({_shown(expression)}): the expression is nested too deeply for polars to read back. Compute "
+                "parts of it as columns of their own in with_columns(...) before"
+            ) from None
         raise ConfigurationError(
             f"{method}({_shown(expression)}): it cannot be told whether this works row by row ({error}); {_ADVICE}"
         ) from error
+
+
+def _is_deep(expression: pl.Expr) -> bool:
+    """Returns whether an expression has so many levels of operands that polars may not read it back."""
+    level = [expression]
+    for _ in range(_SAFE_DEPTH):
+        level = [operand for each in level for operand in each.meta.pop()]
+    return bool(level)
 
 
 def _walk(expression: pl.Expr) -> None:

@@ -22,6 +22,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -105,26 +106,29 @@ class LocalJob:
         self._effects = CoordinatorEffects(self.context, open_store, now_ms)
         port, incarnation = LocalCoordinatorPort(self), uuid.uuid4().hex
         self.coordinator = CoordinatorHost(machine, position, event_log, self._effects, port, incarnation)
-        self.pool = io_pool(self.context.graph, self._thread_died)
-        # Of its own: a source that blocks must not keep the coordinator from its work, nor a master hook from its log.
-        self.coordinator_pool = WorkerPool(IO_THREADS, "tidegate-coordinator", self._thread_died)
-        self.log_pool = WorkerPool(1, "tidegate-log", self._thread_died)
+        with ExitStack() as opened:  # RuntimeError if the process may have no more threads: then none is left.
+            self.pool = io_pool(self.context.graph, self._thread_died)
+            opened.callback(self.pool.close)
+            # Of its own: a source that blocks must not keep the coordinator from its work, nor a hook from its log.
+            self.coordinator_pool = WorkerPool(IO_THREADS, "tidegate-coordinator", self._thread_died)
+            opened.callback(self.coordinator_pool.close)
+            self.log_pool = WorkerPool(1, "tidegate-log", self._thread_died)
+            opened.pop_all()
 
     # --- for users ------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start the loop. RuntimeError if the process may have no more threads: then nothing of the job is left."""
         keep_freed_memory()
-        self._lease = LeaseKeeper.started(self.context, self._open_store)
-        self.post(self.coordinator.start)
-        self._tell_coordinator(lambda: co.JobSubmitted(now_ms(), self._spec))
-        try:
-            self._thread.start()
-        except RuntimeError:
-            self._lease.end()
+        with ExitStack() as opened:
             for pool in (self.pool, self.coordinator_pool, self.log_pool):
-                pool.close()
-            raise
+                opened.callback(pool.close)
+            self._lease = LeaseKeeper.started(self.context, self._open_store)
+            opened.callback(self._lease.end)
+            self.post(self.coordinator.start)
+            self._tell_coordinator(lambda: co.JobSubmitted(now_ms(), self._spec))
+            self._thread.start()
+            opened.pop_all()
         _alive.add(self)
 
     @property
