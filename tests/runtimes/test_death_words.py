@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from ray.exceptions import ActorDiedError, ActorUnavailableError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError
 
 from tidegate.actors.runtimes.ray.process.death_words import death_of, went_with_its_node
 
@@ -47,6 +47,7 @@ def died(text: str) -> ActorDiedError:
             "the process that it belonged to has ended",
             False,
         ),
+        (GetTimeoutError("Get timed out"), "Ray does not report that its process has ended", False),
         (
             died(f"{HEAD}Worker exit detail: End of file. Some common causes include: (1) OOM"),
             "End of file",

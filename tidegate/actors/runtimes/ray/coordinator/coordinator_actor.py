@@ -53,6 +53,7 @@ from tidegate.actors.runtimes.ray.process.actor_log import log_of_coordinator
 from tidegate.actors.runtimes.ray.process.belonging import Known
 from tidegate.actors.runtimes.ray.process.lifeline import end_process
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
+from tidegate.actors.runtimes.ray.process.termination import end_at_sigterm
 from tidegate.actors.runtimes.ray.shared_value import open_shared
 from tidegate.actors.runtimes.running_job import (
     Answer,
@@ -85,6 +86,7 @@ class CoordinatorProcess(Shown):
         context_reference = open_shared(shared_context)
         self._context: JobContext = (context := ray.get(context_reference))
         log_of_coordinator(context)
+        end_at_sigterm()
         self._options = options
         self._ended = threading.Event()
         self._broken: str | None = None

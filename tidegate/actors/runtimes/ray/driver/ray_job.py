@@ -55,8 +55,9 @@ CALL_TIMEOUT_S = 15.0
 WAIT_STEP_S = 2.0
 RETRY_STEP_S = 0.2
 LOST_TIMEOUT_S = 120.0
-SILENT_TIMEOUT_S = 600.0
-"""How long a coordinator may be silent, also while Ray looks for a place to restart it, until whoever waits is told."""
+RESTART_TIMEOUT_S = 600.0
+"""How long `wait` waits while Ray looks for a place to restart the coordinator. A process that is there and answers no
+call, because it hangs or is stopped, has `LOST_TIMEOUT_S`."""
 
 
 class RayJob:
@@ -95,8 +96,8 @@ class RayJob:
         self._vertices: tuple[VertexMetrics, ...] = ()
         self._answers: Mapping[str, Answer] = {}
         """To all requests, once the job has ended."""
-        self._silence: tuple[float, str] | None = None
-        """Since when the coordinator has not answered, and why."""
+        self._silence: tuple[float, Exception] | None = None
+        """Since when the coordinator has not answered, and how the newest call failed."""
         self._end: JobProgress | None = None
 
     @property
@@ -131,12 +132,7 @@ class RayJob:
                 return end
             if deadline is not None and time.monotonic() >= deadline:
                 return None
-            if self._silence is not None and time.monotonic() - self._silence[0] > SILENT_TIMEOUT_S:
-                (_, why), self._silence = self._silence, None
-                raise JobFailedError(
-                    f"the coordinator of job {self.name!r} has not answered for {SILENT_TIMEOUT_S:g} s, and the job "
-                    f"may still run: look for dead nodes; wait again to go on waiting ({why})"
-                )
+            self._check_silence()
 
     def cancel(self) -> None:
         """Ask for cancellation; nothing happens where the job is over."""
@@ -227,7 +223,8 @@ class RayJob:
         except (RayActorError, GetTimeoutError) as error:
             log.info("the coordinator of %r does not answer: %s", self.name, error)
             self._unanswered()
-            self._silence = self._silence or (time.monotonic(), death_of(error))
+            since_s = time.monotonic() if self._silence is None else self._silence[0]
+            self._silence = since_s, error
             threading.Event().wait(min(wait_s, RETRY_STEP_S))
             return None
         self._silence = None
@@ -243,6 +240,22 @@ class RayJob:
                 return self._ended(view.progress)
             return self._failed(f"its coordinator had to stop: {view.broken}")
         return None
+
+    def _check_silence(self) -> None:
+        """Raise JobFailedError where the coordinator has not answered for too long."""
+        if self._silence is None:
+            return
+        since_s, error = self._silence
+        hangs = isinstance(error, GetTimeoutError)
+        limit_s = LOST_TIMEOUT_S if hangs else RESTART_TIMEOUT_S
+        if time.monotonic() - since_s <= limit_s:
+            return
+        self._silence = None
+        advice = "end its process with SIGKILL, and Ray starts it again" if hangs else "look for dead nodes"
+        raise JobFailedError(
+            f"the coordinator of job {self.name!r} has not answered for {limit_s:g} s ({death_of(error)}), and the job "
+            f"may still run: {advice}. Call wait again to wait longer"
+        )
 
     def _unanswered(self) -> None:
         self._last = replace(self._last, coordinator_answers=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ray.exceptions import ActorUnavailableError
+from ray.exceptions import ActorUnavailableError, GetTimeoutError
 
 from tidegate.actors.protocol.failure_reasons import bounded_text, error_text
 
@@ -26,6 +26,8 @@ def _death_of(error: BaseException) -> str:
     if (node := _NODE_DIED.search(text)) is not None:
         why = " ".join(node[2].partition(_NEVER_RAN)[0].split())
         return f"its node {node[1]} was lost" + (f" ({why})" if why else "")
+    if isinstance(error, GetTimeoutError):
+        return "Ray does not report that its process has ended, and it answers no call: it hangs or is stopped"
     if isinstance(error, ActorUnavailableError):
         return "the connection to it broke, as it does when its node is lost"
     if _INIT in text:

@@ -55,6 +55,7 @@ from tidegate.actors.runtimes.ray.process.orders import Handle, Held, Order
 from tidegate.actors.runtimes.ray.process.outbox import Outbox
 from tidegate.actors.runtimes.ray.process.outcomes import Outcome, Outcomes
 from tidegate.actors.runtimes.ray.process.signs_of_life import IO_THREAD_NAMES, SignsOfLife
+from tidegate.actors.runtimes.ray.process.termination import end_at_sigterm
 from tidegate.actors.runtimes.ray.task.channel_calls import ChannelCalls
 from tidegate.actors.runtimes.ray.task.deliveries import Deliveries
 from tidegate.actors.runtimes.ray.task.frame_order import OrderedFrames
@@ -93,6 +94,7 @@ class TaskProcess(SignsOfLife, HasLine):
     ) -> None:
         self._log = TaskLog(context)
         close_sockets_in_children()
+        end_at_sigterm()
         prepare(spare, context.graph)
         self._context = context
         self._open_store, self._bundle = open_store, bundle
