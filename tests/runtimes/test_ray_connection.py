@@ -1,32 +1,17 @@
-"""Where a driver finds a running Ray cluster, and when Ray may read its token from a file."""
+"""Where a driver finds a running Ray cluster, and which addresses it refuses before Ray connects."""
 
 from __future__ import annotations
 
-import stat
 from pathlib import Path
 
+import grpc
 import pytest
+import ray
+from heads import head
 
 from tidegate.actors.runtimes.ray.driver import connection
-from tidegate.actors.runtimes.ray.driver.connection import cluster_of_this_user, switch_on_token
+from tidegate.actors.runtimes.ray.driver.connection import cluster_of_this_user, connect
 from tidegate.storage.errors import ConfigurationError
-
-
-@pytest.fixture(autouse=True)
-def a_process_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other tests may have loaded Ray; its settings are not to be changed by these."""
-    monkeypatch.delitem(connection.sys.modules, "ray", raising=False)
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home with the file in which Ray keeps a token that it has made, as Ray makes it."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    token = tmp_path / ".ray" / "auth_token"
-    token.parent.mkdir()
-    token.write_text("secret")
-    token.chmod(0o644)
-    return tmp_path
 
 
 def process(processes: Path, number: int, *words: str) -> None:
@@ -55,71 +40,40 @@ def test_where_no_cluster_runs_one_is_told_how_to_name_one(tmp_path: Path) -> No
         cluster_of_this_user(tmp_path)
 
 
-def test_rays_own_token_is_used_and_closed_to_others(home: Path) -> None:
-    """Ray leaves it open to be read, and does not send it to an address that was named."""
-    environ: dict[str, str] = {}
-    switch_on_token(environ)
-    assert environ == {"RAY_AUTH_MODE": "token"}
-    assert stat.S_IMODE((home / ".ray" / "auth_token").stat().st_mode) == 0o600
+def test_a_dead_address_is_refused_before_ray_tries_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the call and from the environment; the error names the address and the cause."""
+    monkeypatch.delitem(connection.sys.modules, "ray", raising=False)
+    with head(grpc.StatusCode.OK) as address:
+        pass
+    with pytest.raises(ConfigurationError, match=rf"cannot connect to Ray at {address}: connection refused"):
+        connect(address)
+    monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:8265")
+    with pytest.raises(ConfigurationError, match="name the head of a Ray cluster as host:port"):
+        connect()
 
 
-@pytest.mark.parametrize(
-    ("environ", "mode"),
-    [
-        ({"RAY_AUTH_TOKEN": "secret"}, "token"),
-        ({"RAY_AUTH_MODE": "disabled", "RAY_AUTH_TOKEN": "secret"}, "disabled"),
-        ({"RAY_AUTH_MODE": "token"}, "token"),
-        ({}, None),
-    ],
-)
-def test_the_mode_follows_the_token_unless_it_is_said(
-    environ: dict[str, str], mode: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without a token nothing is switched on, and Ray says what is missing."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    switch_on_token(environ)
-    assert environ.get("RAY_AUTH_MODE") == mode
+def test_another_token_is_refused_before_ray_tries_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cluster asks for a token, and does not take this user's."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "mine")
+    monkeypatch.delitem(connection.sys.modules, "ray", raising=False)
+    with (
+        head(grpc.StatusCode.UNAUTHENTICATED) as address,
+        pytest.raises(ConfigurationError, match="it asks for another token than this user's"),
+    ):
+        connect(address)
 
 
-def test_a_cluster_that_asks_for_no_token_gets_none(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In token mode this process would refuse the cluster's own calls, which have none."""
-    asked: list[str] = []
-
-    def answers(address: str) -> bool:
-        asked.append(address)
-        return address == "open:1"
-
-    monkeypatch.setattr(connection, "answers_without_token", answers)
-    for address, environ in (("open:1", {}), ("closed:1", {"RAY_AUTH_MODE": "token"})):
-        found: dict[str, str] = {}
-        switch_on_token(found, address)
-        assert found == environ
-    said = {"RAY_AUTH_MODE": "token"}
-    switch_on_token(said, "open:1")
-    assert said == {"RAY_AUTH_MODE": "token"}
-    assert asked == ["open:1", "closed:1"], "a mode that was said counts"
-    assert (home / ".ray" / "auth_token").is_file()
-
-
-@pytest.mark.parametrize("address", ["auto", "local", "ray://head:10001", "127.0.0.1:1"])
-def test_what_does_not_answer_counts_as_asking(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An address that only Ray understands, and one where nobody is."""
-    monkeypatch.setattr(connection, "_ASK_S", 1)
-    assert not connection.answers_without_token(address)
-
-
-def test_a_token_that_another_may_have_planted_is_not_used(home: Path, tmp_path: Path) -> None:
-    """A link, or a file to which others can write; nor is a file that was named and is not there passed over."""
-    token = home / ".ray" / "auth_token"
-    token.chmod(0o622)
-    with pytest.raises(ConfigurationError, match=r"can be written to by other users \(mode 0622\)"):
-        switch_on_token({})
-    token.chmod(0o600)
-    link = tmp_path / "link"
-    link.symlink_to(token)
-    with pytest.raises(ConfigurationError, match="link is not used, because it is a link"):
-        switch_on_token({"RAY_AUTH_TOKEN_PATH": str(link)})
-    with pytest.raises(ConfigurationError, match="is no file"):
-        switch_on_token({"RAY_AUTH_TOKEN_PATH": str(tmp_path)})
-    with pytest.raises(ConfigurationError, match=r"RAY_AUTH_TOKEN_PATH=.*there is no such file"):
-        switch_on_token({"RAY_AUTH_TOKEN_PATH": str(tmp_path / "nothing")})
+@pytest.mark.slow
+def test_a_connected_process_takes_the_address_of_its_own_cluster(plain_ray: None) -> None:
+    """In whatever form; that of another cluster is refused, and names both."""
+    own = ray.get_runtime_context().gcs_address
+    port = own.rpartition(":")[2]
+    for address in (None, own, "auto", f"localhost:{port}", f"127.0.0.1:{port}"):
+        joined = connect(address)
+        assert not joined.owned
+        joined.close()
+        assert ray.is_initialized()
+    with head(grpc.StatusCode.OK) as other, pytest.raises(ConfigurationError) as refused:
+        connect(other)
+    assert f"'{other}' is not that of the Ray cluster at {own}" in str(refused.value)

@@ -149,6 +149,9 @@ class Topologies(StreamSources):
         settings = _settings(config, log_level)
         where, kept = settings.topology, _standbys(standbys)
         need("StreamEnvironment.raydp", "raydp")
+        from tidegate.actors.runtimes.ray.driver.head_probe import refuse_ray_client
+
+        refuse_ray_client(_or(ray_address, where.address))
         from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime, SlotPlacement
         from tidegate.spark_bridge import RayDPSession
 
@@ -210,6 +213,9 @@ class Topologies(StreamSources):
         settings = _settings(config, log_level)
         where, kept = settings.topology, _standbys(standbys)
         need("StreamEnvironment.on_spark", "ray", "spark")
+        from tidegate.actors.runtimes.ray.driver.head_probe import refuse_ray_client
+
+        refuse_ray_client()
         from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime, SlotPlacement
         from tidegate.spark_bridge import RayOnSparkSession
 

@@ -29,7 +29,13 @@ from pyspark.sql import SparkSession
 from ray.util.placement_group import PlacementGroup
 from raydp.spark.ray_cluster_master import RAYDP_SPARK_MASTER_SUFFIX
 
-from tidegate.actors.runtimes.ray.driver.connection import switch_on_token
+from tidegate.actors.runtimes.ray.driver.auth_token import close_token_file, make_token_file
+from tidegate.actors.runtimes.ray.driver.connection import (
+    check_same_cluster,
+    cluster_of_this_user,
+    prepare_connection,
+)
+from tidegate.actors.runtimes.ray.driver.head_probe import refuse_ray_client
 from tidegate.actors.runtimes.ray.process.calls import NAMESPACE
 from tidegate.actors.runtimes.ray.slots.reservation import ask_for, await_room, check_fits
 from tidegate.actors.runtimes.ray.slots.slot_plan import Placement
@@ -181,12 +187,15 @@ class RayDPSession:
         logger.info("Spark and RayDP run on the Java at %s", home)
         # Executors must run the Python that has tidegate, not the first python3 on PATH.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        refuse_ray_client(address)
         if ray.is_initialized():
-            if address is not None or options:
+            if options:
                 raise ConfigurationError(
-                    "ray_address and ray_options have no effect: this process has initialised Ray already. "
+                    "ray_options have no effect: this process has initialised Ray already. "
                     "Leave them out, or do not call ray.init before the session starts."
                 )
+            close_token_file(os.environ)
+            check_same_cluster(address)
             check_cluster_java()
             return
         if address is None:
@@ -196,14 +205,12 @@ class RayDPSession:
                 # All that Ray logs at INFO here is the address of its dashboard, which `dashboard_url` has.
                 "logging_level": logging.WARNING,
             }
-        elif address.startswith("ray://"):
-            raise ConfigurationError(
-                f"ray_address {address!r} is a Ray client address; RayDP needs a driver inside the cluster. "
-                "Give the address of the head node (host:port) or 'auto'."
-            )
+            make_token_file(os.environ)
         else:
             settings = {}
-            switch_on_token(os.environ, address)
+            if address == "auto":
+                address = cluster_of_this_user()
+            prepare_connection(address)
         self._owns_ray = True
         self._started_cluster = address is None
         settings |= {"namespace": NAMESPACE, **options}

@@ -1,4 +1,4 @@
-"""Connects a driver to a Ray cluster that runs already: where it is, and the token that it asks for.
+"""Connects a driver to a Ray cluster that runs already.
 
 This module loads Ray only when it connects: whether Ray sends a token is settled by the environment before that.
 
@@ -6,37 +6,33 @@ Rules:
 
 - The address is the one that was named, else that of `RAY_ADDRESS`, else that of the one cluster whose processes on
   this machine are this user's. Where there are several, nobody guesses.
-- Ray keeps its token in `RAY_AUTH_TOKEN`, in the file `RAY_AUTH_TOKEN_PATH`, or in `~/.ray/auth_token`, and sends it
-  only in token mode, which it does not switch on for an address that was named. Where there is a token, we do, unless
-  the cluster answers without one: in token mode this process would refuse that cluster's own calls, and Ray would take
-  its actors for those of a process that is gone.
-- A file with a token is a file of this user's or root's, no link, and nobody else may write to it. One that others may
-  only read is closed to them: Ray itself leaves it open.
+- A process has one connection. A process that is connected keeps it: an address of the same cluster is accepted, an
+  address of another cluster is refused.
+- Nothing is left to Ray that Ray would try for minutes: the head is asked first (`head_probe.py`).
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import re
-import socket
-import stat
 import sys
-from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
+from tidegate.actors.runtimes.ray.driver.auth_token import (
+    PATH_VARIABLE,
+    TOKEN_VARIABLE,
+    close_token_file,
+    default_token_path,
+    switch_on_token,
+    token_that_is_sent,
+)
+from tidegate.actors.runtimes.ray.driver.head_probe import probe, refuse_ray_client
 from tidegate.storage.errors import ConfigurationError
 
-log = logging.getLogger(__name__)
-
-FILE_MODE = 0o600
-_MODE, _TOKEN, _TOKEN_PATH, _ADDRESS = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_ADDRESS"
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_ADDRESS = "RAY_ADDRESS"
 _FLAG = "--gcs-address="
-_ASK_S = 10
+_FIND, _START_ONE = "auto", "local"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +55,15 @@ def connect(address: str | None = None) -> Connection:
     if "ray" in sys.modules:
         import ray
 
+        refuse_ray_client(address)
         if ray.is_initialized():
-            if address is not None:
-                raise ConfigurationError(f"address {address!r}: this process is connected to Ray already; leave it out")
+            close_token_file(os.environ)
+            check_same_cluster(address)
             return Connection(None, False)
-    where = address or os.environ.get(_ADDRESS) or cluster_of_this_user()
-    switch_on_token(os.environ, where)
+    where = address or os.environ.get(_ADDRESS) or _FIND
+    if where == _FIND:
+        where = cluster_of_this_user()
+    prepare_connection(where)
     import ray
     from ray.exceptions import RayError
 
@@ -75,9 +74,44 @@ def connect(address: str | None = None) -> Connection:
     except (RayError, ConnectionError, RuntimeError, ValueError) as error:
         raise ConfigurationError(
             f"cannot connect to Ray at {where}: {' '.join(str(error).split())[:500]}. Does it run, and has "
-            f"this user its token ({_TOKEN}, {_TOKEN_PATH} or {_default_token()})?"
+            f"this user its token ({TOKEN_VARIABLE}, {PATH_VARIABLE} or {default_token_path()})?"
         ) from error
     return Connection(where, True)
+
+
+def prepare_connection(address: str) -> None:
+    """Settle whether Ray sends a token to the head at an address, and check that the head takes it.
+
+    Raises ConfigurationError where no head answers there within seconds, or it asks for another token.
+    """
+    refuse_ray_client(address)
+    if address == _START_ONE:
+        return
+    probe(address)
+    switch_on_token(os.environ, address)
+    token = token_that_is_sent(os.environ)
+    if probe(address, token).answer == "asks for a token":
+        which = "a token, and this user has none" if token is None else "another token than this user's"
+        raise ConfigurationError(
+            f"cannot connect to Ray at {address}: it asks for {which} ({TOKEN_VARIABLE}, {PATH_VARIABLE} or "
+            f"{default_token_path()})"
+        )
+
+
+def check_same_cluster(address: str | None) -> None:
+    """Refuse the address of another cluster than the one that this process is connected to. ConfigurationError."""
+    import ray
+
+    own = ray.get_runtime_context().gcs_address
+    if address is None or address in (own, _FIND):
+        return
+    token = token_that_is_sent(os.environ)
+    given, connected = probe(address, token), probe(own, token)
+    if not given.cluster or given.cluster != connected.cluster:
+        raise ConfigurationError(
+            f"address {address!r} is not that of the Ray cluster at {own}, to which this process is connected: leave "
+            "the address out, or call ray.shutdown first"
+        )
 
 
 def cluster_of_this_user(processes: Path = Path("/proc")) -> str:
@@ -101,89 +135,3 @@ def cluster_of_this_user(processes: Path = Path("/proc")) -> str:
     raise ConfigurationError(
         f"no Ray cluster of this user runs on this machine: name one by --address host:port or {_ADDRESS}"
     )
-
-
-def switch_on_token(environ: MutableMapping[str, str], address: str | None = None) -> None:
-    """Have Ray send its token where there is one, and the cluster at an address does not do without.
-
-    ConfigurationError for a file that is not this user's alone.
-    """
-    mode = environ.get(_MODE, "").strip().lower()
-    if mode and mode != "token":
-        return
-    if not environ.get(_TOKEN) and _token_file(environ) is None:
-        return
-    if not mode:
-        if address is not None and answers_without_token(address):
-            log.warning("Ray at %s asks for no token: whoever reaches it can run code there", address)
-            return
-        environ[_MODE] = "token"
-        if "ray" in sys.modules:
-            # Ray has read its environment already; there is no public word for reading it again.
-            raylet: Any = import_module("ray._raylet")
-            raylet.Config.initialize("")
-
-
-def answers_without_token(address: str) -> bool:
-    """Whether the Ray at "host:port" takes calls without a token. Not where it does not answer, or refuses."""
-    place = re.fullmatch(r"([^:/]+|\[[^]]+\]):([0-9]+)", address)
-    if place is None:
-        return False
-    raylet: Any = import_module("ray._raylet")
-    try:
-        # Where nobody listens Ray would try for most of a minute.
-        socket.create_connection((place[1].strip("[]"), int(place[2])), _ASK_S).close()
-        # The mode is still off, so this call has no token.
-        raylet.GcsClient(address=address).internal_kv_exists(b"tidegate", b"tidegate", timeout=_ASK_S)
-    except Exception as error:  # noqa: BLE001 (Ray's errors of all kinds; whoever connects then will say what is wrong)
-        log.debug("Ray at %s does not answer without a token: %s", address, error)
-        return False
-    return True
-
-
-def token_of_this_user(environ: Mapping[str, str]) -> str | None:
-    """The token that Ray would send; None if this user has none. ConfigurationError as for `switch_on_token`."""
-    if token := environ.get(_TOKEN):
-        return token
-    path = _token_file(environ)
-    return None if path is None else Path(path).read_text().strip() or None
-
-
-def _token_file(environ: Mapping[str, str]) -> str | None:
-    """The file with the token, if there is one and it is this user's alone."""
-    named = environ.get(_TOKEN_PATH)
-    path = named or _default_token()
-    try:
-        status = os.lstat(path)
-    except FileNotFoundError:
-        if named:
-            raise ConfigurationError(f"{_TOKEN_PATH}={named}: there is no such file") from None
-        return None
-    except OSError as error:
-        raise ConfigurationError(f"the token of Ray in {path} cannot be read: {error}") from error
-    what = _unfit(status)
-    if what is not None:
-        raise ConfigurationError(
-            f"the token of Ray in {path} is not used, because it {what}, so that another user of this machine could "
-            f"have put it there; make it a file of your own with mode 0600, or give the token by {_TOKEN}"
-        )
-    if stat.S_IMODE(status.st_mode) & ~FILE_MODE and status.st_uid == os.geteuid():
-        log.warning("others could read the token of Ray in %s: it is closed to them now (mode 0600)", path)
-        os.chmod(path, FILE_MODE)
-    return path
-
-
-def _unfit(status: os.stat_result) -> str | None:
-    if stat.S_ISLNK(status.st_mode):
-        return "is a link"
-    if not stat.S_ISREG(status.st_mode):
-        return "is no file"
-    if status.st_uid not in (os.geteuid(), 0):
-        return f"belongs to user {status.st_uid}"
-    if status.st_mode & _OTHERS_WRITE:
-        return f"can be written to by other users (mode {stat.S_IMODE(status.st_mode):04o})"
-    return None
-
-
-def _default_token() -> str:
-    return str(Path.home() / ".ray" / "auth_token")
