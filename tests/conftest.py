@@ -27,13 +27,14 @@ settings.load_profile("tidegate")
 
 _TESTS = Path(__file__).parent
 _ROOMS = {"api": "local jobs", "house": "house", "docs": "docs"}
-"""Folders whose tests are of this kind, unless they need Ray or S3."""
+"""Folders whose tests are of this kind, unless they need Ray, S3 or Kafka."""
 _ALL_OF_A_KIND = {"simulation": "simulation", "cluster": spreading.RAY}
 _MEMORY = "/dev/shm"
 _NEW_OBJECTS, _YOUNG, _MIDDLE = 50_000, 20, 20
 """When garbage is looked for: after so many objects, and in the older ones after so many looks at the younger."""
 _ROOM_BYTES_MIN = 4 * 1024**3
-_KINDS = {"unit", "property", "contract", spreading.RAY, spreading.S3, *_ROOMS.values(), *_ALL_OF_A_KIND.values()}
+_SERVERS = (spreading.RAY, spreading.S3, spreading.KAFKA)
+_KINDS = {"unit", "property", "contract", *_SERVERS, *_ROOMS.values(), *_ALL_OF_A_KIND.values()}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -160,7 +161,7 @@ def _kind(item: pytest.Item) -> str:
     if room in _ALL_OF_A_KIND:
         return _ALL_OF_A_KIND[room]
     needs = spreading.together(item)
-    if needs in (spreading.RAY, spreading.S3):
+    if needs in _SERVERS:
         return str(needs)
     if room in _ROOMS:
         return _ROOMS[room]

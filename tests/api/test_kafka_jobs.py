@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from kafka_broker import Broker, broker
+from kafka_server import KafkaServer
 from local_jobs import NO_RESTART, config, local
 from waiting import until
 
@@ -62,6 +63,59 @@ def xs(table: tg.OutputTable) -> list[int]:
     return sorted(table.to_arrow()["x"].to_pylist())
 
 
+def run_until(
+    server: KafkaServer, folder: Path, rows: int, restore: str | None = None, **settings: object
+) -> tuple[list[int], str]:
+    """Run a job over the topic "orders" until its table has so many rows; the rows, and a savepoint."""
+    with local(1) as env:
+        stream = env.from_kafka(
+            server.servers, topics=["orders"], value=SCHEMA, properties=QUICK, uid="orders", **settings  # type: ignore[arg-type]
+        )  # fmt: skip
+        table = stream.to_table(str(folder / "out"), uid="out", if_exists="append" if restore else "error")
+        job = env.execute("job", checkpoints=config(folder / "c", interval="20ms"), restore=restore)
+        until("rows", lambda: len(xs(table)) >= rows, lambda: xs(table))
+        path = job.stop(savepoint=str(folder / "savepoints"))
+        assert job.wait("4min") == "suspended"
+    return xs(table), path
+
+
+@pytest.mark.slow
+def test_a_topic_that_changes_while_its_job_is_stopped(kafka_server: KafkaServer, tmp_path: Path) -> None:
+    """New partitions and a new topic are refused before anything starts; with a word for each all rows come, once."""
+    kafka_server.create("orders", 1)
+    kafka_server.add("orders", 0, *(b'{"x": %d}' % x for x in range(10)))
+    rows, path = run_until(kafka_server, tmp_path, 10)
+    assert rows == list(range(10))
+    kafka_server.grow("orders", 3)
+    kafka_server.add("orders", 2, b'{"x": 10}')
+    with pytest.raises(tg.ConfigurationError, match="new partitions, 1, 2, which would not be read"):
+        run_until(kafka_server, tmp_path, 11, path)
+    rows, path = run_until(kafka_server, tmp_path, 11, path, discover="20ms")
+    assert rows == list(range(11))
+    kafka_server.delete("orders")
+    kafka_server.create("orders", 3)
+    kafka_server.add("orders", 1, *(b'{"x": %d}' % x for x in range(11, 30)))
+    with pytest.raises(tg.ConfigurationError, match="another topic of this name"):
+        run_until(kafka_server, tmp_path, 30, path, discover="1min")
+    rows, path = run_until(kafka_server, tmp_path, 30, path, on_missing="earliest")
+    assert rows == list(range(30))
+
+
+def test_a_topic_that_is_made_again_under_a_job_fails_it(kafka_server: KafkaServer, tmp_path: Path) -> None:
+    """Once and for all: a restart would not change it."""
+    kafka_server.create("remade", 2)
+    kafka_server.add("remade", 0, b'{"x": 1}')
+    with local(1) as env:
+        stream = env.from_kafka(kafka_server.servers, topics=["remade"], value=SCHEMA, properties=QUICK)
+        table = stream.to_table(str(tmp_path / "out"))
+        job = env.execute("job", checkpoints=config(tmp_path / "c", interval="20ms"))
+        until("the row", lambda: xs(table) == [1])
+        kafka_server.delete("remade")
+        kafka_server.create("remade", 2)
+        with pytest.raises(tg.JobFailedError, match="another topic of this name"):
+            job.wait("4min")
+
+
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
@@ -71,6 +125,7 @@ def xs(table: tg.OutputTable) -> list[int]:
         ({"end": "latest", "discover": "1min"}, "leave end= or discover= out"),
         ({"properties": {"enable.auto.commit": True}}, r"'enable\.auto\.commit' is the source's own"),
         ({"errors": "ignore"}, "'fail' or 'skip'"),
+        ({"on_missing": "skip"}, "'fail', 'earliest' or 'latest'"),
         ({"key": "avro"}, "'bytes' or 'string'"),
     ],
 )

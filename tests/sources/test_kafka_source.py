@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 
-import pyarrow as pa
 import pytest
 from confluent_kafka import TopicPartition
 from kafka_broker import PARTITIONS, Broker, broker
+from kafka_reading import QUICK, SCHEMA, Reading, objects, partitions_of
 from source_contract import check_source
 from waiting import until
 
 from tidegate.actors.sources.kafka import kafka_reader
 from tidegate.actors.sources.kafka.client import Start, first_offset
 from tidegate.actors.sources.kafka.kafka_source import KafkaSource
-from tidegate.actors.sources.kafka.positions import FINDERS, PartitionAt, split_of
+from tidegate.actors.sources.kafka.positions import PartitionAt, split_of
 from tidegate.actors.sources.kafka.records import RecordFormat
-from tidegate.actors.sources.source import ReadResult, SourceReader, SourceSplit
+from tidegate.actors.sources.source import ReadResult, SourceSplit
 from tidegate.storage.codec import decode
 from tidegate.storage.errors import ConfigurationError
-
-QUICK = (("fetch.wait.max.ms", 10), ("fetch.queue.backoff.ms", 10), ("fetch.error.backoff.ms", 10))
-"""Settings of a client that does not wait for more."""
-SCHEMA = pa.schema([("x", pa.int64()), ("s", pa.string())])
 
 
 @pytest.fixture(scope="module")
@@ -35,41 +30,9 @@ def kafka() -> Iterator[Broker]:
         yield found
 
 
-def objects(*xs: int) -> list[bytes]:
-    """Records that are JSON objects."""
-    return [json.dumps({"x": x, "s": f"s{x}", "more": [x]}).encode() for x in xs]
-
-
 def source(kafka: Broker, topic: str, **settings: object) -> KafkaSource:
     """Of one topic, as JSON."""
     return KafkaSource(kafka.servers, (topic,), RecordFormat(SCHEMA), properties=QUICK, **settings)  # type: ignore[arg-type]
-
-
-class Reading:
-    """One split, read as a task does."""
-
-    def __init__(self, reader: SourceReader, split: SourceSplit) -> None:
-        self.reader, self.split, self.offset = reader, split, 0
-        self.rows: list[dict[str, object]] = []
-        self.at_end = False
-
-    def once(self, rows_max: int = 1_000) -> ReadResult:
-        """One read."""
-        result = self.reader.read(self.split, self.offset, rows_max)
-        self.split = self.split if result.payload is None else replace(self.split, payload=result.payload)
-        self.offset, self.at_end = result.next_offset, result.at_end
-        self.rows += [] if result.batch is None else result.batch.to_pylist()
-        return result
-
-    def until(self, rows: int, rows_max: int = 1_000) -> list[object]:
-        """Read until there are so many rows; their first column."""
-
-        def there() -> bool:
-            self.once(rows_max)
-            return len(self.rows) >= rows
-
-        until(f"{rows} rows", there, lambda: self.rows)
-        return [next(iter(row.values())) for row in self.rows]
 
 
 def read_to_the_end(found: KafkaSource) -> list[dict[str, object]]:
@@ -90,7 +53,7 @@ def test_every_record_comes_once_and_in_order(kafka: Broker) -> None:
         kafka.add("once", partition, *objects(*range(partition * 100, partition * 100 + 20)))
     found = source(kafka, "once")
     reader = found.reader()
-    readings = [Reading(reader, split) for split in found.splits()][:3]
+    readings = [Reading(reader, split) for split in partitions_of(found)][:3]
     for rows in (5, 12):
         for reading in readings:
             reading.until(rows, rows_max=2)
@@ -107,7 +70,7 @@ def test_a_position_from_before_is_read_again(kafka: Broker) -> None:
     """By a reader that is further, too; no record of the later position comes in between."""
     kafka.add("again", 0, *objects(*range(30)))
     found = source(kafka, "again")
-    reading = Reading(found.reader(), found.splits()[0])
+    reading = Reading(found.reader(), partitions_of(found)[0])
     reading.until(10, rows_max=10)
     reading.split, reading.rows = split_of(PartitionAt("again", 0, 4)), []
     assert reading.until(26, rows_max=7) == list(range(4, 30))
@@ -117,19 +80,19 @@ def test_a_position_from_before_is_read_again(kafka: Broker) -> None:
 @pytest.mark.slow
 def test_what_a_reader_holds_is_bounded(kafka: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     """However little of it is read at a time; all comes in the end."""
-    monkeypatch.setattr(kafka_reader, "BUFFERED_MAX", 4)
+    monkeypatch.setattr(kafka_reader, "BUFFERED_BYTES_MAX", 4 * 400)
     monkeypatch.setattr(kafka_reader, "CONSUMED_MAX", 3)
     for partition in (0, 1):
         kafka.add("bounded", partition, *objects(*range(30)))
     found = source(kafka, "bounded")
     reader = found.reader()
-    readings = [Reading(reader, split) for split in found.splits()[:2]]
+    readings = [Reading(reader, split) for split in partitions_of(found)[:2]]
 
     def there() -> bool:
         for reading in readings:
             reading.once(rows_max=1)
-            held = [len(partition.records) for partition in reader._partitions.values()]  # type: ignore[attr-defined]
-            assert sum(held) <= 4 - 1 + 3
+            held = [partition.size_bytes for partition in reader._partitions.values()]  # type: ignore[attr-defined]
+            assert sum(held) == reader._buffered_bytes <= 2 * 4 * 400  # type: ignore[attr-defined]
         return all(len(reading.rows) == 30 for reading in readings)
 
     until("all rows", there, lambda: [len(reading.rows) for reading in readings])
@@ -294,30 +257,8 @@ def test_records_that_are_gone_are_an_error(kafka: Broker) -> None:
     reading.reader.close()
 
 
-@pytest.mark.slow
-def test_new_partitions_are_found_once(kafka: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By one of the finders, which remember them; they are read from their begin."""
-    counts = {"grows": 2}
-    kafka.add("grows", 3, *objects(7))
-    monkeypatch.setattr(kafka_reader, "partition_counts", lambda *_: counts)
-    found = source(kafka, "grows", discover_ms=0)
-    reader = found.reader()
-    finders = [Reading(reader, split) for split in found._finders(counts)]
-    assert len(finders) == FINDERS
-    assert [finder.once().found for finder in finders] == [()] * FINDERS
-    counts = {"grows": PARTITIONS, "new": 1}
-    new = [split for finder in finders for split in finder.once().found]
-    assert sorted(split.split_id for split in new) == ["grows[2]", "grows[3]", "new[0]"]
-    restored = [Reading(found.reader(), finder.split) for finder in finders]
-    assert [finder.once().found for finder in restored] == [()] * FINDERS
-
-    assert Reading(reader, next(split for split in new if split.split_id == "grows[3]")).until(1) == [7]
-    for each in (reader, *(finder.reader for finder in restored)):
-        each.close()
-
-
 def test_what_cannot_be_restored_is_refused() -> None:
-    """Other topics, another end, and a search for partitions that nobody has begun."""
+    """Other topics, or another end. A search for new partitions may begin and end at a restore."""
     before = (split_of(PartitionAt("a", 0, 5)),)
     base = KafkaSource("h:1", ("a",), RecordFormat("bytes"))
     base.check_restored(before)
@@ -325,9 +266,10 @@ def test_what_cannot_be_restored_is_refused() -> None:
         (replace(base, topics=("b",)), "topic 'a' is missing"),
         (replace(base, topics=("a", "b")), "topic 'b' was not there"),
         (replace(base, bounded=True), "no end='latest'"),
-        (replace(base, discover_ms=5), "no discover="),
     ]:
         with pytest.raises(ConfigurationError, match=named):
             other.check_restored(before)
     finding = replace(base, discover_ms=5)
+    finding.check_restored(before)
+    base.check_restored((*finding._finders({"a": 1}), *before))
     replace(finding, topics=("a", "b")).check_restored((*finding._finders({"a": 1}), *before))

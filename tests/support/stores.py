@@ -1,4 +1,4 @@
-"""Stores that any test can ask for: a local folder, memory, and S3 over the wire.
+"""Stores that any test can ask for: a local folder, memory, and S3 over the wire; and a broker of Apache Kafka.
 
 What makes them is imported when a test asks: most runs of a few tests can do without a client for S3.
 """
@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
+    from kafka_server import KafkaServer
     from seaweed import S3Server
 
     from tidegate.storage.files.file_system_store import FileSystemStore
@@ -63,3 +65,16 @@ def store(request: pytest.FixtureRequest) -> FileSystemStore:
     """Each kind of store in turn."""
     chosen: FileSystemStore = request.getfixturevalue(f"{request.param}_store")
     return chosen
+
+
+@pytest.fixture(scope="session")
+def kafka_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
+    """One broker of Apache Kafka for the session; each test has topics of its own."""
+    from kafka_server import KafkaUnavailable, run_kafka
+
+    with ExitStack() as stack:
+        try:
+            server = stack.enter_context(run_kafka(tmp_path_factory.mktemp("kafka")))
+        except KafkaUnavailable as error:
+            pytest.skip(f"Apache Kafka cannot be started here: {error}")
+        yield server

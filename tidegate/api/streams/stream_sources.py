@@ -19,6 +19,7 @@ from tidegate.actors.sources.files.delta_source import DeltaSource
 from tidegate.actors.sources.files.file_source import FolderSource, source_of_files
 from tidegate.actors.sources.files.formats import FileFormat
 from tidegate.actors.sources.kafka.client import Start, check_start, client_settings, kafka
+from tidegate.actors.sources.kafka.kafka_reader import OnMissing
 from tidegate.actors.sources.kafka.kafka_source import KafkaSource
 from tidegate.actors.sources.kafka.records import TIMESTAMP, RecordFormat
 from tidegate.actors.sources.memory_source import InMemory, MemorySource
@@ -227,6 +228,7 @@ class StreamSources:
         discover: str | timedelta | int | None = None,
         properties: Mapping[str, object] | None = None,
         errors: Literal["fail", "skip"] = "fail",
+        on_missing: OnMissing = "fail",
         timestamp: str | pl.Expr | None = None,
         max_out_of_orderness: str | timedelta | int = 0,
         idleness: str | timedelta | int | None = None,
@@ -245,11 +247,17 @@ class StreamSources:
         `discover="1min"` partitions that are added later are found. A record that cannot be read fails the job, or is
         left out with a warning (`errors="skip"`). `properties` are settings of librdkafka.
 
+        Where the next record of a checkpoint is not there any more, because it was deleted or because the topic was
+        created again, the job fails, or it goes on at the begin or the end of the partition with a warning
+        (`on_missing="earliest"` or `"latest"`).
+
         With `timestamp="kafka"` event time is that of the records, else that of a column. A partition without records
         for `idleness` (never, by default) does not hold it back.
         """
         if errors not in ("fail", "skip") or end not in (None, "latest"):
             raise ConfigurationError(f"from_kafka(errors={errors!r}, end={end!r}): 'fail' or 'skip'; 'latest' or None")
+        if on_missing not in ("fail", "earliest", "latest"):
+            raise ConfigurationError(f"from_kafka(on_missing={on_missing!r}): it is 'fail', 'earliest' or 'latest'")
         if isinstance(topics, str) or not topics:
             raise ConfigurationError(f"from_kafka(topics={topics!r}): give a list of names")
         if end is not None and discover is not None:
@@ -261,7 +269,8 @@ class StreamSources:
         every_ms = None if discover is None else parse_duration_ms(discover, setting="from_kafka(discover)")
         given = tuple((properties or {}).items())
         client_settings(servers, dict(given))
-        source = KafkaSource(servers, tuple(topics), form, start, end is not None, every_ms, given, errors == "skip")
+        skip = errors == "skip"
+        source = KafkaSource(servers, tuple(topics), form, start, end is not None, every_ms, given, skip, on_missing)
         stream = self.from_source(source, name=name, uid=uid, parallelism=parallelism)
         column = timestamp if not by_record else TIMESTAMP if form.timestamp else "timestamp"
         return timed(stream, column, max_out_of_orderness, uid, idleness, alignment)

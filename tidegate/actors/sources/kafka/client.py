@@ -1,23 +1,22 @@
-"""What is asked of the brokers apart from records: partitions, and the offsets to begin and end at.
+"""Settings of the client, and requests for the offsets to begin and end at.
 
 The client is `confluent-kafka`, which is installed with `tidegate[kafka]`.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from tidegate.actors.sources.kafka.broker_contact import BrokerContact
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.extras import load
 
 if TYPE_CHECKING:
     import confluent_kafka
 
-log = logging.getLogger(__name__)
 TIMEOUT_S = 30.0
 """How long one question to the brokers may take."""
 
@@ -26,6 +25,15 @@ Start: TypeAlias = "str | int | datetime | Mapping[str, Mapping[int, int]]"
 
 _OURS = {"enable.auto.commit": False, "enable.auto.offset.store": False, "auto.offset.reset": "error"}
 """Settings of the client on which correctness depends."""
+_DEFAULTS = {
+    "group.id": "tidegate",
+    # The client waits this long when it has enough of a partition; its own default is a second.
+    "fetch.queue.backoff.ms": 10,
+    # What the client holds of all partitions, and what one answer of a broker may add to it.
+    "queued.max.messages.kbytes": 16 * 1024,
+    "fetch.max.bytes": 16 * 1024 * 1024,
+}
+"""Settings of the client that `properties=` may change."""
 
 
 def kafka() -> Any:
@@ -38,8 +46,14 @@ def client_settings(servers: str, properties: Mapping[str, object]) -> dict[str,
     taken = sorted({*_OURS, "bootstrap.servers", "enable.partition.eof"} & set(properties))
     if taken:
         raise ConfigurationError(f"from_kafka(properties=): {taken[0]!r} is the source's own; leave it out")
-    settings: dict[str, object] = {"group.id": "tidegate", **properties}
+    settings: dict[str, object] = {**_DEFAULTS, **properties}
     return settings | _OURS | {"bootstrap.servers": servers, "enable.partition.eof": True}
+
+
+def for_questions(settings: Mapping[str, object]) -> dict[str, Any]:
+    """The settings of a client that reads no records, from the settings of a consumer."""
+    ours = {*_OURS, *_DEFAULTS, "enable.partition.eof"}
+    return {name: value for name, value in settings.items() if name not in ours}
 
 
 @contextmanager
@@ -47,22 +61,13 @@ def consumer(settings: Mapping[str, object]) -> Iterator[confluent_kafka.Consume
     """A consumer for questions. ConfigurationError for settings that the client refuses, and for what it cannot do."""
     library = kafka()
     try:
-        opened = library.Consumer(dict(settings), logger=log)
+        opened = library.Consumer(dict(settings), logger=BrokerContact(str(settings["bootstrap.servers"])))
     except library.KafkaException as error:
         raise ConfigurationError(f"from_kafka: the client refuses its settings: {error}") from error
     try:
         yield opened
     finally:
         opened.close()
-
-
-def partition_counts(asked: confluent_kafka.Consumer, topics: Sequence[str]) -> dict[str, int]:
-    """The number of partitions of each topic; 0 for one that is not there. Raises KafkaException."""
-    found = {}
-    for topic in topics:
-        about = asked.list_topics(topic, timeout=TIMEOUT_S).topics[topic]
-        found[topic] = len(about.partitions) if about.error is None else 0
-    return found
 
 
 def first_offset(asked: confluent_kafka.Consumer, topic: str, partition: int, start: Start) -> int:
@@ -78,13 +83,19 @@ def first_offset(asked: confluent_kafka.Consumer, topic: str, partition: int, st
         (found,) = asked.offsets_for_times([library.TopicPartition(topic, partition, at_ms)], timeout=TIMEOUT_S)
         if found.offset >= 0:
             return int(found.offset)
-    low, high = asked.get_watermark_offsets(library.TopicPartition(topic, partition), timeout=TIMEOUT_S)
-    return int(low if start == "earliest" else high)
+    low, high = watermarks(asked, topic, partition)
+    return low if start == "earliest" else high
+
+
+def watermarks(asked: confluent_kafka.Consumer, topic: str, partition: int) -> tuple[int, int]:
+    """The first offset that there is, and the offset behind the last record. Raises KafkaException."""
+    low, high = asked.get_watermark_offsets(kafka().TopicPartition(topic, partition), timeout=TIMEOUT_S)
+    return int(low), int(high)
 
 
 def end_offset(asked: confluent_kafka.Consumer, topic: str, partition: int) -> int:
-    """The offset behind the last record that is there now."""
-    return int(asked.get_watermark_offsets(kafka().TopicPartition(topic, partition), timeout=TIMEOUT_S)[1])
+    """The offset behind the last record that is there now. Raises KafkaException."""
+    return watermarks(asked, topic, partition)[1]
 
 
 def check_start(start: object) -> None:

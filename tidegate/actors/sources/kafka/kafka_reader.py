@@ -2,12 +2,18 @@
 
 Rules:
 
-- The consumer gives records of all its partitions as they come. They are kept by partition until that one is read,
-  BUFFERED_MAX of them in all; then nothing more is taken.
+- The consumer gives records of all its partitions as they come. They are kept by partition until that one is read. The
+  limit is BUFFERED_BYTES_MAX for all partitions together. When half of it is taken, a partition that has more than its
+  share is let go at the consumer, and assigned again when little of it is left. So one large partition neither fills
+  the memory nor holds up the others.
 - A partition whose next offset is not the one that is asked for is begun anew there. So any reader goes on from any
   checkpoint.
-- Brokers that do not answer are waited for: the client tries again for ever, and says so in the log. What cannot pass,
-  such as records that were deleted before they were read, is a ConfigurationError.
+- An offset belongs to one topic (`topics.py`). Nothing is read from it before the brokers have confirmed that the topic
+  still has the id of the checkpoint, nothing while the topic is gone, and a bounded partition ends only when the id was
+  confirmed after its last record had come.
+- Brokers that do not answer are waited for: the client tries again for ever (`broker_contact.py` logs it). What cannot
+  pass, such as records that were deleted before they were read, is a ConfigurationError, or `on_missing` goes on behind
+  it.
 """
 
 from __future__ import annotations
@@ -16,9 +22,10 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from tidegate.actors.sources.kafka.client import kafka, partition_counts
+from tidegate.actors.sources.kafka.broker_contact import BrokerContact
+from tidegate.actors.sources.kafka.client import kafka, watermarks
 from tidegate.actors.sources.kafka.positions import (
     FINDERS,
     FROM_THE_BEGIN,
@@ -28,6 +35,7 @@ from tidegate.actors.sources.kafka.positions import (
     split_of,
 )
 from tidegate.actors.sources.kafka.records import RecordFormat, RecordReader
+from tidegate.actors.sources.kafka.topics import WATCH_MS, TopicInfo, TopicWatch
 from tidegate.actors.sources.source import ReadResult, SourceSplit
 from tidegate.storage.clock import monotonic_ms
 from tidegate.storage.codec import decode, encode
@@ -37,18 +45,31 @@ if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Message
 
 log = logging.getLogger(__name__)
-BUFFERED_MAX = 50_000
+OnMissing: TypeAlias = Literal["fail", "earliest", "latest"]
+BUFFERED_BYTES_MAX = 32 * 1024 * 1024
+"""What a reader keeps of all its partitions. One look at the consumer may add a quarter of it."""
 CONSUMED_MAX = 10_000
-"""So many records are taken from the client at once."""
+"""Records that are taken from the client at once."""
+RECORD_BYTES = 300
+"""What a record takes in memory besides its value."""
+GONE_MS = 30_000
+"""A topic that is gone for this long does not come back."""
 
 
 @dataclass(slots=True)
 class _Partition:
-    """What a reader has of a partition: the next offset, the records from there on, and the end that was seen."""
+    """What a reader has of a partition: `records` from `next_offset` on, and where the consumer goes on after them."""
 
     next_offset: int
+    fetch_offset: int
     records: deque[Message] = field(default_factory=deque)
+    size_bytes: int = 0
+    assigned: bool = True
     end_seen: int = -1
+    missing: bool = False
+    """The brokers do not have the record at `fetch_offset`."""
+    request: int = 0
+    """The last request for descriptions that was sent when records or the end came."""
 
 
 class KafkaReader:
@@ -61,48 +82,85 @@ class KafkaReader:
         form: RecordFormat,
         skip: bool,
         discover_ms: int | None,
+        on_missing: OnMissing = "fail",
         clock_ms: Callable[[], int] = monotonic_ms,
     ) -> None:
         """`settings` are those of the client; for the others see `KafkaSource`."""
         self._library = kafka()
-        self._servers = settings["bootstrap.servers"]
+        self._servers = str(settings["bootstrap.servers"])
         self._topics = topics
-        self._discover_ms = discover_ms
-        self._consumer = self._library.Consumer(dict(settings), logger=log)
+        self._discovers = discover_ms is not None
+        self._on_missing = on_missing
+        self._clock_ms = clock_ms
+        self._contact = BrokerContact(self._servers, clock_ms)
+        self._consumer = self._library.Consumer(dict(settings), logger=self._contact)
+        watch_ms = min(WATCH_MS, discover_ms or WATCH_MS)
+        self._watch = TopicWatch(settings, topics, self._contact, clock_ms, watch_ms)
         self._records = RecordReader(form, skip)
         self._partitions: dict[tuple[str, int], _Partition] = {}
-        self._buffered = 0
-        self._clock_ms = clock_ms
-        self._counts: dict[str, int] = {}
-        self._looked_at_ms: int | None = None
+        self._buffered_bytes = 0
+        self._record_bytes = RECORD_BYTES
+        self._gone_since_ms: dict[str, int] = {}
+        self._unread: dict[str, int] = {}
 
     def read(self, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
         """Rows of a partition that have come, or the partitions that a finder has found. ConfigurationError."""
         at = decode(split.payload)
+        self._watch.poll()
         if isinstance(at, KnownPartitions):
             return self._find(split, at, offset)
         assert isinstance(at, PartitionAt)
+        if at.topic_id:
+            info = self._watch.info(at.topic)
+            if info is None or self._is_gone(at.topic, info):
+                return ReadResult(None, offset, at_end=False)
+            if info.topic_id != at.topic_id:
+                return self._go_on_in(at, info, offset)
         if at.end is not None and at.offset >= at.end:
-            return ReadResult(None, offset, at_end=True)
+            return ReadResult(None, offset, at_end=self._ends(at))
         partition = self._partition(at)
-        if not partition.records and self._buffered < BUFFERED_MAX:
+        if not partition.records:
+            if partition.missing:
+                return self._go_on_behind(at, partition, offset)
+            self._assign(at, partition)
             self._consume()
-        taken = [partition.records.popleft() for _ in range(min(rows_max, len(partition.records)))]
-        self._buffered -= len(taken)
-        if taken:
-            partition.next_offset = _offset(taken[-1]) + 1
-        wanted = taken if at.end is None else [record for record in taken if _offset(record) < at.end]
-        batch = self._records.batch(wanted) if wanted else None
-        reached = max(partition.next_offset, -1 if partition.records else partition.end_seen)
-        at_end = at.end is not None and reached >= at.end
-        if at_end:
-            self._let_go(at)
-        payload = encode(replace(at, offset=partition.next_offset)) if taken else None
-        return ReadResult(batch, offset + (0 if batch is None else batch.num_rows), at_end, payload=payload)
+        return self._rows(at, partition, offset, rows_max)
 
     def close(self) -> None:
         """Leave the brokers."""
         self._consumer.close()
+
+    def _rows(self, at: PartitionAt, partition: _Partition, offset: int, rows_max: int) -> ReadResult:
+        taken = [partition.records.popleft() for _ in range(min(rows_max, len(partition.records)))]
+        if taken:
+            size_bytes = _size_bytes(taken)
+            self._buffered_bytes -= size_bytes
+            partition.size_bytes -= size_bytes
+            partition.next_offset = _offset(taken[-1]) + 1
+            if not partition.assigned and partition.size_bytes <= self._share_bytes() // 2 and not partition.missing:
+                self._assign(at, partition)
+        wanted = taken if at.end is None else [record for record in taken if _offset(record) < at.end]
+        batch = self._records.batch(wanted) if wanted else None
+        reached = max(partition.next_offset, -1 if partition.records else partition.end_seen)
+        at_end = at.end is not None and reached >= at.end and self._ends(at)
+        payload = encode(replace(at, offset=partition.next_offset)) if taken else None
+        return ReadResult(batch, offset + (0 if batch is None else batch.num_rows), at_end, payload=payload)
+
+    def _ends(self, at: PartitionAt) -> bool:
+        """Whether a partition that has reached its end is done: what was read belongs to its topic. Then let it go."""
+        partition = self._partitions.get((at.topic, at.partition))
+        if partition is not None:
+            if not self._is_confirmed(at, partition):
+                return False
+            self._let_go(at)
+        return True
+
+    def _is_confirmed(self, at: PartitionAt, partition: _Partition) -> bool:
+        """Whether the topic was described after the last records had come; if not, request it."""
+        if at.topic_id and self._watch.answered <= partition.request:
+            self._watch.poll(at_once=True)
+            return False
+        return True
 
     def _partition(self, at: PartitionAt) -> _Partition:
         """A partition that is at this offset."""
@@ -112,67 +170,188 @@ class KafkaReader:
             return known
         if known is not None:
             self._let_go(at)
-        self._consumer.incremental_assign([self._library.TopicPartition(at.topic, at.partition, at.offset)])
-        self._partitions[name] = _Partition(at.offset)
+        self._partitions[name] = _Partition(at.offset, at.offset, assigned=False)
+        self._assign(at, self._partitions[name])
         return self._partitions[name]
 
+    def _assign(self, at: PartitionAt, partition: _Partition) -> None:
+        if not partition.assigned:
+            place = self._library.TopicPartition(at.topic, at.partition, partition.fetch_offset)
+            self._consumer.incremental_assign([place])
+            partition.assigned = True
+
+    def _unassign(self, name: tuple[str, int], partition: _Partition) -> None:
+        if partition.assigned:
+            self._consumer.incremental_unassign([self._library.TopicPartition(*name)])
+            partition.assigned = False
+
     def _let_go(self, at: PartitionAt) -> None:
-        self._buffered -= len(self._partitions.pop((at.topic, at.partition)).records)
-        self._consumer.incremental_unassign([self._library.TopicPartition(at.topic, at.partition)])
+        name = at.topic, at.partition
+        partition = self._partitions.pop(name)
+        self._buffered_bytes -= partition.size_bytes
+        self._unassign(name, partition)
+
+    def _share_bytes(self) -> int:
+        return BUFFERED_BYTES_MAX // len(self._partitions)
 
     def _consume(self) -> None:
-        """Take what has come, without waiting."""
-        for record in self._consumer.consume(CONSUMED_MAX, timeout=0):
-            partition = self._partitions.get((record.topic() or "", record.partition() or 0))
+        """Take what has come, without waiting; then let go of partitions that have more than their share."""
+        room = max(1, BUFFERED_BYTES_MAX // 4 // self._record_bytes)
+        found = self._consumer.consume(min(CONSUMED_MAX, room), timeout=0)
+        if not found:
+            return
+        grown: dict[tuple[str, int], list[Message]] = {}
+        for record in found:
+            name = record.topic() or "", record.partition() or 0
             if (error := record.error()) is not None:
-                self._failed(record, error, partition)
-            elif partition is not None:
-                partition.records.append(record)
-                self._buffered += 1
+                self._failed(record, error, self._partitions.get(name))
+            elif name in grown:
+                grown[name].append(record)
+            else:
+                grown[name] = [record]
+        taken_bytes = 0
+        for name, records in grown.items():
+            partition = self._partitions.get(name)
+            if partition is None or not partition.assigned:
+                continue
+            size_bytes = _size_bytes(records)
+            taken_bytes += size_bytes
+            partition.records.extend(records)
+            partition.size_bytes += size_bytes
+            partition.fetch_offset = _offset(records[-1]) + 1
+            partition.request = self._watch.requests
+        self._buffered_bytes += taken_bytes
+        if grown:
+            self._contact.answered()
+            self._record_bytes = max(taken_bytes // len(found), self._record_bytes // 2, RECORD_BYTES)
+        if self._buffered_bytes > BUFFERED_BYTES_MAX // 2:
+            share_bytes = self._share_bytes()
+            for name, partition in self._partitions.items():
+                if partition.size_bytes > share_bytes:
+                    self._unassign(name, partition)
 
     def _failed(self, record: Message, error: KafkaError, partition: _Partition | None) -> None:
-        """The client says that there is nothing more, that something may pass, or that something cannot."""
-        if error.code() == self._library.KafkaError._PARTITION_EOF:
+        """The client reports the end of a partition, a failure that may pass, or one that cannot."""
+        errors = self._library.KafkaError
+        if error.code() == errors._PARTITION_EOF:
             if partition is not None:
                 partition.end_seen = _offset(record)
+                partition.request = self._watch.requests
+            return
+        if partition is not None and error.code() in (errors.OFFSET_OUT_OF_RANGE, errors._AUTO_OFFSET_RESET):
+            partition.missing, partition.request = True, self._watch.requests
             return
         where = f"partition {record.partition()} of {record.topic()!r} at {self._servers}"
-        if error.retriable() or error.code() in _may_pass(self._library.KafkaError):
-            log.warning("%s cannot be read, and is tried again: %s", where, error)
+        if error.retriable() or error.code() in _may_pass(errors):
+            self._contact.failed(f"{where}: {error}")
             return
-        gone = "; records that were deleted before they were read are lost: restore a newer checkpoint, or start anew"
-        raise ConfigurationError(
-            f"{where} cannot be read: {error}{gone if _is_gone(error, self._library.KafkaError) else ''}"
-        )
+        raise ConfigurationError(f"{where} cannot be read: {error}")
+
+    def _go_on_behind(self, at: PartitionAt, partition: _Partition, offset: int) -> ReadResult:
+        """Where the next record was deleted: go on as `on_missing` allows. ConfigurationError if it does not."""
+        where = f"partition {at.partition} of {at.topic!r} at {self._servers}"
+        if not self._is_confirmed(at, partition):
+            # The offset may be that of another topic, which is the better thing to report.
+            return ReadResult(None, offset, at_end=False)
+        try:
+            low, high = watermarks(self._consumer, at.topic, at.partition)
+        except self._library.KafkaException as error:
+            self._contact.failed(f"{where}: {error}")
+            return ReadResult(None, offset, at_end=False)
+        if self._on_missing == "fail":
+            raise ConfigurationError(
+                f"{where} cannot be read from offset {partition.fetch_offset} on: it has offsets {low} to {high}, and "
+                "records that were deleted before they were read are lost. Go on without them by "
+                "from_kafka(on_missing='earliest' or 'latest'), with all state kept"
+            )
+        to = low if self._on_missing == "earliest" else high
+        lost = max(0, to - partition.fetch_offset)
+        log.warning("%s: up to %d records before offset %d are lost; on_missing=%r", where, lost, to, self._on_missing)
+        return self._move(at, replace(at, offset=to), offset)
+
+    def _go_on_in(self, at: PartitionAt, info: TopicInfo, offset: int) -> ReadResult:
+        """Where a topic was created again: go on in it as `on_missing` allows. ConfigurationError if it does not."""
+        if self._on_missing == "fail" or at.partition >= info.partitions:
+            raise ConfigurationError(replaced_text(at.topic, self._servers, at.topic_id, info, at.partition + 1))
+        where = f"partition {at.partition} of {at.topic!r} at {self._servers}"
+        try:
+            low, high = watermarks(self._consumer, at.topic, at.partition)
+        except self._library.KafkaException as error:
+            self._contact.failed(f"{where}: {error}")
+            return ReadResult(None, offset, at_end=False)
+        to = low if self._on_missing == "earliest" else high
+        log.warning("%s belongs to another topic now, and is read from offset %d on", where, to)
+        return self._move(at, replace(at, offset=to, topic_id=info.topic_id), offset)
+
+    def _move(self, at: PartitionAt, to: PartitionAt, offset: int) -> ReadResult:
+        if (at.topic, at.partition) in self._partitions:
+            self._let_go(at)
+        return ReadResult(None, offset, at_end=False, payload=encode(to))
+
+    def _is_gone(self, topic: str, info: TopicInfo) -> bool:
+        """Whether a topic is not there at the moment. ConfigurationError if it does not come back."""
+        if info.partitions:
+            self._gone_since_ms.pop(topic, None)
+            return False
+        now_ms = self._clock_ms()
+        since_ms = self._gone_since_ms.get(topic)
+        if since_ms is None:
+            self._gone_since_ms[topic] = now_ms
+            then = f"The job fails in {GONE_MS // 1000} s" if self._on_missing == "fail" else "The job waits for it"
+            log.warning("topic %r was deleted at %s, so nothing of it is read. %s", topic, self._servers, then)
+        elif self._on_missing == "fail" and now_ms - since_ms >= GONE_MS:
+            raise ConfigurationError(
+                f"topic {topic!r} was deleted at {self._servers}; its records that were not read are lost. To read a "
+                "new topic of this name restore with from_kafka(on_missing='earliest'), with all state kept"
+            )
+        return True
 
     def _find(self, split: SourceSplit, known: KnownPartitions, offset: int) -> ReadResult:
         """New partitions that belong to a finder."""
-        self._look()
         number, before = int(split.split_id.split()[2]), dict(known.counts)
+        infos = {topic: self._watch.info(topic) for topic in self._topics}
+        new = {
+            topic: info for topic, info in infos.items() if info is not None and info.partitions > before.get(topic, 0)
+        }
+        if not self._discovers:
+            self._warn_of(new, before)
+            return ReadResult(None, offset, at_end=False)
         found = tuple(
-            split_of(PartitionAt(topic, partition, FROM_THE_BEGIN))
-            for topic, count in self._counts.items()
-            for partition in range(before.get(topic, 0), count)
+            split_of(PartitionAt(topic, partition, FROM_THE_BEGIN, topic_id=info.topic_id))
+            for topic, info in new.items()
+            for partition in range(before.get(topic, 0), info.partitions)
             if finder_of(topic, partition) == number % FINDERS
         )
-        now = KnownPartitions(tuple({**before, **_greater(self._counts, before)}.items()))
+        now = KnownPartitions(tuple({**before, **{topic: info.partitions for topic, info in new.items()}}.items()))
         return ReadResult(None, offset, at_end=False, payload=None if now == known else encode(now), found=found)
 
-    def _look(self) -> None:
-        """Ask how many partitions there are, once an interval."""
-        now_ms, every_ms = self._clock_ms(), self._discover_ms
-        assert every_ms is not None
-        if self._looked_at_ms is not None and now_ms - self._looked_at_ms < every_ms:
-            return
-        self._looked_at_ms = now_ms
-        try:
-            self._counts = partition_counts(self._consumer, self._topics)
-        except self._library.KafkaException as error:
-            log.warning("new partitions are looked for later: %s", error)
+    def _warn_of(self, new: Mapping[str, TopicInfo], before: Mapping[str, int]) -> None:
+        """Log each new partition once that is not read."""
+        for topic, info in new.items():
+            known = max(before.get(topic, 0), self._unread.get(topic, 0))
+            if info.partitions > known:
+                log.warning(
+                    "topic %r has new partitions, %s, which are not read; stop the job with a savepoint, and restore "
+                    "it with from_kafka(discover='1min')",
+                    topic,
+                    ", ".join(map(str, range(known, info.partitions)[:20])),
+                )
+                self._unread[topic] = info.partitions
 
 
-def _greater(counts: dict[str, int], before: dict[str, int]) -> dict[str, int]:
-    return {topic: count for topic, count in counts.items() if count > before.get(topic, 0)}
+def replaced_text(topic: str, servers: str, before: str, info: TopicInfo, partitions: int) -> str:
+    """What to report of a topic with id `before` and at least so many partitions, of which another one has the name."""
+    fewer = f" It has {info.partitions} partitions, fewer than before." if info.partitions < partitions else ""
+    way = (
+        "Give the source another uid, and restore with allow_non_restored_state=True: then it begins at start="
+        if fewer
+        else "Read it from its begin by from_kafka(on_missing='earliest'), or from its end by 'latest', with all state "
+        "kept"
+    )
+    return (
+        f"another topic of this name is at {servers}: {topic!r} was deleted and created again (its id was {before}, "
+        f"and is {info.topic_id}), so offsets of the old one mean nothing in it.{fewer} {way}"
+    )
 
 
 def _offset(record: Message) -> int:
@@ -181,11 +360,11 @@ def _offset(record: Message) -> int:
     return offset
 
 
+def _size_bytes(records: Sequence[Message]) -> int:
+    return sum(map(len, records)) + RECORD_BYTES * len(records)
+
+
 def _may_pass(errors: Any) -> frozenset[int]:
     """Errors of the client that it gets over by itself."""
     names = ("_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT", "_RESOLVE", "_MAX_POLL_EXCEEDED", "_UNKNOWN_PARTITION")
     return frozenset(getattr(errors, name) for name in names)
-
-
-def _is_gone(error: KafkaError, errors: Any) -> bool:
-    return error.code() in (errors.OFFSET_OUT_OF_RANGE, errors._AUTO_OFFSET_RESET)

@@ -1,4 +1,4 @@
-"""What checkpoints have of partitions, and of those that find new ones."""
+"""What checkpoints have of partitions, and of the splits that find new ones."""
 
 from __future__ import annotations
 
@@ -17,18 +17,22 @@ FROM_THE_BEGIN = -2
 @wire
 @dataclass(frozen=True, slots=True)
 class PartitionAt:
-    """A partition, the next offset of it, and the offset at which it ends, if it does."""
+    """A partition of a topic, its next offset, and the offset at which it ends, if it does.
+
+    `topic_id` is the id of the topic that the offset belongs to, or "" if the brokers have none.
+    """
 
     topic: str
     partition: int
     offset: int
     end: int | None = None
+    topic_id: str = ""
 
 
 @wire
 @dataclass(frozen=True, slots=True)
 class KnownPartitions:
-    """What a finder remembers: how many partitions each topic had."""
+    """What a finder remembers: the number of partitions of each topic that are read."""
 
     counts: tuple[tuple[str, int], ...]
 
