@@ -51,6 +51,14 @@ def asked(url: str, method: str = "GET", body: object = None) -> Any:
     raise AssertionError(f"{url} refused {ASKED_MAX} times as a flood")
 
 
+def disposed(url: str, path: str) -> Any:
+    """What has become of the deletion of a savepoint."""
+    trigger = asked(f"{url}/savepoint-disposal", "POST", {"savepoint-path": path})["request-id"]
+    status = f"{url}/savepoint-disposal/{trigger}"
+    until("a deletion", lambda: asked(status)["status"]["id"] == "COMPLETED", lambda: asked(status))
+    return asked(status)["operation"]
+
+
 def test_a_job_is_asked_saved_and_stopped(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Its state, a savepoint by POST, and a stop with another one; what it was stays to be seen."""
     with opening(GatedSource(20, gates=[10])) as source, local(1) as env:
@@ -69,7 +77,12 @@ def test_a_job_is_asked_saved_and_stopped(tmp_path: Path, capfd: pytest.CaptureF
             until("a savepoint", lambda: asked(status)["status"]["id"] == "COMPLETED", lambda: asked(status))
             return str(asked(status)["operation"]["location"])
 
-        assert Path(place_of(asked(f"{path}/savepoints", "POST", {}))).parent == tmp_path / "s"
+        saved = Path(place_of(asked(f"{path}/savepoints", "POST", {})))
+        assert saved.parent == tmp_path / "s"
+        gone = [disposed(url, str(saved)) for _ in range(2)]
+        assert gone[0] == {}
+        assert "there is no savepoint" in gone[1]["failure-cause"]["stack-trace"]
+        assert not saved.exists()
         other = tmp_path / "other"
         assert Path(place_of(asked(f"{path}/stop", "POST", {"targetDirectory": str(other)}))).parent == other
         assert job.wait("4min") == "suspended"

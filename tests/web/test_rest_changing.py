@@ -43,6 +43,25 @@ def test_a_request_reaches_the_job(path: str, body: Any, wanted: SnapshotRequest
     assert watch.asked == [(JOB_ID, wanted)]
 
 
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({}, "Give savepoint-path"),
+        ({"savepoint-path": "s/savepoint-main-1a2b3c4d-7"}, "whole path"),
+        ({"savepoint-path": "//evil/savepoint-main-1a2b3c4d-7"}, "host 'evil'"),
+        ({"savepoint-path": "/c/main-1a2b3c4d/chk-17"}, "a checkpoint of a job"),
+        ({"savepoint-path": "/etc/passwd"}, "names no checkpoint"),
+        ({"path": "/s"}, "savepoint-path, triggerId"),
+    ],
+)
+def test_only_savepoints_are_deleted(body: object, said: str) -> None:
+    """What is no savepoint is refused before anything is deleted, and without the token nothing is looked at."""
+    reply = client_of().post("/savepoint-disposal", body, **WITH_TOKEN)
+    assert (reply.status, said in reply.reason) == (400, True), reply.reason
+    assert client_of().post("/savepoint-disposal", body).status == 401
+    assert client_of().get(f"/savepoint-disposal/{ID}").status == 404
+
+
 def test_what_has_become_of_a_request() -> None:
     """In progress, then completed with the place; a request that has failed says why."""
     watch = FixedWatch()

@@ -31,6 +31,9 @@ FIELDS = {
     "/jobs/overview": {"jobs"},
     JOB: {"jid", "name", "isStoppable", "state", "job-type", "start-time", "end-time", "duration", "maxParallelism",
           "now", "timestamps", "vertices", "status-counts", "plan"},
+    "/taskmanagers": {"taskmanagers"},
+    f"{JOB}/status": {"status"},
+    f"{JOB}/accumulators": {"job-accumulators", "user-task-accumulators", "serialized-user-task-accumulators"},
     f"{JOB}/plan": {"plan"},
     f"{JOB}/config": {"jid", "name", "execution-config"},
     f"{JOB}/exceptions": {"root-exception", "timestamp", "all-exceptions", "truncated", "exceptionHistory"},
@@ -46,6 +49,9 @@ FIELDS = {
     f"{JOB}/checkpoints/details/latest": CHECKPOINT,
     f"{JOB}/checkpoints/details/17/subtasks/sum-by-key": TASK | {"summary", "subtasks"},
     f"{JOB}/vertices/sum-by-key": {"id", "name", "parallelism", "maxParallelism", "now", "subtasks", "aggregated"},
+    f"{JOB}/vertices/sum-by-key/accumulators": {"id", "user-accumulators"},
+    f"{JOB}/vertices/sum-by-key/subtasktimes": {"id", "name", "now", "subtasks"},
+    f"{JOB}/vertices/sum-by-key/taskmanagers": {"id", "name", "now", "taskmanagers"},
     f"{JOB}/vertices/sum-by-key/backpressure": {"status", "backpressureLevel", "backpressure-level", "end-timestamp",
                                                 "subtasks"},
 }  # fmt: skip
@@ -75,6 +81,35 @@ def test_the_jobs() -> None:
     assert lines["other"]["end-time"] - lines["other"]["start-time"] == lines["other"]["duration"] == 60_900
     overview = client.get("/overview").json
     assert (overview["jobs-running"], overview["jobs-failed"], overview["taskmanagers"]) == (1, 1, 4)
+
+
+def test_processes_are_task_managers() -> None:
+    """Each process with a task of a running job is one; a vertex and its subtasks name the same ones."""
+    client = client_of()
+    managers = client.get("/taskmanagers").json["taskmanagers"]
+    assert len(managers) == client.get("/overview").json["taskmanagers"] == 4
+    one = client.get(f"/taskmanagers/{managers[0]['id']}").json
+    assert (one["slotsNumber"], [slot["jobId"] for slot in one["allocatedSlots"]]) == (1, [JOB_ID])
+    assert client.get("/taskmanagers/1@nowhere").status == 404
+    vertex = client.get(f"{JOB}/vertices/sum-by-key").json
+    by_process = client.get(f"{JOB}/vertices/sum-by-key/taskmanagers").json["taskmanagers"]
+    assert {each["taskmanager-id"] for each in by_process} == {each["taskmanager-id"] for each in vertex["subtasks"]}
+    assert {each["taskmanager-id"] for each in by_process} <= {each["id"] for each in managers}
+    assert [each["status-counts"]["RUNNING"] for each in by_process] == [1, 1]
+    assert sum(each["metrics"]["read-records"] for each in by_process) == sum(
+        each["metrics"]["read-records"] for each in vertex["subtasks"]
+    )
+
+
+def test_times_of_subtasks() -> None:
+    """A running subtask has been deployed, and the time of its state; other states have none."""
+    found = client_of().get(f"{JOB}/vertices/sum-by-key/subtasktimes").json
+    vertex = client_of().get(f"{JOB}/vertices/sum-by-key").json
+    assert [each["subtask"] for each in found["subtasks"]] == [0, 1]
+    for each, subtask in zip(found["subtasks"], vertex["subtasks"], strict=True):
+        times = {state: at_ms for state, at_ms in each["timestamps"].items() if at_ms}
+        assert times == dict.fromkeys(("DEPLOYING", "RUNNING"), subtask["start-time"])
+        assert each["duration"] == subtask["duration"]
 
 
 def test_the_checkpoints() -> None:

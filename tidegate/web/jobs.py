@@ -54,6 +54,10 @@ class Jobs(Protocol):
         """Ask a job to be cancelled. Raises NotReachedError."""
         ...
 
+    def delete_savepoint(self, path: str) -> None:
+        """Delete a savepoint. Raises what `recovery.delete` raises."""
+        ...
+
     def close(self) -> None:
         """Nothing is asked any more."""
         ...

@@ -15,6 +15,7 @@ from tidegate.actors.protocol.failure_reasons import error_text
 from tidegate.actors.runtimes.job_snapshot import About, JobSnapshot, Known, snapshot_of
 from tidegate.actors.runtimes.local.local_job import LocalJob, jobs_here
 from tidegate.actors.runtimes.running_job import Answer, SnapshotRequest
+from tidegate.recovery.cleanup.deletion import delete
 from tidegate.storage.clock import now_ms
 from tidegate.storage.errors import TidegateError
 from tidegate.storage.ids import JobId
@@ -58,6 +59,10 @@ class LocalJobs:
     def cancel(self, job_id: JobId) -> None:
         """See `Jobs`."""
         self._job(job_id).cancel()
+
+    def delete_savepoint(self, path: str) -> None:
+        """See `Jobs`."""
+        delete(path)
 
     def close(self) -> None:
         """See `Jobs`."""

@@ -27,6 +27,7 @@ from tidegate.actors.runtimes.ray.process.calls import NAMESPACE
 from tidegate.actors.runtimes.ray.process.death_words import death_of
 from tidegate.actors.runtimes.ray.process.orders import Handle
 from tidegate.actors.runtimes.running_job import JobCard, SnapshotRequest, answers_of, progress_of
+from tidegate.recovery.cleanup.deletion import delete
 from tidegate.storage.checkpoints.event_log import EventLog
 from tidegate.storage.clock import now_ms
 from tidegate.storage.errors import StorageError, TidegateError
@@ -102,6 +103,10 @@ class RayJobs:
     def cancel(self, job_id: JobId) -> None:
         """See `Jobs`."""
         self._call(self._handle(job_id).cancel, job_id)
+
+    def delete_savepoint(self, path: str) -> None:
+        """See `Jobs`."""
+        delete(path, open_store=self._open_store)
 
     def close(self) -> None:
         """See `Jobs`."""

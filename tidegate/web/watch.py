@@ -57,6 +57,8 @@ class JobWatch:
         self._news = asyncio.Event()
         self._looks = ThreadPoolExecutor(1, "tidegate-web-look")
         self._calls = ThreadPoolExecutor(CALL_THREADS, "tidegate-web-call")
+        # Of its own: storage that does not answer must not keep a job from being cancelled.
+        self._deletions = ThreadPoolExecutor(1, "tidegate-web-delete")
 
     async def view(self) -> View:
         """All jobs as of about now. Raises NotReachedError as long as nobody has told anything."""
@@ -120,6 +122,10 @@ class JobWatch:
         await self._call(lambda: self._jobs.cancel(job_id))
         self._wanted.set()
 
+    async def delete_savepoint(self, path: str) -> None:
+        """Delete a savepoint, beside what is asked of jobs. Raises as `Jobs.delete_savepoint` does."""
+        await asyncio.get_running_loop().run_in_executor(self._deletions, lambda: self._jobs.delete_savepoint(path))
+
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Look as long as the block runs."""
@@ -129,7 +135,7 @@ class JobWatch:
         finally:
             task.cancel()
             self._jobs.close()
-            for pool in (self._looks, self._calls):
+            for pool in (self._looks, self._calls, self._deletions):
                 pool.shutdown(wait=False, cancel_futures=True)
 
     async def _call(self, call: Callable[[], None]) -> None:

@@ -7,18 +7,21 @@ from tidegate.web.model.history import exceptions, timeline
 from tidegate.web.model.jobs import (
     configuration,
     dashboard_config,
+    job_accumulators,
     job_config,
     job_details,
     job_ids,
+    job_status,
     jobs_overview,
     overview,
     plan,
 )
 from tidegate.web.model.metrics import job_metrics, vertex_metrics
+from tidegate.web.model.processes import subtask_times, task_manager, task_managers, vertex_task_managers
 from tidegate.web.model.recoveries import recoveries
 from tidegate.web.model.states import NotKnown, job_state
 from tidegate.web.model.subtasks import checkpoint_subtasks
-from tidegate.web.model.vertices import backpressure, vertex_details, vertex_rates, watermarks
+from tidegate.web.model.vertices import backpressure, vertex_accumulators, vertex_details, vertex_rates, watermarks
 
 __all__ = [
     "NotKnown",
@@ -30,19 +33,26 @@ __all__ = [
     "configuration",
     "dashboard_config",
     "exceptions",
+    "job_accumulators",
     "job_config",
     "job_details",
     "job_ids",
     "job_metrics",
     "job_state",
+    "job_status",
     "jobs_overview",
     "newest_checkpoint",
     "overview",
     "plan",
     "recoveries",
+    "subtask_times",
+    "task_manager",
+    "task_managers",
     "timeline",
+    "vertex_accumulators",
     "vertex_details",
     "vertex_metrics",
     "vertex_rates",
+    "vertex_task_managers",
     "watermarks",
 ]

@@ -96,6 +96,16 @@ def _line(job: SeenJob) -> dict[str, Any]:
     }
 
 
+def job_status(job: SeenJob) -> dict[str, str]:
+    """`/jobs/<id>/status`."""
+    return {"status": job_state(job)}
+
+
+def job_accumulators(job: SeenJob) -> dict[str, Any]:
+    """`/jobs/<id>/accumulators`: there are none. What functions count is among the metrics."""
+    return {"job-accumulators": [], "user-task-accumulators": [], "serialized-user-task-accumulators": {}}
+
+
 def job_details(job: SeenJob) -> dict[str, Any]:
     """`/jobs/<id>`. What tidegate knows beyond Flink is under `tidegate`."""
     snapshot, progress = job.snapshot, job.snapshot.progress

@@ -13,6 +13,8 @@ from tidegate.web.model.states import NotKnown, ended_at_ms, started_at_ms
 from tidegate.web.seen_job import SeenJob
 
 SECOND_MS = 1_000
+UNASSIGNED = "(unassigned)"
+"""Flink's word for the process of a task that has none yet."""
 LOW_RATIO_MAX, OK_RATIO_MAX = 0.5, 0.1
 _RANK = {"ok": 0, "low": 1, "high": 2}
 
@@ -71,24 +73,38 @@ def vertex_details(job: SeenJob, vertex_id: str) -> dict[str, Any]:
 
 
 def _subtask(job: SeenJob, task: TaskNow, metrics: SubtaskMetrics | None) -> dict[str, Any]:
-    deployed = {each.attempt: each.deployed_at_ms for each in job.past.recoveries}
-    start_ms, end_ms = deployed.get(AttemptNumber(task.attempt), started_at_ms(job)), ended_at_ms(job)
-    process = "(unassigned)" if task.pid is None else f"{task.pid}@{task.node_id}"
+    start_ms, end_ms = deployed_at_ms(job, task), ended_at_ms(job)
     return {
         "subtask": task.task.subtask,
         "status": task.status,
         "attempt": task.attempt,
-        "endpoint": task.node_id or "(unassigned)",
-        "host": task.node_id or "(unassigned)",
+        "endpoint": task.node_id or UNASSIGNED,
+        "host": task.node_id or UNASSIGNED,
         "start-time": start_ms,
         "start_time": start_ms,
         "end-time": end_ms,
         "duration": max(0, (end_ms if job.over else job.now_ms) - start_ms),
-        "taskmanager-id": process,
+        "taskmanager-id": process_of(task),
         "metrics": io_metrics(() if metrics is None else (metrics,), 1),
         "status-duration": {},
         "other-concurrent-attempts": None,
     }
+
+
+def process_of(task: TaskNow) -> str:
+    """Returns the id of the process of a task, or `UNASSIGNED` before there is one."""
+    return UNASSIGNED if task.pid is None else f"{task.pid}@{task.node_id}"
+
+
+def deployed_at_ms(job: SeenJob, task: TaskNow) -> int:
+    """Returns when the present attempt of a task was deployed, in ms since the epoch."""
+    deployed = {each.attempt: each.deployed_at_ms for each in job.past.recoveries}
+    return deployed.get(AttemptNumber(task.attempt), started_at_ms(job))
+
+
+def vertex_accumulators(job: SeenJob, vertex_id: str) -> dict[str, Any]:
+    """`/jobs/<id>/vertices/<v>/accumulators`: there are none. Raises NotKnown."""
+    return {"id": str(vertex_of(job, vertex_id).vertex), "user-accumulators": []}
 
 
 def level_of(ratio: float) -> str:

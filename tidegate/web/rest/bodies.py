@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tidegate.storage.checkpoints.layout import parse_pointer
 from tidegate.storage.checkpoints.metadata import SavepointFormat
 from tidegate.storage.files.file_system_store import local_path
 from tidegate.web.rest.answers import bad_request, quoted
@@ -16,6 +17,7 @@ from tidegate.web.rest.answers import bad_request, quoted
 _TRIGGER = re.compile(r"[0-9a-f]{32}")
 _SAVEPOINT = {"target-directory": str, "cancel-job": bool, "formatType": str, "triggerId": str}
 _STOP = {"targetDirectory": str, "drain": bool, "formatType": str, "triggerId": str}
+_DISPOSAL = {"savepoint-path": str, "triggerId": str}
 _CHECKPOINT = {"checkpointType": str, "triggerId": str}
 _CHECKPOINT_TYPES = ("CONFIGURED", "FULL", "INCREMENTAL")
 TARGET_CHARACTERS_MAX = 2_000
@@ -55,6 +57,20 @@ def checkpoint_wanted(body: bytes) -> Wanted:
     if kind != "CONFIGURED":
         raise bad_request(f"checkpointType {kind} is not there: a checkpoint is taken as the job is configured")
     return Wanted(_trigger(told))
+
+
+def disposal_wanted(body: bytes) -> tuple[str, str]:
+    """Of `POST /savepoint-disposal`: the trigger id, and the path of a savepoint. Raises RefusedError."""
+    told = _object(body, _DISPOSAL)
+    path = _target(told.get("savepoint-path"), "savepoint-path")
+    if path is None:
+        raise bad_request("which savepoint is to be deleted? Give savepoint-path")
+    if not parse_pointer(path).savepoint:  # Raises ConfigurationError, which is answered with 400.
+        raise bad_request(
+            f"savepoint-path is {quoted(path)!r}, a checkpoint of a job: jobs delete their own checkpoints, and "
+            "`tidegate checkpoints delete` those of jobs that are over"
+        )
+    return _trigger(told), path
 
 
 def trigger_id_of(text: str) -> str:

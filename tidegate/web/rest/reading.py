@@ -70,9 +70,12 @@ _OF_VIEW: dict[str, _OfView] = {
     "/overview": model.overview,
     "/jobs": model.job_ids,
     "/jobs/overview": model.jobs_overview,
+    "/taskmanagers": model.task_managers,
 }
 _OF_JOB: dict[str, _OfJob] = {
     "/jobs/{job}": lambda job, _: model.job_details(job),
+    "/jobs/{job}/status": lambda job, _: model.job_status(job),
+    "/jobs/{job}/accumulators": lambda job, _: model.job_accumulators(job),
     "/jobs/{job}/plan": lambda job, _: model.plan(job),
     "/jobs/{job}/config": lambda job, _: model.job_config(job),
     "/jobs/{job}/jobmanager/config": lambda job, _: model.configuration(job),
@@ -88,6 +91,9 @@ _OF_JOB: dict[str, _OfJob] = {
         lambda job, r: model.checkpoint_subtasks(job, _checkpoint(r), _vertex(r))
     ),
     "/jobs/{job}/vertices/{vertex}": lambda job, r: model.vertex_details(job, _vertex(r)),
+    "/jobs/{job}/vertices/{vertex}/accumulators": lambda job, r: model.vertex_accumulators(job, _vertex(r)),
+    "/jobs/{job}/vertices/{vertex}/subtasktimes": lambda job, r: model.subtask_times(job, _vertex(r)),
+    "/jobs/{job}/vertices/{vertex}/taskmanagers": lambda job, r: model.vertex_task_managers(job, _vertex(r)),
     "/jobs/{job}/vertices/{vertex}/backpressure": lambda job, r: model.backpressure(job, _vertex(r)),
     "/jobs/{job}/vertices/{vertex}/watermarks": lambda job, r: model.watermarks(job, _vertex(r)),
     "/jobs/{job}/vertices/{vertex}/metrics": lambda job, r: model.vertex_metrics(job, _vertex(r), _named(r)),
@@ -106,6 +112,7 @@ class Reading:
         """All of them."""
         return [
             Route(f"{prefix}/config", self._config, methods=["GET"]),
+            Route(f"{prefix}/taskmanagers/{{process}}", self._process, methods=["GET"]),
             *(Route(prefix + path, self._of_view(answer), methods=["GET"]) for path, answer in _OF_VIEW.items()),
             *(Route(prefix + path, self._of_job(answer), methods=["GET"]) for path, answer in _OF_JOB.items()),
         ]
@@ -114,6 +121,10 @@ class Reading:
         offset_s = time.localtime().tm_gmtoff
         zone = time.strftime("%Z")
         return json_answer(model.dashboard_config(round(self._watch.refresh_s * 1_000), zone, offset_s * 1_000))
+
+    async def _process(self, request: Request) -> Response:
+        name = str(request.path_params["process"])
+        return await self._answer(request, lambda view: model.task_manager(view, name))
 
     def _of_view(self, answer: _OfView) -> Callable[[Request], Any]:
         async def endpoint(request: Request) -> Response:
