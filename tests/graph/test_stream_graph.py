@@ -213,3 +213,14 @@ def test_barriers_overtake_only_where_all_edges_of_a_vertex_allow_it(
     graph = translate([*sources, work, step("after", (work, BY_X))])
 
     assert [graph.supports_unaligned(edge) for edge in graph.edges] == [*expected, True]
+
+
+def test_steps_of_one_name_are_called_by_their_uids() -> None:
+    """Pages, commands and the dashboard tell three tables apart; a name that only one step has stays as it is."""
+    source = node("source")
+    sinks = [replace(step(f"table-{number}", source), name="to_table") for number in range(3)]
+
+    graph = translate([source, *sinks], 8)
+
+    assert [vertex.name for vertex in graph.vertices] == ["source", "table-0", "table-1", "table-2"]
+    assert [spec.name for vertex in graph.vertices for spec in vertex.operators][-1] == "table-2"

@@ -7,7 +7,8 @@ not chained: rows leave the chain wherever they are tagged.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -147,7 +148,8 @@ def translate(
             index = len(chains)
             chains.append([node])
         chain_of[id(node)] = index
-    vertices = tuple(_vertex(chain) for chain in chains)
+    names = _shown_names(nodes)
+    vertices = tuple(_vertex(chain, names) for chain in chains)
     edges: list[JobEdge] = []
     read_aside = {upstream.taps for node in nodes for upstream, _ in node.inputs if upstream.taps is not None}
     for chain in chains:
@@ -206,15 +208,21 @@ def _chainable_input(node: StreamNode, readers: dict[int, int]) -> StreamNode | 
     return upstream if forward and alone and alike else None
 
 
-def _vertex(chain: Sequence[StreamNode]) -> JobVertex:
+def _shown_names(nodes: Sequence[StreamNode]) -> dict[OperatorUid, str]:
+    """Returns what pages, commands and logs call each operator: its name, or its uid where several have that name."""
+    counts = Counter(node.name for node in nodes)
+    return {node.uid: node.name if counts[node.name] == 1 else node.uid for node in nodes}
+
+
+def _vertex(chain: Sequence[StreamNode], names: Mapping[OperatorUid, str]) -> JobVertex:
     head = chain[0]
-    source = None if head.source is None else SourceSpec(head.uid, head.name, head.source)
+    source = None if head.source is None else SourceSpec(head.uid, names[head.uid], head.source)
     operators = tuple(
-        OperatorSpec(node.uid, node.name, node.factory, node.table, node.batch_rows, node.sink, node.calls)
+        OperatorSpec(node.uid, names[node.uid], node.factory, node.table, node.batch_rows, node.sink, node.calls)
         for node in chain
         if node.factory is not None
     )
-    name = " -> ".join(node.name for node in chain)
+    name = " -> ".join(names[node.uid] for node in chain)
     return JobVertex(_vertex_id(head), name, head.parallelism, operators, source, head.resources)
 
 
