@@ -148,13 +148,24 @@ def check(path: str, rows: int) -> None:
         key: seen[-1] for key, seen in expected["seen"].items()
     }
     timers = recovery.read_state(path, uid="keeper", state="timers").to_pylist()
-    assert sorted(row["timer.timestamp_ms"] - MOMENT_MS for row in timers) == list(range(rows))
-    assert all((row["day"], row["name"]) == key_of(row["timer.timestamp_ms"] - MOMENT_MS) for row in timers)
+    assert sorted(row["_tidegate_timer_timestamp_ms"] - MOMENT_MS for row in timers) == list(range(rows))
+    assert all((row["day"], row["name"]) == key_of(row["_tidegate_timer_timestamp_ms"] - MOMENT_MS) for row in timers)
     assert None in expected["late"].values(), "no key without a late row"
     for state in ("n", "avg", "late"):
         assert read(path, "totals", state) == pytest.approx(expected[state]), state
     assert recovery.read_state(path, uid="totals").schema.names == [
-        *("day", "name", "n", "avg.sum", "avg.count", "late", "late.seen", "spread.count", "spread.mean", "spread.m2"),
+        *(
+            "day",
+            "name",
+            "n",
+            "_tidegate_avg.sum",
+            "_tidegate_avg.count",
+            "late",
+            "_tidegate_late.seen",
+            "_tidegate_spread.count",
+            "_tidegate_spread.mean",
+            "_tidegate_spread.m2",
+        ),
     ]
 
 

@@ -253,7 +253,7 @@ def check_program(model: Model, found: dict[str, dict[Any, dict[str, Any]]]) -> 
     values["lasting"] = {k: [e["value"] for e in elements] for k, elements in values.get("lasting", {}).items()}
     assert expected == {state: values.get(state, {}) for state in expected}
 
-    timers = [(row["k"], row["timer.timestamp_ms"]) for row in found.get("timers", {}).values()]
+    timers = [(row["k"], row["_tidegate_timer_timestamp_ms"]) for row in found.get("timers", {}).values()]
     far = Counter((k, at_ms) for k, key in model.keys.items() for at_ms in key.far)
     assert far == Counter((k, at_ms) for k, at_ms in timers if at_ms >= FAR_MS)
     fired = Counter(values.get("fired", {})) + Counter(k for k, at_ms in timers if at_ms < FAR_MS)

@@ -1,94 +1,19 @@
-"""Distinct values of one column under several conditions: one exchange a column, and checkpoints of both forms."""
+"""Distinct values of one column under several conditions: one exchange a column."""
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 import pyarrow as pa
 import pytest
-from local_jobs import NO_RESTART, GatedSource, config, finish, local, numbers, rows
-from old_archives import ROWS
-from old_distinct_program import program
+from local_jobs import config, finish, local, numbers, rows
 
 import tidegate as tg
-from tidegate import recovery
-
-ARCHIVES = sorted((Path(__file__).parent / "old_checkpoints" / "distinct").glob("*.zip"))
-FORMER = {"37667d98"}
-"""Commits at which each condition had a table of its own."""
 
 
 def _distinct(values: pl.Expr) -> pl.Expr:
     return values.drop_nulls().n_unique().cast(pl.Int64)
-
-
-def _reference(every: list[dict[str, int]]) -> dict[str, int]:
-    xs = [row["x"] for row in every]
-    low = len({x % 7 for x in xs if x < 30})
-    return {
-        "n": len(xs),
-        "all": len({x % 7 for x in xs}),
-        "low": low,
-        "odd": len({x % 7 for x in xs if x % 2 == 1}),
-        "again": low,
-        "others": len({x for x in xs if x % 3 == 0}),
-    }
-
-
-def _check(found: dict[str, list[dict[str, Any]]]) -> None:
-    """What the program gives over all rows: those from before the checkpoint, and those after it."""
-    every = [{"k": x % 5, "x": x} for x in [*range(ROWS)] * 2]
-    by_key = {k: [row for row in every if row["k"] == k] for k in range(5)}
-    assert sorted(found["named"], key=lambda row: row["k"]) == [{"k": k, **_reference(of)} for k, of in by_key.items()]
-    assert found["everything"] == [_reference(every)]
-    assert sorted(found["unnamed"], key=lambda row: row["k"]) == [
-        {
-            "k": k,
-            "all": len({row["x"] for row in of}),
-            "low": len({row["x"] for row in of if row["x"] < 30}),
-            "odd": len({row["x"] for row in of if row["x"] % 2 == 1}),
-        }
-        for k, of in by_key.items()
-    ]
-
-
-@pytest.fixture(params=ARCHIVES, ids=lambda path: path.stem)
-def old(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, str, bool]:
-    """The checkpoint root of an old job, its backend, and whether it is of the former form."""
-    with zipfile.ZipFile(request.param) as archive:
-        archive.extractall(tmp_path / "checkpoints")
-    commit, backend = request.param.stem.split("-")
-    return tmp_path / "checkpoints", backend, commit in FORMER
-
-
-def test_there_are_checkpoints_of_both_forms() -> None:
-    """Of both backends in the former one."""
-    found = {tuple(path.stem.split("-")) for path in ARCHIVES}
-    assert {backend for commit, backend in found if commit in FORMER} == {"columnar", "rocksdb"}
-    assert any(commit not in FORMER for commit, _ in found)
-    assert sum(path.stat().st_size for path in ARCHIVES) < 300_000
-
-
-@pytest.mark.slow
-def test_a_job_goes_on_from_a_checkpoint_in_its_form(old: tuple[Path, str, bool], tmp_path: Path) -> None:
-    """Each value counts once, at another parallelism too, and again from the checkpoint that the job then takes."""
-    root, backend, former = old
-    (newest,) = recovery.list_checkpoints(str(root))
-    settings = {"backend_directory": str(tmp_path / "work")} if backend == "rocksdb" else {}
-    restore = newest.path
-    with local(3, 7) as env:
-        found = program(env, GatedSource(ROWS, ROWS))
-        job = env.execute("old job", checkpoints=config(root, backend=backend, incremental=True, **settings),
-                          restart=NO_RESTART, restore=restore)  # fmt: skip
-        assert job.wait("300s") == "finished"
-    _check({name: collected.to_arrow().to_pylist() for name, collected in found.items()})
-    latest = max(recovery.list_checkpoints(str(root)), key=lambda each: each.triggered_at_ms)
-    uids = {info.uid for info in recovery.inspect(latest.path).metadata.operators}
-    assert latest.path != newest.path
-    assert ("figures-distinct-2" in uids, "figures-values-0" in uids) == (former, not former)
 
 
 @pytest.mark.slow

@@ -86,7 +86,7 @@ def test_a_job_begins_with_state_that_was_made_from_rows(tmp_path: Path) -> None
             state=tg.ListState("seen", pa.int64()),
             rows=pl.DataFrame({"k": [1], "seen": [[7, 8]]}),
         )
-        rows = pa.table({"k": keys, "total": [1_000] * 5, "avg.sum": [0] * 5, "avg.count": [0] * 5})
+        rows = pa.table({"k": keys, "total": [1_000] * 5, "_tidegate_avg.sum": [0] * 5, "_tidegate_avg.count": [0] * 5})
         savepoint.with_keyed_state(uid="totals", keys=["k"], state="aggregate", rows=rows)
 
     assert recovery.verify(savepoint.path).ok

@@ -113,7 +113,10 @@ def test_state_of_another_function_is_refused() -> None:
     first = opened(_operator(Total()))
     run(first, [_BATCH], finish=False)
     stored = [table for state in first.snapshot(Cut(CheckpointId(1))).states for table in tables_of(state)]
-    with pytest.raises(CorruptionError, match=r"expects stored columns \['k', 'a.product', 'a.zeros', 'a.seen'\]"):
+    with pytest.raises(
+        CorruptionError,
+        match=r"expects stored columns \['k', '_tidegate_a.product', '_tidegate_a.zeros', '_tidegate_a.seen'\]",
+    ):
         opened(_operator(Product()), stored)
 
 

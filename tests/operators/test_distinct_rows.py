@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from operator_harness import Subtasks, opened, run
 
 from tidegate.actors.operators.aggregates import aggregate as tg
-from tidegate.actors.operators.aggregates.aggregate_all import MergedAggregate, PartialAggregate, key_name
+from tidegate.actors.operators.aggregates.aggregate_all import KEY, MergedAggregate, PartialAggregate
 from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
 from tidegate.actors.operators.ranking.distinct_rows import DistinctRows
 from tidegate.storage.errors import ConfigurationError
@@ -62,7 +62,7 @@ def test_state_of_a_value_never_changes() -> None:
     subtasks.process([_batch([(1, None, 0)]), _batch([(1, "a", 0), (1, "a", 1), (1, None, 2)])])
     subtasks.process([_batch([(1, "b", 3), (1, "a", 4), (1, None, 5)])])
     stored = [row for table in subtasks.snapshot() for row in table.rows.to_pylist()]
-    assert sorted(stored, key=str) == [{"k": 1, "x": "a", "rows": 1}, {"k": 1, "x": "b", "rows": 1}]
+    assert sorted(stored, key=str) == [{"k": 1, "x": "a", "_tidegate_rows": 1}, {"k": 1, "x": "b", "_tidegate_rows": 1}]
     flagged = [(row["x"], row["rest"]) for batch in subtasks.emitted for row in batch.to_pylist() if row["new"]]
     assert flagged == [("a", "0"), ("b", "3")]
 
@@ -70,7 +70,7 @@ def test_state_of_a_value_never_changes() -> None:
 def test_state_of_older_versions_is_restored() -> None:
     """They counted all rows of each combination, nulls too: an aggregate wrote it, and nothing is new after it."""
     keys = ("k", "x")
-    older = Subtasks(lambda: KeyedAggregate(keys, {"rows": tg.count()}), keys, 2)
+    older = Subtasks(lambda: KeyedAggregate(keys, {"_tidegate_rows": tg.count()}), keys, 2)
     older.process([_batch([(1, "a", 0), (1, "a", 1), (1, None, 2)])])
     now = Subtasks(lambda: DistinctRows(keys, "new"), keys, 1, restored=older.snapshot())
     now.process([_batch([(1, None, 3), (1, "a", 4), (1, "b", 5)])])
@@ -100,7 +100,7 @@ def test_everything_equals_plain_python(parts: list[list[dict[str, Any]]], width
         return MergedAggregate(AGGREGATES, "final", MergedAggregate(AGGREGATES).output_schema(parts_schema))
 
     parts_schema = PartialAggregate(AGGREGATES).output_schema(SCHEMA)
-    keys = (key_name(AGGREGATES),)
+    keys = (KEY,)
     first = Subtasks(make, keys, 1)
     first.process(merged_rows[:cut_at])
     second = Subtasks(make, keys, 1, restored=first.snapshot())

@@ -60,7 +60,7 @@ def test_one_row_a_value_is_kept() -> None:
     subtasks.process([_batch([(1, "a", True, False), (1, None, True, True), (1, "b", False, None)])])
     subtasks.process([_batch([(1, "a", True, True), (1, "c", False, True)])])
     stored = [row for table in subtasks.snapshot() for row in table.rows.to_pylist()]
-    seen = "seen under ['lo', 'od']"
+    seen = "_tidegate_seen under ['lo', 'od']"
     assert sorted(stored, key=str) == [{"k": 1, "x": "a", seen: 3}, {"k": 1, "x": "c", seen: 2}]
 
 

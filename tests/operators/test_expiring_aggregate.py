@@ -193,5 +193,3 @@ def test_what_cannot_be_is_refused() -> None:
         run(operator, [_batch([("a", None, 1, "s")])])
     with pytest.raises(ConfigurationError, match="longer than nothing"):
         ExpiringAggregate(("k",), _WHAT, 0)
-    with pytest.raises(ConfigurationError, match=r"'ttl.updated_ms' is a column of the state"):
-        ExpiringAggregate(("k",), {"ttl.updated_ms": tg.count()}, 5)

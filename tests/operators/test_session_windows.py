@@ -15,7 +15,6 @@ from tidegate.actors.operators.windows import session_windows
 from tidegate.actors.operators.windows.session_windows import SessionWindows
 from tidegate.actors.operators.windows.window_specs import Session
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
-from tidegate.storage.errors import ConfigurationError
 
 Row = tuple[int, int, int | None]
 AGGREGATES = {"n": tg.count(), "total": tg.sum("x"), "least": tg.min("x"), "mean": tg.mean("x")}
@@ -128,9 +127,3 @@ def test_a_watermark_that_ends_nothing_reads_nothing(backend: Backend, monkeypat
     windows.watermark(110)
     assert len(windows.rows) == 9
     windows.close()
-
-
-def test_a_key_may_not_have_a_name_of_the_state() -> None:
-    """It is refused when the program is written."""
-    with pytest.raises(ConfigurationError, match="session_end_ms"):
-        SessionWindows(("session_end_ms",), Session(1), AGGREGATES, "t")

@@ -230,7 +230,6 @@ REFUSED: list[tuple[Mapping[str, Any], str]] = [
     ({"aggregates": {}}, "at least one aggregate"),
     ({"emit": "sometimes"}, "emit must be"),
     ({"keys": ("window_start",)}, "different names"),
-    ({"keys": ("slice",)}, "different names"),
     ({"aggregates": {"k": tg.count()}}, "different names"),
     ({"spec": Cumulating(1, 2), "allowed_lateness_ms": 1}, "no allowed lateness"),
 ]

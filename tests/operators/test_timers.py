@@ -241,7 +241,7 @@ def test_a_timer_table_is_typed_and_sorted_by_key_group() -> None:
     (table,) = driven.snapshot()
 
     assert table.state == "timers"
-    assert table.rows.schema.names == ["k", "timer.domain", "timer.timestamp_ms"]
+    assert table.rows.schema.names == ["k", "_tidegate_timer_domain", "_tidegate_timer_timestamp_ms"]
     assert sorted(tuple(row.values()) for row in table.rows.to_pylist()) == [
         (1, "event_time", 10),
         (2, "processing_time", 20),

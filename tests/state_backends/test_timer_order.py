@@ -96,7 +96,13 @@ def test_the_bytes_are_pinned() -> None:
     assert moment_bytes(1, 3).hex() == "018000000000000003"
     rows = timer_rows([moment_bytes(1, 3) + key], schema)
     assert rows.to_pylist() == [
-        {"k": -2, "s": "a\x00", "f": 1.5, "timer.domain": "processing_time", "timer.timestamp_ms": 3}
+        {
+            "k": -2,
+            "s": "a\x00",
+            "f": 1.5,
+            "_tidegate_timer_domain": "processing_time",
+            "_tidegate_timer_timestamp_ms": 3,
+        }
     ]
 
 

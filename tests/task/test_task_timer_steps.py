@@ -136,7 +136,7 @@ def tables_in(found: list[do.TaskInstruction]) -> Tables:
 def timers_in(tables: Tables) -> list[int]:
     """The moments of the timers among them."""
     (timers,) = (table.rows for _, of in tables for table in of if table.state == "timers")
-    return sorted(timers.column("timer.timestamp_ms").to_pylist())
+    return sorted(timers.column("_tidegate_timer_timestamp_ms").to_pylist())
 
 
 def test_a_watermark_with_many_timers_fills_the_queue_no_further_than_a_step() -> None:

@@ -6,6 +6,7 @@ and nothing of the environment.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from copy import copy
 
 import pyarrow as pa
@@ -68,16 +69,20 @@ class Program:
         check_uid(uid, name)
         return OperatorUid(uid)
 
-    def add_node(self, node: StreamNode) -> None:
-        """Add an operator. ConfigurationError if its input is of an earlier program, or its schema cannot be."""
+    def add_node(self, node: StreamNode, own: Collection[str] = ()) -> None:
+        """Add an operator. ConfigurationError if its input is of an earlier program, or its schema cannot be.
+
+        `own` are the columns that tidegate itself adds in this step. They may pass through the steps behind.
+        """
+        known = {*own}.union(*(upstream.schema.names for upstream, _ in node.inputs if upstream.schema is not None))
         if not isinstance(node.parallelism, int) or isinstance(node.parallelism, bool) or node.parallelism < 1:
             raise ConfigurationError(
                 f"operator {node.name!r}: parallelism={node.parallelism!r}: at least 1 is needed, a whole number"
             )
         if node.schema is not None:
-            check_plain(node.schema, f"operator {node.name!r}")
+            check_plain(node.schema, f"operator {node.name!r}", known)
         for tag in node.side_outputs:
-            check_plain(tag.schema, f"side output {tag.name!r} of operator {node.name!r}")
+            check_plain(tag.schema, f"side output {tag.name!r} of operator {node.name!r}", known)
         if any(upstream.maker not in self.nodes for upstream, _ in node.inputs):
             raise ConfigurationError(
                 f"operator {node.name!r} follows a stream of an earlier program: execute() begins a new one, so make "
@@ -92,14 +97,15 @@ class Program:
         self.tables.append(table)
 
 
-def check_plain(schema: pa.Schema, where: str) -> None:
+def check_plain(schema: pa.Schema, where: str, own: Collection[str] = ()) -> None:
     """Raise ConfigurationError for what is no schema, for columns that are called as tidegate's own, and for views.
 
-    So for columns of which Arrow cannot take single rows. Files and kernels lack all of these.
+    So for columns of which Arrow cannot take single rows. Files and kernels lack all of these. `own` are columns that
+    are tidegate's own.
     """
     if not isinstance(schema, pa.Schema):
         raise ConfigurationError(f"{where}: the schema must be a pyarrow Schema, not {type(schema).__name__}")
-    check_not_reserved(schema.names, where)
+    check_not_reserved((name for name in schema.names if name not in own), where)
     if doubles := sorted({name for name in schema.names if schema.names.count(name) > 1}):
         raise ConfigurationError(f"{where}: columns {doubles} are there twice; rename or drop one of each")
     for field in schema:

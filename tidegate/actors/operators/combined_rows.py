@@ -18,7 +18,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-COMBINED = "_tidegate_combined"
+from tidegate.storage.schemas.reserved_names import own_name
+
+COMBINED = own_name("combined")
 """The column that says how many rows a combined row stands for."""
 _STATE = f"{COMBINED}."
 

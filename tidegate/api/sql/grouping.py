@@ -33,8 +33,6 @@ Emit = Literal["changes", "update", "final"]
 _SPARK = ("WINDOW", "SESSION_WINDOW")
 _IN_WINDOWS = "the rows are in windows: GROUP BY names window_start and window_end"
 _BOUND_OF = {"start": WINDOW_START, "end": WINDOW_END}
-_WORDS = frozenset({"emit", "name", "uid", "parallelism", "ttl", "ttl_time", "emit_every"})
-"""What `aggregate` itself is told by these words, so no aggregate can be called so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +183,7 @@ class Grouping:
 
     def _aggregates(self, asked: list[exp.Expr], groups: _Groups) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        taken = {*groups.keys.values(), *columns_of(self._relation.stream), *_WORDS}
+        taken = {*groups.keys.values(), *columns_of(self._relation.stream)}
         for node in asked:
             written = self._written(node)
             if written in self._made:
@@ -198,12 +196,12 @@ class Grouping:
     def _running(self, stream: Stream, keys: tuple[str, ...], aggregates: dict[str, Any]) -> Stream:
         emit, ttl = self._keeping.emit, self._keeping.ttl
         if not keys:
-            return stream.aggregate(emit=emit, uid=self._steps.uid("aggregate"), **aggregates)
+            return stream.aggregate(aggregates, emit=emit, uid=self._steps.uid("aggregate"))
         if not aggregates and stream._updating is None:
             pruned = self._steps.selected(stream, [(name, name) for name in self._with_time(stream, keys)])
             return pruned.key_by(*keys).deduplicate(uid=self._steps.uid("distinct"), ttl=ttl)
         aggregates = aggregates or {free_name("rows", keys): count()}
-        return stream.key_by(*keys).aggregate(emit=emit, ttl=ttl, uid=self._steps.uid("aggregate"), **aggregates)
+        return stream.key_by(*keys).aggregate(aggregates, emit=emit, ttl=ttl, uid=self._steps.uid("aggregate"))
 
     def _with_time(self, stream: Stream, keys: tuple[str, ...]) -> tuple[str, ...]:
         time = stream.timestamp
@@ -226,7 +224,7 @@ class Grouping:
 
     def _in_windows(self, stream: Stream, keys: tuple[str, ...], aggregates: dict[str, Any], spec: Spec) -> Stream:
         windows = stream.key_by(*keys).window(spec) if keys else stream.window(spec)
-        return windows.aggregate(uid=self._steps.uid("window"), **aggregates)
+        return windows.aggregate(aggregates, uid=self._steps.uid("window"))
 
     def _of_results(
         self, stream: Stream, keys: tuple[str, ...], aggregates: dict[str, Any], groups: _Groups

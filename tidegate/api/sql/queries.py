@@ -237,7 +237,7 @@ class _Query:
             else:
                 name = free_name("rows", columns_of(stream))
                 counted: dict[str, Any] = {name: count()}
-                made = stream.key_by(*keys).aggregate(emit="changes", uid=self._steps.uid("distinct"), **counted)
+                made = stream.key_by(*keys).aggregate(counted, emit="changes", uid=self._steps.uid("distinct"))
         return replace(relation, stream=made, results=None)
 
     # --- UNION ----------------------------------------------------------------------------------------------------

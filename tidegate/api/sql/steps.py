@@ -17,6 +17,7 @@ import polars as pl
 
 from tidegate.api.program import Program
 from tidegate.api.streams.stream import Stream
+from tidegate.storage.schemas.polars_frames import exact_column
 
 _DIGEST = 10
 _TEXT = re.compile(r"('(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.)*\"|`[^`]*`)|(?:--[^\n]*|/\*.*?\*/|\s+)+", re.DOTALL)
@@ -53,7 +54,7 @@ class Steps:
             return stream
         expressions = [expr.alias(name) for name, expr in columns.items()]
         wide = stream.input_parallelism
-        return stream.with_columns(*expressions, name="sql columns", uid=self.uid("columns"), parallelism=wide)
+        return stream._with_columns(expressions, "sql columns", self.uid("columns"), wide)
 
     def filtered(self, stream: Stream, condition: pl.Expr) -> Stream:
         """The rows for which a condition is true."""
@@ -68,7 +69,7 @@ class Steps:
         names = [name for name in stream.schema.names if not (changing and name == "row_kind")]
         if kept == names and all(name == new for name, new in columns):
             return stream
-        return self.chosen(stream, {new: pl.col(name) for name, new in columns}, "select")
+        return self.chosen(stream, {new: exact_column(name) for name, new in columns}, "select")
 
     def chosen(self, stream: Stream, columns: Mapping[str, pl.Expr], kind: str) -> Stream:
         """What a step of this kind computes, and nothing else. Event time that no query names goes without a word."""
@@ -77,7 +78,7 @@ class Steps:
             stream = Stream(stream._program, stream._inputs, stream._keyed_by, None, stream._updating)
         expressions = [expr if _is(expr, name) else expr.alias(name) for name, expr in columns.items()]
         wide = stream.input_parallelism
-        return stream.select(*expressions, name=f"sql {kind}", uid=self.uid(kind), parallelism=wide)
+        return stream._select(expressions, f"sql {kind}", self.uid(kind), wide)
 
 
 def _is(expr: pl.Expr, name: str) -> bool:

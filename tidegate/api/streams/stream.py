@@ -7,7 +7,7 @@ another one of its kind, `stream_tables.py` those that write.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Literal, Unpack
@@ -26,6 +26,7 @@ from tidegate.actors.protocol.side_outputs import OutputTag
 from tidegate.api.streams.connected_streams import ConnectedStreams
 from tidegate.api.streams.steps.columns import check_keys
 from tidegate.api.streams.steps.given import check_stream
+from tidegate.api.streams.steps.named_columns import aggregates_and_options
 from tidegate.api.streams.steps.same_columns import with_same_columns
 from tidegate.api.streams.steps.slot_options import SlotOptions
 from tidegate.api.streams.steps.updating import Updating, united
@@ -100,20 +101,32 @@ class Stream(StreamTables):
 
     def aggregate(
         self,
+        mapping: Mapping[str, Aggregate] | None = None,
+        /,
         *,
-        emit: Literal["update", "changes", "final"] = "update",
-        name: str = "aggregate",
-        uid: str | None = None,
+        emit: Literal["update", "changes", "final"] | Aggregate = "update",
+        name: str | Aggregate = "aggregate",
+        uid: str | Aggregate | None = None,
         **aggregates: Aggregate,
     ) -> Stream:
         """Aggregate all rows: `aggregate(n=tg.count(), worst=tg.max("delay"), emit="final")`.
+
+        `emit`, `name` and `uid` are those of the step. An aggregate under such a word is one of that name, and a
+        mapping has aggregates only: `aggregate({"name": tg.first("full_name")})`.
 
         Each subtask makes one row of a batch, and a single one merges these. With emit="final" there is one row at the
         end of a bounded input; with emit="update" one after each batch, which takes the place of the one before it.
         With emit="changes" that one is taken back, and the stream may have changes itself (`docs/changes.md`).
         """
-        made = aggregated_all(self, aggregates, emit, name, uid)
-        return made._keyed((), updates=emit == "update", changes=emit == "changes")
+        found, step = aggregates_and_options(
+            "aggregate",
+            mapping,
+            aggregates,
+            {"emit": emit, "name": name, "uid": uid},
+            {"emit": "update", "name": "aggregate", "uid": None},
+        )
+        made = aggregated_all(self, found, step["emit"], step["name"], step["uid"])
+        return made._keyed((), updates=step["emit"] == "update", changes=step["emit"] == "changes")
 
     def side_output(self, tag: OutputTag | str) -> Stream:
         """The rows that the step before has emitted under one of its tags: `checked.side_output("bad")`.
@@ -205,16 +218,21 @@ class KeyedStream:
 
     def aggregate(
         self,
+        mapping: Mapping[str, Aggregate] | None = None,
+        /,
         *,
-        emit: Literal["update", "changes", "final"] = "update",
-        name: str = "aggregate",
-        uid: str | None = None,
-        parallelism: int | None = None,
-        ttl: str | timedelta | int | None = None,
-        ttl_time: Literal["event", "processing"] = "event",
+        emit: Literal["update", "changes", "final"] | Aggregate = "update",
+        name: str | Aggregate = "aggregate",
+        uid: str | Aggregate | None = None,
+        parallelism: int | Aggregate | None = None,
+        ttl: str | timedelta | int | Aggregate | None = None,
+        ttl_time: Literal["event", "processing"] | Aggregate = "event",
         **aggregates: Aggregate,
     ) -> Stream:
         """Aggregate each key: `aggregate(n=tg.count(), worst=tg.max("delay"))`.
+
+        An aggregate under the word of an option is one of that name, and a mapping has aggregates only:
+        `aggregate({"name": tg.first("full_name")})`.
 
         emit="update" emits, after each batch, a row for every key in it, with the values so far: it replaces the one
         before it, in a table with mode="upsert". emit="changes" says in the column `row_kind` what comes and what is
@@ -222,9 +240,19 @@ class KeyedStream:
         `ttl` bounds the state, with emit="update": a key that has had no row for so long is forgotten, and begins anew
         with the next one. `ttl_time`: in event time, or in processing time (Flink's `table.exec.state.ttl`).
         """
-        life = Life.of(ttl, ttl_time, self.stream.timestamp)
-        made = aggregated(self.stream, self.keys, aggregates, emit, name, uid, parallelism, self._replaced, life)
-        return made._keyed(self.keys, updates=emit == "update", changes=emit == "changes")
+        found, step = aggregates_and_options(
+            "aggregate",
+            mapping,
+            aggregates,
+            {"emit": emit, "name": name, "uid": uid, "parallelism": parallelism, "ttl": ttl, "ttl_time": ttl_time},
+            {"emit": "update", "name": "aggregate", "uid": None, "parallelism": None, "ttl": None, "ttl_time": "event"},
+        )
+        mode = step["emit"]
+        life = Life.of(step["ttl"], step["ttl_time"], self.stream.timestamp)
+        made = aggregated(
+            self.stream, self.keys, found, mode, step["name"], step["uid"], step["parallelism"], self._replaced, life
+        )
+        return made._keyed(self.keys, updates=mode == "update", changes=mode == "changes")
 
     def deduplicate(
         self,

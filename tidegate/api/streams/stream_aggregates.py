@@ -14,10 +14,10 @@ from typing import Literal, TypeVar
 
 from tidegate.actors.operators.aggregates.aggregate import Aggregate
 from tidegate.actors.operators.aggregates.aggregate_all import (
+    KEY,
     ChangesOfAll,
     MergedAggregate,
     PartialAggregate,
-    key_name,
 )
 from tidegate.actors.operators.aggregates.changing_aggregate import ChangingAggregate
 from tidegate.actors.operators.aggregates.expiring_aggregate import ExpiringAggregate
@@ -26,9 +26,11 @@ from tidegate.actors.operators.aggregates.functions.value_sets import with_value
 from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
 from tidegate.actors.operators.changes import CHANGE
 from tidegate.actors.operators.local_aggregation.local_aggregation import LocalAggregation
-from tidegate.api.streams.distinct_counts import Counted, by_keys, free_name, is_distinct, kept_columns, marked
+from tidegate.api.streams.distinct_counts import Counted, by_keys, is_distinct, kept_columns, marked
 from tidegate.api.streams.steps.stream_steps import StreamSteps
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.polars_frames import exact_column
+from tidegate.storage.schemas.reserved_names import check_not_reserved
 from tidegate.storage.units import parse_duration_ms
 
 S = TypeVar("S", bound=StreamSteps)
@@ -112,6 +114,7 @@ def aggregated_all(stream: S, aggregates: Mapping[str, Aggregate], emit: EmitMod
         f"{name} batches",
         None if uid is None else f"{uid}-batches",
         stream.input_parallelism,
+        own=(() if parts is None else parts.names),
     )
     return by_keys(rows, made().keys)._then(made, output, name, uid, 1)
 
@@ -121,17 +124,16 @@ def _aggregated_changes(stream: S, aggregates: Mapping[str, Aggregate], name: st
     import polars as pl
 
     _check_aggregates(aggregates, name)
-    key = free_name(key_name(aggregates), stream.schema)
-    keyed = stream.with_columns(
-        pl.lit(0, pl.Int8).alias(key),
-        name=f"{name} key",
-        uid=None if uid is None else f"{uid}-key",
-        parallelism=stream.input_parallelism,
+    keyed = stream._with_columns(
+        (pl.lit(0, pl.Int8).alias(KEY),),
+        f"{name} key",
+        None if uid is None else f"{uid}-key",
+        stream.input_parallelism,
+        own=(KEY,),
     )
-    rows = aggregated(keyed, (key,), aggregates, "changes", name, uid, 1)
-    return rows.select(
-        *aggregates, CHANGE, name=f"{name} columns", uid=None if uid is None else f"{uid}-columns", parallelism=1
-    )
+    rows = aggregated(keyed, (KEY,), aggregates, "changes", name, uid, 1)
+    columns = [exact_column(column) for column in (*aggregates, CHANGE)]
+    return rows._select(columns, f"{name} columns", None if uid is None else f"{uid}-columns", 1)
 
 
 def windowed_inputs(
@@ -160,6 +162,7 @@ def windowed_inputs(
 
 
 def _check_aggregates(aggregates: Mapping[str, Aggregate], name: str) -> None:
+    check_not_reserved(aggregates, name)
     for label, aggregate in aggregates.items():
         if not isinstance(aggregate, Aggregate):
             raise ConfigurationError(

@@ -7,7 +7,7 @@ processing time have bounds by the clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Generic, Literal, TypeVar, Unpack
 
@@ -38,6 +38,7 @@ from tidegate.actors.operators.windows.window_rows import WINDOW_END, WINDOW_STA
 from tidegate.actors.operators.windows.window_specs import Clock, Count, Cumulating, Session, Sliding, Tumbling
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.actors.protocol.side_outputs import OutputTag
+from tidegate.api.streams.steps.named_columns import aggregates_and_options
 from tidegate.api.streams.steps.slot_options import SlotOptions
 from tidegate.api.streams.steps.updating import Updating
 from tidegate.api.streams.stream_aggregates import windowed_inputs
@@ -102,15 +103,20 @@ class WindowedStream(Generic[S]):
 
     def aggregate(
         self,
+        mapping: Mapping[str, Aggregate] | None = None,
+        /,
         *,
-        emit: Literal["final", "update", "changes"] = "final",
-        emit_every: str | timedelta | int | None = None,
-        name: str = "window",
-        uid: str | None = None,
-        parallelism: int | None = None,
+        emit: Literal["final", "update", "changes"] | Aggregate = "final",
+        emit_every: str | timedelta | int | Aggregate | None = None,
+        name: str | Aggregate = "window",
+        uid: str | Aggregate | None = None,
+        parallelism: int | Aggregate | None = None,
         **aggregates: Aggregate,
     ) -> S:
         """Aggregate each key and window: `aggregate(n=tg.count(), worst=tg.max("delay"))`.
+
+        An aggregate under the word of an option is one of that name, and a mapping has aggregates only:
+        `aggregate({"name": tg.first("full_name")})`.
 
         emit="final" gives one row for each, when the watermark passes the window's end. With an allowed lateness later
         rows replace it. emit="update" gives the result so far after each batch, for the keys and windows in it. Rows
@@ -128,6 +134,24 @@ class WindowedStream(Generic[S]):
         millisecond of its window; of windows of processing time there is none. ConfigurationError for columns that do
         not fit.
         """
+        found, step = aggregates_and_options(
+            "aggregate",
+            mapping,
+            aggregates,
+            {"emit": emit, "emit_every": emit_every, "name": name, "uid": uid, "parallelism": parallelism},
+            {"emit": "final", "emit_every": None, "name": "window", "uid": None, "parallelism": None},
+        )
+        return self._aggregated(found, **step)
+
+    def _aggregated(
+        self,
+        aggregates: Mapping[str, Aggregate],
+        emit: Literal["final", "update", "changes"],
+        emit_every: str | timedelta | int | None,
+        name: str,
+        uid: str | None,
+        parallelism: int | None,
+    ) -> S:
         keys, spec, clock, lateness_ms = self._keys, self._spec, self._clock, self._lateness_ms
         time = self._time if clock is None else clock
         every_ms = None if emit_every is None else parse_duration_ms(emit_every, setting="emit_every")

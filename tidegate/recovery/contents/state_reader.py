@@ -30,6 +30,7 @@ from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.files.store import OpenStore, Store
 from tidegate.storage.ids import OperatorUid
 from tidegate.storage.schemas.common_schema import adapted, common_schema
+from tidegate.storage.schemas.reserved_names import part_name
 from tidegate.storage.state.timer_rows import TIMER_MOMENT, TIMERS_STATE
 from tidegate.storage.subtasks.state_stream import StoredSchemas, SubtaskStream
 
@@ -99,7 +100,7 @@ class StateSelection:
         selection = StateSelection(operator, info, streams, stored, _row_keys(operator, info, stored, schemas, keys))
         if column is None:
             return selection
-        of_mean = {f"{column}.sum", f"{column}.count"} <= set(stored.names)
+        of_mean = {part_name(column, ".sum"), part_name(column, ".count")} <= set(stored.names)
         if (column not in stored.names and not of_mean) or column in operator.keys:
             find_state(metadata, uid, state)  # raises the error that lists all states
         chosen = StateSelection(operator, info, streams, stored, selection.keys, column)
@@ -146,11 +147,12 @@ class StateSelection:
         fields = [self.stored.field(name) for name in self.keys]
         if self.column in self.stored.names:
             value, field = rows.column(self.column), self.stored.field(self.column)
-            if f"{self.column}.seen" in self.stored.names:  # of a chosen row: there may be none yet
-                value = pc.if_else(pc.equal(rows.column(f"{self.column}.seen"), 1), value, pa.scalar(None, value.type))
+            seen = part_name(self.column, ".seen")
+            if seen in self.stored.names:  # of a chosen row: there may be none yet
+                value = pc.if_else(pc.equal(rows.column(seen), 1), value, pa.scalar(None, value.type))
         else:
-            counts = rows.column(f"{self.column}.count")
-            sums = rows.column(f"{self.column}.sum").cast(pa.float64())
+            counts = rows.column(part_name(self.column, ".count"))
+            sums = rows.column(part_name(self.column, ".sum")).cast(pa.float64())
             some = pc.if_else(pc.greater(counts, 0), counts, pa.scalar(None, counts.type))
             value = pc.divide(sums, some.cast(pa.float64()))
             field = pa.field(self.column, pa.float64())

@@ -25,6 +25,7 @@ from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.files.store import Store
+from tidegate.storage.schemas.reserved_names import own_name
 from tidegate.storage.tables.hidden_columns import DELETED_COLUMN, VERSION_COLUMN
 from tidegate.storage.tables.log.log_versions import AsOf
 from tidegate.storage.tables.partition_filters import PartitionFilter, matching_files
@@ -154,11 +155,12 @@ def _latest_rows(rows: DataFrame, info: TableInfo) -> DataFrame:
     shown = [_column(name) for name in rows.columns if name not in (VERSION_COLUMN, DELETED_COLUMN)]
     order = [_column(name) for name in (info.order_by, VERSION_COLUMN) if name is not None]
     of_newest = [F.struct(*shown).alias("row"), *([_column(DELETED_COLUMN).alias("deleted")] if info.deletes else [])]
-    latest = F.max_by(F.struct(*of_newest), F.struct(*order)).alias("latest")
+    name = own_name("latest")
+    latest = F.max_by(F.struct(*of_newest), F.struct(*order)).alias(name)
     newest = rows.groupBy(*(_column(key) for key in info.keys)).agg(latest)
     if info.deletes:
-        newest = newest.where(~F.col("latest.deleted"))
-    return newest.select("latest.row.*")
+        newest = newest.where(~F.col(f"{name}.deleted"))
+    return newest.select(f"{name}.row.*")
 
 
 def _column(name: str) -> Column:

@@ -33,6 +33,15 @@ def is_polars_expression(value: object) -> TypeIs[pl.Expr]:
     return polars is not None and isinstance(value, polars.Expr)
 
 
+def exact_column(name: str) -> pl.Expr:
+    """The expression of the column of this very name, also where `pl.col` would take the name for a pattern."""
+    import polars as pl
+    import polars.selectors as cs
+
+    is_pattern = name == "*" or (name.startswith("^") and name.endswith("$"))
+    return cs.by_name(name).as_expr() if is_pattern else pl.col(name)
+
+
 def polars_has(dtype: pa.DataType) -> bool:
     """Whether polars has a type. It panics for those that it lacks."""
     kinds = pa.types

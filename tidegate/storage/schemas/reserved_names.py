@@ -1,7 +1,14 @@
-"""Names that no column of a user may have, because columns of tidegate's own are called so.
+"""The namespace of tidegate's own columns: names that begin with `_tidegate_`, which no column of a user may have.
 
-One rule for all of them: those in files of tables, those of combined rows, and those that are to come. `Program` asks
-for the columns of each operator, `check_keys` for keys, where columns are known only when the job runs.
+Every column that tidegate adds to state, to combined rows, to rows of timers and to files of tables has such a name, so
+a user's column never meets one. There is no list of reserved words:
+
+- `own_name` names a column that an operator adds, such as the number of a slice.
+- `part_name` names a part of what is stored for one column of a user, such as the sum of a mean. It has a dot, which
+  the names of `own_name` do not have, and dots of the user's name are escaped. So no two pairs have the same name.
+
+`Program` checks the columns of each operator, `check_keys` the keys, and the steps that aggregate check the names of
+aggregates, also where columns are known only when the job runs.
 """
 
 from __future__ import annotations
@@ -13,10 +20,32 @@ from tidegate.storage.errors import ConfigurationError
 RESERVED_PREFIX = "_tidegate_"
 
 
+def own_name(word: str) -> str:
+    """The name of a column that tidegate adds. `word` has no dot."""
+    assert "." not in word, f"{word!r} would look like a part of a column"
+    return f"{RESERVED_PREFIX}{word}"
+
+
+def part_name(column: str, suffix: str) -> str:
+    """The name of a part of a user's column; `suffix` begins with a dot: `_tidegate_price.sum`.
+
+    Without a suffix the column is its only part, and keeps its name.
+    """
+    if not suffix:
+        return column
+    assert suffix[0] == ".", f"the suffix {suffix!r} begins without a dot"
+    return f"{RESERVED_PREFIX}{column.replace('%', '%25').replace('.', '%2E')}{suffix}"
+
+
+def is_reserved(name: str) -> bool:
+    """Whether a column of this name is one of tidegate's own."""
+    return name.startswith(RESERVED_PREFIX)
+
+
 def check_not_reserved(names: Iterable[str], where: str) -> None:
     """Raise ConfigurationError, which begins with `where`, for a name that begins as tidegate's own columns do."""
     for name in names:
-        if name.startswith(RESERVED_PREFIX):
+        if is_reserved(name):
             raise ConfigurationError(
                 f"{where}: column {name!r}: names that begin with {RESERVED_PREFIX!r} are tidegate's own; rename the "
                 "column where the rows are made, or leave it out"

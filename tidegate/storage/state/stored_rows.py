@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-ROW_SEQUENCE = "row.sequence"
+from tidegate.storage.schemas.reserved_names import own_name
+
+ROW_SEQUENCE = own_name("row_sequence")
 """Name of the column of numbers. Of the rows of one key, one that came later has a greater number."""
 
 SEQUENCE_FIELD = pa.field(ROW_SEQUENCE, pa.int64())

@@ -13,11 +13,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.storage.errors import CorruptionError
+from tidegate.storage.schemas.reserved_names import own_name
 
 TIMERS_STATE = "timers"
 """Name of the table of timers, which lies beside those of the states."""
 
-TIMER_DOMAIN, TIMER_MOMENT = "timer.domain", "timer.timestamp_ms"
+TIMER_DOMAIN, TIMER_MOMENT = own_name("timer_domain"), own_name("timer_timestamp_ms")
 TIMER_COLUMNS = pa.schema([(TIMER_DOMAIN, pa.string()), (TIMER_MOMENT, pa.int64())])
 """What a row has beside its key."""
 

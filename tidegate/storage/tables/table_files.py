@@ -42,7 +42,6 @@ _GROUP_BYTES = 32 << 20
 """Of a row group of a file that many are joined to, in memory."""
 _GROUP_ROWS = 1 << 17
 """Of a row group at most: a reader decodes one at a time, and passes over those of which a filter drops all rows."""
-_ROW_NUMBER = "_tidegate_row"
 _ARROW_SCHEMA = b"ARROW:schema"
 _PARQUET_MAGIC = b"PAR1"
 
@@ -258,13 +257,16 @@ def newest_rows(table: pa.Table, info: TableInfo) -> pa.Table:
     order = [] if info.order_by is None else [info.order_by]
     columns = table.select(list(dict.fromkeys([*info.keys, *order, VERSION_COLUMN])))
     # Polars groups nulls and equal floats as one key; only key columns go through it, so types stay Arrow's.
-    frame = pl.from_arrow(columns.cast(pa.schema([f.with_type(decoded_type(f.type)) for f in columns.schema])))
+    columns = columns.cast(pa.schema([f.with_type(decoded_type(f.type)) for f in columns.schema]))
+    # Columns are called by their numbers: polars would take a name such as "*" for a pattern.
+    number = {name: str(at) for at, name in enumerate(columns.column_names)}
+    frame = pl.from_arrow(columns.rename_columns(list(number.values())))
     assert isinstance(frame, pl.DataFrame)
     newest = (
-        frame.with_row_index(_ROW_NUMBER)
-        .sort(*order, VERSION_COLUMN, _ROW_NUMBER)
-        .unique(subset=list(info.keys), keep="last", maintain_order=False)
-        .get_column(_ROW_NUMBER)
+        frame.with_row_index("row")
+        .sort(*(number[name] for name in (*order, VERSION_COLUMN)), "row")
+        .unique(subset=[number[key] for key in info.keys], keep="last", maintain_order=False)
+        .get_column("row")
         .sort()
     )
     return table.take(newest.to_arrow())

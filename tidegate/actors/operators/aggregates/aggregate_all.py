@@ -23,7 +23,7 @@ from tidegate.actors.operators.aggregates.accumulators import Accumulator, make_
 from tidegate.actors.operators.aggregates.aggregate import Aggregate
 from tidegate.actors.operators.aggregates.aggregate_function import of_nothing
 from tidegate.actors.operators.aggregates.aggregate_kinds import AggregateKind
-from tidegate.actors.operators.aggregates.aggregate_state import Fields, result_type, state_names, stored_groups
+from tidegate.actors.operators.aggregates.aggregate_state import Fields, result_type, stored_groups
 from tidegate.actors.operators.aggregates.changing_aggregate import ChangingAggregate
 from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
 from tidegate.actors.operators.changes import with_kind
@@ -31,6 +31,10 @@ from tidegate.actors.operators.operator import Columns, Emit, Operator
 from tidegate.actors.operators.operator_errors import blame
 from tidegate.actors.state_backends.common.batch_column import BatchColumns
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.reserved_names import own_name
+
+KEY = own_name("everything")
+"""The one key."""
 
 
 class PartialAggregate(Operator):
@@ -38,7 +42,6 @@ class PartialAggregate(Operator):
 
     def __init__(self, aggregates: Mapping[str, Aggregate]) -> None:
         self._aggregates = dict(aggregates)
-        self._key = key_name(aggregates)
         self._seen_schema: pa.Schema | None = None
         self._row = BatchColumns(())
         self._accumulators: list[Accumulator] = []
@@ -51,7 +54,7 @@ class PartialAggregate(Operator):
     def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
         """The key, and the columns of the accumulators. Raises ConfigurationError for columns that do not fit."""
         fields = [field for name, a in self._aggregates.items() for field in a.state_fields(name, input_schema)]
-        return pa.schema([pa.field(self._key, pa.int8()), *fields])
+        return pa.schema([pa.field(KEY, pa.int8()), *fields])
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
         """Emit the accumulators of a batch. OperatorError if its columns do not fit, or a sum overflows."""
@@ -62,7 +65,7 @@ class PartialAggregate(Operator):
             slots = np.zeros(batch.num_rows, dtype=np.int32)
             for accumulator in self._accumulators:
                 accumulator.update(batch, slots)
-            row = pa.RecordBatch.from_pydict({self._key: pa.array([0], pa.int8()), **self._row.values()})
+            row = pa.RecordBatch.from_pydict({KEY: pa.array([0], pa.int8()), **self._row.values()})
         emit(row)
 
     def _begin(self, schema: pa.Schema) -> None:
@@ -86,7 +89,7 @@ class MergedAggregate(KeyedAggregate):
         emit: Literal["update", "final"] = "update",
         empty: pa.Schema | None = None,
     ) -> None:
-        super().__init__((key_name(aggregates),), aggregates, emit)
+        super().__init__((KEY,), aggregates, emit)
         self._empty = empty
 
     def needed_columns(self, after: Columns) -> Columns:
@@ -138,12 +141,3 @@ def _of_nothing(aggregate: Aggregate, data_type: pa.DataType) -> pa.Array:
         return of_nothing(aggregate.function)
     nothing = {AggregateKind.COUNT: 0, AggregateKind.COLLECT_LIST: []}
     return pa.array([nothing.get(aggregate.kind)], data_type)
-
-
-def key_name(aggregates: Mapping[str, Aggregate]) -> str:
-    """What the one key is called, in the state as well: a name that no state column has."""
-    taken = {column for name, a in aggregates.items() for column in state_names(a, name)}
-    name = "everything"
-    while name in taken or name in aggregates:
-        name += "_"
-    return name

@@ -29,6 +29,7 @@ from tidegate.actors.operators.aggregates.stored_values import (
 from tidegate.actors.operators.combined_rows import state_of
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.dictionaries import decoded_type
+from tidegate.storage.schemas.reserved_names import part_name
 
 Fields = dict[str, tuple[pa.Field, ...]]
 """The state columns of each aggregate, by its name."""
@@ -80,25 +81,27 @@ def state_fields(aggregate: Described, name: str, input_schema: pa.Schema) -> tu
     """The state columns of a valid aggregate that is called `name`."""
     kind = aggregate.kind
     if aggregate.function is not None:
-        kept = (pa.field(f"{name}.{field.name}", field.type) for field in aggregate.function.state)
-        return (*kept, pa.field(f"{name}.{SEEN}", pa.uint8()))
+        kept = (pa.field(part_name(name, f".{field.name}"), field.type) for field in aggregate.function.state)
+        return (*kept, pa.field(part_name(name, f".{SEEN}"), pa.uint8()))
     data_type = None if aggregate.column is None else _type_of(aggregate.column, input_schema)
     if kind is AggregateKind.COUNT or data_type is None:
         return (pa.field(name, pa.int64()),)
     if kind is AggregateKind.SUM and not aggregate.taken_back:
         return _sum_fields(name, data_type)
     if kind in (AggregateKind.SUM, AggregateKind.MEAN):
-        return (*_sum_fields(f"{name}.sum", data_type), pa.field(f"{name}.count", pa.int64()))
+        return (*_sum_fields(name, data_type, ".sum"), pa.field(part_name(name, ".count"), pa.int64()))
     if kind in SPREADS:
         types = {"count": pa.int64(), "mean": pa.float64(), "m2": pa.float64()}
-        return tuple(pa.field(f"{name}.{part}", part_type) for part, part_type in types.items())
+        return tuple(pa.field(part_name(name, f".{part}"), part_type) for part, part_type in types.items())
     if kind is AggregateKind.COLLECT_LIST:
         return (pa.field(name, pa.list_(kept_type(data_type))),)
     values = value_fields(name, data_type)
     if kind in EXTREMES:
         return values
-    by = () if aggregate.by is None else (pa.field(f"{name}.by", _by_type(_type_of(aggregate.by, input_schema))),)
-    return (*values, *by, pa.field(f"{name}.seen", pa.uint8()))
+    by: tuple[pa.Field, ...] = ()
+    if aggregate.by is not None:
+        by = (pa.field(part_name(name, ".by"), _by_type(_type_of(aggregate.by, input_schema))),)
+    return (*values, *by, pa.field(part_name(name, ".seen"), pa.uint8()))
 
 
 def result_type(aggregate: Described, fields: Sequence[pa.Field]) -> pa.DataType:
@@ -127,14 +130,14 @@ def state_names(aggregate: Described, name: str, suffixes: Sequence[str] = ("",)
     """Names of the state columns, where values (or their sum) have columns with these suffixes."""
     kind = aggregate.kind
     if aggregate.function is not None:
-        return [f"{name}.{column}" for column in (*aggregate.function.state.names, SEEN)]
+        return [part_name(name, f".{column}") for column in (*aggregate.function.state.names, SEEN)]
     if kind is AggregateKind.MEAN or aggregate.taken_back:
-        return [*(f"{name}.sum{suffix}" for suffix in suffixes), f"{name}.count"]
+        return [*(part_name(name, f".sum{suffix}") for suffix in suffixes), part_name(name, ".count")]
     if kind in SPREADS:
-        return [f"{name}.count", f"{name}.mean", f"{name}.m2"]
-    names = [f"{name}{suffix}" for suffix in suffixes]
+        return [part_name(name, suffix) for suffix in (".count", ".mean", ".m2")]
+    names = [part_name(name, suffix) for suffix in suffixes]
     if kind in CHOICES:
-        names += [f"{name}.by"] * (aggregate.by is not None) + [f"{name}.seen"]
+        names += [part_name(name, ".by")] * (aggregate.by is not None) + [part_name(name, ".seen")]
     return names
 
 
@@ -261,12 +264,12 @@ def _by_type(data_type: pa.DataType) -> pa.DataType:
     return pa.float64() if pa.types.is_floating(data_type) else pa.int64()
 
 
-def _sum_fields(name: str, data_type: pa.DataType) -> tuple[pa.Field, ...]:
+def _sum_fields(name: str, data_type: pa.DataType, suffix: str = "") -> tuple[pa.Field, ...]:
     if is_small_decimal(data_type):
-        return value_fields(name, data_type)
+        return value_fields(name, data_type, suffix)
     if pa.types.is_duration(data_type):
-        return (pa.field(name, data_type),)
-    return (pa.field(name, pa.float64() if pa.types.is_floating(data_type) else pa.int64()),)
+        return (pa.field(part_name(name, suffix), data_type),)
+    return (pa.field(part_name(name, suffix), pa.float64() if pa.types.is_floating(data_type) else pa.int64()),)
 
 
 def _possible_suffixes(stored: Sequence[pa.Field]) -> Iterator[tuple[str, ...]]:

@@ -46,8 +46,9 @@ from tidegate.actors.operators.changes import (
 from tidegate.actors.operators.operator import Columns
 from tidegate.actors.state_backends.common.backend import VectorTable
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.reserved_names import own_name
 
-ROWS = "changes.rows"
+ROWS = own_name("changes_rows")
 """The state column that counts the rows of a key."""
 
 CALCULATED = SPREADS | {AggregateKind.COUNT, AggregateKind.SUM, AggregateKind.MEAN}
@@ -73,9 +74,8 @@ class ChangingAggregate(KeyedAggregate):
     ) -> None:
         self._shown_keys, self._shown = tuple(keys), tuple(aggregates)
         self._takes_back = takes_back
-        taken = sorted({CHANGE, ROWS} & {*keys, *aggregates})
-        if taken:
-            raise ConfigurationError(f"{taken} is a column of changes; give the key or aggregate another name")
+        if CHANGE in {*keys, *aggregates}:
+            raise ConfigurationError(f"{CHANGE!r} is a column of changes; give the key or aggregate another name")
         if takes_back:
             _check_calculated(aggregates)
             aggregates = {

@@ -40,10 +40,11 @@ from tidegate.actors.operators.watermarks.watermark_generator import check_times
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.reserved_names import own_name
 from tidegate.storage.state.key_groups import key_group_range
 from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
 
-UPDATED = "ttl.updated_ms"
+UPDATED = own_name("ttl_updated_ms")
 """The state column with the moment of the last row of a key."""
 
 _REACHED_STATE = "ttl.watermark"
@@ -63,8 +64,6 @@ class ExpiringAggregate(KeyedAggregate):
     ) -> None:
         if ttl_ms <= 0:
             raise ConfigurationError("aggregate: ttl must be longer than nothing")
-        if UPDATED in {*keys, *aggregates}:
-            raise ConfigurationError(f"{UPDATED!r} is a column of the state; give the key or aggregate another name")
         self._shown = tuple(aggregates)
         self._ttl_ms, self._time = ttl_ms, time
         # It is kept as a count is, but written here.

@@ -30,7 +30,6 @@ from tidegate.actors.operators.aggregates.aggregate_state import (
     state_names,
     stored_groups,
 )
-from tidegate.actors.operators.aggregates.stored_values import says_a_type
 from tidegate.actors.operators.batch_rows import OUTPUT_ROWS_MAX
 from tidegate.actors.operators.combined_rows import is_combined, take_in
 from tidegate.actors.operators.operator import Columns, Emit, Operator, OperatorContext
@@ -176,13 +175,13 @@ class KeyedAggregate(Operator):
             raise ConfigurationError("aggregate needs at least one aggregate: aggregate(n=count())")
         if self._emit_mode not in ("update", "final"):
             raise ConfigurationError(f'emit must be "update" or "final", not {self._emit_mode!r}')
-        names = [*self._keys, *(n for name, a in self._aggregates.items() for n in state_names(a, name))]
-        names += [name for name, a in self._aggregates.items() if name not in state_names(a, name)]
+        names = [*self._keys, *self._aggregates]
         doubles = sorted({name for name in names if names.count(name) > 1})
         if doubles:
-            raise ConfigurationError(f"keys and aggregates must have different names; used twice: {doubles}")
-        for name in filter(says_a_type, self._aggregates):
-            raise ConfigurationError(f"an aggregate cannot be called {name!r}: state columns of a type end so")
+            raise ConfigurationError(
+                "keys and aggregates must have different names, because all are columns of the result; used twice: "
+                f"{doubles}"
+            )
 
     def _admit(self, schema: pa.Schema) -> None:
         """Check a batch's columns against the state; the first batch ever makes it."""

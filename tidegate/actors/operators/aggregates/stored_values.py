@@ -4,8 +4,8 @@ Most types are kept as they are, in a column with the name of the aggregate: num
 in place, strings and nested values as Arrow values. Two are not, and their columns say so by a suffix, so that stored
 columns alone tell the type of the values:
 
-- A boolean is a byte, in `x.as_bool`.
-- A decimal is the two words of its 128 bits, in `x.decimal(10,2).high` and `x.decimal(10,2).low`.
+- A boolean is a byte, in `_tidegate_x.as_bool`.
+- A decimal is the two words of its 128 bits, in `_tidegate_x.decimal(10,2).high` and `_tidegate_x.decimal(10,2).low`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from tidegate.actors.kernels.columns import fixed_values, plain
 from tidegate.actors.kernels.decimals import decimal_words, decimals_of
 from tidegate.actors.kernels.fixed_width import array_of, storage_dtype
+from tidegate.storage.schemas.reserved_names import is_reserved, part_name
 
 _BOOL = ".as_bool"
 _DECIMAL = re.compile(r"\.decimal\((\d+),(-?\d+)\)\.(?:high|low)$")
@@ -60,20 +61,21 @@ def value_suffixes(data_type: pa.DataType) -> tuple[str, ...]:
     return ("",)
 
 
-def value_fields(name: str, data_type: pa.DataType) -> tuple[pa.Field, ...]:
-    """Columns that keep a value of a type."""
+def value_fields(name: str, data_type: pa.DataType, suffix: str = "") -> tuple[pa.Field, ...]:
+    """Columns that keep a value of a type, for the aggregate `name`. `suffix` says which of its values it is."""
     suffixes = value_suffixes(data_type)
     if pa.types.is_boolean(data_type):
-        return (pa.field(name + _BOOL, pa.uint8()),)
+        return (pa.field(part_name(name, suffix + _BOOL), pa.uint8()),)
     if len(suffixes) == 1:
-        return (pa.field(name, data_type if is_fixed(data_type) else kept_type(data_type)),)
-    return (pa.field(name + suffixes[0], pa.int64()), pa.field(name + suffixes[1], pa.uint64()))
+        return (pa.field(part_name(name, suffix), data_type if is_fixed(data_type) else kept_type(data_type)),)
+    high, low = (part_name(name, suffix + each) for each in suffixes)
+    return (pa.field(high, pa.int64()), pa.field(low, pa.uint64()))
 
 
 def value_type(fields: Sequence[pa.Field]) -> pa.DataType:
     """The type of the values that columns (at least those of `value_fields`) keep."""
     first = fields[0]
-    if first.name.endswith(_BOOL):
+    if is_reserved(first.name) and first.name.endswith(_BOOL):
         return pa.bool_()
     decimal = decimal_of(first.name)
     return first.type if decimal is None else decimal
@@ -81,18 +83,13 @@ def value_type(fields: Sequence[pa.Field]) -> pa.DataType:
 
 def decimal_of(name: str) -> pa.DataType | None:
     """The type of the decimals that are kept in a column of this name; None if it keeps no decimals."""
-    found = _DECIMAL.search(name)
+    found = _DECIMAL.search(name) if is_reserved(name) else None
     return None if found is None else pa.decimal128(int(found[1]), int(found[2]))
 
 
 def decimal_suffixes(precision: int, scale: int) -> tuple[str, str]:
     """Suffixes of the columns of a decimal."""
     return f".decimal({precision},{scale}).high", f".decimal({precision},{scale}).low"
-
-
-def says_a_type(name: str) -> bool:
-    """Whether a name ends like that of a column that says its type; no aggregate may be called so."""
-    return name.endswith(_BOOL) or decimal_of(name) is not None
 
 
 def value_words(column: pa.Array) -> list[NDArray[Any]]:

@@ -28,11 +28,12 @@ from tidegate.actors.operators.watermarks.late_rows import LATE_RECORDS
 from tidegate.actors.operators.watermarks.watermark_generator import event_times_ms
 from tidegate.actors.protocol.errors import OperatorError
 from tidegate.storage.checkpoints.metadata import StateKind
+from tidegate.storage.schemas.reserved_names import own_name
 from tidegate.storage.state.key_groups import key_group_range
 from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
 
 STATE_NAMES = ("left", "right")
-MOMENT = "join.time_ms"
+MOMENT = own_name("join_time_ms")
 """The column of a stored row that says when it is over: its event time, or the end of its window."""
 
 _REACHED_STATE = "join.reached"

@@ -43,13 +43,14 @@ from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATER
 from tidegate.actors.state_backends.common.backend import KeyedBackend, VectorTable
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.reserved_names import own_name, part_name
 from tidegate.storage.state.key_groups import key_group_range
 from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
 
 STATE_NAME = "deduplicate"
 _REACHED_STATE = "deduplicate.reached"
 
-_TIME, _SEEN = "kept.time_ms", "kept.seen"
+_TIME, _SEEN = own_name("time_ms"), own_name("seen")
 _SWEEPS = 4
 """Sweeps in one time to live."""
 
@@ -245,7 +246,8 @@ class Deduplicate(Operator):
         return fields or [pa.field(_SEEN, pa.uint8())]
 
     def _order_name(self, schema: pa.Schema) -> str:
-        return f"kept.{self._by} ({order_form(schema.field(self._by).type)})"
+        assert self._by is not None
+        return part_name(self._by, f".order ({order_form(schema.field(self._by).type)})")
 
     def _sweep(self, expired_ms: int) -> Iterator[None]:
         """Remove the entries whose time is `expired_ms` or before."""

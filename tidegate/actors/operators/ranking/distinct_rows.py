@@ -28,6 +28,7 @@ from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
 from tidegate.actors.operators.operator import Columns, together
 from tidegate.actors.operators.state.keys import check_owner, key_columns
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.reserved_names import own_name
 
 
 class DistinctRows(KeyedAggregate):
@@ -36,10 +37,7 @@ class DistinctRows(KeyedAggregate):
     def __init__(self, columns: Sequence[str], flag: str) -> None:
         self._flag = flag
         self._counted = columns[-1]
-        rows = "rows"
-        while rows in columns:
-            rows += "_"
-        super().__init__(tuple(dict.fromkeys(columns)), {rows: count()}, "update")
+        super().__init__(tuple(dict.fromkeys(columns)), {own_name("rows"): count()}, "update")
 
     def needed_columns(self, after: Columns) -> Columns:
         """What follows needs, and the columns that are compared."""

@@ -28,6 +28,7 @@ from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
 from tidegate.actors.operators.operator import Columns, together
 from tidegate.actors.operators.state.keys import check_owner, key_columns
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.reserved_names import RESERVED_PREFIX
 
 VIEWS_MAX = 63
 """Conditions of one operator: the bits of an int64 without its sign."""
@@ -47,9 +48,7 @@ class DistinctViews(KeyedAggregate):
         self._flags = dict(flags)
         self._dropped = dropped
         # The name says what each bit means: stored bits of other conditions, or in another order, are refused.
-        self._seen = f"seen under {[*flags.values()]}"
-        while self._seen in columns:
-            self._seen += "_"
+        self._seen = f"{RESERVED_PREFIX}seen under {[*flags.values()]}"
         super().__init__(tuple(dict.fromkeys(columns)), {self._seen: count()}, "update")
 
     def needed_columns(self, after: Columns) -> Columns:

@@ -34,9 +34,10 @@ from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.dictionaries import decoded_type
 from tidegate.storage.schemas.one_batch import one_batch
+from tidegate.storage.schemas.reserved_names import own_name
 
 STATE_NAME = "top"
-MOMENT = "top.time_ms"
+MOMENT = own_name("top_time_ms")
 """The column of a stored row that says when it came, by event time. 0 without a time to live."""
 
 N_MAX = 100_000

@@ -51,9 +51,10 @@ from tidegate.actors.operators.windows.window_specs import Clock, Session, Times
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.dictionaries import decoded_type
+from tidegate.storage.schemas.reserved_names import own_name
 from tidegate.storage.state.snapshot import StateTable
 
-START, OUT = "window.start_ms", "window.out"
+START, OUT = own_name("window_start_ms"), own_name("window_out")
 """Of a session that was given: its start, and whether the function has returned a row. `PLACE` is its end."""
 
 Refs = NDArray[np.int64]

@@ -28,6 +28,7 @@ from tidegate.actors.operators.windows.window_specs import Times
 from tidegate.actors.state_backends.common.backend import KeyedBackend
 from tidegate.storage.schemas.dictionaries import decoded_type
 from tidegate.storage.schemas.one_batch import one_batch
+from tidegate.storage.schemas.reserved_names import own_name
 from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
 
 ROWS_STATE = "window rows"
@@ -35,9 +36,9 @@ KEPT_STATE = "window rows kept"
 TOLD_STATE = "window results"
 WAITING, KEPT, TOLD = range(3)
 """The numbers of the tables."""
-PLACE = "window.place_ms"
+PLACE = own_name("window_place_ms")
 _SCANNED_ROWS = 131_072
-_ALL = "window.all"
+_ALL = own_name("all_rows")
 """The key of windows of all rows."""
 
 Numbers = NDArray[np.int64]

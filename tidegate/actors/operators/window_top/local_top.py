@@ -33,10 +33,11 @@ from tidegate.actors.operators.windows.window_specs import Cumulating, DueByWind
 from tidegate.actors.protocol.stream_elements import MIN_WATERMARK_MS
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.dictionaries import decoded_type
+from tidegate.storage.schemas.reserved_names import own_name
 
 _PASSED_BATCHES = 15
 """So many batches pass as they are after one in which comparing did not pay."""
-_END = "end"
+_END = own_name("window_end_ms")
 
 
 class LocalTop(Operator):

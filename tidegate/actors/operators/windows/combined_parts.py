@@ -16,8 +16,9 @@ from tidegate.actors.operators.windows.merged_groups import MergedGroups, codes_
 from tidegate.actors.operators.windows.window_state import WindowState
 from tidegate.actors.state_backends.columnar.columnar_backend import ColumnarBackend
 from tidegate.actors.state_backends.common.backend import VectorTable
+from tidegate.storage.schemas.reserved_names import own_name
 
-_ALL = "all"
+_ALL = own_name("all_rows")
 """The key of windows of all rows."""
 
 Results = tuple[pa.RecordBatch, list[pa.Array]]

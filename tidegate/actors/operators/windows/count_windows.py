@@ -27,11 +27,12 @@ from tidegate.actors.operators.windows.merged_groups import MergedGroups, codes_
 from tidegate.actors.operators.windows.window_operator import WindowOperator
 from tidegate.actors.operators.windows.window_specs import Count
 from tidegate.actors.state_backends.common.backend import ValueSpec
+from tidegate.storage.schemas.reserved_names import own_name
 from tidegate.storage.state.snapshot import Cut, OperatorSnapshot
 
-OPEN = "open_window"
+OPEN = own_name("open_window")
 """The column of the namespace in the state: always 0, a key has one open window."""
-ROWS = "window_rows"
+ROWS = own_name("window_rows")
 """How many rows the open window has: at least one, and fewer than it takes."""
 
 _Numbers = NDArray[np.int64]

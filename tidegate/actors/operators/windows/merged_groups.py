@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from tidegate.actors.kernels.key_index.key_index import KeyIndex
 from tidegate.actors.operators.windows.window_state import Parts, WindowState
 from tidegate.actors.state_backends.columnar.columnar_backend import ColumnarBackend
+from tidegate.storage.schemas.reserved_names import own_name
 
-_SLOT = "slot"
+_SLOT = own_name("slot")
 
 
 class MergedGroups:

@@ -41,12 +41,13 @@ from tidegate.actors.operators.windows.window_state import Parts
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.actors.state_backends.common.backend import ValueSpec
 from tidegate.storage.checkpoints.metadata import StateKind
+from tidegate.storage.schemas.reserved_names import own_name
 from tidegate.storage.state.snapshot import StateTable
 
-NUMBER = "session"
+NUMBER = own_name("session")
 """The column of the namespace: which one it is of the key's sessions."""
-START, END, COUNT = "session_start_ms", "session_end_ms", "sessions"
-OUT = "session_out"
+START, END, COUNT = own_name("session_start_ms"), own_name("session_end_ms"), own_name("sessions")
+OUT = own_name("session_out")
 """Whether what the state holds of the session has come out: 0 or 1. Only where sessions come out more than once."""
 _TIME_MS_END = 1 << 60
 """After every session, and far from the end of 64 bits."""

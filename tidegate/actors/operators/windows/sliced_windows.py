@@ -36,10 +36,11 @@ from tidegate.actors.operators.windows.window_specs import Clock, Cumulating, Sl
 from tidegate.actors.protocol.stream_elements import MIN_WATERMARK_MS
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.one_batch import one_batch
+from tidegate.storage.schemas.reserved_names import own_name
 from tidegate.storage.state.key_groups import key_groups_of
 from tidegate.storage.state.snapshot import StateTable
 
-SLICE = "slice"
+SLICE = own_name("slice")
 """The column of the namespace in the state: `slices.py` says what it means."""
 
 _STEP_ROWS = 4 * OUTPUT_ROWS_MAX

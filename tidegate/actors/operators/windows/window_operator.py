@@ -57,8 +57,7 @@ class WindowOperator(Operator):
         namespace: str,
         extra: Sequence[ValueSpec] = (),
     ) -> None:
-        reserved = (namespace, *(column.name for column in extra))
-        self._rows = WindowRows(tuple(keys), dict(aggregates), time, emit, reserved)
+        self._rows = WindowRows(tuple(keys), dict(aggregates), time, emit)
         self._keys, self._time, self._any_spec = tuple(keys), time, spec
         self._clock = time if isinstance(time, Clock) else None
         self._namespace, self._extra = namespace, tuple(extra)

@@ -39,7 +39,7 @@ _PER_MS = {"ms": 1, "us": 1_000, "ns": 1_000_000}
 
 
 class WindowRows:
-    """The columns of one operator. `reserved` are names that its state needs.
+    """The columns of one operator.
 
     ConfigurationError for no aggregates, a strange `emit`, or names that clash.
     """
@@ -50,7 +50,6 @@ class WindowRows:
         aggregates: Mapping[str, Aggregate],
         time: TimeOf,
         emit: str,
-        reserved: Sequence[str],
     ) -> None:
         self.keys, self.aggregates, self._time = keys, dict(aggregates), time
         if not aggregates:
@@ -58,12 +57,13 @@ class WindowRows:
         if emit not in ("update", "changes", "final"):
             raise ConfigurationError(f'emit must be "update", "changes" or "final", not {emit!r}')
         self._changes = emit == "changes"
-        names = [*keys, *aggregates, WINDOW_START, WINDOW_END, *([CHANGE] if self._changes else [])]
-        doubles = sorted({name for name in names if names.count(name) > 1} | {*keys} & {*reserved})
+        own = (WINDOW_START, WINDOW_END, CHANGE) if self._changes else (WINDOW_START, WINDOW_END)
+        names = [*keys, *aggregates, *own]
+        doubles = sorted({name for name in names if names.count(name) > 1})
         if doubles:
             raise ConfigurationError(
-                f"window: keys and aggregates must have different names, and none may be called {WINDOW_START!r}, "
-                f"{WINDOW_END!r}, nor a key {' or '.join(map(repr, reserved))}; rename {doubles}"
+                f"window: keys and aggregates must have different names, and none may be called one of {own}, because "
+                f"all are columns of the result; rename {doubles}"
             )
 
     @property

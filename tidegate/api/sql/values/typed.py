@@ -17,6 +17,7 @@ from sqlglot import exp
 
 from tidegate.api.sql.text.places import refused
 from tidegate.api.sql.values.types import DIGITS_MAX, calculated, is_float, is_integer, is_number, is_time, named
+from tidegate.storage.schemas.polars_frames import exact_column
 
 _DATE, _TIME = "%Y-%m-%d", "%Y-%m-%d %H:%M:%S%.f"
 _TRUE, _FALSE = ("true", "t", "yes", "y", "1"), ("false", "f", "no", "n", "0")
@@ -61,7 +62,7 @@ def null() -> Typed:
 def column(name: str, data_type: Any) -> Typed:
     """A column of a stream, as it is calculated with."""
     of_kind = calculated(data_type)
-    return Typed(pl.col(name) if of_kind == data_type else pl.col(name).cast(of_kind), of_kind)
+    return Typed(exact_column(name) if of_kind == data_type else exact_column(name).cast(of_kind), of_kind)
 
 
 def as_type(node: exp.Expr, given: Typed, wanted: Any) -> Typed:

@@ -9,7 +9,7 @@ it is understood. No such name can clash, because nothing but the named columns 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol, Self, TypeVar
+from typing import TypeVar
 
 import polars as pl
 import pyarrow as pa
@@ -19,36 +19,11 @@ from tidegate.actors.operators.aggregates.column_expressions import ColumnExpres
 from tidegate.actors.operators.batches.expressions import Select
 from tidegate.actors.operators.batches.projection import columns_read
 from tidegate.api.streams.steps.columns import schema_after
+from tidegate.api.streams.steps.stream_steps import StreamSteps
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.polars_frames import exact_column
 
-
-class Selectable(Protocol):
-    """A stream, as far as it is needed here."""
-
-    @property
-    def schema(self) -> pa.Schema | None:
-        """The columns, if they are known."""
-        ...
-
-    @property
-    def input_parallelism(self) -> int:
-        """Subtasks of the operator before."""
-        ...
-
-    def select(
-        self, *expressions: pl.Expr | str, name: str = ..., uid: str | None = ..., parallelism: int | None = ...
-    ) -> Self:
-        """Keep only these columns."""
-        ...
-
-    def with_columns(
-        self, *expressions: pl.Expr, name: str = ..., uid: str | None = ..., parallelism: int | None = ...
-    ) -> Self:
-        """Add these columns."""
-        ...
-
-
-S = TypeVar("S", bound=Selectable)
+S = TypeVar("S", bound=StreamSteps)
 
 
 def plain_inputs(
@@ -71,12 +46,9 @@ def plain_inputs(
         return stream, dict(aggregates)
     names = list(dict.fromkeys([*kept, *(column for column in used if isinstance(column, str))]))
     computed = _named(expressions, names)
-    selected = stream.select(
-        *names,
-        *(column.expression.alias(computed[column]) for column in expressions),
-        name=f"{name} inputs",
-        uid=None if uid is None else f"{uid}-inputs",
-        parallelism=stream.input_parallelism,
+    columns = [*map(exact_column, names), *(column.expression.alias(computed[column]) for column in expressions)]
+    selected = stream._select(
+        columns, f"{name} inputs", None if uid is None else f"{uid}-inputs", stream.input_parallelism
     )
     return selected, _over(aggregates, computed)
 
@@ -91,11 +63,11 @@ def added_inputs(
     assert stream.schema is not None, "columns that are not known"
     expressions = _expressions(aggregates, stream.schema)
     computed = _named(expressions, stream.schema.names)
-    added = stream.with_columns(
-        *(column.expression.alias(computed[column]) for column in expressions),
-        name=f"{name} inputs",
-        uid=None if uid is None else f"{uid}-inputs",
-        parallelism=stream.input_parallelism,
+    added = stream._with_columns(
+        [column.expression.alias(computed[column]) for column in expressions],
+        f"{name} inputs",
+        None if uid is None else f"{uid}-inputs",
+        stream.input_parallelism,
     )
     return added, _over(aggregates, computed), tuple(computed.values())
 
@@ -106,19 +78,10 @@ def counted_column(aggregate: Aggregate) -> ColumnLike:
     if aggregate.condition is None:
         return aggregate.column
     value, condition = (
-        pl.col(column) if isinstance(column, str) else column.expression
+        exact_column(column) if isinstance(column, str) else column.expression
         for column in (aggregate.column, aggregate.condition)
     )
     return ColumnExpression(pl.when(condition).then(value))
-
-
-def named_expressions(named: Mapping[str, pl.Expr | str], method: str) -> tuple[pl.Expr, ...]:
-    """Expressions that were given by keyword, as in polars: `x=pl.col("y") * 2`, or `x="y"`."""
-    found = []
-    for name, value in named.items():
-        column = column_like(value, f"{method}: {name}=")
-        found.append((pl.col(column) if isinstance(column, str) else column.expression).alias(name))
-    return tuple(found)
 
 
 def key_expressions(

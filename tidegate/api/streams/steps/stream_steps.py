@@ -7,7 +7,7 @@ only adds an operator to the `Program`, and checks what can be checked before th
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
@@ -30,6 +30,7 @@ from tidegate.actors.protocol.side_outputs import OutputTag
 from tidegate.api.program import Program
 from tidegate.api.streams.steps.columns import computed_columns, passed_columns, schema_after, time_after
 from tidegate.api.streams.steps.given import check_function
+from tidegate.api.streams.steps.named_columns import expressions_and_options
 from tidegate.api.streams.steps.slot_options import SlotOptions, resources_of
 from tidegate.api.streams.steps.updating import Updating, after_function
 from tidegate.storage.errors import ConfigurationError
@@ -194,47 +195,76 @@ class StreamSteps:
 
     def with_columns(
         self,
-        *expressions: pl.Expr,
-        name: str = "with_columns",
-        uid: str | None = None,
-        parallelism: int | None = None,
+        *expressions: pl.Expr | Mapping[str, pl.Expr | str],
+        name: str | pl.Expr = "with_columns",
+        uid: str | pl.Expr | None = None,
+        parallelism: int | str | pl.Expr | None = None,
         **named: pl.Expr | str,
     ) -> Self:
         """Add columns computed by polars expressions, or replace those of the same name: `with_columns(x=pl.col("y"))`.
 
-        `name`, `uid` and `parallelism` are those of the step: give a column of such a name by `.alias("name")`.
+        `name`, `uid` and `parallelism` are those of the step. An expression under such a word is a column of that name,
+        and a mapping has columns only: `with_columns({"name": "full_name"})`.
         """
+        given, step = expressions_and_options(
+            "with_columns",
+            expressions,
+            named,
+            {"name": name, "uid": uid, "parallelism": parallelism},
+            {"name": "with_columns", "uid": None, "parallelism": None},
+            self.schema,
+        )
+        return self._with_columns(given, step["name"], step["uid"], step["parallelism"])
+
+    def _with_columns(
+        self,
+        given: Sequence[pl.Expr | str],
+        name: str,
+        uid: str | None,
+        parallelism: int | None,
+        own: Collection[str] = (),
+    ) -> Self:
+        """Add columns. `own` are those among them that are tidegate's own."""
         from tidegate.actors.operators.batches.expressions import WithColumns
 
-        if named:
-            from tidegate.api.streams.steps.aggregate_inputs import named_expressions
-
-            expressions = (*expressions, *named_expressions(named, "with_columns"))
+        expressions: Any = given  # `WithColumns` refuses what is no expression
         schema = schema_after(WithColumns(*expressions), self.schema, name)
         untouched = {column: column for column in self._own_columns() - computed_columns(expressions, self.schema)}
         passed = {**untouched, **passed_columns(expressions, self.schema)}
-        return self._computed(lambda: WithColumns(*expressions), schema, passed, name, uid, parallelism)
+        return self._computed(lambda: WithColumns(*expressions), schema, passed, name, uid, parallelism, own)
 
     def select(
         self,
-        *expressions: pl.Expr | str,
-        name: str = "select",
-        uid: str | None = None,
-        parallelism: int | None = None,
+        *expressions: pl.Expr | str | Mapping[str, pl.Expr | str],
+        name: str | pl.Expr = "select",
+        uid: str | pl.Expr | None = None,
+        parallelism: int | str | pl.Expr | None = None,
         **named: pl.Expr | str,
     ) -> Self:
         """Keep only these columns: names, or polars expressions, also by keyword: `select("k", x=pl.col("y") * 2)`.
 
-        Event time follows its column to another name.
+        `name`, `uid` and `parallelism` are those of the step. An expression under such a word is a column of that name,
+        and a mapping has columns only: `select("id", {"name": "full_name"})`. Event time follows its column to another
+        name.
         """
+        given, step = expressions_and_options(
+            "select",
+            expressions,
+            named,
+            {"name": name, "uid": uid, "parallelism": parallelism},
+            {"name": "select", "uid": None, "parallelism": None},
+            self.schema,
+        )
+        return self._select(given, step["name"], step["uid"], step["parallelism"])
+
+    def _select(
+        self, expressions: Sequence[pl.Expr | str], name: str, uid: str | None, parallelism: int | None
+    ) -> Self:
+        """Keep only these columns."""
         from tidegate.actors.operators.batches.expressions import Select
 
-        if named:
-            from tidegate.api.streams.steps.aggregate_inputs import named_expressions
-
-            expressions = (*expressions, *named_expressions(named, "select"))
         if self._updating is not None:
-            expressions = tuple(self._updating.with_kind(expressions))
+            expressions = self._updating.with_kind(expressions)
         schema = schema_after(Select(*expressions), self.schema, name)
         passed = passed_columns(expressions, self.schema)
         return self._computed(lambda: Select(*expressions), schema, passed, name, uid, parallelism)
@@ -298,10 +328,11 @@ class StreamSteps:
         name: str,
         uid: str | None,
         parallelism: int | None,
+        own: Collection[str] = (),
     ) -> Self:
         """The stream after polars expressions. `passed` maps output columns to the input columns that they copy."""
         updating = None if self._updating is None else self._updating.renamed(repr(name), passed)
-        result = self._then(factory, schema, name, uid, parallelism, updating=updating)
+        result = self._then(factory, schema, name, uid, parallelism, updating=updating, own=own)
         timestamp = time_after(self.timestamp, passed) or result.timestamp
         if timestamp is None and type(self.timestamp) is str:  # a WindowEnd was named by nobody
             said = "%s (uid %r) drops the column of event time, %r: rows after it have no timestamp; keep the column"
@@ -327,12 +358,14 @@ class StreamSteps:
         calls: AsyncFunction | None = None,
         combines: LocalAggregation | None = None,
         former: FormerForm | None = None,
+        own: Collection[str] = (),
     ) -> Self:
         """Add an operator, and return the stream behind it.
 
         An operator that may follow updates is given `updating`, which describes its own rows; one that
         `takes_changes` has inputs by key. To that, and to one that `deletes`, each change must come once. `second` is
-        the other input of an operator that has two. ConfigurationError if the operator may not follow updates.
+        the other input of an operator that has two. `own` are columns of the result that are tidegate's own.
+        ConfigurationError if the operator may not follow updates.
         """
         before = [s._updating for s in ((self,) if second is None else (self, second)) if s._updating is not None]
         for found in before:
@@ -359,6 +392,6 @@ class StreamSteps:
             takes_back=before[0].made_by if before and (takes_changes or deletes) else None,
             former=former,
         )
-        self._program.add_node(node)
+        self._program.add_node(node, own)
         kept = schema is None or self.timestamp in schema.names
         return type(self)(self._program, ((node, None),), (), self.timestamp if kept else None, updating)

@@ -164,7 +164,7 @@ def _explored(
 def _column(tracer: Tracer, field: pa.Field) -> Symbol:
     name, data_type = field.name, field.type
     column = pl.col(name)
-    if name.startswith("^"):  # to polars a pattern
+    if name == "*" or name.startswith("^"):  # to polars a pattern
         return Symbol(tracer, None, column)
     if data_type in _SMALL_INTEGERS:
         return Symbol(tracer, int, column.cast(pl.Int64), lambda of: of[name], name)

@@ -1,0 +1,352 @@
+"""Columns may be called as they like: no name meets a column of the state, of combined rows, or of a table.
+
+Each program runs twice, under plain names and under names that were drawn, with a savepoint in the middle. The rows are
+the same but for their names.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import polars as pl
+import polars.selectors as cs
+import pyarrow as pa
+import pytest
+from local_jobs import NO_RESTART, GatedSource, config, local, opening
+
+import tidegate as tg
+from tidegate.storage.errors import ConfigurationError
+
+NASTY = (
+    *(
+        "slice",
+        "session",
+        "sessions",
+        "session_start_ms",
+        "session_end_ms",
+        "session_out",
+        "open_window",
+        "window_rows",
+    ),
+    *("x.sum", "x.count", "x.mean", "x.m2", "x.seen", "x.by", "x.as_bool", "x.values", "x", "x.sum.decimal(10,2).high"),
+    *("x.decimal(10,2).high", "x.decimal(10,2).low", "x.sum.sum", "x%2Esum", "%", ".", "..", "x.", ".sum", ".count"),
+    *("row.sequence", "join.time_ms", "top.time_ms", "window.place_ms", "window.start_ms", "window.out", "window.all"),
+    *(
+        "kept.seen",
+        "kept.time_ms",
+        "timer.domain",
+        "timer.timestamp_ms",
+        "changes.rows",
+        "ttl.updated_ms",
+        "everything",
+    ),
+    *("everything_", "rows", "all", "slot", "end", "live", "group", "value", "key", "updated_ms", "version", "late"),
+    *("*", "^.*$", "^x$", "latest", "latest.row", "row", "deleted", "tidegate_slice", "tidegate"),
+    *("name", "uid", "parallelism", "emit", "ttl", "ttl_time", "emit_every", "first", "first x", "seen under ['x']"),
+    *("", " ", "größe", "日本", "a`b", 'a"b', "a'b", "a b", "a\nb", "$x", "=x", "literal", "left", "right", "x_right"),
+)
+PLAIN = ("k", "t", "v", "w", "a", "b", "c")
+ROWS, GATE = 40, 22
+
+Names = dict[str, str]
+Stream = Any
+Program = Callable[[Stream, Stream, Names], Stream]
+
+
+class Remembers(tg.ProcessFunction):
+    """Counts the rows of each key, lists their values, and calls itself in event time."""
+
+    def __init__(self, names: Names) -> None:
+        self.names = names
+
+    def open(self, context: tg.RuntimeContext) -> None:
+        """States whose names are columns of tidegate's in other operators."""
+        self.n = context.state(tg.ValueState("row.sequence.", int))
+        self.every = context.state(tg.ListState("timers.", int))
+        self.last = context.state(tg.MapState("value.", str, int))
+
+    def process(self, row: dict[str, Any], context: Any) -> Iterator[dict[str, Any]]:
+        """The number of the row, and what came before it."""
+        n = self.names
+        self.n.update((self.n.value() or 0) + 1)
+        self.every.add(row[n["v"]])
+        self.last.put("v", row[n["v"]])
+        context.timer_service.register_event_time_timer(row[n["t"]] + 300)
+        yield {n["k"]: row[n["k"]], n["a"]: self.n.value(), n["b"]: sum(self.every.get())}
+
+    def on_timer(self, moment: int, context: Any) -> Iterator[dict[str, Any]]:
+        """What the key has by then."""
+        n = self.names
+        yield {**context.current_key, n["a"]: moment, n["b"]: self.last.get("v")}
+
+
+def _column(name: str) -> pl.Expr:
+    """The column of this very name: `pl.col` takes some names for patterns."""
+    return cs.by_name(name).as_expr()
+
+
+def _what(n: Names) -> dict[str, Any]:
+    """Aggregates whose state has several columns, beside one whose state has one."""
+    money = _column(n["v"]).cast(pl.Decimal(10, 2))
+    return {n["a"]: tg.mean(n["v"]), n["b"]: tg.sum(money), n["c"]: tg.last(n["w"], by=n["t"])}
+
+
+def _more(n: Names) -> dict[str, Any]:
+    odd = _column(n["v"]) % 2 == 1
+    return {n["a"]: tg.bool_or(odd), n["b"]: tg.stddev_pop(n["v"]), n["c"]: tg.count().where(odd)}
+
+
+def _distinct(n: Names) -> dict[str, Any]:
+    odd = _column(n["v"]) % 2 == 1
+    return {n["a"]: tg.count_distinct(n["v"]), n["b"]: tg.count_distinct(n["v"]).where(odd), n["c"]: tg.max(n["w"])}
+
+
+def _schema(n: Names) -> pa.Schema:
+    return pa.schema([(n["k"], pa.int64()), (n["a"], pa.int64()), (n["b"], pa.int64())])
+
+
+def _applied(n: Names) -> Callable[[pa.Table], dict[str, Any]]:
+    return lambda rows: {n["a"]: rows.num_rows, n["b"]: sum(rows.column(n["v"]).to_pylist())}
+
+
+def _twice(s: Stream, n: Names) -> Stream:
+    """Changes, and aggregates that take them back."""
+    once = s.key_by(n["k"], n["w"]).aggregate({n["a"]: tg.sum(n["v"]), n["b"]: tg.count()}, emit="changes", uid="once")
+    what = {n["v"]: tg.sum(n["a"]), n["c"]: tg.mean(n["b"]), n["t"]: tg.count()}
+    return once.key_by(n["k"]).aggregate(what, emit="final", uid="twice")
+
+
+_RETURNED = ("a", "b")
+REPLACING = ("expiring", "deduplicate by")
+"""Programs whose rows replace earlier ones of their key."""
+PROGRAMS: dict[str, Program] = {
+    "running": lambda s, o, n: s.key_by(n["k"]).aggregate(_what(n), emit="final", uid="op"),
+    "running more": lambda s, o, n: s.key_by(n["k"]).aggregate(_more(n), emit="final", uid="op"),
+    "distinct": lambda s, o, n: s.key_by(n["k"]).aggregate(_distinct(n), emit="final", uid="op"),
+    "everything": lambda s, o, n: s.aggregate(_what(n), emit="final", uid="op"),
+    "expiring": lambda s, o, n: s.key_by(n["k"]).aggregate({**_what(n), n["c"]: tg.count()}, ttl="1h", uid="op"),
+    "twice": lambda s, o, n: _twice(s, n),
+    "changes of everything": lambda s, o, n: (
+        s.key_by(n["k"])
+        .aggregate({n["a"]: tg.sum(n["v"])}, emit="changes", uid="once")
+        .aggregate({n["b"]: tg.sum(n["a"]), n["c"]: tg.count()}, emit="changes", uid="op")
+    ),
+    "tumbling": lambda s, o, n: s.key_by(n["k"]).window(tg.Tumbling("1s")).aggregate(_what(n), uid="op"),
+    "tumbling distinct": lambda s, o, n: s.key_by(n["k"]).window(tg.Tumbling("1s")).aggregate(_distinct(n), uid="op"),
+    "sliding": lambda s, o, n: s.key_by(n["k"]).window(tg.Sliding("2s", "1s")).aggregate(_more(n), uid="op"),
+    "cumulating": lambda s, o, n: s.key_by(n["k"]).window(tg.Cumulating("1s", "2s")).aggregate(_what(n), uid="op"),
+    "sessions": lambda s, o, n: s.key_by(n["k"]).window(tg.Session("300ms")).aggregate(_what(n), uid="op"),
+    "late sessions": lambda s, o, n: (
+        s.key_by(n["k"]).window(tg.Session("300ms")).allowed_lateness("1h").aggregate(_what(n), uid="op")
+    ),
+    "windows of all": lambda s, o, n: s.window(tg.Tumbling("1s")).aggregate(_what(n), uid="op"),
+    "counts": lambda s, o, n: s.key_by(n["k"]).window(tg.Count(3)).aggregate(_what(n), uid="op"),
+    "apply": lambda s, o, n: (
+        s.key_by(n["k"])
+        .window(tg.Tumbling("1s"))
+        .apply(_applied(n), schema=pa.schema([(n[role], pa.int64()) for role in _RETURNED]), uid="op")
+    ),
+    "apply to sessions": lambda s, o, n: (
+        s.key_by(n["k"])
+        .window(tg.Session("300ms"))
+        .allowed_lateness("1h")
+        .apply(_applied(n), schema=pa.schema([(n[role], pa.int64()) for role in _RETURNED]), uid="op")
+    ),
+    "apply to all": lambda s, o, n: s.window(tg.Tumbling("1s")).apply(
+        _applied(n), schema=pa.schema([(n[role], pa.int64()) for role in _RETURNED]), uid="op"
+    ),
+    "top of windows": lambda s, o, n: (
+        s.key_by(n["k"]).window(tg.Tumbling("1s")).top_n(2, by=n["v"], rank=n["a"], uid="op")
+    ),
+    "top": lambda s, o, n: s.key_by(n["k"]).top_n(2, by=[n["v"], n["t"]], rank=n["a"], ttl="1h", uid="op"),
+    "deduplicate": lambda s, o, n: s.key_by(n["k"], n["w"]).deduplicate(uid="op"),
+    "deduplicate by": lambda s, o, n: s.key_by(n["k"]).deduplicate(n["v"], keep="last", ttl="1h", uid="op"),
+    "process": lambda s, o, n: s.key_by(n["k"]).process(Remembers(n), schema=_schema(n), uid="op"),
+    "join": lambda s, o, n: s.join(o, on=n["k"], ttl="1h", uid="op"),
+    "left join": lambda s, o, n: s.join(o, on=n["k"], how="left", uid="op"),
+    "join of windows": lambda s, o, n: s.join(o, on=n["k"], window=tg.Tumbling("1s"), how="full", uid="op"),
+    "interval join": lambda s, o, n: s.interval_join(o, on=n["k"], between=("-1s", "1s"), uid="op"),
+    "join as of": lambda s, o, n: s.join_asof(o, on=n["k"], uid="op"),
+    "map": lambda s, o, n: s.map(
+        lambda row: {n["k"]: row[n["k"]], n["a"]: row[n["v"]] + 1, n["b"]: row[n["t"]]}, schema=_schema(n), uid="op"
+    ),
+    "filter": lambda s, o, n: s.filter(lambda row: row[n["v"]] > 3, uid="op"),
+    "select": lambda s, o, n: s.select({n["a"]: n["v"], n["b"]: n["t"]}, uid="op"),
+}
+
+
+def _run(kind: str, names: Names, folder: Path) -> list[tuple[Any, ...]]:
+    """Rows of the result, in an order of their own."""
+    program = PROGRAMS[kind]
+    path: str | None = None
+    for part in range(2):
+        with opening(GatedSource(ROWS, gates=[GATE])) as source, local(2, 9) as env:
+            rows = env.from_source(source, uid="rows")
+            at = pl.col("x") * 100
+            text = pl.format("w{}", pl.col("x") % 3)
+            columns = {names["k"]: pl.col("k") % 3, names["t"]: at, names["v"]: pl.col("x") % 7, names["w"]: text}
+            left = rows.select(columns, uid="left").assign_timestamps(names["t"], uid="times")
+            other = env.from_batches(
+                pa.table({names["k"]: [0, 1, 1], names["a"]: [500, 900, 2_700], names["v"]: [7, 8, 9]}),
+                timestamp=names["a"],
+                uid="other",
+            )
+            made = program(left, other, names)
+            found = made.collect(uid="found")
+            job = env.execute("names", checkpoints=config(folder / "checkpoints"), restart=NO_RESTART, restore=path)
+            if part == 0:
+                source.await_gate(GATE)
+                path = job.stop(savepoint=str(folder / "savepoints"))
+                continue
+            source.open_all()
+            assert job.wait("4min") == "finished"
+            return sorted(_settled(found.to_arrow(), keyed_by=1 if kind in REPLACING else 0), key=repr)
+    raise AssertionError("unreachable")
+
+
+def _settled(table: pa.Table, keyed_by: int) -> list[tuple[Any, ...]]:
+    """Rows that count in the end: changes are added up, and of updates the newest row of each key is taken."""
+    rows = [tuple(map(_comparable, row)) for row in zip(*(c.to_pylist() for c in table.columns), strict=True)]
+    if table.column_names[-1] == "row_kind":
+        counts = Counter[tuple[Any, ...]]()
+        for *row, row_kind in rows:
+            counts[tuple(row)] += 1 if row_kind in ("+I", "+U") else -1
+        assert min(counts.values()) >= 0
+        return [*counts.elements()]
+    return list({row[:keyed_by]: row for row in rows}.values()) if keyed_by else rows
+
+
+def _comparable(value: Any) -> Any:
+    return round(value, 9) if isinstance(value, float) else str(value) if isinstance(value, Decimal) else value
+
+
+def _drawn(random: Random) -> Names:
+    return dict(zip(PLAIN, random.sample(NASTY, len(PLAIN)), strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", sorted(PROGRAMS))
+def test_any_names_give_the_same_rows(kind: str, tmp_path: Path) -> None:
+    """Under names that were drawn the rows are those under plain names."""
+    random = Random(kind)
+    expected = _run(kind, dict(zip(PLAIN, PLAIN, strict=True)), tmp_path / "plain")
+    assert expected
+    for number in range(4):
+        names = _drawn(random)
+        assert _run(kind, names, tmp_path / str(number)) == expected, names
+
+
+WINDOW_NAMES = (
+    "slice",
+    "session",
+    "sessions",
+    "session_end_ms",
+    "open_window",
+    "price.sum",
+    "price.count",
+    "name",
+    "emit",
+)
+SPECS = {"tumbling": tg.Tumbling("1d"), "session": tg.Session("1d"), "count": tg.Count(2)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", SPECS)
+def test_aggregates_and_keys_of_windows_may_be_called_as_columns_of_the_state(spec: str) -> None:
+    """They were written over columns of the state, and the other way round."""
+    for name in WINDOW_NAMES:
+        table = pa.table({"k": [1, 1], "t": [0, 1], "v": [1, 3]})
+        with local(1) as env:
+            rows = env.from_batches(table, timestamp="t")
+            what = {"price": tg.mean("v"), name: tg.max("v")}
+            found = rows.key_by("k").window(SPECS[spec]).aggregate(what).collect()
+            keyed = rows.select({name: "k", "t": "t", "v": "v"}).key_by(name)
+            by_name = keyed.window(SPECS[spec]).aggregate(price=tg.mean("v")).collect()
+            env.execute("windows").wait("4min")
+        (row,), (other,) = found.to_arrow().to_pylist(), by_name.to_arrow().to_pylist()
+        assert (row["price"], row[name]) == (2.0, 3)
+        assert (other["price"], other[name]) == (2.0, 1)
+
+
+@pytest.mark.parametrize("name", ["sessions", "session_end_ms", "price.sum"])
+def test_a_query_names_its_columns_freely(name: str) -> None:
+    """SQL makes the same steps."""
+    with local(1) as env:
+        env.create_temporary_view(
+            "r", env.from_batches(pa.table({"k": [1, 1], "t": [0, 1], "v": [1, 3]}), timestamp="t")
+        )
+        found = env.sql(
+            f"SELECT k, AVG(v) AS price, SUM(v) AS `{name}` FROM TABLE(SESSION(TABLE r PARTITION BY k, DESCRIPTOR(t), "
+            "INTERVAL '1' SECOND)) GROUP BY k, window_start, window_end"
+        ).collect()
+        env.execute("query").wait("4min")
+    assert found.to_arrow().to_pylist() == [{"k": 1, "price": 2.0, name: 4}]
+
+
+@pytest.mark.parametrize("key", ["*", "latest", "row", "^x$"])
+def test_keys_of_upserts_are_called_freely(key: str, tmp_path: Path) -> None:
+    """The newest row of each key is read."""
+    with local(1, 2) as env:
+        rows = env.from_batches(pa.table({"x": [1, 2, 1], "v": [1, 2, 3]}), splits=1).select({key: "x", "v": "v"})
+        table = rows.to_table(tmp_path / "table", mode="upsert", keys=[key])
+        env.execute("upserts", checkpoints=config(tmp_path / "checkpoints")).wait("4min")
+    assert sorted(map(tuple, map(dict.values, table.to_arrow().to_pylist()))) == [(1, 3), (2, 2)]
+
+
+def test_a_column_that_is_called_as_a_pattern_is_one_column() -> None:
+    """Functions get it, and a name by keyword is never taken for a pattern."""
+    with local(1) as env:
+        rows = env.from_batches(pa.table({"k": [1], "*": [2]}))
+        added = rows.map(lambda row: {"y": row["*"] + 1}, schema=pa.schema({"y": pa.int64()})).collect()
+        kept = rows.filter(lambda row: row["*"] > 1).collect()
+        copied = rows.select("k", y="*").collect()
+        summed = rows.key_by("k").aggregate(y=tg.sum(cs.by_name("*").as_expr() * 2), emit="final").collect()
+        with pytest.raises(ConfigurationError, match=r"select\('\*'\) may be all columns, or the one"):
+            rows.select("*")
+        env.execute("pattern").wait("4min")
+    assert added.to_arrow().to_pylist() == [{"y": 3}]
+    assert kept.to_arrow().to_pylist() == [{"k": 1, "*": 2}]
+    assert copied.to_arrow().to_pylist() == [{"k": 1, "y": 2}]
+    assert summed.to_arrow().to_pylist() == [{"k": 1, "y": 4}]
+
+
+@pytest.mark.parametrize("name", ["_tidegate_slice", "_tidegate_x.sum", "_tidegate_everything", "_tidegate_combined"])
+def test_names_of_the_engine_are_refused_wherever_they_come_in(name: str) -> None:
+    """Also where columns are known only when the job runs."""
+    with local(1) as env:
+        rows = env.from_batches(pa.table({"k": [1], "t": [0], "v": [2]}), timestamp="t")
+        unknown = rows.map_batches(lambda batch: batch)
+        refused: list[Callable[[], object]] = [
+            lambda: env.from_batches(pa.table({name: [1]})),
+            lambda: rows.select({name: "v"}),
+            lambda: rows.with_columns(pl.col("v").alias(name)),
+            lambda: rows.map(lambda row: row, schema=pa.schema([(name, pa.int64())])),
+            lambda: rows.key_by((pl.col("v") + 1).alias(name)),
+            lambda: unknown.key_by(name),
+            lambda: unknown.key_by("k").aggregate({name: tg.count()}),
+            lambda: unknown.aggregate({name: tg.count()}),
+            lambda: rows.key_by("k").aggregate({name: tg.count()}, ttl="1h"),
+            lambda: rows.key_by("k").window(tg.Session("1h")).aggregate({name: tg.count()}),
+            lambda: rows.key_by("k").top_n(1, by="v", rank=name),
+            lambda: rows.aggregate(n=tg.count()).with_columns(pl.lit(1).alias(name)),
+        ]
+        for step in refused:
+            with pytest.raises(ConfigurationError, match=r"names that begin with '_tidegate_' are tidegate's own"):
+                step()
+
+
+def test_a_column_that_a_result_would_have_twice_is_refused() -> None:
+    """Keys, bounds and aggregates are columns of one row."""
+    with local(1) as env:
+        keyed = env.from_batches(pa.table({"k": [1], "t": [0]}), timestamp="t").key_by("k")
+        with pytest.raises(ConfigurationError, match=r"all are columns of the result; used twice: \['k'\]"):
+            keyed.aggregate(k=tg.count())
+        with pytest.raises(ConfigurationError, match=r"all are columns of the result; rename \['window_end'\]"):
+            keyed.window(tg.Tumbling("1h")).aggregate(window_end=tg.count())
+        with pytest.raises(ConfigurationError, match=r"all are columns of the result; rename \['row_kind'\]"):
+            keyed.window(tg.Session("1h")).aggregate(row_kind=tg.count(), emit="changes")
