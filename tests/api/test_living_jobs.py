@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,9 +13,10 @@ from command_line import CommandRunner
 from local_jobs import NO_RESTART, GatedSource, config, finish, local, numbers
 
 import tidegate as tg
-from tidegate.api.submission.job_names import await_end
+from tidegate.api.submission import job_names
+from tidegate.api.submission.job_names import await_end, name_taken
 from tidegate.cli import app
-from tidegate.storage.checkpoints.lease import CLOCKS_DIFFER_MS_MAX, Lease, read_lease, write_lease
+from tidegate.storage.checkpoints.lease import CLOCKS_DIFFER_MS_MAX, Lease, delete_lease, read_lease, write_lease
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import JobId
 from tidegate.storage.process_id import ProcessId, this_process
@@ -137,18 +139,20 @@ class Waiting:
         if self._then and self.slept > 3:
             write_lease(self._store, self._then.pop(0))
 
-    def await_end(self, name: str = "job", clock_ms: int | None = None) -> None:
+    def await_end(self, name: str = "job", clock_ms: int | None = None, asker: JobId | None = None) -> bool:
         """Look at the one job that there is."""
-        await_end(
+        return await_end(
             self._store,
             JOB,
             name,
+            asker=asker,
             clock=lambda: self.now_ms if clock_ms is None else clock_ms,
             monotonic=lambda: self.now_ms / 1000,
             sleep=self.sleep,
         )
 
 
+WAIT_S = 240.0
 JOB = JobId("job-12345678")
 ELSEWHERE = Lease(JOB, "job", ProcessId("another host", "another place", 1, "5"), "token", 1_000_000, 1_000)
 
@@ -188,6 +192,59 @@ def test_a_job_of_another_machine_that_gives_a_sign_of_life_is_left_alone(tmp_pa
         Waiting(
             store, *[replace(orphan, renewals=n, renewed_at_ms=1_000_000 + 200 * n) for n in range(1, 1_000)]
         ).await_end()
+
+
+@pytest.mark.parametrize("drivers", [2, 4])
+def test_of_drivers_that_start_a_name_at_the_same_moment_one_wins(
+    drivers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has written its lease before any of them looks; the others are refused, and leave nothing."""
+    monkeypatch.setattr(job_names, "LOOK_AGAIN_S", 0.0)
+    all_ask, all_know = threading.Barrier(drivers), threading.Barrier(drivers)
+    ids = [JobId(f"job-{number}") for number in range(drivers)]
+
+    def start(job_id: JobId) -> str:
+        store = open_store(str(tmp_path))
+        first_look = store.list
+
+        def look(prefix: str) -> list[str]:
+            store.list = first_look  # type: ignore[method-assign]
+            all_ask.wait(WAIT_S)
+            return first_look(prefix)
+
+        store.list = look  # type: ignore[method-assign]
+        try:
+            with name_taken(store, "job", job_id, "job-", 30_000) as keeper:
+                all_know.wait(WAIT_S)
+                keeper.abandon()
+                return "won"
+        except tg.ConfigurationError as error:
+            all_know.wait(WAIT_S)
+            return str(error)
+
+    with ThreadPoolExecutor(drivers) as pool:
+        ends = list(pool.map(start, ids))
+    assert ends[0] == "won"
+    for end in ends[1:]:
+        assert "a job named 'job' is being started at this moment: job-" in end
+    assert [path.parent.name for path in tmp_path.rglob("lease")] == ["job-0"]
+
+
+def test_a_name_that_was_taken_meanwhile_is_refused(tmp_path: Path) -> None:
+    """Of two that ask, the one with the higher id had looked before the other one asked: that one is refused."""
+    store = open_store(str(tmp_path))
+    asking = replace(ELSEWHERE, asking=True)
+    write_lease(store, asking)
+    taken = Waiting(store, replace(asking.renewed(1_000_700), asking=False))
+    with pytest.raises(tg.ConfigurationError, match="a job named 'job' is running already"):
+        taken.await_end(asker=JobId("job-0"))
+    assert taken.slept > 3
+
+    write_lease(store, asking)
+    silent = Waiting(store)
+    assert silent.await_end(asker=JobId("job-0")), "its process was lost, and its lease expires"
+    delete_lease(store, JOB)
+    assert not Waiting(store).await_end(asker=JobId("job-0"))
 
 
 def test_a_job_that_cannot_start_a_thread_leaves_nothing_that_lives(

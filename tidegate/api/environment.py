@@ -39,6 +39,7 @@ from tidegate.recovery.restart_strategy import RestartStrategy, default_strategy
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.extras import need
 from tidegate.storage.files.create_check import check_conditional_create
+from tidegate.storage.files.file_system_store import check_outlives_ray
 from tidegate.storage.files.store import OpenStore
 from tidegate.web.options import WebOptions
 
@@ -288,9 +289,13 @@ class StreamEnvironment(Topologies):
         check_changes_come_once(nodes, config)
         combining = combining_mode(local_aggregation, settings.local_aggregation)
         graph, former_nodes = self._graph(nodes, combining), in_former_form(nodes)
+        check_outlives_ray(store.url, "the checkpoints of the job")
+        for table in self._program.tables:
+            check_outlives_ray(table.url, "a table of the job")
         urls = [store.url, *(table.url for table in self._program.tables)]
         if config.savepoints is not None:
             urls.append(self.open_store(config.savepoints).url)
+            check_outlives_ray(urls[-1], "savepoints of the job")
         self._runtime.check(graph, urls)
         if detached:
             self._runtime.check_detached(name, urls)

@@ -18,7 +18,7 @@ from tidegate.recovery.checkpoints import CheckpointSummary, list_checkpoints
 from tidegate.storage.checkpoints.event_log import EventLog
 from tidegate.storage.checkpoints.metadata import SavepointFormat, SnapshotKind
 from tidegate.storage.errors import ConfigurationError, JobFailedError, JobTimeoutError
-from tidegate.storage.files.file_system_store import open_store
+from tidegate.storage.files.file_system_store import check_outlives_ray, open_store
 from tidegate.storage.files.store import OpenStore
 from tidegate.storage.ids import JobId
 from tidegate.storage.units import parse_duration_ms
@@ -157,7 +157,9 @@ class Job:
                 f"{call}: where is the savepoint to be written? Name a folder with the call, or set "
                 "state.savepoints.dir (CheckpointConfig(savepoints=...))"
             )
-        return self._open_store(location(folder, call)).url
+        url = self._open_store(location(folder, call)).url
+        check_outlives_ray(url, "the savepoint")
+        return url
 
     def statistics(self) -> CheckpointStatistics:
         """Statistics of the job's checkpoints over all its attempts: counts, history, summary, and the newest one."""

@@ -4,8 +4,10 @@ Rules:
 
 - Leases say which jobs live. A job whose processes are known to be gone is over at once. If nothing can be known of
   them from here, it is waited for, until its lease expires or is renewed.
-- A new job takes its own lease before it looks at the others. So of two that are submitted at the same moment at least
-  one sees the other; both may be refused.
+- A new job writes a lease that asks for the name before it looks at the others, and takes the name by that lease once
+  it has looked without having to wait. So of two that ask at the same moment at least one sees the other.
+- Of those that ask, the one with the lowest id has precedence. The others are refused. It waits until each of them has
+  withdrawn, or has taken the name because it had looked before. So one of them gets the name, and never two.
 - No job is evicted: the one that is refused is told of the one that lives.
 """
 
@@ -39,12 +41,12 @@ def name_taken(store: Store, name: str, job_id: JobId, prefix: str, lease_ms: in
     left of the lease. Raises ConfigurationError while another job of the name lives, CorruptionError for a lease that
     cannot be read, StorageError.
     """
-    keeper = LeaseKeeper(store, job_id, name, lease_ms, own=False)
+    keeper = LeaseKeeper(store, job_id, name, lease_ms, own=False, asking=True)
     keeper.start()
     try:
-        for other in sorted(store.list("")):
-            if other != job_id and other.startswith(prefix):
-                await_end(store, JobId(other), name)
+        while _await_others(store, name, job_id, prefix):
+            pass  # Whoever has asked meanwhile has not been looked at.
+        keeper.take()
         yield keeper
     except BaseException:
         keeper.abandon()
@@ -55,23 +57,33 @@ def name_taken(store: Store, name: str, job_id: JobId, prefix: str, lease_ms: in
         raise
 
 
+def _await_others(store: Store, name: str, job_id: JobId, prefix: str) -> bool:
+    """Look at every other job of the name. Returns whether one of them had to be waited for."""
+    others = [JobId(other) for other in sorted(store.list("")) if other != job_id and other.startswith(prefix)]
+    waited = [await_end(store, other, name, asker=job_id) for other in others]
+    return any(waited)
+
+
 def await_end(
     store: Store,
     job_id: JobId,
     name: str,
     *,
+    asker: JobId | None = None,
     clock: Callable[[], int] = now_ms,
     monotonic: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], object] = time.sleep,
-) -> None:
-    """Wait until a job is dead; return at once if that is known, or the job has another name.
+) -> bool:
+    """Wait until a job is dead, or asks for its name no longer. Returns whether it had to be waited for.
 
-    Raises ConfigurationError when it is alive, CorruptionError for a lease that cannot be read, StorageError.
+    Returns False at once where the job is known to be dead, and where it has another name. `asker`: the job that asks
+    for the name, if one does. Raises ConfigurationError when the job is alive, CorruptionError for a lease that cannot
+    be read, StorageError.
     """
     first = _read(store, job_id)
     if first is None or first.job_name != name:
-        return
-    lease = first
+        return False
+    lease, waited = first, False
     limit_s = (first.lease_ms + CLOCKS_DIFFER_MS_MAX) / 1000
     began_s = heard_s = monotonic()
     told = False
@@ -79,18 +91,25 @@ def await_end(
         life = life_of(lease, clock())
         # Or it was not renewed for its whole time, by the monotonic clock, which nobody can set.
         if life is Life.DEAD or monotonic() > heard_s + limit_s:
-            return
+            return waited
+        withdraws = lease.asking and asker is not None and asker < lease.job_id
+        if lease.asking and not withdraws:
+            raise _refusal(store, lease, clock())
         # Without its driver the job is ended by Ray; until then it may renew its lease.
         dying = lease.driver is not None and is_there(lease.driver) is False
         renewed = lease.renewals > first.renewals
-        if life is Life.ALIVE or (renewed and not dying) or monotonic() > began_s + DYING_LEASES_MAX * limit_s:
+        lives = not withdraws and (life is Life.ALIVE or (renewed and not dying))
+        if lives or monotonic() > began_s + DYING_LEASES_MAX * limit_s:
             raise _refusal(store, lease, clock())
         if not told:
             told = True
             log.info("job %s may be alive: it is waited for, until its lease expires in %.0f s", job_id, limit_s)
         sleep(LOOK_AGAIN_S)
+        waited = True
         found = _read(store, job_id)
-        if found is not None and found.renewals != lease.renewals:
+        if found is None:
+            return True
+        if found.renewals != lease.renewals:
             lease, heard_s = found, monotonic()
 
 
@@ -104,6 +123,11 @@ def _read(store: Store, job_id: JobId) -> Lease | None:
 
 
 def _refusal(store: Store, lease: Lease, at_ms: int) -> ConfigurationError:
+    if lease.asking:
+        return ConfigurationError(
+            f"a job named {lease.job_name!r} is being started at this moment: {lease.job_id}, by {lease.holder}. Give "
+            "this one another name, or look whether that one runs"
+        )
     ago_s = max(0, at_ms - lease.renewed_at_ms) / 1000
     return ConfigurationError(
         f"a job named {lease.job_name!r} is running already: {lease.job_id}, of {lease.holder}, which gave a sign "

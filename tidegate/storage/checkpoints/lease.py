@@ -32,7 +32,7 @@ LEASE_MS_DEFAULT = 30_000
 RENEWALS_A_LEASE = 3
 CLOCKS_DIFFER_MS_MAX = 10_000
 """How far the clock of a reader may be from that of the writer: an expired lease counts for so much longer."""
-LEASE_VERSION = 1
+LEASE_VERSION = 2
 _LAST_MS = 253_402_300_799_000
 """The last second of the year 9999, beyond which calendars do not go."""
 _MAGIC = b"TGLEASE"
@@ -49,7 +49,8 @@ class Lease:
     """What a living job writes, again and again. `renewals` counts, so that a renewal shows whatever clocks say.
 
     `holder` is the process that renews it. A `driver` has started the holder elsewhere and starts it again when it is
-    lost, as long as it lives itself. `token` names one holder among several in one process.
+    lost, as long as it lives itself. `token` names one holder among several in one process. `asking`: a driver asks
+    for the name with it, and has not been given it yet.
     """
 
     job_id: JobId
@@ -61,6 +62,7 @@ class Lease:
     renewals: int = 0
     driver: ProcessId | None = None
     ended: bool = False
+    asking: bool = False
 
     @property
     def counts_until_ms(self) -> int:

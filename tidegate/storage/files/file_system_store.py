@@ -26,6 +26,7 @@ from tidegate.storage.files.store import Buffer
 
 TIMEOUT_MS_DEFAULT = 60_000
 WRITE_TIMEOUT_MS_DEFAULT = 600_000
+_RAY_COPIES = "/runtime_resources/working_dir_files/"
 _HINTS = {
     errno.ENOSPC: "; free some space there, or give another folder",
     errno.EDQUOT: "; free some space there, or raise the quota",
@@ -180,6 +181,21 @@ def open_store(url: str | os.PathLike[str], **options: object) -> FileSystemStor
     scheme or a wrong option.
     """
     return FileSystemStore(os.path.expanduser(os.fspath(url)), **options)
+
+
+def check_outlives_ray(url: str, what: str) -> None:
+    """Raise ConfigurationError for a local folder that Ray deletes, to which `what` is to be written.
+
+    A program of `ray job submit --working-dir`, and every process of a runtime environment with a `working_dir`, runs
+    in a copy of that folder below Ray's session. Ray deletes the copy when nothing runs in it any more, and a changed
+    program is another copy. A relative path leads there.
+    """
+    path = local_path(url)
+    if path is not None and _RAY_COPIES in f"{os.path.abspath(path)}/":
+        raise ConfigurationError(
+            f"{what} would be written to {os.path.abspath(path)}, which is inside the copy of the working_dir that Ray "
+            "deletes after the job: give an absolute path of a folder that all nodes share, or s3://bucket/prefix"
+        )
 
 
 def join_url(root: str, path: str) -> str:

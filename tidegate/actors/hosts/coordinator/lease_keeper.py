@@ -10,6 +10,7 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 
 from tidegate.actors.hosts.job_context import JobContext
 from tidegate.storage.checkpoints.lease import RENEWALS_A_LEASE, Lease, hold, let_go, read_lease, write_lease
@@ -29,7 +30,8 @@ class LeaseKeeper:
     """Keeps one job's lease from `start` to `end` or `abandon`.
 
     `driver`: the process that starts this one again if it is lost. `own`: no other process goes on with the lease, so
-    within this one it is known at once when nobody renews it any more.
+    within this one it is known at once when nobody renews it any more. `asking`: the lease asks for the name of the
+    job, until `take`.
     """
 
     def __init__(
@@ -41,11 +43,15 @@ class LeaseKeeper:
         driver: ProcessId | None = None,
         clock: Callable[[], int] = now_ms,
         own: bool = True,
+        asking: bool = False,
     ) -> None:
         self._store = store
         self._clock = clock
         self._token = uuid.uuid4().hex if own else ""
-        self._lease = Lease(job_id, job_name, this_process(), self._token, clock(), lease_ms, driver=driver)
+        self._lease = Lease(
+            job_id, job_name, this_process(), self._token, clock(), lease_ms, driver=driver, asking=asking
+        )
+        self._renewing = threading.Lock()
         self._renewed = True
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"tidegate-lease-{job_id}", daemon=True)
@@ -71,6 +77,12 @@ class LeaseKeeper:
         except RuntimeError:
             self.end()
             raise
+
+    def take(self) -> None:
+        """The name is the job's: the lease asks for it no longer. Raises StorageError where that cannot be written."""
+        with self._renewing:
+            self._lease = replace(self._lease.renewed(self._clock()), asking=False)
+            write_lease(self._store, self._lease)
 
     def end(self) -> None:
         """The job is over, and says so. Nothing more follows; may be called again."""
@@ -99,6 +111,10 @@ class LeaseKeeper:
             self._renew()
 
     def _renew(self) -> None:
+        with self._renewing:
+            self._renew_alone()
+
+    def _renew_alone(self) -> None:
         self._lease = self._lease.renewed(self._clock())
         try:
             write_lease(self._store, self._lease)
