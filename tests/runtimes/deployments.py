@@ -65,6 +65,10 @@ class Staff:
         free = sum(node not in avoided for node in nodes.values())
         return sum(self._members[task].is_on(avoided) for task in tasks) > self.spare + free
 
+    def starts_in_bundles(self, tasks: Collection[TaskId], avoided: Container[str]) -> bool:
+        """Whether some are to be replaced."""
+        return self.options.placement is not None and any(self._members[task].dead for task in tasks)
+
     def is_kept(self, member: Member) -> bool:
         """All are."""
         return True

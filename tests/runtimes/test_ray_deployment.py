@@ -206,6 +206,21 @@ def test_an_attempt_begins_when_it_is_known_where_slots_are_free(monkeypatch: py
     deployed.deployment.close()
 
 
+def test_an_attempt_that_starts_processes_asks_first_where_slots_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray knows that a node is lost: the bundles there have none, and nothing is in doubt."""
+    said, where = threading.Event(), {1: "far"}
+    monkeypatch.setattr(attempt_supervisor, "nodes_of", lambda placement: said.wait(TIMEOUT_S) and where)
+    deployed = Deployed(SlotPlacement(cast(PlacementGroup, None), (0, 1)))
+    for member in started(deployed):
+        member.dead = True
+    deployed.deployment.deploy(do.DeployAttempt(SECOND, None))
+    assert _orders(deployed) == 1
+    said.set()
+    until("the second attempt", lambda: _orders(deployed) == 2)
+    assert (deployed.staff.avoided, deployed.staff.nodes) == (frozenset(), where)
+    deployed.deployment.close()
+
+
 def test_an_attempt_starts_nothing_on_a_node_from_which_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was started there waited for the link, and failed with the node: two restarts for one cut."""
     probe: Future[None] = Future()

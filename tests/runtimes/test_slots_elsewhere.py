@@ -57,6 +57,10 @@ class SomeFleet(Fleet):
     """A fleet whose new processes are noted: the bundle, and the share of a processor."""
 
     made: list[tuple[int | None, float]]
+    killed: list[Member]
+
+    def kill(self, member: Member) -> None:
+        self.killed.append(member)
 
     def _create(self, name: str, slot: Slot, spare: bool = False, avoided: Collection[str] = ()) -> Member:
         self.made.append((slot.bundle, slot.takes.cpus))
@@ -67,7 +71,7 @@ def fleet(bundles: tuple[int, ...], spare: str | None = None) -> SomeFleet:
     """A source and a sink in the first slot, which is on north; and a spare process on some node."""
     options = FleetOptions("job", "namespace", SlotPlacement(cast(PlacementGroup, None), bundles), 0, 1, open_store)
     some = SomeFleet(source_to_sink()[1], None, None, options, lambda action: action())
-    some.made = []
+    some.made, some.killed = [], []
     north = ProcessInfo(1, "north")
     some.members = {task: Member(str(task), None, bundles[0], Future(), north) for task in (SOURCE, SINK)}
     if spare is not None:
@@ -86,6 +90,53 @@ def test_a_job_with_a_free_slot_elsewhere_does_not_wait_for_ray() -> None:
     taken = some.staff(BOTH, NORTH, NODES)
     assert some.made == [(1, 0.0), (1, 0.0)]
     assert [member.bundle for member in taken.values()] == [1, 1]
+
+
+LEFT = {1: "south"}
+"""Where bundles are when Ray knows that north is lost: those that were there have no node."""
+
+
+def test_a_task_whose_bundle_has_lost_its_node_takes_a_free_slot() -> None:
+    """Nothing is in doubt any more. In its own bundle it would wait for room that another node has to make."""
+    some = fleet((0, 1))
+    for member in some.members.values():
+        member.dead = True
+    assert some.starts_in_bundles(BOTH, ())
+    assert [member.bundle for member in some.staff(BOTH, (), LEFT).values()] == [1, 1]
+    assert some.made == [(1, 0.0), (1, 0.0)]
+
+
+def test_a_task_that_waits_in_a_bundle_without_a_node_is_moved_once_a_slot_is_free() -> None:
+    """Where none is free it goes on waiting for room; one in a bundle that has a node is only slow to start."""
+    for bundles, nodes, moved in (((0, 1), LEFT, True), ((0,), LEFT, False), ((0, 1), NODES, False)):
+        some = fleet(bundles)
+        before = dict(some.members)
+        for member in before.values():
+            member.info = None
+        assert some.starts_in_bundles(BOTH, ())
+        taken = some.staff(BOTH, (), nodes)
+        assert [taken[task] is not before[task] for task in BOTH] == [moved, moved]
+        assert some.killed == ([before[task] for task in BOTH] if moved else [])
+
+
+def test_no_spare_process_waits_in_a_bundle_without_a_node() -> None:
+    """One that does is ended, and the next one starts where it can."""
+    some = fleet((0, 1))
+    (waiting,) = some._standbys = [Member("spare", None, 0, Future())]
+    some.staff(BOTH, (), LEFT)
+    assert (some.killed, some._standbys) == ([waiting], [])
+    some.refill()
+    assert some.made == [(1, 0.0)]
+
+
+def test_ray_is_asked_only_where_processes_start_in_bundles() -> None:
+    """Not where all have started, nor where spare processes take over."""
+    some = fleet((0, 1), spare="south")
+    assert not some.starts_in_bundles(BOTH, ())
+    some.members[SOURCE].dead = True
+    assert not some.starts_in_bundles(BOTH, ())
+    some.members[SINK].dead = True
+    assert some.starts_in_bundles(BOTH, ())
 
 
 def test_a_task_that_has_died_elsewhere_keeps_its_slot() -> None:
@@ -142,7 +193,8 @@ class Asked:
         Pool.made = []
         self.answers: list[Mapping[int, str] | Exception] = []
         self.known = 0
-        self.bundles = BundleNodes(cast(Mailbox, LaterMailbox()), self._look, self._tell)
+        self.mailbox = LaterMailbox()
+        self.bundles = BundleNodes(cast(Mailbox, self.mailbox), self._look, self._tell)
 
     def _look(self) -> Mapping[int, str]:
         answer = self.answers.pop(0)
@@ -192,7 +244,22 @@ def test_an_attempt_waits_on_where_ray_does_not_say(monkeypatch: pytest.MonkeyPa
     asked = Asked(monkeypatch)
     asked.bundles.ask(NORTH)
     asked.answer(RaySystemError("no answer"))
-    assert (asked.bundles.nodes, asked.known) == ({}, 0)
+    assert (asked.bundles.nodes, asked.known) == ({}, 1)
+
+
+def test_ray_is_asked_once_for_each_attempt_that_starts_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing needs to be in doubt. An attempt does not wait for an answer for long."""
+    asked = Asked(monkeypatch)
+    for attempt in (0, 0, 1):
+        asked.bundles.ask(frozenset(), attempt)
+        assert not asked.bundles.settled
+    asked.answer(NODES)
+    assert not asked.bundles.settled, "bundles may have moved since the attempt before"
+    asked.answer({1: "south"})
+    assert (asked.bundles.settled, asked.bundles.nodes, asked.known) == (True, {1: "south"}, 1)
+    asked.bundles.ask(frozenset(), 2)
+    asked.mailbox.pass_time()
+    assert (asked.bundles.settled, asked.bundles.nodes, asked.known) == (True, {}, 2)
 
 
 def test_bundles_without_a_node_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

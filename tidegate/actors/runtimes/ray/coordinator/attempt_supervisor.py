@@ -145,7 +145,10 @@ class AttemptSupervisor:
         tasks = self._fleet.graph.tasks() if self._due.tasks is None else self._due.tasks
         doubtful = self._lost_nodes.doubtful
         if self._bundles is not None:
-            self._bundles.ask(doubtful)
+            starts = self._fleet.starts_in_bundles(tasks, doubtful)
+            self._bundles.ask(doubtful, self._due.attempt if starts else None)
+            if starts and not doubtful and not self._bundles.settled:
+                return
         if self._fleet.lacks(tasks, doubtful, self._nodes):
             log.warning("attempt %d waits until Ray knows whether nodes are lost", self._due.attempt)
             return

@@ -12,8 +12,8 @@ Rules:
 - A standby that has started may follow a task: it is told of each checkpoint, holds the state, and takes that task over
   (`state_follower.py`). The coordinator's decisions know nothing of it.
 - Nodes that may be lost are avoided (`lost_nodes.py`): where nothing is reserved, processes start on others, else in
-  free slots of the reservation on others (`slots_elsewhere.py`). That a standby went with its node says nothing about
-  standbys.
+  free slots of the reservation on others (`slots_elsewhere.py`), as do those whose bundle has lost its node. That a
+  standby went with its node says nothing about standbys.
 - A process that was given up counts as dead from that moment on. One in doubt gets no task (`heartbeats.py`), nor does
   one to which a call broke until it has answered (`lost_nodes.py`).
 - All actors are detached: they outlive the coordinator's process, and its successor finds them (`inheritance.py`). A
@@ -96,6 +96,8 @@ class Fleet:
     _standby_failures: int = 0
     _newest: dict[TaskId, RestorePoint] = field(default_factory=dict)
     """The newest checkpoint of each task that is followed."""
+    _nodes: Nodes = field(default_factory=dict)
+    """The node of each bundle that has one, as it was known at the last deployment; empty if unknown."""
     _closed: bool = False
     _told_of_start: bool = False
     """Whether the log says that processes are not forked."""
@@ -153,13 +155,30 @@ class Fleet:
         reserved = self.options.placement is not None
         return bool(avoided) and must_wait(len(common), own, spare, reserved=reserved)
 
+    def starts_in_bundles(self, tasks: Collection[TaskId], avoided: Collection[str]) -> bool:
+        """Whether processes for some of these tasks must start, or are starting, in bundles of the common slots."""
+        common = [task for task in tasks if not self.slots.of(task).own and not self._has_started(task, avoided)]
+        ready = sum(m.fit and m.info is not None and not m.is_on(avoided) for m in self._standbys)
+        return self.options.placement is not None and len(common) > ready
+
     def staff(
         self, tasks: Collection[TaskId], avoided: Collection[str] = (), nodes: Nodes = NOWHERE
     ) -> dict[TaskId, Member]:
-        """A living process for each of these tasks, on none of the nodes to be avoided; returns those of all."""
+        """A living process for each of these tasks, on none of the nodes to be avoided; returns those of all.
+
+        `nodes`: where bundles are, empty if unknown. A process that waits in a bundle without a node is replaced where
+        the reservation has a free slot.
+        """
         labels = vertex_labels(self.graph)
+        self._nodes = nodes
+        self._end_homeless_standbys()
         lost = [task for task in tasks if self._is_lost(task, avoided)]
-        elsewhere = self._elsewhere(lost, avoided, nodes)
+        waiting = [task for task in tasks if task not in lost and self._is_homeless(self.members[task])]
+        elsewhere = self._elsewhere([*lost, *waiting], avoided, nodes)
+        for task in waiting:
+            if task.subtask in elsewhere:
+                self.kill(self.members[task])
+                lost.append(task)
         for task in lost:
             parallelism = self.graph.vertex(task.vertex).parallelism
             name = f"{labels[task.vertex]} ({task.subtask + 1}/{parallelism})"
@@ -170,6 +189,20 @@ class Fleet:
             self.members[task] = standby or self._create(name, there, avoided=avoided)
         return dict(self.members)
 
+    def _has_started(self, task: TaskId, avoided: Container[str]) -> bool:
+        return not self._is_lost(task, avoided) and self.members[task].info is not None
+
+    def _is_homeless(self, member: Member) -> bool:
+        """Whether a process waits in a bundle that has no node."""
+        in_bundle = member.info is None and member.bundle is not None
+        return in_bundle and bool(self._nodes) and member.bundle not in self._nodes
+
+    def _end_homeless_standbys(self) -> None:
+        """End those that cannot start. While one starts no other one is begun."""
+        for member in [m for m in self._standbys if self._is_homeless(m)]:
+            self._standbys.remove(member)
+            self.kill(member)
+
     def _is_lost(self, task: TaskId, avoided: Container[str]) -> bool:
         """Whether a task needs another process."""
         member = self.members.get(task)
@@ -177,7 +210,7 @@ class Fleet:
 
     def _elsewhere(self, lost: Iterable[TaskId], avoided: Collection[str], nodes: Nodes) -> dict[int, int]:
         """For each subtask of these tasks the bundle that its common slot has for now, where there is one."""
-        if not avoided or not nodes:
+        if not nodes:
             return {}
         slots = {task.subtask: bundle for task in lost if (bundle := self.slots.of(task).bundle) is not None}
         there = {(task.subtask, m.bundle) for task, m in self.members.items() if not self._is_lost(task, avoided)}
@@ -338,5 +371,5 @@ class Fleet:
 
     def _next_bundle(self) -> int | None:
         """Where the next standby belongs."""
-        bundles = self.slots.bundles
+        bundles = [bundle for bundle in self.slots.bundles if bundle in self._nodes] or self.slots.bundles
         return next_bundle(bundles, places_of(self.members.values()), places_of(self._standbys)) if bundles else None

@@ -1,7 +1,8 @@
-"""Which bundle a slot's processes start in while nodes are to be avoided. Pure.
+"""Which bundle a slot's processes start in while nodes are to be avoided, or bundles have no node. Pure.
 
 A job waits for Ray's word on a node that may be lost, some 15 s, because the bundles there cannot be used before that.
-It need not where its reservation has slots to spare on nodes that live. Rules:
+When Ray knows that the node is lost its bundles have no node until there is room on another one. In neither case does
+a job wait where its reservation has slots to spare on nodes that live. Rules:
 
 - A slot keeps its bundle where that is on a node which is not avoided: its other processes may be there, and copies.
 - Else it gets a free slot of a bundle on such a node. Of several bundles the one with the most free slots.
