@@ -12,6 +12,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from local_jobs import NO_RESTART, GatedSource, config, local, opening
 from waiting import until
@@ -91,6 +92,25 @@ def test_a_job_is_asked_saved_and_stopped(tmp_path: Path, capfd: pytest.CaptureF
         assert kinds == ["SYNC_SAVEPOINT", "SAVEPOINT"]
     with pytest.raises(urllib.error.URLError):
         asked(url + "/jobs")
+
+
+def test_a_job_that_is_over_keeps_its_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that ended before the server looked at all, and behind many others: as long as the environment lives."""
+    from tidegate.actors.runtimes.local import local_runtime
+
+    monkeypatch.setattr(local_runtime, "ENDED_MAX", 2)
+    with local(1) as env:
+        ids = []
+        for number in range(4):
+            env.from_batches(pa.table({"x": [1]})).to_table(str(tmp_path / f"table-{number}"))
+            job = env.execute(f"short-{number}", checkpoints=config(tmp_path), restart=NO_RESTART)
+            assert job.wait("4min") == "finished"
+            ids.append(str(job.job_id))
+            del job
+        url = env.serve_web(port=0)
+        until("the jobs", lambda: asked(f"{url}/jobs")["jobs"])
+        assert {each["id"] for each in asked(f"{url}/jobs")["jobs"]} == {*ids[1:]}
+        assert asked(f"{url}/jobs/{ids[-1]}")["state"] == "FINISHED"
 
 
 def test_a_failure_is_told_with_its_cause_and_its_recovery(tmp_path: Path) -> None:

@@ -29,8 +29,10 @@ class WebAccess:
         if self.url is not None:
             return self.url
         need("serve_web", "web")
-        here = isinstance(self._runtime, LocalRuntime)
-        self.url = self._serve_here(options) if here else self._serve_on_ray(options)
+        if isinstance(self._runtime, LocalRuntime):
+            self.url = self._serve_here(options, self._runtime)
+        else:
+            self.url = self._serve_on_ray(options)
         _, where = find_token()
         print(f"tidegate: jobs are shown at {self.url} (token for changes: {where})", file=sys.stderr)
         return self.url
@@ -45,11 +47,11 @@ class WebAccess:
         if server is not None:
             server.stop()
 
-    def _serve_here(self, options: WebOptions) -> str:
+    def _serve_here(self, options: WebOptions, runtime: LocalRuntime) -> str:
         from tidegate.web.jobs_in_process import LocalJobs
         from tidegate.web.server import WebServer
 
-        self._server = WebServer(LocalJobs(), options, digest_of(find_token()[0]))
+        self._server = WebServer(LocalJobs(runtime.ended), options, digest_of(find_token()[0]))
         return self._server.url
 
     def _serve_on_ray(self, options: WebOptions) -> str:

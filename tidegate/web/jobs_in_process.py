@@ -7,7 +7,7 @@ as a stop, has its answer in the look that shows the end: later nobody answers.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 
@@ -32,20 +32,29 @@ END_WAIT_S = 10.0
 class LocalJobs:
     """All jobs of this process (a `Jobs`)."""
 
-    def __init__(self) -> None:
+    def __init__(self, ended: Callable[[], Sequence[LocalJob]] = lambda: ()) -> None:
+        """`ended` returns jobs that are over and are to be shown although no look may have seen them run."""
+        self._ended = ended
         self._known: dict[JobId, LocalJob] = {}
         """Those that a look has found, until one has seen their end."""
+        self._told: set[JobId] = set()
+        """Jobs whose end a look has told of."""
         self._answers: dict[str, tuple[JobId, Future[Answer]]] = {}
         self._requests = ThreadPoolExecutor(REQUEST_THREADS, "tidegate-web-request")
 
     def look(self, questions: Mapping[JobId, Question]) -> Look:
         """See `Jobs`."""
+        # A short job may have ended before the first look: its page is there as long as the environment is.
+        ended = {job.card.job_id: job for job in self._ended()}
+        self._told &= ended.keys()
+        self._known |= {job_id: job for job_id, job in ended.items() if job_id not in self._told}
         self._known |= {job.card.job_id: job for job in jobs_here()}
         snapshots = []
         for job_id, job in list(self._known.items()):
             over = job.over
             if over:
                 del self._known[job_id]
+                self._told.add(job_id)
             snapshot = _snapshot(job, questions.get(job_id, Question()).known)
             over = over or snapshot.status.terminal
             snapshots.append(replace(snapshot, answers=self._answers_of(job_id, END_WAIT_S if over else 0.0)))

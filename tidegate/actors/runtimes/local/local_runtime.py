@@ -17,6 +17,8 @@ from tidegate.storage.files.store import OpenStore
 log = logging.getLogger(__name__)
 
 STOP_WAIT_S = 30
+ENDED_MAX = 20
+"""Jobs that are over and stay known, so that their pages do: the newest of them."""
 
 
 class LocalRuntime:
@@ -47,7 +49,14 @@ class LocalRuntime:
         job = LocalJob(submission, self.open_store)
         job.start()
         self._jobs.append(job)
+        ended = self.ended()
+        dropped = {id(each) for each in ended[: max(0, len(ended) - ENDED_MAX)]}
+        self._jobs = [each for each in self._jobs if id(each) not in dropped]
         return job
+
+    def ended(self) -> list[LocalJob]:
+        """Returns the newest jobs of this runtime that are over, oldest first; about `ENDED_MAX` of them are kept."""
+        return [job for job in list(self._jobs) if job.over]
 
     def overviews(self) -> list[tuple[str, JobOverview | None]]:
         """The jobs of this process, of all its environments."""
