@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -103,6 +104,24 @@ def test_an_outage_of_each_kind_of_file_is_survived(
     assert sum(table.to_arrow()["n"].to_pylist()) == ROWS
     assert "cannot be reached (the endpoint does not answer" in caplog.text
     assert "can be reached again, after" in caplog.text
+
+
+@pytest.mark.parametrize("what", ["/events/", "/_metadata", "/chk-", "_tidegate/log/", "data/"])
+def test_a_job_reports_what_storage_it_waits_for(tmp_path: Path, what: str) -> None:
+    """What, since when, and why: for as long as the outage lasts, whichever part of the job meets it."""
+    storage = Storage("No space left on device")
+    with opening(GatedSource(ROWS, gates=[30])) as source:
+        job, _ = started(source, tmp_path, storage, interval="10ms")
+        source.await_gate(30)
+        assert job.progress().waits_for is None
+        storage.fails[what] = 1_000_000_000
+        source.open_gate(30)
+        until("a word of the outage", lambda: job.progress().waits_for, lambda: job.progress())
+        waits_for = str(job.metrics()["waits_for"])
+        storage.fails.clear()
+        assert job.wait(f"{WAIT_S}s") == "finished"
+    assert re.search(r", which has failed for \d+ s: .*No space left on device", waits_for)
+    assert job.progress().waits_for is None
 
 
 def test_savepoints_and_deletions_survive_an_outage_as_everything_else_does(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from tidegate.actors.protocol.failure_reasons import bounded_text
+
 log = logging.getLogger(__name__)
 
 WARNING_MS = 60_000
@@ -25,6 +27,17 @@ class OutageNotes:
         self._monotonic_ms = monotonic_ms
         self._since_ms: int | None = None
         self._warned_ms = 0
+        self._error = ""
+
+    @property
+    def waits_for(self) -> str | None:
+        """What is waited for, since when, and the newest error; None while it can be reached. From any thread."""
+        since_ms = self._since_ms
+        if since_ms is None:
+            return None
+        return (
+            f"{self._what}, which cannot be reached since {(self._monotonic_ms() - since_ms) // 1000} s: {self._error}"
+        )
 
     @property
     def away(self) -> bool:
@@ -33,7 +46,7 @@ class OutageNotes:
 
     def failed(self, error: object, meanwhile: str) -> int:
         """It has failed once more; returns for how many ms it has."""
-        now_ms = self._monotonic_ms()
+        now_ms, self._error = self._monotonic_ms(), bounded_text(str(error))
         if self._since_ms is None:
             self._since_ms = self._warned_ms = now_ms
             log.log(self._level, "%s cannot be reached (%s); %s", self._what, error, meanwhile)

@@ -107,7 +107,7 @@ class JobProgress:
     adoptions: int = 0
     """How often the tasks that ran have gone on under the new one."""
     waits_for: str | None = None
-    """What the cluster lacks that the job needs, such as room for its processes after the loss of a node."""
+    """What the job waits for: room in the cluster, or storage that does not answer, with the time since when."""
     standbys_ready: int = 0
     """Spare processes that have started, and take over at once."""
     standbys_starting: int = 0

@@ -6,7 +6,7 @@ before. Totals begin with the attempt.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from tidegate.actors.graph.job_graph import JobGraph
@@ -48,6 +48,8 @@ class SubtaskMetrics:
     """What the functions of the user count of themselves."""
     alignment_drift_ms: int | None = None
     """How far a source is ahead of the slowest member of its watermark group; None where that is not known."""
+    waits_for: str | None = None
+    """What storage it waits for, since when, and the newest error; None if it waits for none."""
 
     @property
     def at_rest(self) -> SubtaskMetrics:
@@ -64,6 +66,7 @@ class SubtaskMetrics:
             is_back_pressured=False,
             queued_bytes=0,
             alignment_drift_ms=None if self.alignment_drift_ms is None else 0,
+            waits_for=None,
         )
 
 
@@ -136,6 +139,11 @@ def vertices_of(
         )
         for vertex in graph.vertices
     )
+
+
+def waits_of(vertices: Iterable[VertexMetrics]) -> str | None:
+    """Returns what storage the first task waits for that waits, or None if no task does."""
+    return next((each.waits_for for vertex in vertices for each in vertex.subtasks if each.waits_for), None)
 
 
 def _least(watermarks_ms: list[int | None], expected: int) -> int | None:

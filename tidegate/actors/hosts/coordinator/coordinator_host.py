@@ -153,6 +153,12 @@ class CoordinatorHost:
         """Whether the log says that this incarnation has taken over. From any thread."""
         return self._log.in_charge
 
+    @property
+    def waits_for(self) -> str | None:
+        """What storage the coordinator waits for, and since when; None if it waits for none. From any thread."""
+        notes = (self._log, self._metadata_notes, self._state_notes, self._table_notes, self._start_notes)
+        return next((found for each in notes if (found := each.waits_for) is not None), None)
+
     def start(self) -> None:
         """Take over: the first thing a generation logs is that it exists."""
         self.handle(ev.CoordinatorStarted(self._port.now_ms(), self.generation))

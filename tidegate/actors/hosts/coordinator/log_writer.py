@@ -107,6 +107,11 @@ class LogWriter:
         """Whether the storage of the log does not answer."""
         return self._notes.away
 
+    @property
+    def waits_for(self) -> str | None:
+        """What is waited for while the storage of the log does not answer. From any thread."""
+        return self._notes.waits_for
+
     def append(
         self,
         events: tuple[CoordinatorEvent, ...],

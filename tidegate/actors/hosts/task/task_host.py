@@ -63,6 +63,8 @@ class TaskHost:
         self.times = WorkTimes(port.monotonic_ms())
         self._last_turn_ms = self._turn_over_ms = 0
         self._pid = os.getpid()
+        self._outages: list[OutageNotes] = []
+        """Those of I/O that is under way and that the task cannot do without. Changed on threads of I/O as well."""
         self._at_ms = 0
         """What time it was for the machine at the last event: a timer is that far from being due."""
 
@@ -70,6 +72,11 @@ class TaskHost:
     def finished(self) -> bool:
         """Whether the task is over."""
         return self.machine.status is TaskStatus.FINISHED
+
+    @property
+    def waits_for(self) -> str | None:
+        """What storage the task waits for, and since when; None if it waits for none. From any thread."""
+        return next((found for each in list(self._outages) if (found := each.waits_for) is not None), None)
 
     def restore(self, restore: RestorePoint | None) -> None:
         """Begin the task's life."""
@@ -124,6 +131,7 @@ class TaskHost:
         """Run I/O that the task cannot do without, again and again for as long as an outage of storage may last."""
         port, limit_ms = self._port, self._effects.storage_outage_ms
         notes = OutageNotes(f"storage of {self.machine.descriptor.task}", port.monotonic_ms)
+        self._outages.append(notes)
 
         def attempt(number: int) -> None:
             def tried() -> ev.TaskEvent | TryAgain | None:
@@ -135,6 +143,7 @@ class TaskHost:
                     pause = min(pause_ms(FIRST_PAUSE_MS, number), limit_ms - away_ms)
                     return TryAgain(pause, lambda: attempt(number + 1))
                 notes.worked()
+                self._outages.remove(notes)
                 return event
 
             port.run_io(tried)

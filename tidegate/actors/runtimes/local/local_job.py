@@ -148,7 +148,9 @@ class LocalJob:
         rows_in: dict[str, int] = {}
         for task, host in list(self._tasks.items()):
             rows_in[task.vertex] = rows_in.get(task.vertex, 0) + host.rows_in
-        return progress_of(self.coordinator.machine.state, rows_in)
+        waiting = (self.coordinator.waits_for, *(host.waits_for for host in list(self._tasks.values())))
+        waits_for = next((each for each in waiting if each is not None), None)
+        return replace(progress_of(self.coordinator.machine.state, rows_in), waits_for=waits_for)
 
     def wait(self, timeout_s: float | None) -> JobProgress | None:
         """Wait for a terminal status."""

@@ -39,6 +39,7 @@ class TaskTotals:
     states: tuple[tuple[str, StateSize], ...] = ()
     user: tuple[UserMetric, ...] = ()
     alignment_drift_ms: int | None = None
+    waits_for: str | None = None
 
     @staticmethod
     def of(host: TaskHost, at_ms: int) -> TaskTotals:
@@ -63,6 +64,7 @@ class TaskTotals:
             machine.chain.state_sizes,
             machine.chain.user_metrics,
             None if alignment is None else alignment.drift_ms,
+            host.waits_for,
         )
 
 
@@ -106,6 +108,7 @@ class TaskMeter:
             now.states,
             now.user,
             now.alignment_drift_ms,
+            now.waits_for,
         )
 
 

@@ -62,7 +62,7 @@ from tidegate.actors.runtimes.running_job import (
     answers_of,
     progress_of,
 )
-from tidegate.actors.runtimes.vertex_metrics import SubtaskMetrics, VertexMetrics
+from tidegate.actors.runtimes.vertex_metrics import SubtaskMetrics, VertexMetrics, waits_of
 from tidegate.actors.task.messages import events as task_ev
 from tidegate.storage.checkpoints.event_log import EventLog
 from tidegate.storage.checkpoints.metadata import SavepointFormat, SnapshotKind
@@ -245,7 +245,7 @@ class CoordinatorProcess(Shown):
         deployment, (ready, starting) = self._deployment, self._deployment.standbys()
         return replace(
             progress_of(state, self._reports.rows_in(state)),
-            waits_for=deployment.waits_for(),
+            waits_for=deployment.waits_for() or host.waits_for or waits_of(self._reports.vertices(host)),
             suspect_nodes=deployment.suspect_nodes,
             standbys_ready=ready,
             standbys_starting=starting,
