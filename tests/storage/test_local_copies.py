@@ -130,9 +130,9 @@ def test_an_abort_as_a_copy_begins_is_no_failure(
 
     monkeypatch.setattr(node_folder, "make_inside", made)
     write(copies, primary, ONE, "f")
-    write(copies, primary, ONE, "g")
     for abort in node.aborts:
         abort.join()
+    write(copies, primary, ONE, "g")
 
     assert (caplog.records, len(node.aborts), copies.size_bytes) == ([], 1, 0)
     assert files_in(folder) == {}

@@ -35,9 +35,7 @@ class OutageNotes:
         since_ms = self._since_ms
         if since_ms is None:
             return None
-        return (
-            f"{self._what}, which cannot be reached since {(self._monotonic_ms() - since_ms) // 1000} s: {self._error}"
-        )
+        return f"{self._what}, which has failed for {(self._monotonic_ms() - since_ms) // 1000} s: {self._error}"
 
     @property
     def away(self) -> bool:

@@ -73,6 +73,8 @@ GLANCE_S = 0.5
 """How long a call that only looks waits for the job's thread."""
 CLOSE_WAIT_S = 10.0
 """How long the end of a job waits for I/O of its coordinator that is under way."""
+WAIT_SLICE_S = 1.0
+"""A caller waits in slices: a signal that arrives just before a thread blocks is handled only when it wakes up."""
 LEAVE_WAIT_S = 2.0
 """How long the end of the driver waits for jobs that still run to let go."""
 
@@ -154,10 +156,14 @@ class LocalJob:
 
     def wait(self, timeout_s: float | None) -> JobProgress | None:
         """Wait for a terminal status."""
-        try:
-            return self._done.result(timeout_s)
-        except TimeoutError:
-            return None
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            left_s = WAIT_SLICE_S if deadline_s is None else deadline_s - time.monotonic()
+            try:
+                return self._done.result(max(0.0, min(left_s, WAIT_SLICE_S)))
+            except TimeoutError:
+                if left_s <= 0:
+                    return None
 
     def cancel(self) -> None:
         """Ask for cancellation."""
