@@ -12,7 +12,7 @@ from local_jobs import NO_RESTART, config, local
 from waiting import until
 
 import tidegate as tg
-from tidegate.actors.sources.files.file_source import FolderSource
+from tidegate.actors.sources.files.file_source import FileForm, FolderSource
 from tidegate.actors.sources.files.patterns import FilePattern
 from tidegate.storage.files.file_system import FileInfo
 from tidegate.testing import Faults, simulate
@@ -99,7 +99,7 @@ def test_a_damaged_file_ends_the_job_with_its_name(tmp_path: Path) -> None:
         ({"splits": 3}, "leave splits out"),
         ({"discover": "10s", "splits": 0}, "both must be positive"),
         ({"discover": 0}, "both must be positive"),
-        ({"on_error": "ignore"}, "'fail' or 'skip'"),
+        ({"bad_rows": "ignore"}, "one of 'fail', 'skip', 'side'"),
     ],
 )
 def test_wrong_settings_are_refused(tmp_path: Path, settings: dict[str, object], named: str) -> None:
@@ -160,7 +160,7 @@ def test_no_fault_loses_or_repeats_a_file(tmp_path: Path, seed: int) -> None:
     def build(env: tg.StreamEnvironment) -> None:
         growing = Growing(pattern.folder, pattern.expression)
         ticks = iter(range(10**9))
-        source = EndingFolder(growing, "parquet", SCHEMA, 1, 10**9, 3, clock=lambda: next(ticks), files=12)
+        source = EndingFolder(growing, FileForm(SCHEMA), SCHEMA, 1, 10**9, 3, clock=lambda: next(ticks), files=12)
         env.from_source(source, parallelism=2).key_by("x").aggregate(n=tg.count(), emit="final").to_table("sim://out")
 
     report = simulate(build, seed=seed, faults=Faults(crash=0.05, coordinator_crash=0.01, storage=0.03, delay="0..1s"))

@@ -137,7 +137,7 @@ def test_files_in_folders_of_values_are_read_as_spark_reads_them(raydp_session: 
         frame = spark.read.schema(columns).parquet(str(url))
         return sorted((found.asDict() for found in frame.collect()), key=lambda found: int(found["x"]))
 
-    files = source_of_files(f"{written}/**/*.parquet", None, None, None, None, skip=False, partitions=by)
+    files = source_of_files(f"{written}/**/*.parquet", partitions=by)
     for source, url in ((files, written), (DeltaSource.open(str(delta)), delta)):
         assert sorted(check_source(source), key=lambda found: int(str(found["x"]))) == of_spark(url) == data
 

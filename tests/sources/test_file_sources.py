@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 from source_contract import check_source
 
-from tidegate.actors.sources.files.file_source import FolderSource, source_of_files
+from tidegate.actors.sources.bad_rows import BadRows
+from tidegate.actors.sources.files.file_source import FileForm, FolderSource, source_of_files
 from tidegate.actors.sources.files.open_file import UnreadableFileError
 from tidegate.actors.sources.files.patterns import FilePattern
 from tidegate.actors.sources.source import ReadResult, Source, SourceReader, SourceSplit
@@ -59,15 +60,15 @@ class Clock:
         return self.now_ms
 
 
-def folder(pattern: str, *, lanes: int = 1, age_ms: int = 7 * DAY_MS, skip: bool = False) -> FolderSource:
+def folder(pattern: str, *, lanes: int = 1, age_ms: int = 7 * DAY_MS, bad_rows: BadRows = "fail") -> FolderSource:
     """A folder that is looked at again whenever a split has nothing."""
-    return FolderSource(FilePattern.of(pattern), "parquet", SCHEMA, 10, age_ms, lanes, skip, Clock())
+    form = FileForm(SCHEMA, bad_rows=bad_rows)
+    return FolderSource(FilePattern.of(pattern), form, SCHEMA, 10, age_ms, lanes, Clock())
 
 
 def bounded(pattern: str, **more: object) -> Source:
     """The files that are there now."""
-    settings = {"kind": None, "schema": None, "columns": None, "folder": None, "skip": False, **more}
-    return source_of_files(pattern, **settings)  # type: ignore[arg-type]
+    return source_of_files(pattern, **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".csv", ".json", ".csv.gz", ".jsonl.gz"])
@@ -147,7 +148,7 @@ class Reading:
 
     def once(self, rows_max: int) -> list[object]:
         """What the next reads give, until one gives something."""
-        for _ in range(3):
+        for _ in range(5):
             result: ReadResult = self.reader.read(self.split, self.offset, rows_max)
             if result.payload is not None:
                 self.split = replace(self.split, payload=result.payload)
@@ -220,9 +221,9 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     for number in (2, 3, 4):
         reading = Reading(folder(f"{tmp_path}/[1{number}].parquet"))
         assert reading.once(10) == [1]
-        with pytest.raises(UnreadableFileError, match=rf"{number}\.parquet cannot be read: .*on_error"):
+        with pytest.raises(UnreadableFileError, match=rf"{number}\.parquet cannot be read: .*bad_rows"):
             reading.more()
-    assert Reading(folder(f"{tmp_path}/", skip=True)).more() == [1, 5]
+    assert Reading(folder(f"{tmp_path}/", bad_rows="skip")).more() == [1, 5]
 
 
 def test_a_file_that_goes_before_it_is_read_is_left_out_and_later_it_is_an_error(tmp_path: Path) -> None:
@@ -252,7 +253,7 @@ def test_only_wanted_columns_come_with_the_types_of_the_schema(tmp_path: Path) -
     [
         ("*.parquet", {}, "no file matches;"),
         ("*.parquet", {"folder": lambda *_: None}, "no file matches yet, so give the schema"),
-        ("*.txt", {"schema": SCHEMA, "folder": lambda *_: None}, "the name does not tell the format"),
+        ("*.dat", {"schema": SCHEMA, "folder": lambda *_: None}, "the name does not tell the format"),
         ("*", {"kind": "avro"}, "format='avro' is none of"),
         ("*.csv", {"schema": SCHEMA, "columns": ["z"], "folder": lambda *_: None}, r"columns=\['z'\]; choose among"),
     ],

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from source_contract import check_source
 
-from tidegate.actors.sources.files.file_source import FilesSource, FolderSource, source_of_files
+from tidegate.actors.sources.files.file_source import FileForm, FilesSource, FolderSource, source_of_files
 from tidegate.actors.sources.files.hive_folders import folder_values
 from tidegate.actors.sources.files.patterns import FilePattern
 from tidegate.storage.errors import ConfigurationError
@@ -29,7 +29,7 @@ def test_values_come_from_folders(tmp_path: Path, kind: str) -> None:
         path.parent.mkdir(parents=True)
         table = ROWS.append_column("hour", pa.array([7, 8])) if number else ROWS
         (pq.write_table if kind == "parquet" else pa_csv.write_csv)(table, path)
-    source = source_of_files(f"{tmp_path}/**/*.{kind}", None, None, None, None, skip=False, partitions=BY)
+    source = source_of_files(f"{tmp_path}/**/*.{kind}", partitions=BY)
     assert isinstance(source, FilesSource)
     expected = [
         {"x": x, "day": dt.date(2013, 1, day), "shop": shop, "hour": day}
@@ -48,7 +48,7 @@ def test_another_writer_s_folders_are_read(tmp_path: Path) -> None:
     partitioning = pa_dataset.partitioning(pa.schema([("shop", pa.string())]), flavor="hive")
     pa_dataset.write_dataset(table, tmp_path, format="parquet", partitioning=partitioning)
     by = pa.schema([("shop", pa.string())])
-    source = source_of_files(f"{tmp_path}/**/*.parquet", None, None, None, None, skip=False, partitions=by)
+    source = source_of_files(f"{tmp_path}/**/*.parquet", partitions=by)
     assert sorted(check_source(source), key=lambda row: row["x"]) == table.to_pylist()  # type: ignore[arg-type, return-value]
 
 
@@ -59,7 +59,7 @@ def test_a_folder_that_grows_has_them_too(tmp_path: Path) -> None:
         pq.write_table(ROWS, tmp_path / f"hour={hour}" / "a.parquet")
     schema, by = pa.schema([("x", pa.int64()), ("hour", pa.int32())]), pa.schema([("hour", pa.int32())])
     pattern = FilePattern.of(f"{tmp_path}/**/*.parquet")
-    source = FolderSource(pattern, "parquet", schema, 10, 10**9, 1, partitions=by)
+    source = FolderSource(pattern, FileForm(schema, partitions=by), schema, 10, 10**9, 1)
     rows = check_source(source)
     assert sorted((row["hour"], row["x"]) for row in rows) == [(1, 1), (1, 2), (2, 1), (2, 2)]
 
@@ -71,6 +71,6 @@ def test_a_file_elsewhere_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"day=tomorrow is no date32"):
         folder_values("day=tomorrow/shop=a/hour=1/x.csv", BY)
     pq.write_table(ROWS, tmp_path / "a.parquet")
-    source = source_of_files(f"{tmp_path}/*.parquet", None, None, None, None, skip=False, partitions=BY)
+    source = source_of_files(f"{tmp_path}/*.parquet", partitions=BY)
     with pytest.raises(ConfigurationError, match="is in no folder"):
         source.splits()

@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tidegate.actors.sources.files.lanes import FileAt
-from tidegate.actors.sources.files.open_file import OF_FILES, OpenFile, UnreadableFileError, difference_of
+from tidegate.actors.sources.files.open_file import OF_FILES, OpenFile, OpenText, UnreadableFileError, difference_of
+from tidegate.actors.sources.files.text_rows import TextFormat
 from tidegate.storage.files.file_system import FileInfo
 from tidegate.storage.files.file_system_store import FileSystemStore
 
@@ -34,7 +35,7 @@ def parquet(first: int) -> bytes:
 
 def opened(store: FileSystemStore, file: FileAt) -> OpenFile:
     """The file, as it was taken."""
-    return OpenFile(store, file, OF_FILES, "parquet", SCHEMA)
+    return OpenFile(store, file, OF_FILES, SCHEMA)
 
 
 @pytest.mark.parametrize("kind", ["local", "s3"])
@@ -74,15 +75,16 @@ def test_a_file_that_is_written_into_is_another_one(local_store: FileSystemStore
 def test_a_file_that_grows_behind_the_last_row_that_was_read_is_another_one(local_store: FileSystemStore) -> None:
     """All of it had been read at once: only a look behind its last row can tell."""
     local_store.write("a.csv", [b"x\n0\n1\n2\n"])
-    file = OpenFile(local_store, FileAt.of(local_store.info("a.csv")), OF_FILES, "csv", SCHEMA)
-    assert file.read(0, 2) is not None
+    file = OpenText(local_store, FileAt.of(local_store.info("a.csv")), OF_FILES, TextFormat("csv"), SCHEMA)
+    assert file.read_rows(0, 2) is not None
     with Path(local_store.url, "a.csv").open("ab") as there:
         there.write(b"3\n")
-    rest = file.read(2, 10)
+    rest = file.read_rows(2, 10)
     assert rest is not None
-    assert rest["x"].to_pylist() == [2]
+    assert rest.batch is not None
+    assert rest.batch["x"].to_pylist() == [2]
     with pytest.raises(UnreadableFileError, match=r"it had 8 bytes of .* and has 10 bytes"):
-        file.read(3, 10)
+        file.read_rows(3, 10)
 
 
 def test_a_file_that_goes_while_it_is_read_is_an_error_at_once(store: FileSystemStore) -> None:
@@ -91,7 +93,7 @@ def test_a_file_that_goes_while_it_is_read_is_an_error_at_once(store: FileSystem
     file = opened(store, FileAt.of(store.info(PATH)))
     assert file.read(0, 10) is not None
     store.delete(PATH)
-    with pytest.raises(UnreadableFileError, match=r"a\.parquet is gone.*Put it back.*on_error"):
+    with pytest.raises(UnreadableFileError, match=r"a\.parquet is gone.*Correct it.*bad_rows"):
         file.read(3, 10)
 
 

@@ -142,7 +142,7 @@ def test_results_and_positions_are_those_without_it(
     """From each row on, for any number of rows a read: the filter behind the source keeps the same rows."""
     table, condition, options = case
     pq.write_table(table, path, **options)
-    source = source_of_files(str(path), None, table.schema, None, None, skip=False)
+    source = source_of_files(str(path), schema=table.schema)
     assert isinstance(source, FilterableSource)
     tests = understood_filters.tests_of(condition)
     pushed = source.filtered(None if tests is None else (tests,))

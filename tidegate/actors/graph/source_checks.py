@@ -38,6 +38,9 @@ def _dynamic_fault(source: SourceSpec, result: object) -> str | None:
         return f"has found what is no tg.SourceSplit: {value_text(wrong)}"
     if result.skipped and not isinstance(source.source, FilterableSource):
         return "has skipped rows; only a source that can be filtered may"
+    wanted = getattr(source.source, "bad_rows_schema", None)
+    if result.bad is not None and wanted is not None and not result.bad.schema.equals(wanted):
+        return f"has dead letters with columns {columns_text(result.bad.schema)}, not {columns_text(wanted)}"
     if result.found and not is_unbounded(source.source):
         return "has found splits; only a source with unbounded = True may"
     return None
@@ -78,6 +81,9 @@ def _fault(schema: pa.Schema, offset: int, result: object) -> str | None:
         return f"has columns {columns_text(batch.schema)}, and the schema of the source is {columns_text(schema)}"
     else:
         rows = batch.num_rows
+    if result.bad is not None and not isinstance(result.bad, pa.RecordBatch):
+        return f"has dead letters that are no Arrow record batch, but {type(result.bad).__name__}"
+    rows += 0 if result.bad is None else result.bad.num_rows
     if not isinstance(result.skipped, int) or result.skipped < 0:
         return f"has skipped {result.skipped!r} rows"
     if next_offset != offset + rows + result.skipped:

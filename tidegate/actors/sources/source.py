@@ -50,6 +50,8 @@ class ReadResult:
     reads from now on, besides its others; only of an unbounded source. A split must be found once in a job: the split
     that finds others remembers them in its payload.
 
+    `bad`: dead letters, the records among these rows that are no rows (`bad_rows.py`). They count as read.
+
     `skipped`: so many rows up to `next_offset` are not in the batch, because the filter of a `FilterableSource` drops
     them. They count as read.
     """
@@ -61,6 +63,7 @@ class ReadResult:
     payload: bytes | None = None
     found: tuple[SourceSplit, ...] = ()
     skipped: int = 0
+    bad: pa.RecordBatch | None = None
 
     def says_nothing(self, offset: int) -> bool:
         """Whether, asked for rows from `offset` on, the split has nothing at the moment, and nothing else to tell."""
@@ -155,6 +158,16 @@ class FilterableSource(Protocol):
 
     def filtered(self, rows: Rows) -> Source:
         """The same source, which may leave out rows that are not in `rows`, and says how many (`skipped`)."""
+        ...
+
+
+@runtime_checkable
+class DeadLetterSource(Protocol):
+    """A source whose readers give dead letters (`ReadResult.bad`), which a program may read as a stream."""
+
+    @property
+    def bad_rows_schema(self) -> pa.Schema | None:
+        """The columns of dead letters; None if they are only counted and logged."""
         ...
 
 

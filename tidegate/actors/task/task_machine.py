@@ -11,8 +11,10 @@ from functools import singledispatchmethod
 
 import pyarrow as pa
 
+from tidegate.actors.operators.user_metrics import UserMetric, UserMetrics
 from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
 from tidegate.actors.protocol.identity import ChannelId
+from tidegate.actors.protocol.side_outputs import SideOutput
 from tidegate.actors.protocol.stream_elements import (
     MAX_WATERMARK_MS,
     Barrier,
@@ -23,6 +25,7 @@ from tidegate.actors.protocol.stream_elements import (
     Watermark,
     WatermarkStatus,
 )
+from tidegate.actors.sources.bad_rows import BAD_ROWS, RECORDS_IN_ERRORS
 from tidegate.actors.state_backends.common.backend import KeyedBackend
 from tidegate.actors.task.barriers import make_handler
 from tidegate.actors.task.channels.input_endings import InputEndings
@@ -85,6 +88,7 @@ class TaskMachine:
             ChangelogWriter.of(d.backend, self._chain, self._instructions.append),
         )
         self.source: SourceCursor | None = None
+        self._source_metrics = UserMetrics("" if d.source is None else d.source.name)
         self._finishing: Iterator[None] = iter(())
         self._end = EndOfData(drain=True)
         self.covered_by: CheckpointId | None = None  # the completed checkpoint that lets the task end
@@ -95,6 +99,12 @@ class TaskMachine:
         self._windows = InputWindows(d, self._inputs, self._pacer)
         self._processing_time = ProcessingTimeTimer(self._chain, self._instructions.append)
         self._at_ms, self._operators_finished = 0, False
+
+    @property
+    def user_metrics(self) -> tuple[UserMetric, ...]:
+        """What functions of the user have counted, and how many records of the source were bad."""
+        source = self.descriptor.source
+        return (() if source is None else self._source_metrics.read(source.uid)) + self._chain.user_metrics
 
     @property
     def runnable(self) -> bool:
@@ -287,7 +297,9 @@ class TaskMachine:
 
     def _process_source(self, source: SourceCursor) -> None:
         if source.has_batch:
-            batch, induces = source.take()
+            batch, bad, induces = source.take()
+            if bad is not None:
+                self._set_aside(bad)
             if batch is not None:
                 self._process_batch(batch, 0)
             else:
@@ -296,6 +308,12 @@ class TaskMachine:
                 self._checkpoints.trigger(self._induced.induced(induces, self._at_ms), self._at_ms)
         elif source.at_end:
             self._end_data(EndOfData(drain=True))
+
+    def _set_aside(self, bad: pa.RecordBatch) -> None:
+        """Count dead letters, and send them to whatever reads them: in the same turn in which the position moves on."""
+        assert self.descriptor.source is not None
+        self._source_metrics.counter(RECORDS_IN_ERRORS).inc(bad.num_rows)
+        self._emitter.emit_aside(SideOutput(self.descriptor.source.uid, BAD_ROWS), bad)
 
     def _process_input(self, at_ms: int) -> None:
         channel = self._inputs.next_channel(self._checkpoints.blocks, self._checkpoints.blocks_for)

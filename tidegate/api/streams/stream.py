@@ -23,6 +23,7 @@ from tidegate.actors.operators.watermarks.alignment import WatermarkAlignment
 from tidegate.actors.operators.watermarks.window_end import WindowEnd, same_time
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.actors.protocol.side_outputs import OutputTag
+from tidegate.actors.sources.bad_rows import BAD_ROWS
 from tidegate.api.streams.connected_streams import ConnectedStreams
 from tidegate.api.streams.steps.columns import check_keys
 from tidegate.api.streams.steps.given import check_stream
@@ -152,6 +153,23 @@ class Stream(StreamTables):
     def late_rows(self) -> Stream:
         """The rows that came too late for the windows of the step before: call it on what `aggregate` returned."""
         return self.side_output("late")
+
+    def bad_rows(self) -> Stream:
+        """The dead letters of the source that this stream begins with, which was given `bad_rows="side"`.
+
+        Each has the columns that say where it was (`docs/sources.md`), `raw`, its bytes, and `error`, the reason.
+        Exactly once, as the other rows: `orders.bad_rows().to_table("dead")`. Raises ConfigurationError.
+        """
+        node = self._inputs[0][0].maker
+        while node.source is None and len(node.inputs) == 1:
+            node = node.inputs[0][0].maker
+        if len(self._inputs) > 1 or node.source is None:
+            raise ConfigurationError("bad_rows: this stream has several sources; call it on what one of them returned")
+        if not node.side_outputs:
+            raise ConfigurationError(
+                f'bad_rows: source {node.name!r} (uid {node.uid!r}) keeps no dead letters; give it bad_rows="side"'
+            )
+        return Stream(self._program, ((node.side_output(BAD_ROWS), None),))
 
     def _keyed(self, keys: tuple[str, ...], updates: bool, changes: bool = False) -> Stream:
         """The output of an aggregate: one subtask has all rows of a key. With `updates` they replace each other."""

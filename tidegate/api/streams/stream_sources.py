@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Literal
@@ -15,9 +15,12 @@ import pyarrow as pa
 
 from tidegate.actors.graph.stream_graph import StreamNode
 from tidegate.actors.operators.watermarks.alignment import WatermarkAlignment
+from tidegate.actors.protocol.side_outputs import OutputTag
+from tidegate.actors.sources.bad_rows import BAD_ROWS, BadRows, check_bad_rows
 from tidegate.actors.sources.files.delta_source import DeltaSource
-from tidegate.actors.sources.files.file_source import FolderSource, source_of_files
+from tidegate.actors.sources.files.file_source import FileForm, FolderSource, source_of_files
 from tidegate.actors.sources.files.formats import FileFormat
+from tidegate.actors.sources.files.patterns import FilePattern
 from tidegate.actors.sources.kafka.client import Start, check_start, client_settings, kafka
 from tidegate.actors.sources.kafka.kafka_reader import OnMissing
 from tidegate.actors.sources.kafka.kafka_source import KafkaSource
@@ -25,7 +28,7 @@ from tidegate.actors.sources.kafka.records import TIMESTAMP, RecordFormat
 from tidegate.actors.sources.memory_source import InMemory, MemorySource
 from tidegate.actors.sources.rate_source import RateSource
 from tidegate.actors.sources.socket_source import SocketSource
-from tidegate.actors.sources.source import Source
+from tidegate.actors.sources.source import DeadLetterSource, Source
 from tidegate.api.program import Program
 from tidegate.api.streams.stream import Stream, timed
 from tidegate.storage.errors import ConfigurationError
@@ -141,16 +144,18 @@ class StreamSources:
 
     def from_files(
         self,
-        files: str | os.PathLike[str],
+        files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
         *,
         format: FileFormat | None = None,
         schema: pa.Schema | None = None,
         columns: Sequence[str] | None = None,
+        options: Mapping[str, object] | None = None,
+        max_row_size: str | int = "4mb",
         partitions: pa.Schema | None = None,
         discover: str | timedelta | int | None = None,
         max_file_age: str | timedelta | int | None = None,
         splits: int | None = None,
-        on_error: Literal["fail", "skip"] = "fail",
+        bad_rows: BadRows = "fail",
         timestamp: str | pl.Expr | None = None,
         max_out_of_orderness: str | timedelta | int = 0,
         idleness: str | timedelta | int | None = None,
@@ -159,38 +164,42 @@ class StreamSources:
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
-        """A stream over Parquet, CSV or JSON files: `/in/*.parquet`, `s3://bucket/in/**/*.csv.gz`, or `/in/` for all.
+        """A stream over Parquet, CSV, JSON or text files: `/in/*.parquet`, `s3://bucket/in/**/*.csv.gz`, or `/in/`.
+
+        `/in/` means all files in that folder. A list of paths or patterns means all of their files.
 
         Without `discover` it is bounded: the files that are there when the job is submitted. With `discover="10s"` it
         goes on, and looks for new files so often; each is read once, whatever is restarted (`docs/sources.md`).
 
         `schema` says columns and types; without it they are those of the first file. Of Parquet and CSV only `columns`
         are read. With `partitions` its columns stand in the names of folders, as Spark writes them (`day=2013-01-01/`),
-        and come last. A file that cannot be read fails the job, or is left out with a warning (`on_error="skip"`).
+        and come last. `options` has options of Spark for CSV, JSON and text, by their names: `{"sep": ";"}`.
+
+        A row that cannot be read fails the job. With `bad_rows="skip"` it is left out, counted and logged; with
+        `bad_rows="side"` it is in the stream `bad_rows()` of the result, with its place and the reason. So is the rest
+        of a file that is damaged. A row of text has at most `max_row_size` bytes.
 
         With `discover`: files are dealt out to `splits` (16) by their names, and read in the order in which they were
         last changed. Files are remembered for `max_file_age` (7 days) behind the newest; what is older when it comes is
         left out. A split without files for `idleness` (a minute) does not hold event time back any more.
         """
-        if on_error not in ("fail", "skip"):
-            raise ConfigurationError(f"from_files(on_error={on_error!r}): it is 'fail' or 'skip'")
-        if not isinstance(files, str | os.PathLike):
-            raise ConfigurationError(f"from_files({files!r}): give a path or a pattern, such as '/in/*.parquet'")
-        skip = on_error == "skip"
+        policy = check_bad_rows(bad_rows, "from_files")
+        urls = _paths(files)
+        size_max = parse_size_bytes(max_row_size, setting="from_files(max_row_size)")
+        if not size_max:
+            raise ConfigurationError("from_files(max_row_size=0): no row fits into that; give at least a few bytes")
+        make: Callable[[FilePattern, FileForm, pa.Schema], Source] | None = None
         if discover is None:
             _refuse_for_bounded("from_files", idleness=idleness, max_file_age=max_file_age, splits=splits)
-            source = source_of_files(os.fspath(files), format, schema, columns, None, skip, partitions)
         else:
             every_ms = parse_duration_ms(discover, setting="from_files(discover)")
             age_ms = parse_duration_ms(max_file_age or MAX_FILE_AGE, setting="from_files(max_file_age)")
             lanes = FOLDER_SPLITS if splits is None else splits
             if every_ms < 1 or lanes < 1:
                 raise ConfigurationError(f"from_files(discover={discover!r}, splits={lanes}): both must be positive")
-            make = partial(
-                FolderSource, discover_ms=every_ms, age_ms=age_ms, lanes=lanes, skip=skip, partitions=partitions
-            )
-            source = source_of_files(os.fspath(files), format, schema, columns, make, skip, partitions)
+            make = partial(FolderSource, discover_ms=every_ms, age_ms=age_ms, lanes=lanes)
             idleness = idleness if idleness is not None or timestamp is None else IDLENESS
+        source = source_of_files(urls, format, schema, columns, make, policy, partitions, options, size_max)
         stream = self.from_source(source, name=name, uid=uid, parallelism=parallelism)
         return timed(stream, timestamp, max_out_of_orderness, uid, idleness, alignment)
 
@@ -331,9 +340,27 @@ class StreamSources:
             parallelism=parallelism if parallelism is not None else self._program.parallelism,
             schema=source.schema,
             source=source,
+            side_outputs=_dead_letters(source),
         )
         self._program.add_node(node)
         return Stream(self._program, ((node, None),))
+
+
+def _paths(files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> str | list[str]:
+    """What `from_files` was given. Raises ConfigurationError for anything but paths."""
+    if isinstance(files, str | os.PathLike):
+        return os.fspath(files)
+    if isinstance(files, Sequence) and files and all(isinstance(each, str | os.PathLike) for each in files):
+        return [os.fspath(each) for each in files]
+    raise ConfigurationError(
+        f"from_files({files!r}): give a path or a pattern, such as '/in/*.parquet', or a list of some"
+    )
+
+
+def _dead_letters(source: Source) -> tuple[OutputTag, ...]:
+    """The side output of the dead letters of a source, if a program may read them."""
+    schema = source.bad_rows_schema if isinstance(source, DeadLetterSource) else None
+    return () if schema is None else (OutputTag(BAD_ROWS, schema),)
 
 
 _UNBOUNDED = {

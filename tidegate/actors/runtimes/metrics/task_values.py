@@ -62,7 +62,7 @@ class TaskTotals:
             machine.watermarks.reached_ms,
             outputs.watermark_ms,
             machine.chain.state_sizes,
-            machine.chain.user_metrics,
+            machine.user_metrics,
             None if alignment is None else alignment.drift_ms,
             host.waits_for,
         )

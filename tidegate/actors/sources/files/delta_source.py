@@ -133,9 +133,7 @@ class _DeltaReader:
             constants = pa.ipc.open_stream(file.constants).read_next_batch()
             if split.rows >= 0 and not _may_count(constants, source.rows):
                 return ReadResult(None, split.rows, at_end=True, skipped=split.rows - offset)
-            self._open = OpenFile(
-                self._store, file.file, _ADVICE, "parquet", source.schema, source.rows, constants, may_lack=True
-            )
+            self._open = OpenFile(self._store, file.file, _ADVICE, source.schema, source.rows, constants, may_lack=True)
         if (counts := self._open.next_row(offset)) > offset:
             return ReadResult(None, counts, at_end=False, skipped=counts - offset)
         batch = self._open.read(offset, rows_max)

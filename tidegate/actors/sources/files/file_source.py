@@ -6,37 +6,98 @@ A split of the first is a file, and one of the second a lane (`lanes.py`). Rules
 - A reader of a folder lists it when a lane has no file left, and at most once in an interval. Intervals begin at the
   same times for all readers, so that files that come together are found at about the same time. What was found and
   not read yet is one listing, however many lanes there are.
-- Row groups of which the program's filter drops all rows are not read. With `skip` they are: what cannot be read in
-  them decides what else is.
-- With `skip` a file that cannot be read, or only in part, is left there with a warning. Without it that ends the job.
+- Row groups of which the program's filter drops all rows are not read. Where bad rows are no errors they are: what
+  cannot be read in them decides what else is. For the same reason all columns of text are read then.
+- A file that cannot be read, or only in part, has one dead letter for what is left of it.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import pyarrow as pa
 
+from tidegate.actors.sources.bad_rows import BadRows, BadRowsLog, RowsRead
 from tidegate.actors.sources.files.formats import FORMATS, format_of, schema_of
 from tidegate.actors.sources.files.hive_folders import folder_values
 from tidegate.actors.sources.files.lanes import FileAt, Lane, LaneState, digest_of, lane_of
-from tidegate.actors.sources.files.open_file import OF_FILES, OpenFile, UnreadableFileError, reading
+from tidegate.actors.sources.files.open_file import OF_FILES, OpenFile, OpenText, UnreadableFileError, reading
 from tidegate.actors.sources.files.patterns import FilePattern
 from tidegate.actors.sources.files.store_file import StoreFile
+from tidegate.actors.sources.files.text_rows import BLOCK_BYTES, LETTERS, TextFormat
 from tidegate.actors.sources.pushed_filters import Rows
 from tidegate.actors.sources.source import ReadResult, Source, SourceReader, SourceSplit
+from tidegate.actors.sources.text.text_options import TextOptions
 from tidegate.storage.clock import now_ms
 from tidegate.storage.codec import decode, encode
 from tidegate.storage.errors import ConfigurationError, NotFoundError
 from tidegate.storage.files.file_system import FileInfo
+from tidegate.storage.files.file_system_store import FileSystemStore, join_url
 from tidegate.storage.schemas.plain_types import plain_schema
 
 log = logging.getLogger(__name__)
 _FILES_A_READ = 100
 """So many files without rows are passed over in one read."""
+_PLACE = "line {line} of {file} (byte {offset})"
+_Open: TypeAlias = OpenFile | OpenText
+
+
+@dataclass(frozen=True, slots=True)
+class FileForm:
+    """How all files of a source are read. `text`: None for Parquet. `schema`: all columns, those of folders as well."""
+
+    schema: pa.Schema
+    text: TextFormat | None = None
+    bad_rows: BadRows = "fail"
+    partitions: pa.Schema | None = None
+    """Columns that stand in the names of folders."""
+
+    @property
+    def fails(self) -> bool:
+        """Whether a bad row is an error."""
+        return self.bad_rows == "fail"
+
+    @property
+    def bad_rows_schema(self) -> pa.Schema | None:
+        """The columns of dead letters; None if nobody reads them."""
+        return LETTERS if self.bad_rows == "side" else None
+
+    def opened(self, store: FileSystemStore, file: FileAt, schema: pa.Schema, rows: Rows = None) -> _Open:
+        """A file, of which these columns are wanted. Raises UnreadableFileError, StorageError."""
+        if self.text is None:
+            return OpenFile(store, file, OF_FILES, schema, rows, self.constants(file.path, schema))
+        # Whether a row is bad must not depend on the columns that the program uses.
+        read = schema if self.fails else self.schema
+        return OpenText(store, file, OF_FILES, self.text, read, self.constants(file.path, read), fails=self.fails)
+
+    def constants(self, path: str, schema: pa.Schema) -> pa.RecordBatch | None:
+        """The values of those columns that the folders of a file have. ConfigurationError if they have none."""
+        if self.partitions is None:
+            return None
+        return folder_values(path, pa.schema([field for field in self.partitions if field.name in schema.names]))
+
+    def read(self, opened: _Open, row: int, rows_max: int, schema: pa.Schema) -> RowsRead | None:
+        """Rows with the columns that are wanted."""
+        found = opened.read_rows(row, rows_max)
+        if found is None or found.batch is None or found.batch.schema.equals(schema):
+            return found
+        return replace(found, batch=found.batch.select(schema.names))
+
+
+def rest_of_file(path: str, store: FileSystemStore, error: UnreadableFileError) -> pa.RecordBatch:
+    """The dead letter for a file of which nothing more can be read."""
+    letter = {
+        "raw": b"",
+        "file": join_url(store.url, path),
+        "line": None,
+        "offset": None,
+        "error": str(error.__cause__ or error),
+    }
+    return pa.RecordBatch.from_pylist([letter], LETTERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +105,21 @@ class FilesSource:
     """A bounded source over files, in the order of their names. `schema` is that of every batch."""
 
     pattern: FilePattern
-    kind: str
+    form: FileForm
     schema: pa.Schema
-    skip: bool = False
     rows: Rows = None
     """Rows that count."""
-    partitions: pa.Schema | None = None
-    """Columns that stand in the names of folders."""
+
+    @property
+    def bad_rows_schema(self) -> pa.Schema | None:
+        """The columns of dead letters."""
+        return self.form.bad_rows_schema
 
     def splits(self) -> Sequence[SourceSplit]:
         """One for each file that is there now. ConfigurationError for one outside of the folders of `partitions`."""
         files = self.pattern.files()
         for file in files:
-            _constants(file.path, self.schema, self.partitions)
+            self.form.constants(file.path, self.schema)
         return tuple(SourceSplit(file.path, encode(FileAt.of(file))) for file in files)
 
     def check_restored(self, splits: Sequence[SourceSplit]) -> None:
@@ -73,7 +136,7 @@ class FilesSource:
 
     def filtered(self, rows: Rows) -> FilesSource:
         """The same files, of which only these rows count."""
-        return self if self.skip else replace(self, rows=rows)
+        return replace(self, rows=rows) if self.form.fails else self
 
     def reader(self) -> SourceReader:
         """A reader for one subtask."""
@@ -84,25 +147,29 @@ class _FilesReader:
     def __init__(self, source: FilesSource) -> None:
         self._source = source
         self._store = source.pattern.store()
-        self._open: OpenFile | None = None
+        self._open: _Open | None = None
+        self._log = BadRowsLog(log)
 
     def read(self, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
         """Rows of a file. Raises UnreadableFileError, StorageError."""
-        source = self._source
+        source, form = self._source, self._source.form
         try:
             if self._open is None or self._open.path != split.split_id:
-                constants = _constants(split.split_id, source.schema, source.partitions)
-                file = decode(split.payload)
-                self._open = OpenFile(self._store, file, OF_FILES, source.kind, source.schema, source.rows, constants)
+                self._open = form.opened(self._store, decode(split.payload), source.schema, source.rows)
             if (counts := self._open.next_row(offset)) > offset:
                 return ReadResult(None, counts, at_end=False, skipped=counts - offset)
-            batch = self._open.read(offset, rows_max)
+            found = form.read(self._open, offset, rows_max, source.schema)
         except UnreadableFileError as error:
-            if not source.skip:
+            if form.fails:
                 raise
-            log.warning("the rest of a file is left out: %s", error)
+            letter = rest_of_file(split.split_id, self._store, error)
+            self._log.add(letter, "the rest of {file}")
+            return ReadResult(None, offset + 1, at_end=True, bad=letter)
+        if found is None:
             return ReadResult(None, offset, at_end=True)
-        return ReadResult(batch, offset + (0 if batch is None else batch.num_rows), at_end=batch is None)
+        if found.bad is not None:
+            self._log.add(found.bad, _PLACE)
+        return ReadResult(found.batch, offset + found.rows, at_end=False, bad=found.bad)
 
     def close(self) -> None:
         """Let go of the file."""
@@ -114,16 +181,18 @@ class FolderSource:
     """An unbounded source over the files of a folder, looked for every `discover_ms`."""
 
     pattern: FilePattern
-    kind: str
+    form: FileForm
     schema: pa.Schema
     discover_ms: int
     age_ms: int
     lanes: int
-    skip: bool = False
     clock: Callable[[], int] = field(default=now_ms, compare=False)
     unbounded: Literal[True] = True
-    partitions: pa.Schema | None = None
-    """Columns that stand in the names of folders."""
+
+    @property
+    def bad_rows_schema(self) -> pa.Schema | None:
+        """The columns of dead letters."""
+        return self.form.bad_rows_schema
 
     def splits(self) -> Sequence[SourceSplit]:
         """The lanes."""
@@ -154,7 +223,8 @@ class _FolderReader:
         self._source = source
         self._store = source.pattern.store()
         self._lanes: dict[str, Lane] = {}
-        self._open: dict[str, OpenFile] = {}
+        self._open: dict[str, _Open] = {}
+        self._log = BadRowsLog(log)
         self._listing: dict[int, list[tuple[bytes, FileInfo]]] = {}
         """The files of each lane when the folder was last listed."""
         self._interval = -1
@@ -172,12 +242,23 @@ class _FolderReader:
         for _ in range(_FILES_A_READ):
             if lane.state.file is None and not self._take(split.split_id, lane):
                 break
-            batch = self._rows(split.split_id, lane, rows_max)
-            if batch is not None:
-                lane.advance(batch.num_rows)
-                return ReadResult(batch, offset + batch.num_rows, at_end=False, payload=lane.payload)
-            lane.leave(self._source.age_ms)
-            self._open.pop(split.split_id, None)
+            try:
+                found = self._rows(split.split_id, lane, rows_max)
+            except UnreadableFileError as error:
+                if self._source.form.fails:
+                    raise
+                assert lane.state.file is not None
+                letter = rest_of_file(lane.state.file.path, self._store, error)
+                self._log.add(letter, "the rest of {file}")
+                self._leave(split.split_id, lane)
+                return ReadResult(None, offset + 1, at_end=False, payload=lane.payload, bad=letter)
+            if found is not None:
+                lane.advance(found.rows)
+                if found.bad is not None:
+                    self._log.add(found.bad, _PLACE)
+                next_offset = offset + found.rows
+                return ReadResult(found.batch, next_offset, at_end=False, payload=lane.payload, bad=found.bad)
+            self._leave(split.split_id, lane)
         moved = lane.payload if lane.payload != split.payload else None
         return ReadResult(None, offset, at_end=False, payload=moved)
 
@@ -186,22 +267,19 @@ class _FolderReader:
         self._open.clear()
         self._lanes.clear()
 
-    def _rows(self, split_id: str, lane: Lane, rows_max: int) -> pa.RecordBatch | None:
-        """The next rows of the file of a lane; None behind the last one that can be had."""
+    def _leave(self, split_id: str, lane: Lane) -> None:
+        """The file of a lane is done with."""
+        lane.leave(self._source.age_ms)
+        self._open.pop(split_id, None)
+
+    def _rows(self, split_id: str, lane: Lane, rows_max: int) -> RowsRead | None:
+        """The next rows of the file of a lane; None behind the last one. Raises UnreadableFileError, StorageError."""
         file, source = lane.state.file, self._source
         assert file is not None
-        try:
-            opened = self._open.get(split_id)
-            if opened is None or opened.path != file.path:
-                constants = _constants(file.path, source.schema, source.partitions)
-                opened = OpenFile(self._store, file, OF_FILES, source.kind, source.schema, None, constants)
-                self._open[split_id] = opened
-            return opened.read(file.row, rows_max)
-        except UnreadableFileError as error:
-            if not source.skip:
-                raise
-            log.warning("the rest of a file is left out: %s", error)
-            return None
+        opened = self._open.get(split_id)
+        if opened is None or opened.path != file.path:
+            opened = self._open[split_id] = source.form.opened(self._store, file, source.schema)
+        return source.form.read(opened, file.row, rows_max, source.schema)
 
     def _take(self, split_id: str, lane: Lane) -> bool:
         """Begin with the next file of a lane, if there is one."""
@@ -235,22 +313,27 @@ class _FolderReader:
 
 
 def source_of_files(
-    url: str,
-    kind: str | None,
-    schema: pa.Schema | None,
-    columns: Sequence[str] | None,
-    folder: Callable[[FilePattern, str, pa.Schema], Source] | None,
-    skip: bool,
+    url: str | Sequence[str],
+    kind: str | None = None,
+    schema: pa.Schema | None = None,
+    columns: Sequence[str] | None = None,
+    folder: Callable[[FilePattern, FileForm, pa.Schema], Source] | None = None,
+    bad_rows: BadRows = "fail",
     partitions: pa.Schema | None = None,
+    options: Mapping[str, object] | None = None,
+    size_max: int = BLOCK_BYTES,
 ) -> Source:
-    """The source for a pattern; `folder` makes it if files are looked for while the job runs.
+    """The source for a pattern, or several; `folder` makes it if files are looked for while the job runs.
 
-    `partitions`: columns that stand in the names of folders, behind those of `schema`.
+    `partitions`: columns that stand in the names of folders, behind those of `schema`. `options`: those of a format of
+    text, by Spark's names. `size_max`: bytes of a row of text.
 
     Without a schema it is that of the first file in the order of names. Raises ConfigurationError, StorageError.
     """
     named = f"from_files({url!r})"
-    pattern, found = FilePattern.of(url), format_of(url)
+    pattern = FilePattern.of(url)
+    kinds = [format_of(each) for each in ([url] if isinstance(url, str) else url)]
+    found = kinds[0] if len(set(kinds)) == 1 else None
     if kind is not None and kind not in FORMATS:
         raise ConfigurationError(f"{named}: format={kind!r} is none of {', '.join(FORMATS)}")
     files: Sequence[FileInfo] = ()
@@ -265,27 +348,44 @@ def source_of_files(
         raise ConfigurationError(
             f"{named}: the name does not tell the format; give format=, one of {', '.join(FORMATS)}"
         )
+    text = None if kind == "parquet" else TextFormat(kind, TextOptions.of(kind, options, "from_files"), (), size_max)
+    if text is None and options:
+        raise ConfigurationError(f"{named}: options= is for csv, json and text, and these files are {kind}")
     if schema is None:
-        schema = plain_schema(_schema_of(pattern, files[0], kind))
+        schema = plain_schema(_schema_of(pattern, files[0], text))
+    if text is not None:
+        text = replace(text, columns=tuple(schema.names))
     if partitions is not None:
         schema = pa.schema([*(field for field in schema if field.name not in partitions.names), *partitions])
+    if text is not None:
+        own = [field for field in schema if partitions is None or field.name not in partitions.names]
+        with named_error(named):
+            text.decoder(pa.schema(own), "")
+    form = FileForm(schema, text, bad_rows, partitions)
     if columns is not None:
         missing = [name for name in columns if name not in schema.names]
         if missing or not columns:
             raise ConfigurationError(f"{named}: columns={list(columns)!r}; choose among {schema.names}")
         schema = pa.schema([schema.field(name) for name in columns])
+        form = replace(form, schema=schema)
     if folder is not None:
-        return folder(pattern, kind, schema)
-    return FilesSource(pattern, kind, schema, skip, partitions=partitions)
+        return folder(pattern, form, schema)
+    return FilesSource(pattern, form, schema)
 
 
-def _constants(path: str, schema: pa.Schema, partitions: pa.Schema | None) -> pa.RecordBatch | None:
-    if partitions is None:
-        return None
-    return folder_values(path, pa.schema([field for field in partitions if field.name in schema.names]))
+@contextmanager
+def named_error(named: str) -> Iterator[None]:
+    """ConfigurationErrors from inside begin with this."""
+    try:
+        yield
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{named}: {error}") from error
 
 
-def _schema_of(pattern: FilePattern, file: FileInfo, kind: str) -> pa.Schema:
+def _schema_of(pattern: FilePattern, file: FileInfo, text: TextFormat | None) -> pa.Schema:
     opened = StoreFile.of(pattern.store(), file.path, file.size_bytes)
     with reading(opened, OF_FILES):
-        return schema_of(opened, file.path, kind)
+        found = schema_of(opened) if text is None else text.schema_of(opened, file.path)
+        if not len(found):
+            raise ConfigurationError("it has no columns, so it does not tell the schema; give schema=")
+        return found

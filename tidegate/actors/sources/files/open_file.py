@@ -18,9 +18,11 @@ from datetime import UTC, datetime
 
 import pyarrow as pa
 
-from tidegate.actors.sources.files.formats import open_rows
+from tidegate.actors.sources.bad_rows import RowsRead
+from tidegate.actors.sources.files.formats import completed, open_rows, without_constants
 from tidegate.actors.sources.files.lanes import FileAt
 from tidegate.actors.sources.files.store_file import StoreFile
+from tidegate.actors.sources.files.text_rows import TextFormat, TextRows
 from tidegate.actors.sources.pushed_filters import Rows
 from tidegate.storage.errors import ConfigurationError, NotFoundError, StorageError
 from tidegate.storage.files.file_system import FileInfo
@@ -43,7 +45,7 @@ class Advice:
 OF_FILES = Advice(
     'Files must be complete when they get their name: write them under a name that begins with "_" or ".", or '
     "elsewhere in the same storage, and rename them",
-    'Put it back as it was, or leave such files out (from_files(on_error="skip"))',
+    'Correct it, or leave out what cannot be read: from_files(bad_rows="skip"), or "side" to keep it in a stream',
 )
 
 
@@ -90,14 +92,13 @@ class TakenFile:
 
 
 class OpenFile:
-    """The rows of one file, in file order."""
+    """The rows of one Parquet file, in file order."""
 
     def __init__(
         self,
         store: FileSystemStore,
         file: FileAt,
         advice: Advice,
-        kind: str,
         schema: pa.Schema,
         rows: Rows = None,
         constants: pa.RecordBatch | None = None,
@@ -109,7 +110,7 @@ class OpenFile:
         self._taken = TakenFile(store, file, advice)
         self._bytes = self._taken.open()
         with reading(self._bytes, advice):
-            self._rows = open_rows(self._bytes, file.path, kind, schema, rows, constants, may_lack=may_lack)
+            self._rows = open_rows(self._bytes, file.path, schema, rows, constants, may_lack=may_lack)
 
     def read(self, row: int, rows_max: int) -> pa.RecordBatch | None:
         """Rows from `row` on; None behind the last one. Raises UnreadableFileError, StorageError."""
@@ -119,6 +120,11 @@ class OpenFile:
             self.compare()
         return batch
 
+    def read_rows(self, row: int, rows_max: int) -> RowsRead | None:
+        """The same, as text is read."""
+        batch = self.read(row, rows_max)
+        return None if batch is None else RowsRead(batch, None, batch.num_rows)
+
     def next_row(self, row: int) -> int:
         """The first row from `row` on that may count."""
         return self._rows.next_row(row)
@@ -126,6 +132,47 @@ class OpenFile:
     def compare(self) -> None:
         """Raises UnreadableFileError if the file is another one by now or gone, and StorageError."""
         self._taken.compare()
+
+
+class OpenText:
+    """The rows of one file of text, in file order, and its dead letters."""
+
+    def __init__(
+        self,
+        store: FileSystemStore,
+        file: FileAt,
+        advice: Advice,
+        form: TextFormat,
+        schema: pa.Schema,
+        constants: pa.RecordBatch | None = None,
+        *,
+        fails: bool = True,
+    ) -> None:
+        """`constants`: one row with columns that are the same in all rows. `fails`: bad rows are errors."""
+        self.path = file.path
+        self._taken = TakenFile(store, file, advice)
+        self._bytes = self._taken.open()
+        wanted = without_constants(schema, constants)
+
+        def complete(batch: pa.RecordBatch) -> pa.RecordBatch:
+            if constants is None:
+                return batch
+            table = completed(pa.Table.from_batches([batch]), batch.num_rows, schema, constants)
+            return table.combine_chunks().to_batches()[0]
+
+        self._rows = TextRows(self._bytes, file.path, form, wanted, complete, fails)
+
+    def read_rows(self, row: int, rows_max: int) -> RowsRead | None:
+        """Rows from `row` on; None behind the last one. Raises UnreadableFileError, StorageError."""
+        with reading(self._bytes, self._taken.advice):
+            found = self._rows.read(row, rows_max)
+        if found is None:
+            self._taken.compare()
+        return found
+
+    def next_row(self, row: int) -> int:
+        """Nothing is known of text before it is read."""
+        return row
 
 
 def difference_of(file: FileAt, now: FileInfo) -> str | None:

@@ -11,8 +11,11 @@ Rules:
 
 from __future__ import annotations
 
+import os
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.file_system import FileInfo
@@ -28,9 +31,37 @@ class FilePattern:
     folder: str
     expression: str
 
+    below: tuple[str, ...] = ("",)
+    """The parts of the folder in which they are."""
+
     @staticmethod
-    def of(url: str) -> FilePattern:
-        """The pattern that a user has written. ConfigurationError if it names no folder."""
+    def of(url: str | Sequence[str]) -> FilePattern:
+        """The pattern that a user has written, or several. ConfigurationError if it names no folder."""
+        if isinstance(url, str):
+            return FilePattern._of_one(url)
+        if not url:
+            raise ConfigurationError("from_files([]): name at least one file")
+        return FilePattern._together([FilePattern._of_one(each) for each in url])
+
+    @staticmethod
+    def _together(patterns: Sequence[FilePattern]) -> FilePattern:
+        """One pattern for the files of all: below the folder that they share."""
+        folders = [pattern.folder.rstrip("/").split("/") for pattern in patterns]
+        pairs = zip(min(folders), max(folders), strict=False)
+        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        root = "/".join(folders[0][:shared]) or "/"
+        if len({"://" in pattern.folder for pattern in patterns}) > 1 or root.endswith((":/", ":")):
+            urls = ", ".join(sorted({pattern.folder for pattern in patterns}))
+            raise ConfigurationError(f"from_files: one list of files has one storage, not several: {urls}")
+        below = ["/".join(folder[shared:]) for folder in folders]
+        parts = [
+            f"(?:{re.escape(f'{part}/') if part else ''}{pattern.expression})"
+            for part, pattern in zip(below, patterns, strict=True)
+        ]
+        return FilePattern(open_store(root).url, "|".join(parts), tuple(dict.fromkeys(below)))
+
+    @staticmethod
+    def _of_one(url: str) -> FilePattern:
         scheme, separator, path = url.partition("://")
         if not separator:
             scheme, path = "", url
@@ -52,7 +83,26 @@ class FilePattern:
     def files(self) -> list[FileInfo]:
         """All files that match now, in the order of their paths. Raises StorageError."""
         matches = re.compile(self.expression).fullmatch
-        return [file for file in self.store().walk("") if matches(file.path) and not _is_hidden(file.path)]
+        store = self.store()
+        found: dict[str, FileInfo] = {}
+        for part in self.below:
+            for file in store.walk(part):
+                path = f"{part}/{file.path}" if part else file.path
+                if not _is_hidden(file.path) and matches(path):
+                    _check_name(path, self.folder)
+                    found[path] = replace(file, path=path)
+        return [found[path] for path in sorted(found)]
+
+
+def _check_name(path: str, folder: str) -> None:
+    """Raise ConfigurationError for a name that no checkpoint can hold."""
+    try:
+        path.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigurationError(
+            f"from_files: the name of the file {os.fsencode(path)!r} in {folder} is not UTF-8; rename the file, or "
+            "leave it out by the pattern"
+        ) from error
 
 
 def _is_hidden(path: str) -> bool:

@@ -130,6 +130,7 @@ class SourceBatchRead:
     `induces`: the reader of an externally induced source wants this checkpoint to be taken right after the batch.
     `held`: the source was not asked, because the job's sources are held back for now. It may have rows.
     `payload`: that of the split from `next_offset` on; None if it stays as it is. `found`: new splits of this subtask.
+    `bad`: dead letters among the rows up to `next_offset`.
     `empty`: so many splits of the read had nothing at all; what is said here is of the one after them.
     """
 
@@ -143,6 +144,7 @@ class SourceBatchRead:
     payload: bytes | None = None
     found: tuple[SourceSplit, ...] = ()
     empty: int = 0
+    bad: pa.RecordBatch | None = None
 
 
 @wire

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -41,6 +42,14 @@ TRIED_MAX = 64
 """So many splits does one read try at most. A task that is closed waits for no more than one of them."""
 SPLITS_MAX = 100_000
 """So many splits may one subtask have, those at their end included."""
+
+
+class Taken(NamedTuple):
+    """What an answer has: rows, dead letters, and the checkpoint that it induces. Each is None if there is none."""
+
+    batch: pa.RecordBatch | None
+    bad: pa.RecordBatch | None
+    induces: CheckpointId | None
 
 
 class SourceCursor:
@@ -267,11 +276,8 @@ class SourceCursor:
         """The pause is over."""
         self._pause_ms = None
 
-    def take(self) -> tuple[pa.RecordBatch | None, CheckpointId | None]:
-        """The next batch, whose rows count as processed from now on, and the checkpoint that it induces.
-
-        The batch is None for an answer without rows, the checkpoint None if none is induced.
-        """
+    def take(self) -> Taken:
+        """The next answer, whose rows count as processed from now on."""
         index, event, idle = self._ready.popleft()
         self._taken = index
         position = self._positions[index]
@@ -288,7 +294,7 @@ class SourceCursor:
                 self._splits.has_nothing(index)
             if event.at_end:
                 self._splits.has_ended(index)
-        return batch, event.induces
+        return Taken(batch, event.bad, event.induces)
 
     def freeze(self) -> FrozenPositions:
         """Positions of all splits of this subtask."""

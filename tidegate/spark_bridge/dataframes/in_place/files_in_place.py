@@ -141,7 +141,7 @@ class _Reader:
     def _rows_from(self, placed: PlacedRows, offset: int, rows_max: int) -> ReadResult:
         if self._open is None or self._open.path != placed.file.path:
             self._open = OpenFile(
-                self._store, placed.file, _ADVICE, "parquet", self._read, self._rows, placed.constants, may_lack=True
+                self._store, placed.file, _ADVICE, self._read, self._rows, placed.constants, may_lack=True
             )
         at, end = placed.first + offset, placed.first + placed.rows
         counts = min(self._open.next_row(at), end)

@@ -1,0 +1,205 @@
+"""`JsonDecoder`: records of JSON, an object each, become rows. Files and Kafka use it.
+
+Rules:
+
+- A kernel checks the frame of each record first: one object, whose strings are closed and have no control characters.
+  So no object begins in one record and ends in another, and Arrow, which then parses all records in one go, gives
+  a row for each.
+- What Arrow refuses is found by halving: most blocks are parsed once.
+- A member that the schema does not name is left out. One that is missing is null, and an error if its column is not
+  nullable. NaN, Infinity and -Infinity are numbers, as for Spark.
+- Dates, times of a day and dictionaries, which Arrow reads from no string, are made of strings as in CSV.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.json as pa_json
+from numpy.typing import NDArray
+
+from tidegate.actors.kernels.text_scan import (
+    BLANK,
+    CONTROL_CHARACTER,
+    NO_OBJECT,
+    TEXT_BEHIND,
+    UNFINISHED,
+    frame_json,
+)
+from tidegate.actors.sources.text.records import Decoded, too_long, utf8_faults
+from tidegate.actors.sources.text.text_columns import Converter, converted, converter_of
+from tidegate.actors.sources.text.text_options import DEFAULTS, TextOptions
+from tidegate.storage.errors import ConfigurationError
+
+BOM = b"\xef\xbb\xbf"
+_REASONS = {
+    NO_OBJECT: "the row is not a JSON object",
+    UNFINISHED: "the JSON object does not end",
+    TEXT_BEHIND: "text follows the JSON object",
+    CONTROL_CHARACTER: "a string has a line break or another control character; JSON writes it as an escape",
+    BLANK: "the row is empty",
+}
+_NEWLINE = 10
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedRecords:
+    """The rows of the records that are good, in order, and the others by number, each with the reason."""
+
+    batch: pa.RecordBatch
+    bad: dict[int, str]
+
+
+class JsonDecoder:
+    """JSON objects with the columns of a schema. Raises ConfigurationError for types that JSON cannot hold."""
+
+    begun = True
+
+    def __init__(self, schema: pa.Schema, encoding: str = "utf-8") -> None:
+        self._schema = schema
+        self._encoding = encoding
+        self._texts: dict[str, Converter | None] = {}
+        parsed = []
+        for field in schema:
+            if pa.types.is_date(field.type) or pa.types.is_time(field.type) or pa.types.is_dictionary(field.type):
+                self._texts[field.name] = converter_of(field, DEFAULTS)
+                parsed.append(pa.field(field.name, pa.string()))
+            else:
+                parsed.append(field.with_nullable(True))
+        self._parsed = pa.schema(parsed)
+        for field in self._parsed:
+            try:
+                _parse(b"{}", pa.schema([field]))
+            except pa.ArrowNotImplementedError as error:
+                raise ConfigurationError(
+                    f"column {field.name!r} is {field.type}, which is not read from JSON; read it as a string, or as "
+                    "the structs and lists that the file has, and make it in a step"
+                ) from error
+
+    def begin(self, block: bytes, final: bool) -> int | None:
+        """JSON has no head."""
+        return 0
+
+    def decode(self, block: bytes, final: bool, size_max: int) -> Decoded:
+        """The rows of the lines of a block. Blank lines do not count."""
+        data = np.frombuffer(block, dtype=np.uint8)
+        starts, ends, consumed = lines_of(data, final)
+        status, _ = frame_json(data, starts, ends)
+        if (blank := status == BLANK).any():
+            starts, ends, status = starts[~blank], ends[~blank], status[~blank]
+        found = self._decoded(block, starts, ends, status, size_max, in_lines=True)
+        return Decoded(found.batch, starts, ends, found.bad, consumed)
+
+    def skip(self, block: bytes, state: NDArray[np.int64]) -> int:
+        """Go on in a line that is too long."""
+        return block.find(b"\n") + 1 or -1
+
+    def records(self, records: Sequence[bytes]) -> DecodedRecords:
+        """The rows of records that are objects, wherever their line breaks are. A BOM may stand before each."""
+        lines = [record.removeprefix(BOM) for record in records]
+        block = b"\n".join(lines)
+        sizes = np.fromiter((len(line) for line in lines), dtype=np.int64, count=len(lines))
+        ends = np.cumsum(sizes + 1) - 1
+        starts = ends - sizes
+        status, breaks = frame_json(np.frombuffer(block, dtype=np.uint8), starts, ends)
+        return self._decoded(block, starts, ends, status, None, in_lines=not breaks)
+
+    def _decoded(
+        self,
+        block: bytes,
+        starts: NDArray[np.int64],
+        ends: NDArray[np.int64],
+        status: NDArray[np.uint8],
+        size_max: int | None,
+        in_lines: bool,
+    ) -> DecodedRecords:
+        bad = {number: _REASONS[int(status[number])] for number in np.flatnonzero(status).tolist()}
+        bad |= utf8_faults(block, starts, ends, self._encoding)
+        if size_max is not None:
+            bad |= {int(number): too_long(size_max) for number in np.flatnonzero(ends - starts > size_max)}
+        numbers = [number for number in range(len(starts)) if number not in bad] if bad else range(len(starts))
+        batches: list[pa.RecordBatch] = []
+        self._parse(block, starts, ends, numbers, batches, bad)
+        table = pa.Table.from_batches(batches, self._parsed).combine_chunks()
+        batch = table.to_batches()[0] if table.num_rows else pa.RecordBatch.from_pylist([], self._parsed)
+        kept = [number for number in numbers if number not in bad] if bad else numbers
+        reasons: dict[int, str] = {}
+        arrays = [
+            converted(column, field, self._texts.get(field.name), reasons)
+            for column, field in zip(batch.columns, self._schema, strict=True)
+        ]
+        made = pa.RecordBatch.from_arrays(arrays, schema=self._schema) if arrays else batch
+        if reasons:
+            fits = np.ones(made.num_rows, dtype=np.bool_)
+            for row, reason in reasons.items():
+                fits[row] = False
+                bad[kept[row]] = reason
+            made = made.filter(pa.array(fits))
+        return DecodedRecords(made, bad)
+
+    def _parse(
+        self,
+        block: bytes,
+        starts: NDArray[np.int64],
+        ends: NDArray[np.int64],
+        numbers: Sequence[int],
+        batches: list[pa.RecordBatch],
+        bad: dict[int, str],
+    ) -> None:
+        """Parse records in one go, or in halves until it is known which of them Arrow refuses."""
+        waiting = [numbers] if len(numbers) else []
+        while waiting:
+            part = waiting.pop()
+            if part[-1] - part[0] + 1 == len(part):
+                data = block[int(starts[part[0]]) : int(ends[part[-1]])]
+            else:
+                data = b"\n".join(block[int(starts[number]) : int(ends[number])] for number in part)
+            try:
+                found = _parse(data, self._parsed)
+                if found.num_rows != len(part):
+                    raise pa.ArrowInvalid(f"{found.num_rows} rows were found, and {len(part)} were expected")
+                batches += found.to_batches()
+            except pa.ArrowInvalid as error:
+                if len(part) > 1:
+                    half = len(part) // 2
+                    waiting += [part[half:], part[:half]]
+                else:
+                    bad[part[0]] = _reason(error)
+
+
+def json_schema(block: bytes, final: bool, options: TextOptions) -> pa.Schema:
+    """The columns of a file, as Arrow takes those lines of its first block that are objects."""
+    data = np.frombuffer(block, dtype=np.uint8)
+    starts, ends, _ = lines_of(data, final)
+    status, _ = frame_json(data, starts, ends)
+    faults = utf8_faults(block, starts, ends, options.encoding)
+    good = [number for number in np.flatnonzero(status == 0).tolist() if number not in faults]
+    if not good:
+        return pa.schema([])
+    found = _parse(b"\n".join(block[int(starts[n]) : int(ends[n])] for n in good), None)
+    return found.schema
+
+
+def lines_of(data: NDArray[np.uint8], final: bool) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+    """Where lines begin and end that a line feed ends, and where the first one begins that the block may not hold."""
+    ends = np.flatnonzero(data == _NEWLINE).astype(np.int64)
+    starts = np.concatenate([np.zeros(1, dtype=np.int64), ends + 1])
+    if final and starts[-1] < len(data):
+        return starts, np.append(ends, len(data)), len(data)
+    return starts[:-1], ends, int(starts[-1])
+
+
+def _parse(data: bytes, schema: pa.Schema | None) -> pa.Table:
+    table = pa_json.read_json(
+        pa.BufferReader(data),
+        pa_json.ReadOptions(use_threads=False, block_size=len(data) + 1),
+        pa_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="infer" if schema is None else "ignore"),
+    )
+    return table if schema is None else table.select(schema.names).cast(schema)
+
+
+def _reason(error: Exception) -> str:
+    return str(error).removesuffix(" in row 0").rstrip(". ")

@@ -1,0 +1,178 @@
+"""Columns of text become columns of a type, and each value that does not fit gets a reason.
+
+Rules:
+
+- A value is read as a whole or refused. Blanks around numbers, times and booleans do not count.
+- Strings stay as they are: only `nullValue` and `emptyValue` change them.
+- Integers are decimal digits with a sign. Floats may also be `nanValue`, `positiveInf`, `negativeInf`, NaN or Infinity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from tidegate.actors.sources.text.text_options import TextOptions
+from tidegate.storage.errors import ConfigurationError
+
+_INTEGER = r"^[+-]?[0-9]+$"
+_PLAIN_INTEGER = r"^-?[0-9]+$"
+_ZONE = r"(?:Z|[+-][0-9]{2}(?::?[0-9]{2})?)$"
+_SHOWN_CHARACTERS = 60
+Converter = Callable[[pa.Array], pa.Array]
+"""Makes strings, of which none is blank, values. Raises ArrowInvalid if it cannot for one of them."""
+
+
+def converter_of(field: pa.Field, options: TextOptions) -> Converter | None:
+    """How strings become values of a field; None if they are values. ConfigurationError where text has no such type."""
+    wanted = field.type
+    if pa.types.is_string(wanted):
+        return None
+    if pa.types.is_integer(wanted):
+        return lambda texts: _integers(texts, wanted)
+    if pa.types.is_floating(wanted):
+        return lambda texts: _floats(texts, wanted, options)
+    if pa.types.is_timestamp(wanted):
+        return lambda texts: _timestamps(texts, wanted)
+    if pa.types.is_time(wanted):
+        return lambda texts: _times(texts, wanted)
+    try:
+        pa.array([], pa.string()).cast(wanted)
+    except pa.ArrowNotImplementedError as error:
+        raise ConfigurationError(
+            f"column {field.name!r} is {wanted}, which text cannot hold; read it as a string, and make it in a step"
+        ) from error
+    return lambda texts: texts.cast(wanted)
+
+
+def converted(texts: pa.Array, field: pa.Field, convert: Converter | None, reasons: dict[int, str]) -> pa.Array:
+    """The values of a column of strings. `reasons` gets the number of each row whose value is none, which is null."""
+    strings = pa.types.is_string(field.type) or pa.types.is_large_string(field.type)
+    binary = pa.types.is_binary(field.type) or pa.types.is_large_binary(field.type) or strings
+    binary = binary or pa.types.is_dictionary(field.type)
+    if convert is None:
+        values = texts
+    elif binary:
+        values = convert(texts)
+    else:
+        texts = pc.utf8_trim(texts, " \t")
+        texts = pc.if_else(pc.equal(pc.binary_length(texts), 0), pa.scalar(None, pa.string()), texts)
+        try:
+            values = convert(texts)
+        except (pa.ArrowInvalid, OverflowError, ValueError):
+            values = _one_by_one(texts, field, convert, reasons)
+    if not field.nullable and values.null_count:
+        for row in np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False)).tolist():
+            reasons.setdefault(row, f"column {field.name!r} is not nullable, and has no value")
+    return values
+
+
+def _one_by_one(texts: pa.Array, field: pa.Field, convert: Converter, reasons: dict[int, str]) -> pa.Array:
+    """Halves the column until what remains is one value or can be converted."""
+    parts: list[tuple[int, pa.Array]] = []
+    waiting = [(0, texts)]
+    while waiting:
+        start, part = waiting.pop()
+        try:
+            parts.append((start, convert(part)))
+        except (pa.ArrowInvalid, OverflowError, ValueError):
+            if len(part) > 1:
+                half = len(part) // 2
+                waiting += [(start + half, part.slice(half)), (start, part.slice(0, half))]
+                continue
+            value = part[0].as_py()
+            shown = value if len(value) <= _SHOWN_CHARACTERS else f"{value[:_SHOWN_CHARACTERS]}…"
+            reasons.setdefault(start, f"column {field.name!r}: {shown!r} is not a value of type {field.type}")
+            parts.append((start, pa.nulls(1, field.type)))
+    return pa.concat_arrays([part for _, part in sorted(parts, key=lambda each: each[0])])
+
+
+def _integers(texts: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """Arrow takes 0x1 for a number, and +1 for none."""
+    if not _all(pc.match_substring_regex(texts, _PLAIN_INTEGER)):
+        if not _all(pc.match_substring_regex(texts, _INTEGER)):
+            raise pa.ArrowInvalid("no integer")
+        texts = pc.utf8_ltrim(texts, "+")
+    return texts.cast(wanted)
+
+
+def _floats(texts: pa.Array, wanted: pa.DataType, options: TextOptions) -> pa.Array:
+    try:
+        values = texts.cast(wanted)
+        if (options.nan_value, options.positive_inf, options.negative_inf) == ("NaN", "Inf", "-Inf"):
+            return values
+    except pa.ArrowInvalid:
+        pass
+    for given, known in (
+        (options.nan_value, "nan"),
+        (options.positive_inf, "inf"),
+        (options.negative_inf, "-inf"),
+    ):
+        texts = pc.if_else(pc.equal(texts, given), known, texts)
+    return texts.cast(wanted)
+
+
+def _timestamps(texts: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """Times without a zone are in UTC, for a column with a zone. A column without one takes no times with a zone."""
+    if wanted.tz is None:
+        return texts.cast(wanted)
+    zoned = pc.match_substring_regex(texts, _ZONE)
+    zoned = pc.and_(zoned, pc.greater(pc.binary_length(texts), 10))
+    naive, utc = pa.timestamp(wanted.unit), pa.timestamp(wanted.unit, "UTC")
+    nothing = pa.scalar(None, pa.string())
+    without = pc.if_else(zoned, nothing, texts).cast(naive).cast(pa.int64())
+    with_zone = pc.if_else(zoned, texts, nothing).cast(utc).cast(pa.int64())
+    return pc.coalesce(without, with_zone).cast(wanted)
+
+
+def _times(texts: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """Arrow has no cast from strings to times of a day."""
+    unit = {"s": "s", "ms": "ms", "us": "us", "ns": "ns"}[wanted.unit]
+    day = pc.binary_join_element_wise("1970-01-01T", texts, "")
+    return day.cast(pa.timestamp(unit)).cast(wanted)
+
+
+def _all(flags: pa.Array) -> bool:
+    return pc.all(flags, min_count=0).as_py() is not False
+
+
+def inferred_type(texts: pa.Array, options: TextOptions) -> pa.DataType:
+    """The type of the first of these that takes all values: integer, boolean, date, time, timestamp, float, string."""
+    if texts.null_count == len(texts):
+        return pa.string()
+    for wanted in _INFERRED:
+        field = pa.field("", wanted)
+        reasons: dict[int, str] = {}
+        convert = converter_of(field, options)
+        assert convert is not None
+        trimmed = pc.utf8_trim(texts, " \t")
+        if pc.any(pc.equal(pc.binary_length(trimmed), 0)).as_py():
+            break
+        try:
+            convert(trimmed)
+        except (pa.ArrowInvalid, OverflowError, ValueError):
+            continue
+        assert not reasons
+        return wanted
+    return pa.string()
+
+
+_INFERRED = (
+    pa.int64(),
+    pa.bool_(),
+    pa.date32(),
+    pa.time32("s"),
+    pa.timestamp("s"),
+    pa.timestamp("ns"),
+    pa.timestamp("ns", "UTC"),
+    pa.float64(),
+)
+
+
+def bad_numbers(reasons: dict[int, str]) -> NDArray[np.int64]:
+    """The numbers of bad rows, in order."""
+    return np.array(sorted(reasons), dtype=np.int64)
