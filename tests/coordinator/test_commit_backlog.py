@@ -155,7 +155,7 @@ def test_a_tables_log_is_read_once_however_many_commits_there_are() -> None:
 
     for number in map(CheckpointId, range(1, 11)):
         commit = do.CommitSinks(number, (replace(files(number, f"f{number}"), table=table),), permit=ANY_PERMIT)
-        assert effects.commit_sinks(commit) == ev.SinksCommitted(7, number)
+        assert effects.commit_sinks(commit) == ev.SinksCommitted(7, number, ((table, number + 1),))
 
     assert len(log.entries()) == 12
     assert max(found.values()) <= 2
@@ -181,7 +181,7 @@ def test_a_table_without_files_is_told_where_that_changes_what_it_shows() -> Non
     effects = CoordinatorEffects(context, FileSystemStore, lambda: 7)
 
     assert effects.commit_sinks(do.CommitSinks(CheckpointId(1), (), (table,), permit=ANY_PERMIT)) == ev.SinksCommitted(
-        7, CheckpointId(1)
+        7, CheckpointId(1), ((table, 4),)
     )
 
     assert log.snapshot().files == ()

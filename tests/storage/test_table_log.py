@@ -7,10 +7,12 @@ from typing import Literal
 import pyarrow as pa
 import pytest
 from faulty_store import FaultyStore
-from table_logs import INFO, SCHEMA, A, B, commit, shown_at, table_at
+from table_logs import INFO, SCHEMA, A, B, commit, file_of, shown_at, table_at
 
 from tidegate.storage.errors import CorruptionError, FencedError, StorageError, TableError
 from tidegate.storage.files.file_system_store import FileSystemStore
+from tidegate.storage.ids import CheckpointId
+from tidegate.storage.tables.log.log_parts import entry_path
 from tidegate.storage.tables.table_log import TableInfo, TableLog
 
 
@@ -212,3 +214,54 @@ def test_damage_in_the_log_is_found(memory_store: FileSystemStore) -> None:
         memory_store.write(path, [damaged])
         with pytest.raises(CorruptionError):
             TableLog(memory_store).snapshot()
+
+
+def vanish(store: FileSystemStore, *seqs: int) -> None:
+    """Storage loses entries of the log."""
+    for seq in seqs:
+        store.delete(entry_path(seq))
+
+
+@pytest.mark.parametrize("kept", [1, 2, 3])
+def test_a_log_that_has_lost_its_newest_entries_is_damage(memory_store: FileSystemStore, kept: int) -> None:
+    """To the writer that has appended them, and to a new one that was told of them; nothing is appended instead."""
+    log = table_at(memory_store)
+    log.claim(A)
+    heads = [log.commit(A, CheckpointId(number), (file_of(f"f{number}"),)) for number in (1, 2, 3)]
+    assert heads == [2, 3, 4]
+    vanish(memory_store, *range(kept + 1, 5))
+
+    for writer, known in ((log, -1), (log, -1), (TableLog(memory_store), 4)):
+        with pytest.raises(TableError, match=f"has lost entries: .* entry 4 of it, and it ends with entry {kept}"):
+            writer.commit(A, CheckpointId(4), (file_of("f4"),), known)
+    restored = TableLog(memory_store)
+    restored.expect(4)
+    with pytest.raises(TableError, match="has lost entries"):
+        restored.check_claim(INFO, B, (A, CheckpointId(3)))
+    assert [entry.seq for entry in TableLog(memory_store).entries()] == list(range(kept + 1))
+
+
+def test_a_log_with_another_entry_in_the_place_of_a_known_one_is_damage(memory_store: FileSystemStore) -> None:
+    """As after a storage was taken back to an older state, and somebody has written since."""
+    log = table_at(memory_store)
+    log.claim(A)
+    commit(log, A, 1, "x")
+    vanish(memory_store, 2)
+    other = TableLog(memory_store)
+    commit(other, A, 1, "y")
+
+    with pytest.raises(TableError, match="entry 2 of it, and another entry is there now"):
+        commit(log, A, 2, "z")
+    assert shown_at(memory_store) == ["y"]
+
+
+def test_a_writer_that_is_behind_a_truncated_log_reports_no_damage(memory_store: FileSystemStore) -> None:
+    """What is not there any more is in a snapshot."""
+    log = table_at(memory_store)
+    log.claim(A)
+    commit(log, A, 1, "f1")
+    other = TableLog(memory_store, entries_per_snapshot=2)
+    for number in range(2, 12):
+        commit(other, A, number, f"f{number}")
+    commit(log, A, 12, "f12")
+    assert shown_at(memory_store) == [f"f{number}" for number in range(1, 13)]

@@ -262,7 +262,7 @@ class CoordinatorMachine:
 
     @_on.register
     def _on_committed(self, event: ev.SinksCommitted) -> None:
-        self._checkpoints.commits.done(event.checkpoint_id)
+        self._checkpoints.commits.committed(event)
 
     @_on.register
     def _on_commit_failed(self, event: ev.SinkCommitFailed) -> None:

@@ -39,10 +39,13 @@ def check_tables(
     now_ms: int,
 ) -> None:
     """Raise what `claim_tables` would raise, before anything expensive is done. Tables of living jobs are refused."""
+    known = dict(covering[-1].table_heads) if covering else {}
     for table in tables:
         check_owner_is_gone(table.url, job_id, open_store, now_ms)
         options = table.options
-        table.log.check_claim(table.info, job_id, _origin(covering), options.if_exists, evolves=options.evolves)
+        table_log = table.log
+        table_log.expect(known.get(table.url, -1))
+        table_log.check_claim(table.info, job_id, _origin(covering), options.if_exists, evolves=options.evolves)
 
 
 def claim_tables(

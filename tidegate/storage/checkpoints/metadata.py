@@ -331,6 +331,8 @@ class CheckpointMetadata:
     pools: tuple[SplitPool, ...] = ()
     """Of the sources whose splits the coordinator assigns. None in checkpoints of older versions: there, and of all
     other sources, the subtasks have every split."""
+    table_heads: tuple[tuple[str, int], ...] = ()
+    """The newest entry of each table's log that the job had seen, by url. A log that ends before has lost entries."""
     deleted: bool = False
     """Somebody has begun to delete it: it is not there any more, and this says what of it may be left."""
 

@@ -104,6 +104,11 @@ class TableLog(TableReads):
             if info.delta_id is not None:
                 LogMirror(self._store.url, info, self._tail).check(if_exists if restored_from is None else "append")
 
+    def expect(self, known: int) -> None:
+        """Take it as known that the log has this entry: TableError from now on where it ends before it."""
+        with self._lock:
+            self._tail.expect(known)
+
     def claim(
         self,
         job_id: JobId,
@@ -136,15 +141,19 @@ class TableLog(TableReads):
                     return
             raise self._lost_races("claim")
 
-    def commit(self, job_id: JobId, checkpoint_id: CheckpointId, files: tuple[DataFile, ...]) -> None:
+    def commit(self, job_id: JobId, checkpoint_id: CheckpointId, files: tuple[DataFile, ...], known: int = -1) -> int:
         """Show the files of a completed checkpoint, once however often it is called.
 
-        Without files it makes an entry only where the claim has yet to change what is shown. Raises FencedError if
-        another job owns the table, TableError if nobody does, or the checkpoint was committed before with other files,
-        StorageError if it is unknown whether the commit is there: repeat it then.
+        Returns the number of the newest entry of the log. `known`: the newest one that the job knows of. Without files
+        it makes an entry only where the claim has yet to change what is shown.
+
+        Raises FencedError if another job owns the table. Raises TableError if nobody does, if the log ends before
+        `known`, or if the checkpoint was committed before with other files. Raises StorageError if it is unknown
+        whether the commit is there: repeat it then.
         """
         with self._lock:
-            if self._tail.fold is None or self._tail.fold.owner != job_id or not files:
+            self._tail.expect(known)
+            if self._tail.fold is None or self._tail.fold.owner != job_id or not files or self._tail.is_behind():
                 self._tail.refresh()
             for _ in range(RACES_MAX):
                 fold = self._existing()
@@ -157,7 +166,7 @@ class TableLog(TableReads):
                     raise FencedError(owned_by(self._store.url, fold.owner, job_id))
                 if fold.is_decided(self._store.url, checkpoint_id, files):
                     self._follow()
-                    return
+                    return self._existing().seq
                 # Clocks of different machines differ: a later commit is not an earlier one.
                 at_ms = max(self._now_ms(), fold.newest_at_ms or 0)
                 entry = TableEntry(
@@ -165,7 +174,7 @@ class TableLog(TableReads):
                 )
                 if self._tail.append(entry):
                     self._follow()
-                    return
+                    return self._existing().seq
             raise self._lost_races("commit")
 
     def claim_compaction(self, job_id: JobId, line: JobId, owner: JobId | None) -> tuple[DataFile, ...]:

@@ -267,6 +267,7 @@ class CheckpointWriter:
             hooks=pending.hooks,
             savepoint_format=pending.properties.savepoint_format if pending.properties.kind.is_savepoint else None,
             pools=pools(self._context.state, pending),
+            table_heads=tuple(sorted(self._context.state.table_heads.items())),
         )
 
     def _partly_finished(self, pending: PendingCheckpoint) -> OperatorUid | None:

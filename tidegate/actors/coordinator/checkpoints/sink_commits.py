@@ -4,6 +4,8 @@
 
 - Checkpoints are committed one at a time, in the order of their numbers (invariant 6).
 - After each commit older checkpoints that nobody needs any more are subsumed (`subsumption.py`).
+- What a commit has seen of a table's log is remembered, and stored with later checkpoints (`table_heads`). A log that
+  ends before it has lost entries, which `TableTail` reports to whoever commits next or restores the job.
 - The first completed checkpoint of an attempt is committed to every output table, even without files. If a table has a
   new owner, or one that went back to an older checkpoint, this commit changes what the table shows.
 """
@@ -47,8 +49,14 @@ class SinkCommitter:
         if self._is_first(checkpoint_id):
             self._next()
 
-    def done(self, checkpoint_id: CheckpointId) -> None:
-        """The sink files of the first waiting checkpoint are visible."""
+    def committed(self, event: ev.SinksCommitted) -> None:
+        """The sink files of a checkpoint are visible. Remember how far the logs of its tables have got."""
+        heads = self._context.state.table_heads
+        for url, seq in event.heads:
+            heads[url] = max(seq, heads.get(url, 0))
+        self._done(event.checkpoint_id)
+
+    def _done(self, checkpoint_id: CheckpointId) -> None:
         if not self._is_first(checkpoint_id):
             return
         state = self._context.state
@@ -88,8 +96,9 @@ class SinkCommitter:
         commit = self._context.state.commits[0]
         permit = invariants.permit_commit(self._context.state, commit.checkpoint_id)
         if commit.committables or commit.tables:
+            heads = tuple(sorted(self._context.state.table_heads.items()))
             self._context.instruct(
-                do.CommitSinks(commit.checkpoint_id, commit.committables, commit.tables, permit=permit)
+                do.CommitSinks(commit.checkpoint_id, commit.committables, commit.tables, heads, permit=permit)
             )
         else:
-            self.done(commit.checkpoint_id)
+            self._done(commit.checkpoint_id)

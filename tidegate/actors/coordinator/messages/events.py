@@ -300,10 +300,14 @@ class MetadataWriteFailed:
 @wire
 @dataclass(frozen=True, slots=True)
 class SinksCommitted:
-    """The sink files of a completed checkpoint are visible."""
+    """The sink files of a completed checkpoint are visible.
+
+    `heads`: of each table that was written to, its url and the number of the newest entry of its log.
+    """
 
     at_ms: int
     checkpoint_id: CheckpointId
+    heads: tuple[tuple[str, int], ...] = ()
 
 
 @wire

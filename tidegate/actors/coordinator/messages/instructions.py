@@ -196,12 +196,14 @@ class VoidCheckpoint:
 class CommitSinks:
     """Make the sink files of a completed checkpoint visible, once. Answered by `SinksCommitted` or `SinkCommitFailed`.
 
-    `tables` are told of it even if it has no files for them: the commit may change what they show.
+    `tables` are told of it even if it has no files for them: the commit may change what they show. `heads`: the newest
+    entry of each table's log that the job knows, by url; a log that ends before it has lost entries.
     """
 
     checkpoint_id: CheckpointId
     committables: tuple[Committable, ...]
     tables: tuple[str, ...] = ()
+    heads: tuple[tuple[str, int], ...] = ()
     permit: CommitPermit = field(kw_only=True)
 
     def __post_init__(self) -> None:

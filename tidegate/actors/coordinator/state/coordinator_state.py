@@ -227,6 +227,8 @@ class CoordinatorState:
     table_failures: int = 0
     commits: tuple[SinkCommit, ...] = ()
     """Completed checkpoints whose sink files may not be visible yet, oldest first."""
+    table_heads: dict[str, int] = field(default_factory=dict)
+    """The newest entry of each table's log that a commit of this job has seen, by the table's url."""
     told_attempt: int = -1
     """The newest attempt whose first completed checkpoint was committed to all output tables, or is about to be."""
     committed_files: dict[tuple[TaskId, OperatorUid], int] = field(default_factory=dict)

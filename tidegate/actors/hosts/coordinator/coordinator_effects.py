@@ -27,6 +27,7 @@ from tidegate.storage.errors import (
     FencedError,
     InvariantError,
     StorageError,
+    TableError,
     TidegateError,
     may_pass,
 )
@@ -157,9 +158,14 @@ class CoordinatorEffects:
         for committable in instruction.committables:
             if not is_own_sink(committable.table):
                 files.setdefault(committable.table, []).extend(committable.files)
+        heads, known = [], dict(instruction.heads)
         try:
             for table, table_files in files.items():
-                self._table_log(table).commit(self._context.job_id, instruction.checkpoint_id, tuple(table_files))
+                table_log = self._table_log(table)
+                head = table_log.commit(
+                    self._context.job_id, instruction.checkpoint_id, tuple(table_files), known.get(table, -1)
+                )
+                heads.append((table, head))
             self._sinks.commit(self._context.job_id, instruction.checkpoint_id, of_sinks)
         except FencedError as error:
             return ev.SinkCommitFailed(self._now_ms(), instruction.checkpoint_id, str(error), fenced=True)
@@ -169,7 +175,7 @@ class CoordinatorEffects:
             return ev.SinkCommitFailed(self._now_ms(), instruction.checkpoint_id, str(error))
         except TidegateError as error:
             return ev.SinkCommitFailed(self._now_ms(), instruction.checkpoint_id, str(error), permanent=True)
-        return ev.SinksCommitted(self._now_ms(), instruction.checkpoint_id)
+        return ev.SinksCommitted(self._now_ms(), instruction.checkpoint_id, tuple(heads))
 
     def _table_log(self, url: str) -> TableLog:
         """The log of a table; kept, because it remembers what it has read, and a log grows with every commit."""
@@ -221,11 +227,21 @@ class CoordinatorEffects:
             sweep_checkpoints(self._open_store(self._context.root), self._context.layout, permit)
             self.compactor.close()
             for table in self._context.table_urls if permit.tables_settled else ():
-                delete_unreferenced(self._open_store(table), self._context.job_id, None)
+                if self._is_whole(table):
+                    delete_unreferenced(self._open_store(table), self._context.job_id, None)
             if permit.tables_settled:
                 self._sinks.abort(self._context.job_id)
         except StorageError as error:
             log.warning("the sweep of job %s did not finish, files are left behind: %s", self._context.job_id, error)
+
+    def _is_whole(self, table: str) -> bool:
+        """Whether the log of a table has all that was committed. If not, its files are all that is left of the rows."""
+        try:
+            self._table_log(table).claims()
+        except TableError as error:
+            log.error("files of the table are not deleted: %s", error)
+            return False
+        return True
 
 
 def _away_ms(error: Exception) -> int | None:

@@ -9,6 +9,9 @@ Rules:
   for a part of it.
 - A listing may show an entry without the one before it, where entries are created meanwhile. What it does not name is
   looked for by its own name before it counts as lost.
+- A process remembers the newest entry that it has appended or read. A log that ends before it, or has another entry
+  there, has lost what storage had acknowledged. That is damage, a TableError: truncation never goes so far. Otherwise
+  rows that were committed would be missing, and the next commit would hide that.
 - A snapshot is written, and the log truncated, every so many entries by whoever appends. The entry that made it due
   stands, whatever becomes of that.
 """
@@ -20,7 +23,14 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
 from tidegate.storage.checkpoints.metadata import DataFile
-from tidegate.storage.errors import AlreadyExistsError, CorruptionError, NotFoundError, StorageError, TidegateError
+from tidegate.storage.errors import (
+    AlreadyExistsError,
+    CorruptionError,
+    NotFoundError,
+    StorageError,
+    TableError,
+    TidegateError,
+)
 from tidegate.storage.files.file_system_store import join_url
 from tidegate.storage.files.store import Store
 from tidegate.storage.tables.log.log_entries import Ranges, TableEntry, covers, in_order
@@ -54,15 +64,24 @@ class TableTail:
         """Folds that snapshots should be made of."""
         self._columns: dict[TablePart, PartColumns] = {}
         """Parts that have been read."""
+        self._newest: tuple[int, str] | None = None
+        """Number and checksum of the newest entry that was part of the log."""
 
     def refresh(self) -> None:
-        """Read what has been appended; begin anew where the log was truncated meanwhile."""
+        """Read what has been appended; begin anew where the log was truncated meanwhile.
+
+        TableError where the log has lost entries that were part of it.
+        """
         for _ in range(RACES_MAX):
             try:
                 if self.fold is None:
                     self._load()
+                    self._check_nothing_lost()
                 else:
                     self._read_on()
+                    if self.is_behind():
+                        self._check_nothing_lost()
+                self._remember()
                 return
             except _OvertakenError:
                 self._forget()
@@ -72,6 +91,38 @@ class TableTail:
                 raise
         where = join_url(self._url, LOG_FOLDER)
         raise CorruptionError(f"{where} cannot be read: entries that the newest snapshot needs are missing")
+
+    def expect(self, seq: int) -> None:
+        """Take it as known that entry `seq` was part of the log, as another process of the job has reported."""
+        if seq >= 0 and (self._newest is None or self._newest[0] < seq):
+            self._newest = seq, ""
+
+    def is_behind(self) -> bool:
+        """Whether more is known of the log than was read."""
+        return self._newest is not None and (self.fold is None or self.fold.seq < self._newest[0])
+
+    def _remember(self) -> None:
+        if self.fold is not None and (self._newest is None or self._newest[0] <= self.fold.seq):
+            self._newest = self.fold.seq, self.fold.entry_checksum
+
+    def _check_nothing_lost(self) -> None:
+        """Raise TableError if the newest entry that was part of the log is not a part of what was loaded."""
+        if self._newest is None:
+            return
+        seq, checksum = self._newest
+        ends = -1 if self.fold is None else self.fold.seq
+        if ends < seq:
+            found = "there is no log any more" if self.fold is None else f"it ends with entry {ends}"
+        elif checksum and self._files.has_entry(seq) and not self._is_there(seq, checksum):
+            found = "another entry is there now"
+        else:
+            return
+        raise TableError(
+            f"the log of the table at {self._url} has lost entries: this job knows entry {seq} of it, and {found}. The "
+            "storage has lost what it had acknowledged or was taken back to an older state, or the table was deleted "
+            "and created again. Rows that were committed are missing, so nothing is written to it. Bring the folder "
+            "back from a copy, or restore the job from a checkpoint that is older than the loss"
+        )
 
     def _forget(self) -> None:
         self._state, self.fold = None, None
@@ -158,6 +209,7 @@ class TableTail:
             self.refresh()
             return False
         self._apply(entry, checksum)
+        self._remember()
         self._compact()
         return True
 
