@@ -206,13 +206,58 @@ def test_columns_are_sparks_without_a_schema(kafka: Broker) -> None:
 def test_keys_and_times_beside_json(kafka: Broker) -> None:
     """Line breaks within an object, fields that it lacks, and a record without a value."""
     kafka.add("json", 2, b'{"s": "a",\n "x": 1}', b"{}", None, at_ms=7_000)
-    form = RecordFormat(SCHEMA, "string", timestamp=True)
+    form = RecordFormat(SCHEMA, "string", ("timestamp", "tombstone"))
     rows = read_to_the_end(replace(source(kafka, "json", bounded=True), form=form))
     assert [(r["x"], r["s"], r["kafka_key"]) for r in rows] == [(1, "a", "2"), (None, None, "2"), (None, None, "2")]
     assert [r["kafka_timestamp"].timestamp() for r in rows] == [7.0, 7.001, 7.002]  # type: ignore[attr-defined]
+    assert [r["kafka_tombstone"] for r in rows] == [False, False, True]
 
 
-BAD = [b"no json", b'{"x": "text"}', b"", b"  ", b'{"x": 1} {"x": 2}', b"[1]", b'{"x": 1.5}']
+def test_metadata_beside_values(kafka: Broker) -> None:
+    """On request, with a schema and without one."""
+    kafka.add("metadata", 1, b'{"x": 1}', None, at_ms=9_000)
+    names = ("headers", "offset", "partition", "topic", "tombstone")
+    rows = read_to_the_end(replace(source(kafka, "metadata", bounded=True), form=RecordFormat(SCHEMA, None, names)))
+    assert [[row[f"kafka_{name}"] for name in names] for row in rows] == [
+        [[], 0, 1, "metadata", False],
+        [[], 1, 1, "metadata", True],
+    ]
+    rows = read_to_the_end(replace(source(kafka, "metadata", bounded=True), form=RecordFormat("bytes", None, names)))
+    assert [(row["offset"], row["headers"], row["tombstone"]) for row in rows] == [(0, [], False), (1, [], True)]
+    with pytest.raises(ConfigurationError, match="there is no 'size'"):
+        RecordFormat("bytes", None, ("size",))
+
+
+@pytest.mark.parametrize("around", [0, 1, 2])
+def test_a_record_is_read_alike_wherever_it_stands(kafka: Broker, around: int) -> None:
+    """With a byte order mark, with white space and line breaks between its tokens."""
+    topic = f"alike-{around}"
+    odd = [b'\xef\xbb\xbf{"x": 1}', b' \n{"x": 2}\n', b'{"x":\r\n3}', '{"x": 4, "s": "ü"}'.encode()]
+    kafka.add(topic, 0, *objects(*range(10, 10 + around)), *odd, *objects(*range(20, 20 + around)))
+    rows = read_to_the_end(source(kafka, topic, bounded=True))
+    assert [row["x"] for row in rows] == [*range(10, 10 + around), 1, 2, 3, 4, *range(20, 20 + around)]
+
+
+BAD = [
+    b'{"s": "\xff"}',
+    b'{"s": "a\nb"}',
+    b'{"s": "a\rb"}',
+    b'{"s": "a\x01b"}',
+    b"null",
+    b" null ",
+    b'{"x": 1}\n{"x": 2}',
+    b'{"x": 1, "s": "\xe9"}',
+    b"\xef\xbb\xbf",
+    b'{"x"',
+    b'{"m": {"s": "\n"}}',
+    b"no json",
+    b'{"x": "text"}',
+    b"",
+    b"  ",
+    b'{"x": 1} {"x": 2}',
+    b"[1]",
+    b'{"x": 1.5}',
+]
 
 
 @pytest.mark.slow

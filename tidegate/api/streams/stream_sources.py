@@ -232,6 +232,7 @@ class StreamSources:
         topics: Sequence[str],
         value: pa.Schema | Literal["bytes", "string"] = "bytes",
         key: Literal["bytes", "string"] | None = None,
+        metadata: Sequence[str] = (),
         start: Start = "earliest",
         end: Literal["latest"] | None = None,
         discover: str | timedelta | int | None = None,
@@ -249,7 +250,9 @@ class StreamSources:
         """A stream of the records of topics, from the brokers at "host:port,host:port" (`pip install tidegate[kafka]`).
 
         With a schema as `value` records are JSON objects, a column for each field; `key` adds the column `kafka_key`.
-        With "bytes" or "string" the columns are Spark's: key, value, topic, partition, offset and timestamp.
+        With "bytes" or "string" the columns are Spark's: key, value, topic, partition, offset and timestamp. `metadata`
+        adds columns: "topic", "partition", "offset", "timestamp", "headers" and "tombstone", whether a record has no
+        value. Beside a schema they are called `kafka_topic` and so on.
 
         It begins at `start`: "earliest", "latest", a time (a datetime, or milliseconds since 1970), or offsets
         (`{"bids": {0: 17, 1: 4}}`). With `end="latest"` it ends behind what is there at submission. With
@@ -274,14 +277,15 @@ class StreamSources:
         check_start(start)
         kafka()
         by_record = isinstance(timestamp, str) and timestamp == "kafka"
-        form = RecordFormat(value, key, by_record and isinstance(value, pa.Schema))
+        timed_by = ("timestamp",) if by_record and isinstance(value, pa.Schema) else ()
+        form = RecordFormat(value, key, tuple(dict.fromkeys((*timed_by, *metadata))))
         every_ms = None if discover is None else parse_duration_ms(discover, setting="from_kafka(discover)")
         given = tuple((properties or {}).items())
         client_settings(servers, dict(given))
         skip = errors == "skip"
         source = KafkaSource(servers, tuple(topics), form, start, end is not None, every_ms, given, skip, on_missing)
         stream = self.from_source(source, name=name, uid=uid, parallelism=parallelism)
-        column = timestamp if not by_record else TIMESTAMP if form.timestamp else "timestamp"
+        column = timestamp if not by_record else TIMESTAMP if isinstance(value, pa.Schema) else "timestamp"
         return timed(stream, column, max_out_of_orderness, uid, idleness, alignment)
 
     def from_rate(

@@ -131,9 +131,13 @@ class KafkaReader:
         self._consumer.close()
 
     def _rows(self, at: PartitionAt, partition: _Partition, offset: int, rows_max: int) -> ReadResult:
-        taken = [partition.records.popleft() for _ in range(min(rows_max, len(partition.records)))]
-        if taken:
+        if rows_max >= len(partition.records):
+            taken, size_bytes = list(partition.records), partition.size_bytes
+            partition.records.clear()
+        else:
+            taken = [partition.records.popleft() for _ in range(rows_max)]
             size_bytes = _size_bytes(taken)
+        if taken:
             self._buffered_bytes -= size_bytes
             partition.size_bytes -= size_bytes
             partition.next_offset = _offset(taken[-1]) + 1
@@ -201,14 +205,16 @@ class KafkaReader:
         if not found:
             return
         grown: dict[tuple[str, int], list[Message]] = {}
+        topic, number, records = "", -1, []
         for record in found:
-            name = record.topic() or "", record.partition() or 0
             if (error := record.error()) is not None:
-                self._failed(record, error, self._partitions.get(name))
-            elif name in grown:
-                grown[name].append(record)
-            else:
-                grown[name] = [record]
+                self._failed(record, error, self._partitions.get((record.topic() or "", record.partition() or 0)))
+                continue
+            # Records of a partition come in runs.
+            if record.partition() != number or record.topic() != topic:
+                topic, number = record.topic() or "", record.partition() or 0
+                records = grown.setdefault((topic, number), [])
+            records.append(record)
         taken_bytes = 0
         for name, records in grown.items():
             partition = self._partitions.get(name)
