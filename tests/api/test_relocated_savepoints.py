@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,6 +20,7 @@ from tidegate.cli import app
 from tidegate.spark_bridge.dataframes.manifest import write_manifest
 from tidegate.spark_bridge.dataframes.parquet_source import ParquetSource
 from tidegate.spark_bridge.dataframes.parquet_writer import FileLimits, write_files
+from tidegate.storage.checkpoints.metadata_file import decode_metadata, encode_metadata
 from tidegate.storage.errors import AlreadyExistsError, CorruptionError, NotFoundError
 from tidegate.storage.files.file_system_store import open_store
 
@@ -126,6 +127,8 @@ def test_rows_that_nobody_had_committed_are_shown_by_who_restores(tmp_path: Path
         assert len(entries) == 4, "created, claimed, and two commits"
         for entry in entries[2:]:
             entry.unlink()
+    metadata = Path(savepoint, "_metadata")
+    metadata.write_bytes(encode_metadata(replace(decode_metadata(metadata.read_bytes()), table_heads=())))
     path = recovery.relocate(savepoint, str(tmp_path / "elsewhere"))
     shutil.rmtree(tmp_path / "ckpt")
 
