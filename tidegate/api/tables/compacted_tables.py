@@ -39,8 +39,9 @@ class TableCompaction:
 def compact_table(url: str, open_store: OpenStore, file_bytes: int) -> TableCompaction:
     """Compact the table at `url`, line of jobs by line of jobs, into files of up to `file_bytes` bytes.
 
-    Raises TableError if there is no table, or its rows are handed to a function; ConfigurationError while its owner
-    lives; FencedError if a job has taken the table meanwhile; StorageError.
+    Raises TableError if there is no table, its rows are handed to a function, or it is a Delta table that others have
+    given features which tidegate does not write; ConfigurationError while its owner lives; FencedError if a job has
+    taken the table meanwhile; StorageError.
     """
     if file_bytes <= 0:
         raise ConfigurationError(f"file_bytes must be positive, not {file_bytes}")
@@ -49,6 +50,7 @@ def compact_table(url: str, open_store: OpenStore, file_bytes: int) -> TableComp
         # The compaction would look like a new commit, and its rows would be handed on again.
         raise TableError(f"rows of the table at {url} are handed to a function, and deleted then: compact other tables")
     log = TableLog(store)
+    log.check_delta()
     by_line = log.files_by_line()
     found = log.owner()
     owner = None if found is None else found.job_id

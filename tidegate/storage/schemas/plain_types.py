@@ -26,7 +26,9 @@ def without_views(data_type: pa.DataType) -> pa.DataType:
     if types.is_struct(data_type):
         return pa.struct([field.with_type(without_views(field.type)) for field in data_type])
     if types.is_map(data_type):
-        return pa.map_(without_views(data_type.key_type), without_views(data_type.item_type))
+        key, item = data_type.key_field, data_type.item_field
+        fields = (key.with_type(without_views(key.type)), item.with_type(without_views(item.type)))
+        return pa.map_(*fields, keys_sorted=data_type.keys_sorted)
     if types.is_fixed_size_list(data_type):
         return pa.list_(_field_without_views(data_type), data_type.list_size)
     if types.is_large_list(data_type):

@@ -98,11 +98,21 @@ class TableLog(TableReads):
         """Raise what `create` and `claim` would raise now, and change nothing."""
         with self._lock:
             self._tail.refresh()
+            claim: TableClaim | None = None
             if self._tail.fold is not None:
                 info = self._described(info, evolves)
-                self._tail.with_parts(self._lineage).claim(job_id, restored_from, if_exists, None)
+                claim = self._tail.with_parts(self._lineage).claim(job_id, restored_from, if_exists, None)
             if info.delta_id is not None:
-                LogMirror(self._store.url, info, self._tail).check(if_exists if restored_from is None else "append")
+                mirror = LogMirror(self._store.url, info, self._tail)
+                mirror.check(if_exists if restored_from is None else "append", claim)
+
+    def check_delta(self) -> None:
+        """Raise TableError where the table is a Delta table too, and that one does not take our transactions now."""
+        with self._lock:
+            self._tail.refresh()
+            info = self._existing().info
+            if info.delta_id is not None:
+                LogMirror(self._store.url, info, self._tail).check()
 
     def expect(self, known: int) -> None:
         """Take it as known that the log has this entry: TableError from now on where it ends before it."""
@@ -257,7 +267,12 @@ class TableLog(TableReads):
                         continue
                 if not dry_run:
                     self._follow()
-                return deletable_files(entries, vacuum), vacuum.readable_from
+                deletable = deletable_files(entries, vacuum)
+                if fold.info.delta_id is not None and deletable:
+                    # Where others have changed files, Delta has kept what a compaction here has replaced.
+                    needed = LogMirror(self._store.url, fold.info, self._tail).needed_files(retention.since_ms)
+                    deletable = {path: file for path, file in deletable.items() if path not in needed}
+                return deletable, vacuum.readable_from
             raise self._lost_races("vacuum")
 
     def _follow(self) -> None:

@@ -13,6 +13,10 @@ follows. Rules:
   have made stays.
 - Files that others have added to the Delta table stay. A file that must be hidden and is not there any more was
   rewritten by others, with its rows. Nobody could hide these, so it is an error.
+- A file of which others have deleted rows with a deletion vector counts as rewritten: what `deltalake` removes has no
+  vector, so such an entry of the log would stay. It is not compacted, and cannot be hidden.
+- What the table asks of writers is read before each transaction (`writer_features.py`). Delta refuses a transaction
+  that was made before that changed, so nothing is written by rules that are old.
 
 Protocol: https://github.com/delta-io/delta/blob/master/PROTOCOL.md, "Transaction Identifiers".
 """
@@ -21,9 +25,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -32,6 +38,7 @@ from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.errors import ConfigurationError, StorageError, TableError
 from tidegate.storage.extras import load
 from tidegate.storage.tables.delta.delta_schema import check_delta_schema
+from tidegate.storage.tables.delta.writer_features import refusal
 from tidegate.storage.tables.partitions import HIVE_NULL, folder_of
 from tidegate.storage.tables.table_info import TableInfo
 
@@ -40,6 +47,8 @@ if TYPE_CHECKING:
     from deltalake.transaction import AddAction, RemoveAction
 
 RACES_MAX = 32
+_MOMENT_MAX_MS = 4_102_444_800_000
+"""2100-01-01: later moments are the newest version as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +118,7 @@ class DeltaMirror:
 
         Raises StorageError where it may work when it is repeated, TableError where it cannot.
         """
+        refused: str | None = None
         for _ in range(RACES_MAX):
             with self._telling("read"):
                 table = self._loaded()
@@ -118,17 +128,52 @@ class DeltaMirror:
             if change is None:
                 return
             with self._telling("commit to"):
-                if self._committed(table, change):
+                version = table.version()
+                refused = self._refused(table, change)
+                if refused is None:
                     return
-        raise StorageError(f"could not commit to the Delta table at {self._url}: lost {RACES_MAX} races")
+                if self._loaded().version() == version:
+                    # Nobody was faster: Delta does not want the transaction itself.
+                    raise StorageError(f"cannot commit to the Delta table at {self._url}: {refused}")
+        raise StorageError(
+            f"could not commit to the Delta table at {self._url}: {RACES_MAX} times another writer was faster "
+            f"(the last time: {refused})"
+        )
 
-    def _committed(self, table: DeltaTable, change: DeltaChange) -> bool:
-        """Whether one transaction has made the change; False where another one came first."""
+    def check_hides(self, change_since: Callable[[int | None], DeltaChange | None]) -> None:
+        """Raise TableError where the change from what the Delta table shows could not hide the files that it must."""
+        with self._telling("read"):
+            if not self._is_there():
+                return
+            table = self._loaded()
+            change = change_since(table.transaction_version(self._id))
+            if change is not None:
+                self._is_to_be_made(table, change)
+
+    def needed_files(self, since_ms: int) -> set[str]:
+        """Paths of the files that readers of the Delta table need: those of now, and those of that moment."""
+        from deltalake.exceptions import DeltaError
+
+        with self._telling("read"):
+            if not self._is_there():
+                return set()
+            found = self._active(self._loaded())
+            then = self._opened()
+            try:
+                then.load_as_version(datetime.fromtimestamp(min(since_ms, _MOMENT_MAX_MS) / 1000, UTC))
+            except DeltaError:
+                return found  # Delta has deleted that part of its log: no reader can go back to it.
+            return found | self._active(then)
+
+    def _refused(self, table: DeltaTable, change: DeltaChange) -> str | None:
+        """Make the change in one transaction; why Delta refuses it, as where another transaction came first."""
         from deltalake import CommitProperties, Transaction
         from deltalake.exceptions import CommitFailedError
 
         actions: list[AddAction | RemoveAction] = []
+        is_blind = True
         if self._is_to_be_made(table, change):
+            is_blind = not change.removed
             actions += [self._remove(file, change) for file in change.removed]
             actions += [self._add(file, change) for file in change.added]
         try:
@@ -138,13 +183,16 @@ class DeltaMirror:
                 schema=table.schema(),
                 partition_by=list(self._info.partition_by) or None,
                 commit_properties=CommitProperties(
-                    custom_metadata={"tidegateEntry": change.number},
+                    # Writers that isolate by "WriteSerializable" let a blind append pass beside a DELETE or MERGE.
+                    custom_metadata={"tidegateEntry": change.number, "isBlindAppend": is_blind},
                     app_transactions=[Transaction(self._id, change.number)],
                 ),
             )
-        except CommitFailedError:
-            return False
-        return True
+        except CommitFailedError as error:
+            if _is_final(error):
+                raise
+            return str(error)
+        return None
 
     def _is_there(self) -> bool:
         from deltalake import DeltaTable
@@ -153,18 +201,22 @@ class DeltaMirror:
 
     def _loaded(self) -> DeltaTable:
         """The table as it is now."""
-        from deltalake import DeltaTable
-
         if self._table is None:
-            self._table = DeltaTable(self._url, storage_options=storage_options(self._url))
+            self._table = self._opened()
         else:
             self._table.update_incremental()
         return self._table
+
+    def _opened(self) -> DeltaTable:
+        from deltalake import DeltaTable
+
+        return DeltaTable(self._url, storage_options=storage_options(self._url))
 
     def _check(self, table: DeltaTable, may_lack: Collection[str] = ()) -> None:
         import pyarrow as pa
         from deltalake import Schema
 
+        self._check_features(table)
         there = pa.schema(table.schema().to_arrow())
         wanted = pa.schema(Schema.from_arrow(self._info.arrow_schema).to_arrow())
         lacks = set(may_lack) - set(there.names)
@@ -180,18 +232,38 @@ class DeltaMirror:
                 f"{list(self._info.partition_by)}; give the same partition_by, or another url"
             )
 
+    def _check_features(self, table: DeltaTable) -> None:
+        protocol = table.protocol()
+        reason = refusal(
+            protocol.min_reader_version,
+            protocol.min_writer_version,
+            {*(protocol.writer_features or ()), *(protocol.reader_features or ())},
+            table.metadata().configuration,
+            json.loads(table.schema().to_json()),
+        )
+        if reason is not None:
+            raise TableError(f"the Delta table at {self._url} {reason}")
+
     def _is_to_be_made(self, table: DeltaTable, change: DeltaChange) -> bool:
         """Whether there is anything to do; TableError where it cannot be done."""
-        there = self._active(table) if change.removed else set()
+        if not change.removed:
+            return True
+        there = self._active(table) - self._with_vectors(table)
         gone = [file for file in change.removed if file.path not in there]
         if gone and change.same_rows:
             return False  # Others have put these files together, or changed their rows: what they have made stays.
         if gone:
             raise TableError(
                 f"{len(gone)} files of the Delta table at {self._url} have to be hidden, because the job was restored "
-                f"from before them, and others have rewritten or deleted them since (the first is {gone[0].path}): "
-                "their rows cannot be told from others any more. Restore a newer checkpoint, or take the Delta table "
-                "back to a version before that was done (RESTORE)"
+                f"from before them, and others have rewritten them or deleted rows of them since (the first is "
+                f"{gone[0].path}): their rows cannot be told from others any more. Restore a newer checkpoint, or take "
+                "the Delta table back to a version before that was done (RESTORE)"
+            )
+        if not change.same_rows and table.metadata().configuration.get("delta.appendOnly", "").lower() == "true":
+            raise TableError(
+                f"{len(change.removed)} files of the Delta table at {self._url} have to be hidden, because the job was "
+                f"restored from before them (the first is {change.removed[0].path}), and the table takes appends only "
+                "(delta.appendOnly). Restore a newer checkpoint, or unset the property"
             )
         return True
 
@@ -201,6 +273,16 @@ class DeltaMirror:
 
         # Delta's log has paths as they stand in URLs: what is in the folder `a%20b` is in `a%2520b` there.
         return {unquote(path) for path in pa.table(table.get_add_actions(flatten=True)).column("path").to_pylist()}
+
+    @staticmethod
+    def _with_vectors(table: DeltaTable) -> set[str]:
+        """Paths of the files of which others have deleted rows without rewriting them."""
+        import pyarrow as pa
+
+        if "deletionVectors" not in (table.protocol().writer_features or ()):
+            return set()
+        urls = pa.table(table.deletion_vectors()).column("filepath").to_pylist()
+        return {unquote(url.removeprefix(table.table_uri).lstrip("/")) for url in urls}
 
     def _add(self, file: DataFile, change: DeltaChange) -> AddAction:
         from deltalake.transaction import AddAction
@@ -235,7 +317,9 @@ class DeltaMirror:
             self._table = None
             text = f"cannot {what} the Delta table at {self._url}: {error}"
             if _is_final(error):
-                raise TableError(text) from error
+                raise TableError(
+                    f"{text}. Others have given it what tidegate does not write: take that off, or write to another url"
+                ) from error
             raise StorageError(text) from error
 
 
@@ -259,10 +343,16 @@ def imported() -> Any:
     return load("a Delta Lake table", "delta", "deltalake")
 
 
-def _is_final(error: Exception) -> bool:
-    from deltalake.exceptions import DeltaProtocolError, SchemaMismatchError
+_FINAL = re.compile("unsupported|invalid protocol|catalog-managed|append only|append-only", re.IGNORECASE)
+"""What `deltalake` names where a table itself is not for it: its errors have no classes of their own for that."""
 
-    return isinstance(error, DeltaProtocolError | SchemaMismatchError)
+
+def _is_final(error: Exception) -> bool:
+    from deltalake.exceptions import DeltaError, DeltaProtocolError, SchemaMismatchError
+
+    if isinstance(error, DeltaProtocolError | SchemaMismatchError):
+        return True
+    return isinstance(error, DeltaError) and _FINAL.search(str(error)) is not None
 
 
 def _text(schema: Any) -> str:

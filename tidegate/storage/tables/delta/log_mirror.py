@@ -11,7 +11,7 @@ from collections.abc import Collection
 from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.errors import TableError
 from tidegate.storage.tables.delta.delta_mirror import DeltaChange, DeltaMirror
-from tidegate.storage.tables.log.log_entries import Ranges, TableEntry, covers, without
+from tidegate.storage.tables.log.log_entries import Ranges, TableClaim, TableEntry, covers, without
 from tidegate.storage.tables.log.log_fold import TableFold
 from tidegate.storage.tables.log.log_tail import TableTail
 from tidegate.storage.tables.log.log_versions import TableVersions
@@ -33,12 +33,16 @@ class LogMirror:
         """Make the Delta table; see `DeltaMirror.create`."""
         self._delta.create()
 
-    def check(self, if_exists: IfExists) -> None:
+    def check(self, if_exists: IfExists = "append", claim: TableClaim | None = None) -> None:
         """Raise what `create` would raise, and TableError where the job would find rows that no entry of the log has.
 
-        "append": it is to add to them, or was restored.
+        "append": it is to add to them, or was restored. `claim`: the one that the job is about to make; TableError
+        where files of the Delta table would have to be hidden with it and cannot be.
         """
         self._delta.check()
+        if claim is not None:
+            shows = claim.shows
+            self._delta.check_hides(lambda since: self._tail.with_parts(lambda: self._change(since, shows)))
         if if_exists == "append":
             return
         own: Collection[str] = ()
@@ -65,13 +69,20 @@ class LogMirror:
         assert self._tail.fold is not None
         return self._tail.fold
 
-    def _change(self, since: int | None) -> DeltaChange | None:
+    def needed_files(self, since_ms: int) -> set[str]:
+        """See `DeltaMirror.needed_files`."""
+        return self._delta.needed_files(since_ms)
+
+    def _change(self, since: int | None, shows: Ranges | None = None) -> DeltaChange | None:
+        """What leads from entry `since` to what the log shows, or to `shows`, which a claim is about to make of it."""
         fold = self._fold
-        if since is not None and since >= fold.seq:
-            return None
+        if shows is None:
+            if since is not None and since >= fold.seq:
+                return None
+            shows = fold.shown
         before = self._shown_after(since)
-        new = self._tail.entries_in(without(fold.shown, before))
-        gone = self._tail.entries_in(without(before, fold.shown))
+        new = self._tail.entries_in(without(shows, before))
+        gone = self._tail.entries_in(without(before, shows))
         added, removed = _files(new), _files(gone)
         # A compaction names large files again: these stay.
         paths = {file.path for file in added} & {file.path for file in removed}
