@@ -32,7 +32,7 @@ def test_a_call_whose_executors_are_gone_is_given_up(monkeypatch: pytest.MonkeyP
     with fake_context() as context:
         context.settings[EXECUTOR_TIMEOUT] = "5ms"
         context.executors = 0
-        spark: Any = SimpleNamespace(sparkContext=context)
+        spark: Any = SimpleNamespace(sparkContext=context, _jsparkSession="its session")
         with pytest.raises(SparkLostError, match="checkpoint 5 was given up: Spark has had no executor"):
             calling_with_spark(spark)(count, rows, commit, "checkpoint 5")
     assert calls == [("the rows", 5)]

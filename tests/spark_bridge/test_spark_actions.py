@@ -28,13 +28,14 @@ def context() -> Iterator[FakeContext]:
 
 def run(context: FakeContext, action: Callable[[], Any], timeout_s: float | None = None) -> Any:
     """An action in a group of its own."""
-    spark: Any = SimpleNamespace(sparkContext=context)
+    spark: Any = SimpleNamespace(sparkContext=context, _jsparkSession="its session")
     return run_spark_action(spark, action, timeout_s=timeout_s, what="counting", job_group="group")
 
 
 def test_an_action_gives_its_result(context: FakeContext) -> None:
-    """In its job group; nothing is cancelled."""
+    """In its job group, with its session as the active one; nothing is cancelled."""
     assert run(context, lambda: 17) == 17
+    assert context._jvm.active == "its session"
     assert (context.groups, context.cancelled) == (["group"], [])
 
 

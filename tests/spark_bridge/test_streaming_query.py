@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -9,8 +10,9 @@ from typing import Any
 
 import pytest
 from fake_spark import FakeContext, fake_context
-from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
+from py4j.protocol import Py4JError, Py4JNetworkError  # type: ignore[import-untyped]
 
+from tidegate.spark_bridge.dataframes.staging import reason_of
 from tidegate.spark_bridge.errors import SparkLostError
 from tidegate.spark_bridge.spark_watch import DRIVER_TIMEOUT, EXECUTOR_TIMEOUT
 from tidegate.spark_bridge.streams.streaming_query import MicroBatch, StreamingQuery
@@ -134,6 +136,62 @@ def test_a_stopped_session_ends_the_query(context: FakeContext) -> None:
     assert "the Spark session was stopped" in query.reason(ends_with(query))
     query.stop()
     assert not writer.ended.is_set()
+
+
+def test_a_query_that_is_stopped_prints_no_error(context: FakeContext, caplog: pytest.LogCaptureFixture) -> None:
+    """Neither Spark, whose level is back afterwards, nor py4j, which logs what a batch raises."""
+    name = "org.apache.spark.sql.execution.streaming.MicroBatchExecution"
+    context._jvm.levels[name] = "WARN"
+    in_batch, stopped = threading.Event(), threading.Event()
+
+    def write(batch: MicroBatch) -> None:
+        in_batch.set()
+        assert stopped.wait(LONG_S)
+        raise Py4JNetworkError("the job was cancelled")
+
+    query, writer = started(context, write)
+    levels: list[object] = []
+    stop = writer.stop
+
+    def stop_late() -> None:
+        levels.append(context._jvm.levels[name])
+        stopped.set()
+        stop()
+
+    writer.stop = stop_late  # type: ignore[method-assign]
+
+    def run() -> None:
+        try:
+            writer.batch(None, 3)
+        except Exception:
+            logging.getLogger("py4j.clientserver").exception("There was an exception in the Python Proxy")
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert in_batch.wait(LONG_S)
+    query.stop()
+    thread.join(LONG_S)
+    assert levels == ["OFF"]
+    assert context._jvm.levels[name] == "WARN"
+    assert caplog.messages == []
+    logging.getLogger("py4j.clientserver").error("something else")
+    assert caplog.messages == ["something else"]
+
+
+LOST = "[STREAM_FAILED] Query [id = 1] terminated with exception: Partition x-0's offset was changed from 20 to 5"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (f'{LOST}.\nSome data may have been lost.\n source option "failOnDataLoss" to "false".\n', LOST),
+        ("It was thrown:\nTraceback (most recent call last):\n  line\nValueError: of a row\n", "ValueError: of a row"),
+        ("", "Py4JError"),
+    ],
+)
+def test_the_line_that_names_the_cause_is_the_reason(text: str, reason: str) -> None:
+    """The last line that names an error, or else the first one: hints come after the cause."""
+    assert reason_of(Py4JError(text)) == reason
 
 
 def test_what_a_batch_has_raised_is_the_reason(context: FakeContext) -> None:

@@ -22,7 +22,8 @@ from tidegate.storage.errors import ConfigurationError
 )
 def test_a_log_that_spark_cannot_reach_is_refused(url: str, problem: str) -> None:
     """With the reason that is true: a file system is not in memory because its name says something like it."""
-    stream: Any = SimpleNamespace(schema=StructType([StructField("x", LongType())]))
+    session = SimpleNamespace(sparkContext=SimpleNamespace(master="yarn"))
+    stream: Any = SimpleNamespace(schema=StructType([StructField("x", LongType())]), sparkSession=session)
     source = StreamingDataFrameSource(stream, 1, StreamSettings())
     with pytest.raises(ConfigurationError, match=problem):
         source.stage(url)

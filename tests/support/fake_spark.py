@@ -16,6 +16,26 @@ from tidegate.spark_bridge import spark_actions, spark_watch
 LOOK_S = 0.001
 
 
+class FakeJvm:
+    """What PySpark reaches in Java: the active session, and levels of loggers."""
+
+    def __init__(self) -> None:
+        self.active: Any = None
+        self.levels: dict[str, Any] = {}
+        self.SparkSession = SimpleNamespace(setActiveSession=self._activate)
+        logging = SimpleNamespace(
+            LogManager=SimpleNamespace(getLogger=lambda name: SimpleNamespace(getLevel=lambda: self.levels.get(name))),
+            Level=SimpleNamespace(OFF="OFF"),
+            core=SimpleNamespace(
+                config=SimpleNamespace(Configurator=SimpleNamespace(setLevel=self.levels.__setitem__))
+            ),
+        )
+        self.org = SimpleNamespace(apache=SimpleNamespace(logging=SimpleNamespace(log4j=logging)))
+
+    def _activate(self, session: Any) -> None:
+        self.active = session
+
+
 class FakeScalaContext:
     """What Spark's driver says of itself."""
 
@@ -42,6 +62,8 @@ class FakeContext:
     def __init__(self, driver: subprocess.Popen[bytes]) -> None:
         self.driver = driver
         self._gateway = SimpleNamespace(proc=driver)
+        self._jvm = FakeJvm()
+        self.master = "fake"
         self._jsc: Any = SimpleNamespace(sc=lambda: FakeScalaContext(self))
         self.settings: dict[str, str] = {}
         self.executors = 2

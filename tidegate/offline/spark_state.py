@@ -97,7 +97,10 @@ def _dataframe(
     open_store: OpenStore,
 ) -> DataFrame:
     from tidegate.spark_bridge.dataframes.spark_types import for_spark, spark_schema_of
+    from tidegate.spark_bridge.worker_python import refuse_connect, refuse_unfit_workers
 
+    refuse_connect(spark, "read_state")
+    refuse_unfit_workers(spark, "read_state")
     at = parse_pointer(path)
     if get_protocol(at.root) == "memory":
         raise ConfigurationError(

@@ -180,7 +180,9 @@ def as_table(rows: Any, where: str) -> pa.Table:
         return pa.table(rows)
     if hasattr(rows, "sparkSession"):
         from tidegate.spark_bridge.dataframes.spark_types import arrow_schema_of, readable_schema
+        from tidegate.spark_bridge.worker_python import refuse_connect
 
+        refuse_connect(rows, where)
         schema = arrow_schema_of(readable_schema(rows))
         batches = [batch.cast(schema) for batch in rows._collect_as_arrow()]
         return pa.Table.from_batches(batches, schema)

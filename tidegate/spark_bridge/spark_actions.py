@@ -1,7 +1,8 @@
 """Runs Spark actions, and gives them up when nothing can come of them any more.
 
 Rules:
-* An action runs in a daemon thread of its own, with the Spark properties of its caller and a job group.
+* An action runs in a daemon thread of its own, with the Spark properties of its caller and a job group. Its session is
+  the active one there.
 * It is given up when the caller's time is over, or when Spark is lost (`spark_watch.py`). Then its jobs are cancelled.
 * Whatever happens before and after the action, such as cancelling its jobs, is bounded in time as well.
 """
@@ -56,6 +57,7 @@ def run_spark_action(
     group = job_group or f"tidegate-{uuid.uuid4().hex[:12]}"
 
     def in_group() -> T:
+        _activate(spark)
         context.setJobGroup(group, what, interruptOnCancel=True)
         return action()
 
@@ -76,6 +78,18 @@ def run_spark_action(
             cancel_jobs(context, group)
             raise
         return outcome.result()
+
+
+def _activate(spark: SparkSession) -> None:
+    """Make a session the active one of this thread.
+
+    Spark reads settings of the active session, such as those of ANSI casts, where an expression is made. Without one a
+    new thread has Spark's defaults.
+    """
+    of_java = getattr(spark, "_get_j_spark_session_class", None)  # PySpark 4.
+    jvm: Any = spark.sparkContext._jvm
+    java_class = jvm.SparkSession if of_java is None else of_java(jvm)
+    java_class.setActiveSession(spark._jsparkSession)
 
 
 def cancel_jobs(context: SparkContext, group: str) -> None:

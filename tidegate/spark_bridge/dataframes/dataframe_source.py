@@ -22,6 +22,7 @@ from tidegate.spark_bridge.dataframes.spark_types import arrow_schema_of, readab
 from tidegate.spark_bridge.dataframes.staging import reason_of, stage_dataframe
 from tidegate.spark_bridge.errors import SparkBridgeError
 from tidegate.spark_bridge.spark_actions import run_spark_action
+from tidegate.spark_bridge.worker_python import refuse_connect
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.file_system_store import open_store
 
@@ -35,6 +36,7 @@ class DataFrameSource:
 
     def __init__(self, df: DataFrame, stage: bool | None = None) -> None:
         """`stage` True: always; False: never, it is an error if Spark is needed; None: if Spark is needed."""
+        refuse_connect(df, "from_dataframe")
         if df.isStreaming:
             raise ConfigurationError("from_dataframe: a streaming DataFrame has no end; give a bounded one")
         self._df = df

@@ -45,7 +45,8 @@ def write_files(
 ) -> Iterator[StagedFile]:
     """Write batches as `<name>-0000.parquet`, `<name>-0001.parquet`, …; yields each file when it is complete.
 
-    Without rows there is no file. Batches are cast to `schema`. Raises StorageError.
+    Without rows there is no file. Batches have the columns of `schema` in order, under any names, and are cast to it.
+    Raises StorageError.
     """
     groups = _row_groups(batches, schema, limits)
     for number in itertools.count():
@@ -66,7 +67,7 @@ def _row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema, limits: Fi
         while start < batch.num_rows:
             part = batch.slice(start, limits.rows_per_group - rows)
             start += part.num_rows
-            pending.append(part.cast(schema))
+            pending.append(pa.RecordBatch.from_arrays(part.columns, schema.names).cast(schema))
             rows += part.num_rows
             size_bytes += part.nbytes
             if rows == limits.rows_per_group or size_bytes >= limits.group_bytes_max:

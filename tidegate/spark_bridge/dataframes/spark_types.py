@@ -2,6 +2,7 @@
 
 Rules:
 * A column keeps its values exactly, or an error names it.
+* Fields of a struct that may be null may be null (`without_false_promises`).
 * Timestamps are in microseconds. Those with a time zone are in UTC.
 * An Arrow type that Spark lacks (unsigned or half-precision numbers, nanoseconds, …) becomes a larger or similar type
   that Spark has (`for_spark`). A cast to it is checked for overflow.
@@ -50,8 +51,29 @@ def arrow_schema_of(schema: StructType) -> pa.Schema:
     fields = []
     for field in schema.fields:
         _refuse_unsupported(field.name, field.dataType)
-        fields.append(pa.field(field.name, _arrow_type_of(field.dataType), nullable=field.nullable))
+        found = pa.field(field.name, _arrow_type_of(field.dataType), nullable=field.nullable)
+        fields.append(found.with_type(without_false_promises(found)))
     return pa.schema(fields)
+
+
+def without_false_promises(field: pa.Field) -> pa.DataType:
+    """The type of a field, in which whatever is in a struct that may be null may be null too.
+
+    Spark promises values in the fields of a struct as long as there is a struct. Arrow checks such a promise for null
+    structs as well, and so do files and kernels.
+    """
+    data_type = field.type
+    if types.is_struct(data_type):
+        inner = [part.with_nullable(part.nullable or field.nullable) for part in data_type]
+        return pa.struct([part.with_type(without_false_promises(part)) for part in inner])
+    if types.is_map(data_type):
+        key, item = data_type.key_field, data_type.item_field
+        parts = [part.with_type(without_false_promises(part)) for part in (key, item)]
+        return pa.map_(*parts, keys_sorted=data_type.keys_sorted)
+    if types.is_list(data_type):
+        element = data_type.value_field
+        return pa.list_(element.with_type(without_false_promises(element)))
+    return data_type
 
 
 def readable_schema(df: DataFrame) -> StructType:
@@ -82,7 +104,8 @@ def for_spark(schema: pa.Schema) -> pa.Schema:
 
     Raises ConfigurationError, which names the column, for a type that Spark has nothing for.
     """
-    return pa.schema([pa.field(field.name, _spark_form(field.name, field.type), field.nullable) for field in schema])
+    fields = [pa.field(field.name, _spark_form(field.name, field.type), field.nullable) for field in schema]
+    return pa.schema([field.with_type(without_false_promises(field)) for field in fields])
 
 
 def _arrow_type_of(data_type: DataType) -> pa.DataType:

@@ -30,6 +30,7 @@ from tidegate.spark_bridge.dataframes.parquet_writer import FILE_ROWS_MAX, ROWS_
 from tidegate.spark_bridge.dataframes.spark_types import arrow_schema_of, readable_schema
 from tidegate.spark_bridge.errors import SparkBridgeError
 from tidegate.spark_bridge.spark_actions import run_spark_action
+from tidegate.spark_bridge.worker_python import other_python_advice, refuse_connect, refuse_unfit_workers
 from tidegate.storage.errors import AlreadyExistsError, ConfigurationError, StorageError
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.files.store import Store
@@ -43,6 +44,7 @@ _FILE_SCHEMA = pa.schema(
 )
 # "pkg.SomeError: reason": the line of a Python or Java stack trace that names the cause.
 _NAMES_CAUSE = re.compile(r"(Caused by: )?[\w.$]*(Error|Exception): ")
+_OTHER_PYTHON = re.compile("No module named 'tidegate'|PYTHON_VERSION_MISMATCH|Python in worker has different version")
 _FILE_SPARK_SCHEMA = "path string, rows long, size_bytes long, checksum string"
 
 
@@ -62,6 +64,7 @@ def stage_dataframe(
     Raises ConfigurationError for a streaming DataFrame or an unsupported column type, AlreadyExistsError if `url` has
     staged data, SparkTimeoutError after `timeout_s` seconds, SparkLostError, and SparkBridgeError if Spark fails.
     """
+    refuse_connect(df, "staging a DataFrame")
     if df.isStreaming:
         raise ConfigurationError("a streaming DataFrame has no end and cannot be staged; give a bounded one")
     if get_protocol(url) == "memory":
@@ -73,6 +76,7 @@ def stage_dataframe(
         raise ConfigurationError(
             f"rows_per_group ({rows_per_group}) and files_max_rows ({files_max_rows}) must be at least 1"
         )
+    refuse_unfit_workers(df.sparkSession, "staging a DataFrame")
     schema = arrow_schema_of(readable_schema(df))
     store = open_store(url)
     if store.exists(MANIFEST_PATH):
@@ -128,21 +132,31 @@ def _write_from_executors(
 ) -> tuple[StagedFile, ...]:
     what = f"staging a DataFrame to {store.url}"
 
+    # Columns are known by their place: names may have dots, or differ in case only.
+    numbered = df.toDF(*(f"c{place}" for place in range(len(schema))))
+
     def write() -> list[Row]:
-        return df.mapInArrow(_partition_writer(store, folder, schema, limits), _FILE_SPARK_SCHEMA).collect()
+        return numbered.mapInArrow(_partition_writer(store, folder, schema, limits), _FILE_SPARK_SCHEMA).collect()
 
     try:
         rows = run_spark_action(df.sparkSession, write, timeout_s=timeout_s, what=what, job_group=job_group)
     except (PySparkException, Py4JError) as error:
-        raise SparkBridgeError(f"{what} failed in Spark: {reason_of(error)}. {advice}".rstrip(". ")) from error
+        reason = reason_of(error)
+        if _OTHER_PYTHON.search(str(error)):
+            raise SparkBridgeError(f"{what} failed in Spark: {reason}. {other_python_advice()}") from error
+        raise SparkBridgeError(f"{what} failed in Spark: {reason}. {advice}".rstrip(". ")) from error
     return tuple(sorted((StagedFile(*row) for row in rows), key=lambda file: file.path))
 
 
 def reason_of(error: Exception) -> str:
-    """The line of a Spark error that names the cause, without the stack traces of Python and the JVM."""
+    """The line of a Spark error that names the cause, without the stack traces of Python and the JVM.
+
+    That is the last line which begins with the name of an error. Without such a line it is the first one: hints follow
+    the cause.
+    """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     named = [line for line in lines if _NAMES_CAUSE.match(line)]
-    return (named or lines or [type(error).__name__])[-1].rstrip(".")
+    return (named[-1] if named else (lines or [type(error).__name__])[0]).rstrip(".")
 
 
 def _partition_writer(store: Store, folder: str, schema: pa.Schema, limits: FileLimits) -> BatchFunction:

@@ -15,17 +15,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import pyarrow as pa
 import pyarrow.types as types
 from fsspec.utils import get_protocol
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from tidegate.spark_bridge.dataframes.parquet_source import local_root
 from tidegate.spark_bridge.dataframes.spark_types import for_spark, spark_schema_of
 from tidegate.spark_bridge.spark_actions import run_spark_action
+from tidegate.spark_bridge.worker_python import refuse_connect, refuse_unfit_workers
 from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.files.store import Store
-from tidegate.storage.schemas.reserved_names import own_name
 from tidegate.storage.tables.hidden_columns import DELETED_COLUMN, VERSION_COLUMN
 from tidegate.storage.tables.log.log_versions import AsOf
 from tidegate.storage.tables.partition_filters import PartitionFilter, matching_files
@@ -33,6 +33,8 @@ from tidegate.storage.tables.table_files import read_data_file, with_added
 from tidegate.storage.tables.table_info import TableInfo
 from tidegate.storage.tables.table_log import TableLog
 
+_AS_WRITTEN = {"datetimeRebaseMode": "CORRECTED", "int96RebaseMode": "CORRECTED"}
+"""Dates and times are in the Gregorian calendar, whatever the session says of files that others wrote."""
 _GLOB_CHARACTERS = frozenset("*?[]{}\\,")
 _FILES_PER_PARTITION = 16
 
@@ -54,6 +56,7 @@ def table_to_dataframe(
     for a column type that Spark lacks, a table in memory, or an invalid filter.
     """
     _check_readable(url)
+    refuse_connect(spark, "table.read")
     store = open_store(url)
     snapshot = TableLog(store).snapshot(as_of)
     info = snapshot.info
@@ -100,7 +103,8 @@ def _rows_of(
         return _read_through_store(spark, store, files, stored, added)
 
     def listed() -> DataFrame:
-        return spark.read.schema(spark_schema_of(stored)).parquet(*paths)
+        reader = spark.read.schema(spark_schema_of(stored)).options(**_AS_WRITTEN)
+        return reader.parquet(*paths)
 
     # Spark lists many files in a job, so this is an action.
     return run_spark_action(spark, listed, timeout_s=timeout_s, what=f"listing the files of {store.url}")
@@ -119,8 +123,10 @@ def _stored_schema(table_schema: pa.Schema, upsert: bool, deletes: bool = False)
 def _spark_can_read(paths: Iterable[str], schema: pa.Schema) -> bool:
     """Whether Spark's Parquet reader gives the same values.
 
-    It lacks some types. And it takes some paths for glob patterns: file names begin with the uid of their sink.
+    It lacks some types. It takes some paths for glob patterns, and columns whose names differ in case only for one.
     """
+    if len({name.lower() for name in schema.names}) < len(schema):
+        return False
     if any(not _GLOB_CHARACTERS.isdisjoint(path) for path in paths):
         return False
     flat = [field.type for field in schema]
@@ -130,6 +136,7 @@ def _spark_can_read(paths: Iterable[str], schema: pa.Schema) -> bool:
 def _read_through_store(
     spark: SparkSession, store: Store, files: tuple[DataFile, ...], schema: pa.Schema, added: tuple[str, ...]
 ) -> DataFrame:
+    refuse_unfit_workers(spark, "reading a table")
     partitions = -(-len(files) // _FILES_PER_PARTITION)
     seed = spark.range(0, partitions, 1, partitions)
     return seed.mapInArrow(_files_reader(store, files, for_spark(schema), added), spark_schema_of(schema))
@@ -152,16 +159,17 @@ def _files_reader(
 
 
 def _latest_rows(rows: DataFrame, info: TableInfo) -> DataFrame:
-    shown = [_column(name) for name in rows.columns if name not in (VERSION_COLUMN, DELETED_COLUMN)]
-    order = [_column(name) for name in (info.order_by, VERSION_COLUMN) if name is not None]
-    of_newest = [F.struct(*shown).alias("row"), *([_column(DELETED_COLUMN).alias("deleted")] if info.deletes else [])]
-    name = own_name("latest")
-    latest = F.max_by(F.struct(*of_newest), F.struct(*order)).alias(name)
-    newest = rows.groupBy(*(_column(key) for key in info.keys)).agg(latest)
+    # Columns are known by their place: names may have dots, differ in case only, or be those used here.
+    names = rows.columns
+    places = {name: f"c{place}" for place, name in enumerate(names)}
+    shown = [name for name in names if name not in (VERSION_COLUMN, DELETED_COLUMN)]
+    order = F.struct(*(places[name] for name in (info.order_by, VERSION_COLUMN) if name is not None))
+    of_newest = [F.struct(*(places[name] for name in shown)).alias("row")]
     if info.deletes:
-        newest = newest.where(~F.col(f"{name}.deleted"))
-    return newest.select(f"{name}.row.*")
-
-
-def _column(name: str) -> Column:
-    return F.col("`" + name.replace("`", "``") + "`")
+        of_newest.append(F.col(places[DELETED_COLUMN]).alias("deleted"))
+    numbered = rows.toDF(*places.values())
+    latest = F.max_by(F.struct(*of_newest), order).alias("latest")
+    newest = numbered.groupBy(*(places[key] for key in info.keys)).agg(latest)
+    if info.deletes:
+        newest = newest.where(~F.col("latest.deleted"))
+    return newest.select("latest.row.*").toDF(*shown)

@@ -7,21 +7,30 @@ enough processors, and enough memory beside that of Spark.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from tidegate.spark_bridge.quiet_loggers import without_logs_of
 from tidegate.spark_bridge.ray_in_spark.executors import Executor, NodePlan
 from tidegate.spark_bridge.spark_actions import run_spark_action
+from tidegate.spark_bridge.worker_python import other_python_advice
 from tidegate.storage.errors import ConfigurationError
 
 MEMORY_A_SLOT_BYTES = 200 * 2**20
 """What a task's process takes before it holds any state."""
 OBJECT_STORE_MIN_BYTES = 75 * 2**20
 """Ray starts no node with less."""
+_LOGGERS_OF_TASKS = ("org.apache.spark.scheduler.TaskSetManager",)
+_NO_WORKER = re.compile(
+    r"PYTHON_VERSION_MISMATCH[^\n]*|Python in worker has different version[^\n]*|Cannot run program[^\n]*"
+)
 _PACKAGES = ("ray", "tidegate")
 
 
@@ -45,12 +54,23 @@ def look_at_hosts(spark: SparkSession, executors: Sequence[Executor], timeout_s:
     """What the executors have: as many tasks of Spark as they have cores. SparkTimeoutError, SparkLostError."""
     tasks = sum(executor.cores for executor in executors)
     probe = _probe(_PACKAGES)
-    rows = run_spark_action(
-        spark,
-        lambda: spark.sparkContext.parallelize(range(tasks), tasks).mapPartitions(probe).collect(),
-        timeout_s=timeout_s,
-        what="looking at Spark's executors",
-    )
+    context = spark.sparkContext
+
+    def look() -> list[dict[str, Any]]:
+        # Where workers have another Python, each task would print a stack trace of it; the error below names it once.
+        with without_logs_of(context, _LOGGERS_OF_TASKS):
+            return context.parallelize(range(tasks), tasks).mapPartitions(probe).collect()
+
+    try:
+        rows = run_spark_action(spark, look, timeout_s=timeout_s, what="looking at Spark's executors")
+    except (PySparkException, Py4JError) as error:
+        found = _NO_WORKER.search(str(error))
+        if found is None:
+            raise
+        raise ConfigurationError(
+            f"on_spark: Spark's executors do not run the Python of the driver ({found[0].strip()}). "
+            f"{other_python_advice()}"
+        ) from error
     return [Surroundings(**row) for row in rows]
 
 

@@ -46,6 +46,7 @@ from tidegate.spark_bridge.ray_in_spark.spark_guard import SparkGuard
 from tidegate.spark_bridge.ray_in_spark.start_hook import nodes_get
 from tidegate.spark_bridge.session.worker_output import filter_worker_output
 from tidegate.spark_bridge.spark_watch import driver_gone
+from tidegate.spark_bridge.worker_python import refuse_unfit_workers
 from tidegate.storage.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
@@ -278,6 +279,7 @@ def _refuse(spark: SparkSession) -> None:
             "first, or close the environment that has connected it"
         )
     refuse_master(str(context.master), dynamic)
+    refuse_unfit_workers(spark, "on_spark")
 
 
 def _request_failed(request: object, address: object) -> None:

@@ -2,6 +2,8 @@
 
 `StreamFeed` starts and stops it. Rules:
 * The query's checkpoint belongs to the log. So the query goes on where the log ends, whatever the job is restored from.
+* A query that is stopped in the middle of a micro-batch ends with an error of ours, because a batch that is not in the
+  log must not count as done. Neither Spark nor py4j prints that one.
 * Every call into Spark is bounded. A thread waits for the query's end, and nobody waits for that thread.
 * The query is over as well when Spark's driver has ended, or does not answer. It may be without executors as long as it
   has no rows; a micro-batch needs them (`spark_actions.py`).
@@ -27,6 +29,7 @@ from tidegate.actors.protocol.failure_reasons import error_text
 from tidegate.spark_bridge.bounded_calls import Outcome, call_bounded
 from tidegate.spark_bridge.dataframes.staging import reason_of
 from tidegate.spark_bridge.errors import SparkLostError, SparkTimeoutError
+from tidegate.spark_bridge.quiet_loggers import without_logs_of
 from tidegate.spark_bridge.spark_actions import cancel_jobs
 from tidegate.spark_bridge.spark_watch import END_S, SparkWatch, driver_gone
 from tidegate.spark_bridge.streams.log_ledger import WriterStopped
@@ -61,6 +64,7 @@ class StreamingQuery:
         self._end: Outcome[object] | None = None
         self._watch = SparkWatch(df.sparkSession.sparkContext, needs_executors=False)
         self._raised: Exception | None = None
+        self._stopped = False
 
     def start(self, name: str, checkpoint: str, trigger_ms: int | None) -> None:
         """Start it. SparkTimeoutError, SparkLostError, and whatever Spark raises for a query that cannot run."""
@@ -72,6 +76,7 @@ class StreamingQuery:
                 writer = writer.trigger(processingTime=f"{trigger_ms} milliseconds")
             return writer.start()
 
+        logging.getLogger("py4j.clientserver").addFilter(_is_not_a_stop)
         self._watch.begin()
         self._query = query = call_bounded(
             begin,
@@ -114,9 +119,15 @@ class StreamingQuery:
         self._watch.close()
         if query is None or driver_gone(context):
             return
-        cancel_jobs(context, self._job_group)
+        self._stopped = True
+
+        def stop() -> None:
+            with without_logs_of(context, _LOGGERS_OF_QUERIES):
+                cancel_jobs(context, self._job_group)
+                query.stop()
+
         try:
-            call_bounded(query.stop, timeout_s=CALL_TIMEOUT_S, what="stopping a streaming query", advice=_IS_ALIVE)
+            call_bounded(stop, timeout_s=CALL_TIMEOUT_S, what="stopping a streaming query", advice=_IS_ALIVE)
         except (PySparkException, Py4JError, SparkTimeoutError, OSError) as error:
             # Its writer was told to stop, so nothing it still does is written.
             if driver_gone(context, END_S) is None:
@@ -130,5 +141,18 @@ class StreamingQuery:
         except WriterStopped:
             raise
         except Exception as error:
+            if self._stopped:
+                raise WriterStopped from error  # Its jobs were cancelled.
             self._raised = error
             raise
+
+
+def _is_not_a_stop(record: logging.LogRecord) -> bool:
+    """Whether py4j is to log a record: not what a batch raises because its query is being stopped."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], WriterStopped)
+
+
+_LOGGERS_OF_QUERIES = (
+    "org.apache.spark.sql.execution.streaming.MicroBatchExecution",
+    "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution",  # Since Spark 4.1.
+)

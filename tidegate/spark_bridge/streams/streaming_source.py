@@ -23,6 +23,7 @@ from tidegate.spark_bridge.streams.log_claims import check_free
 from tidegate.spark_bridge.streams.log_place import log_at
 from tidegate.spark_bridge.streams.log_source import LogSource
 from tidegate.spark_bridge.streams.stream_feed import StreamFeed, StreamSettings
+from tidegate.spark_bridge.worker_python import refuse_connect, refuse_unfit_workers
 from tidegate.storage.clock import now_ms
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.file_system_store import join_url, open_store
@@ -35,6 +36,8 @@ class StreamingDataFrameSource:
     unbounded = True
 
     def __init__(self, df: DataFrame, lanes: int, settings: StreamSettings) -> None:
+        refuse_connect(df, "from_dataframe")
+        refuse_unfit_workers(df.sparkSession, "from_dataframe")
         self._df = df
         self._schema = arrow_schema_of(readable_schema(df))
         self._lanes = lanes

@@ -42,6 +42,9 @@ _GROUP_BYTES = 32 << 20
 """Of a row group of a file that many are joined to, in memory."""
 _GROUP_ROWS = 1 << 17
 """Of a row group at most: a reader decodes one at a time, and passes over those of which a filter drops all rows."""
+_CALENDAR = {"org.apache.spark.version": "3.5.0"}
+"""Spark takes the dates and times of a file for those of the old calendar, or fails, unless the file names a version
+of Spark from 3.0 on as its writer. Arrow writes the Gregorian calendar, as these do."""
 _ARROW_SCHEMA = b"ARROW:schema"
 _PARQUET_MAGIC = b"PAR1"
 
@@ -61,7 +64,8 @@ def write_data_file(store: Store, path: str, batches: Sequence[pa.RecordBatch]) 
     assert batches, "a data file needs at least one batch, for its schema"
     table = pa.Table.from_batches(batches)
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, row_group_size=_GROUP_ROWS, compression=_COMPRESSION)
+    with _writer(sink, table.schema) as writer:
+        writer.write_table(table, row_group_size=_GROUP_ROWS)
     return _stored(store, path, table.num_rows, memoryview(sink.getvalue()))
 
 
@@ -73,7 +77,7 @@ def write_joined_file(store: Store, path: str, schema: pa.Schema, tables: Iterab
     sink = pa.BufferOutputStream()
     rows = waiting_bytes = 0
     waiting: list[pa.Table] = []
-    with pq.ParquetWriter(sink, schema, compression=_COMPRESSION) as writer:
+    with _writer(sink, schema) as writer:
         for table in tables:
             waiting.append(table)
             rows += table.num_rows
@@ -84,6 +88,12 @@ def write_joined_file(store: Store, path: str, schema: pa.Schema, tables: Iterab
         if waiting:
             writer.write_table(pa.concat_tables(waiting).unify_dictionaries(), row_group_size=_GROUP_ROWS)
     return _stored(store, path, rows, memoryview(sink.getvalue()))
+
+
+def _writer(sink: pa.NativeFile, schema: pa.Schema) -> pq.ParquetWriter:
+    writer = pq.ParquetWriter(sink, schema, compression=_COMPRESSION)
+    writer.add_key_value_metadata(_CALENDAR)
+    return writer
 
 
 def _stored(store: Store, path: str, rows: int, data: memoryview) -> DataFile:
