@@ -28,8 +28,10 @@ def runtime_on(
     connection: Connection, slots: int | None, placement: Placement, checkpoints: CheckpointConfig
 ) -> RayRuntime:
     """The runtime on a cluster that this process is connected to; where its slots cannot be had the connection ends."""
+    from tidegate.actors.runtimes.ray.process.orphans import end_orphans
     from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime
 
+    end_orphans()
     if slots is None:
         return RayRuntime(strategy=placement)
     try:

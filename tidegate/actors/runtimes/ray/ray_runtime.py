@@ -32,6 +32,7 @@ from tidegate.actors.runtimes.ray.fork_server.early_start import coordinator_opt
 from tidegate.actors.runtimes.ray.memory_store import open_store_on_ray, start_memory
 from tidegate.actors.runtimes.ray.process.calls import CONCURRENCY_GROUPS, NAMESPACE
 from tidegate.actors.runtimes.ray.process.orders import Handle
+from tidegate.actors.runtimes.ray.process.orphans import end_orphans
 from tidegate.actors.runtimes.ray.shared_value import SharedValue
 from tidegate.actors.runtimes.ray.slots.bundle_nodes import nodes_of
 from tidegate.actors.runtimes.ray.slots.own_slots import ADVICE, COMMON, common_slots, own_slots
@@ -131,6 +132,7 @@ class RayRuntime:
         graph = submission.context.graph
         urls = (submission.context.root, *submission.context.table_urls)
         self.check(graph, urls)
+        end_orphans(self._namespace)
         if submission.detached:
             return self._detach(submission, urls)
         slots, free, plan = range(0), 0, _plan(graph)

@@ -24,6 +24,7 @@ from typing import Any
 
 from tidegate.actors.runtimes.ray.process.lifeline import Lifeline, end_process
 from tidegate.actors.runtimes.ray.process.orders import Handle
+from tidegate.actors.runtimes.ray.process.orphans import end_orphans
 from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
 from tidegate.actors.task.invariants import may_obey
 from tidegate.storage.ids import Generation
@@ -31,6 +32,8 @@ from tidegate.storage.ids import Generation
 log = logging.getLogger(__name__)
 
 ASK_EVERY_S, ASK_AGAIN_S = 30.0, 0.5
+LEAVE_S_MAX = 5.0
+"""For longer no process stays to end others: Ray may not answer."""
 DENIALS = 2
 """How often a process has to hear that nobody knows it."""
 
@@ -95,5 +98,20 @@ class Belonging:
 
 def hold_on(coordinator: Handle, info: ProcessInfo, newest: Callable[[], int]) -> None:
     """Have this process live as long as its coordinator does, and knows it."""
-    Lifeline(lambda: coordinator.live.remote()).hold()
+    Lifeline(lambda: coordinator.live.remote(), _leave_with_orphans).hold()
     Belonging(lambda: coordinator.knows.remote(info.name, info.actor_id), newest, end_process).hold()
+
+
+def _leave_with_orphans() -> None:
+    """End this process, whose coordinator is gone for good, and before it those of its job that never started."""
+    threading.Thread(target=_end_all, name="tidegate-leave", daemon=True).start()
+
+
+def _end_all() -> None:
+    limit = threading.Timer(LEAVE_S_MAX, end_process)
+    limit.daemon = True
+    limit.start()
+    try:
+        end_orphans()
+    finally:
+        end_process()
