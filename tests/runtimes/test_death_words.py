@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError
 
-from tidegate.actors.runtimes.ray.process.death_words import death_of, went_with_its_node
+from tidegate.actors.runtimes.ray.fleet.member import Member, reason_of
+from tidegate.actors.runtimes.ray.process.death_words import death_of, memory_death, went_with_its_node
 
 HEAD = "The actor died unexpectedly before finishing this task.\n\tclass_name: A\n\tactor_id: 3f37\n\tpid: 31865\n"
 
@@ -61,3 +64,42 @@ def test_an_end_is_told_without_ids_of_owners_and_guesses(error: Exception, said
     assert "\n" not in death_of(error)
     assert "Owner" not in death_of(error)
     assert went_with_its_node(error) is node
+
+
+KILLED = """5 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 192.0.2.2, ID: \
+1cc521481ce57845be506711005bcf8e) was 5.61GB used / 23.54GB limit (0.238410)
+OOM kill reason: Memory usage 5963497472B exceeded threshold of 5953761280B (23.6% of 25276059648B limit)
+Ray killed 5 worker(s) based on the killing policy
+Selected to kill: (Worker with no lease granted: pid=15431, actual memory used=9.03GB, worker ID=4df8)
+Selected to kill: (Actor(a776): job ID=01, lease ID=00, task name=f05/coordinator:CoordinatorProcess.__init__, \
+required resources={}, pid=10251, actual memory used=0.09GB, worker ID=68c2)
+Selected to kill: (Actor(0d66): job ID=01, lease ID=01, task name=f05/rows -> map (1/1)#0:TaskProcess.__init__, \
+required resources={}, pid=15433, actual memory used=2.15GB, worker ID=7992)
+"""
+"""As Ray 2.60 reports it."""
+
+
+def test_the_memory_monitor_is_named_with_its_figures() -> None:
+    """And the largest process of those that it has killed."""
+    told = memory_death(KILLED)
+    assert told is not None
+    assert told == death_of(died(f"{HEAD}Worker exit detail: {KILLED}"))
+    assert told.startswith(
+        "killed by Ray's memory monitor, because node 1cc52148 had 5.61GB of 23.54GB of memory in use, above the "
+        "threshold of 23.6 %; the largest process that it killed was f05/rows -> map (1/1)#0 with 2.15 GB"
+    )
+    assert "RAY_memory_usage_threshold" in told
+
+
+def test_less_text_of_the_monitor_is_told_as_far_as_it_goes() -> None:
+    """Another version of Ray may say less."""
+    assert str(memory_death(KILLED.splitlines()[0])).startswith(
+        "killed by Ray's memory monitor, because node 1cc52148 had 5.61GB of 23.54GB of memory in use (lower"
+    )
+    assert memory_death("Worker exit detail: End of file") is None
+
+
+def test_a_process_that_the_monitor_killed_is_told_with_it() -> None:
+    """Not only that it got SIGKILL."""
+    member = Member("f05/rows (1/1)#0", None, None, Future())
+    assert reason_of(member, died(KILLED)).startswith("killed by Ray's memory monitor, because node 1cc52148")

@@ -39,7 +39,7 @@ from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.runtimes.metrics.recovery_times import RecoveryWatch
 from tidegate.actors.runtimes.ray.fleet.fleet import Fleet
 from tidegate.actors.runtimes.ray.fleet.given_up import GivenUp
-from tidegate.actors.runtimes.ray.fleet.inheritance import Found, by_task, find_processes
+from tidegate.actors.runtimes.ray.fleet.inheritance import Found, by_task, find_processes, memory_death_of_tasks
 from tidegate.actors.runtimes.ray.fleet.letting_go import LettingGo
 from tidegate.actors.runtimes.ray.fleet.lost_nodes import LostNodes
 from tidegate.actors.runtimes.ray.fleet.member import Member, reason_of
@@ -90,6 +90,8 @@ class AttemptSupervisor:
         """That of the coordinator, with which processes are told what to do."""
         self._has_looked = False
         """Whether the processes that a predecessor has left were looked for."""
+        self._why_gone: str | None = None
+        """Why processes were gone when this coordinator took over, if Ray reports that."""
         self._given_up = GivenUp(fleet, tell_coordinator)
         self.give_up, self.kill = self._given_up.give_up, self._given_up.kill
         suspects = SuspectNodes(fleet.node_id, heartbeat_timeout_ms)
@@ -116,6 +118,8 @@ class AttemptSupervisor:
             self._has_looked = True
             options, running = self._fleet.options, {task for task in state.ready if task not in state.down}
             self._inherit(*find_processes(options.prefix, options.namespace, job_id, running), state.given_up)
+            if running - self._members.keys():
+                self._why_gone = memory_death_of_tasks(options.prefix)
         self._attempt = state.attempt
         for task in self._fleet.graph.tasks():
             attempt = state.attempt_of(task)
@@ -218,7 +222,8 @@ class AttemptSupervisor:
         if member is not None and member.usable:
             self._tell(task, member, partial(member.line.say, "tell", self._attempts[task], event))
         elif isinstance(event, ev.CoordinatorTookOver):
-            reason = "its process was gone when a new coordinator took over"
+            why = "" if self._why_gone is None else f": {self._why_gone}"
+            reason = f"its process was gone when a new coordinator took over{why}"
             self._tell_coordinator(co.TaskFailed(now_ms(), event.attempt, task, reason))
 
     def completed(self, task: TaskId, event: ev.CheckpointCompleted, state: CoordinatorState) -> None:

@@ -28,7 +28,9 @@ from ray.exceptions import ActorUnavailableError, RayError
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.runtimes.ray.fleet.named_actors import find_actor
 from tidegate.actors.runtimes.ray.fleet.reconnections import ASK_AGAIN_MS, FAILURES_MAX
+from tidegate.actors.runtimes.ray.process.death_words import memory_death
 from tidegate.actors.runtimes.ray.process.orders import Handle, Held
+from tidegate.storage.clock import now_ms
 from tidegate.storage.ids import JobId
 
 log = logging.getLogger(__name__)
@@ -36,6 +38,8 @@ log = logging.getLogger(__name__)
 ANSWER_TIMEOUT_S = 15.0
 """On a busy machine a process took more than 5 s, and a job that allows no restart failed. Ray takes as long to know
 of a lost node, so a takeover after one is hardly later for it."""
+LATELY_MS = 600_000
+"""A coordinator follows one that has ended within this time."""
 _NUMBERED = re.compile(r"#\d+$")
 
 
@@ -87,6 +91,24 @@ def find_processes(
                 missing -= {held.task}
     silent = (*asked.values(), *again)
     return sorted(found, key=lambda one: one.name), {name: handles[name] for name in silent}
+
+
+def memory_death_of_tasks(prefix: str) -> str | None:
+    """What Ray reports of the newest process of a job that its memory monitor has killed lately; None if there is none.
+
+    The monitor mostly kills the coordinator along with the tasks, so only Ray is left to ask.
+    """
+    try:
+        actors: Any = ray._private.state.actors(actor_state_name="DEAD")
+    except (RayError, ConnectionError, RuntimeError) as error:
+        log.info("how the processes of the job have ended is not known: %s", error)
+        return None
+    since_ms = now_ms() - LATELY_MS
+    own = [actor for actor in actors.values() if actor["Name"].startswith(f"{prefix}/") and actor["EndTime"] > since_ms]
+    for actor in sorted(own, key=lambda actor: -actor["EndTime"]):
+        if (memory := memory_death(str(actor["DeathCause"].oom_context.error_message))) is not None:
+            return memory
+    return None
 
 
 def _first_of(references: list[Any], wait_s: float) -> list[Any]:

@@ -12,7 +12,7 @@ from tidegate.actors.protocol.failure_reasons import bounded_text, error_text
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.runtimes.ray.exchange.line import Line
 from tidegate.actors.runtimes.ray.fleet.standby_plan import Place
-from tidegate.actors.runtimes.ray.process.death_words import death_of
+from tidegate.actors.runtimes.ray.process.death_words import death_of, memory_death
 from tidegate.actors.runtimes.ray.process.exit_reasons import Witness, last_lines
 from tidegate.actors.runtimes.ray.process.orders import Handle
 from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
@@ -92,6 +92,7 @@ def reason_of(member: Member, error: BaseException) -> str:
     if not isinstance(error, RayError):
         return error_text(error)
     info, end = member.info, None if member.witness is None else member.witness.end(END_WAIT_MS)
+    end = memory_death(str(error)) or end
     known = f"{end}: " if end else ""
     where = member.name if info is None else f"{member.name}, pid {info.pid},"
     words = "" if info is None else last_lines(info.stderr_path)
