@@ -13,6 +13,7 @@ Rules:
 
 from __future__ import annotations
 
+import io
 import logging
 import threading
 import time
@@ -22,9 +23,11 @@ from typing import Any
 
 import ray
 from ray import cloudpickle
+from ray.actor import ActorHandle
 from ray.exceptions import ActorAlreadyExistsError, ActorUnavailableError, RayError
 
 from tidegate.actors.coordinator.job.job_spec import JobSpec
+from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.hosts.job_context import JobContext
 from tidegate.actors.runtimes.ray.coordinator.coordinator_actor import CoordinatorProcess
 from tidegate.actors.runtimes.ray.driver.held_program import ProgramKeeper, holders_of, read_program
@@ -114,12 +117,52 @@ def check_detachable(name: str, namespace: str, urls: Sequence[str]) -> None:
         )
 
 
+_CloudPickler: Any = cloudpickle.CloudPickler
+"""Ray ships no types for it."""
+
+
+class _Finder(_CloudPickler):  # type: ignore[misc]
+    """Notes objects of Ray that end with this driver, while it pickles something."""
+
+    def __init__(self) -> None:
+        super().__init__(io.BytesIO())
+        self.found: set[str] = set()
+
+    def reducer_override(self, obj: Any) -> Any:
+        """As in CloudPickler."""
+        if isinstance(obj, ray.ObjectRef):
+            self.found.add("an object reference (ray.put, or the result of a task)")
+        elif isinstance(obj, ActorHandle) and not _is_detached(obj):
+            self.found.add("the handle of an actor that is not detached")
+        return super().reducer_override(obj)
+
+
+def _is_detached(handle: Handle) -> bool:
+    known: Any = ray._private.state.actors(handle._actor_id.hex())
+    return bool(known.get("IsDetached"))
+
+
+def warn_of_ray_objects(graph: JobGraph) -> None:
+    """Log a warning for each vertex whose functions hold objects of Ray that end with this driver."""
+    for vertex in graph.vertices:
+        finder = _Finder()
+        finder.dump(vertex)
+        if finder.found:
+            log.warning(
+                "a function of step %r holds %s of this driver, which ends with the driver: the detached job fails "
+                "when it restarts. Give the function the value itself, or look up a detached actor by its name",
+                vertex.name,
+                " and ".join(sorted(finder.found)),
+            )
+
+
 def start_detached(submission: Submission, options: FleetOptions, restarts_max: int) -> Handle:
     """Start a job, and wait until its coordinator runs: then the driver may go. ConfigurationError where it cannot."""
     name, job_id, namespace = submission.spec.job_name, submission.spec.job_id, options.namespace
     options = replace(options, driver=RAY_RESTARTS_IT)
     named = {"namespace": namespace, "lifetime": "detached"} | coordinator_options(options.started_by)
     actor: Handle | None = None
+    warn_of_ray_objects(submission.context.graph)
     try:
         program = cloudpickle.dumps(Program(submission.spec, submission.context, options, submission.card))
         _let_go_of_what_is_over(name, namespace)

@@ -8,10 +8,12 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from typing import TextIO
+from typing import Any, TextIO
+
+import ray
 
 from tidegate.actors.hosts.job_context import JobContext
-from tidegate.actors.hosts.log_lines import log_to
+from tidegate.actors.hosts.log_lines import log_to, set_levels
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.storage.ids import AttemptNumber
 
@@ -39,7 +41,16 @@ def log_of_coordinator(context: JobContext) -> None:
 
 
 def _log(context: JobContext, level: str, known: dict[str, object]) -> None:
-    log_to(_own_stderr(), context.log, level, known)
+    if _ray_logs_lines():
+        set_levels(context.log, level)
+    else:
+        log_to(_own_stderr(), context.log, level, known)
+
+
+def _ray_logs_lines() -> bool:
+    """Whether the driver has given `ray.init` a `logging_config`: Ray then writes the lines of all loggers itself."""
+    worker: Any = ray._private.worker.global_worker
+    return worker.job_logging_config is not None
 
 
 @functools.cache
