@@ -77,12 +77,14 @@ if TYPE_CHECKING:
     from tidegate.api.streams.stream import KeyedStream, Stream
     from tidegate.api.streams.windowed_stream import WindowedStream
     from tidegate.api.submission.job import Job
+    from tidegate.api.submission.restore_report import RestoreReport
     from tidegate.api.tables.output_tables import CollectedRows, OutputTable, open_table
     from tidegate.recovery.restart_strategy import RestartStrategy
     from tidegate.storage.errors import (
         CheckpointError,
         ConfigurationError,
         CorruptionError,
+        IncompatibleStateError,
         JobFailedError,
         JobTimeoutError,
         StorageError,
@@ -113,6 +115,7 @@ else:
         "Count": "actors.operators.windows.window_specs",
         "Cumulating": "actors.operators.windows.window_specs",
         "DataPlaneOptions": "actors.hosts.job_context",
+        "IncompatibleStateError": "storage.errors",
         "Job": "api.submission.job",
         "JobFailedError": "storage.errors",
         "JobProgress": "actors.runtimes.running_job",
@@ -138,6 +141,7 @@ else:
         "ReadResult": "actors.sources.source",
         "ReducingState": "actors.operators.state.reducing_state",
         "RestartStrategy": "recovery.restart_strategy",
+        "RestoreReport": "api.submission.restore_report",
         "Session": "actors.operators.windows.window_specs",
         "Sink": "actors.operators.sinks.sink",
         "SinkContext": "actors.operators.sinks.sink",
@@ -207,6 +211,7 @@ __all__ = [
     "Count",
     "Cumulating",
     "DataPlaneOptions",
+    "IncompatibleStateError",
     "Job",
     "JobFailedError",
     "JobProgress",
@@ -230,6 +235,7 @@ __all__ = [
     "ReadResult",
     "ReducingState",
     "RestartStrategy",
+    "RestoreReport",
     "Session",
     "Sink",
     "SinkContext",

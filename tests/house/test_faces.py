@@ -21,12 +21,13 @@ PUBLIC = """
     MAX_WATERMARK_MS MIN_WATERMARK_MS Aggregate AggregateFunction AggregatingState BatchAggregateFunction
     BatchContext BatchFunction BroadcastContext BroadcastProcessFunction BroadcastState CheckpointConfig
     CheckpointError CoProcessFunction CollectedRows ConfigurationError ConnectedStreams CorruptionError Count
-    Cumulating DataPlaneOptions Job JobFailedError JobProgress JobTimeoutError KeyGroups
+    Cumulating DataPlaneOptions IncompatibleStateError Job JobFailedError JobProgress JobTimeoutError KeyGroups
     KeyedBroadcastProcessFunction KeyedStream ListState MapState MasterHook OperatorError OperatorListState
     OutputTable OutputTag Pickled ProcessBatchContext ProcessContext ProcessFunction ReadResult ReducingState
-    RestartStrategy Session Sliding Source SourceReader SourceSplit StateTtl StorageError Stream StreamEnvironment
-    TableError TidegateError TimeDomain TimerService Tumbling ValueState WindowedStream approx_count_distinct
-    approx_quantile arg_max arg_min bool_and bool_or collect_list count count_distinct first last load_config max
+    RestartStrategy RestoreReport Session Sliding Source SourceReader SourceSplit StateTtl StorageError Stream
+    StreamEnvironment TableError TidegateError TimeDomain TimerService Tumbling ValueState WindowedStream
+    approx_count_distinct approx_quantile arg_max arg_min bool_and bool_or collect_list count count_distinct first last
+    load_config max
     mean min open_table quantile stddev_pop stddev_samp sum udaf var_pop var_samp CommitContext Sink SinkContext
     ProcessWindowContext ProcessWindowFunction WatermarkAlignment
 """

@@ -119,7 +119,7 @@ def test_files_of_a_backend_are_gone_on_with(tmp_path: Path, after: pa.DataType)
 
 @pytest.mark.parametrize(
     ("before", "after", "said"),
-    [(pa.float64(), pa.int64(), "'s' as double, and the program expects int64"), (pa.int64(), pa.int32(), "least")],
+    [(pa.float64(), pa.int64(), r"s=sum\('x'\): double cannot become int64"), (pa.int64(), pa.int32(), "least")],
 )
 def test_narrower_columns_are_refused(before: pa.DataType, after: pa.DataType, said: str) -> None:
     """What was stored would not fit: the error names the state, the operator and both types."""
@@ -127,7 +127,7 @@ def test_narrower_columns_are_refused(before: pa.DataType, after: pa.DataType, s
     first = _opened(_COLUMNAR, **what)
     run(first, [_batch([1, 2], before)], finish=False)
     second = _opened(_COLUMNAR, _stored(first), **what)
-    with pytest.raises(OperatorError, match=f"state 'aggregate' of operator 'op-uid' .*{said}"):
+    with pytest.raises(OperatorError, match=f"state 'aggregate' of operator 'op-uid'.*{said}"):
         run(second, [_batch([1, 2], after)])
 
 
@@ -136,7 +136,7 @@ def test_a_sum_that_floats_cannot_hold_is_refused() -> None:
     first = _opened(_COLUMNAR, s=tg.sum("x"))
     run(first, [_batch([2**53 + 1], pa.int64())], finish=False)
     second = _opened(_COLUMNAR, _stored(first), s=tg.sum("x"))
-    with pytest.raises(OperatorError, match="stored with 's' as int64, and the program expects double"):
+    with pytest.raises(OperatorError, match=r"s=sum\('x'\): Integer value \d+ not in range"):
         run(second, [_batch([0.5], pa.float64())])
 
 

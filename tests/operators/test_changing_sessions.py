@@ -14,7 +14,6 @@ from tidegate.actors.operators.aggregates import aggregate as tg
 from tidegate.actors.operators.windows import session_windows
 from tidegate.actors.operators.windows.session_windows import SessionWindows
 from tidegate.actors.operators.windows.window_specs import Session
-from tidegate.storage.errors import CorruptionError
 
 Row = tuple[int, int, int]
 AGGREGATES = {"n": tg.count(), "total": tg.sum("x"), "least": tg.min("x"), "mean": tg.mean("x")}
@@ -165,23 +164,4 @@ def test_rows_between_two_steps_move_no_session_past_its_turn(monkeypatch: pytes
         {(1, 0, 30, 3, 19, 1, 19 / 3): 1, (1, 40, 50, 1, 4, 4, 4.0): 1}
         | {(2, 0, 10, 1, 8, 8, 8.0): 1, (2, 20, 30, 1, 8, 8, 8.0): 1}
     )
-    windows.close()
-
-
-@BACKENDS
-def test_sessions_that_came_out_once_go_on_with_a_lateness(backend: Backend) -> None:
-    """A checkpoint without it restores: its sessions have not come out. The other way it is refused."""
-    before = Windows(lambda: SessionWindows(("k",), Session(10), AGGREGATES, "t"))
-    before.process(rows_batch([(1, 0, 1), (1, 30, 2)]))
-    stored = before.stored()
-    before.close()
-    windows = Windows(
-        lambda: SessionWindows(("k",), Session(10), AGGREGATES, "t", "final", 50), backend=backend, restored=stored
-    )
-    windows.process(rows_batch([(1, 5, 4)]))
-    assert not windows.rows
-    windows.watermark(20)
-    assert kinds(windows) == [("+I", 0, 15, 5)]
-    with pytest.raises(CorruptionError, match=r"session_out.*allowed lateness"):
-        Windows(lambda: SessionWindows(("k",), Session(10), AGGREGATES, "t"), restored=windows.stored())
     windows.close()

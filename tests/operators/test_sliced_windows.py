@@ -18,7 +18,7 @@ from tidegate.actors.operators.windows.sliced_windows import SlicedWindows
 from tidegate.actors.operators.windows.window_specs import Cumulating, Sliding, Tumbling
 from tidegate.actors.protocol.errors import OperatorError
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
-from tidegate.storage.errors import ConfigurationError, CorruptionError
+from tidegate.storage.errors import ConfigurationError, IncompatibleStateError
 
 Spec = Tumbling | Sliding | Cumulating
 Row = tuple[int, int, int | None]
@@ -251,5 +251,5 @@ def test_state_of_another_program_is_refused() -> None:
         windows.process(rows_batch([(1, 3, 10)]).set_column(0, "k", pa.array(["a"])))
     stored = windows.stored()
     windows.close()
-    with pytest.raises(CorruptionError, match="expects windows by"):
+    with pytest.raises(IncompatibleStateError, match="has the aggregates"):
         Windows(lambda: SlicedWindows(("k",), Tumbling(10), {"other": tg.count()}, "t"), restored=stored)

@@ -33,7 +33,8 @@ from tidegate.api.submission.changes_once import check_changes_come_once
 from tidegate.api.submission.job import Job
 from tidegate.api.submission.job_names import name_taken
 from tidegate.api.submission.local_folders import default_storage
-from tidegate.api.submission.submission import JobRequest, make_job_id, prepare, processes_of
+from tidegate.api.submission.restore_report import RestoreReport
+from tidegate.api.submission.submission import JobRequest, check_meaning, make_job_id, prepare, processes_of, report_on
 from tidegate.api.topologies import Topologies
 from tidegate.recovery.restart_strategy import RestartStrategy, default_strategy
 from tidegate.storage.errors import ConfigurationError
@@ -187,6 +188,7 @@ class StreamEnvironment(Topologies):
             detached=detached,
             local_aggregation=local_aggregation,
         )
+        check_meaning(request, self.open_store)
         store, savepoints, name = self.open_store(request.root), request.checkpoints.savepoints, request.name
         if self._config.web.web:
             self.serve_web()
@@ -232,6 +234,25 @@ class StreamEnvironment(Topologies):
         card, running = self._runtime.attach(name)
         return Job(running, card.job_id, card.name, card.root, self.open_store, card.savepoints, self._web)
 
+    def check_restore(
+        self,
+        path: str | os.PathLike[str],
+        name: str | None = None,
+        *,
+        checkpoints: CheckpointConfig | None = None,
+        allow_non_restored_state: bool | None = None,
+    ) -> RestoreReport:
+        """What `execute(restore=path)` would do with the streams made so far: `print(env.check_restore(path))`.
+
+        `path` is as `restore` of `execute`; for "latest" give the `name` of the job. The report names what would be
+        restored, start empty, be dropped or be converted, and holds the error of a refusal. Nothing is started and
+        nothing is written, and the streams can still be executed. Raises ConfigurationError if there is no such
+        checkpoint, CorruptionError and StorageError.
+        """
+        name = "check" if name is None and self._config.job.name is None else name
+        request = self._request(name, checkpoints, None, path, allow_non_restored_state, (), starts=False)
+        return report_on(request, self.open_store)
+
     def plan(
         self,
         name: str | None = None,
@@ -275,8 +296,12 @@ class StreamEnvironment(Topologies):
         seed: int | None = None,
         detached: bool = False,
         local_aggregation: CombiningMode | None = None,
+        starts: bool = True,
     ) -> JobRequest:
-        """The request for a job, after the checks that need only the program and the stores."""
+        """The request for a job, after the checks that need only the program and the stores.
+
+        `starts`: whether the job is going to be started. Otherwise nothing is prepared for it, and nothing is probed.
+        """
         check_given("checkpoints", checkpoints, CheckpointConfig, 'tg.CheckpointConfig(interval="10s", storage=...)')
         check_given("restart", restart, RestartStrategy, 'tg.RestartStrategy.fixed_delay(attempts=3, delay="1s")')
         settings, config = self._config.job, self._config.checkpoints_of(checkpoints, self._standbys)
@@ -284,7 +309,8 @@ class StreamEnvironment(Topologies):
         if name is None:
             raise ConfigurationError("execute(): a job needs a name; give it here, or as pipeline.name")
         check_functions(self._program.functions, config, detached=detached)
-        store = self.open_store(self._storage_of(config))
+        named = starts or config.storage is not None
+        store = self.open_store(self._storage_of(config) if named else self._runtime.memory_url)
         nodes = self._program.nodes
         check_changes_come_once(nodes, config)
         combining = combining_mode(local_aggregation, settings.local_aggregation)
@@ -296,12 +322,14 @@ class StreamEnvironment(Topologies):
         if config.savepoints is not None:
             urls.append(self.open_store(config.savepoints).url)
             check_outlives_ray(urls[-1], "savepoints of the job")
-        self._runtime.check(graph, urls)
+        if starts:
+            self._runtime.check(graph, urls)
         if detached:
             self._runtime.check_detached(name, urls)
-        self._runtime.start_early(processes_of(config))
-        for url in dict.fromkeys(urls):
-            check_conditional_create(self.open_store(url))
+        if starts:
+            self._runtime.start_early(processes_of(config))
+            for url in dict.fromkeys(urls):
+                check_conditional_create(self.open_store(url))
         return JobRequest(
             name=name,
             job_id=make_job_id(name, suffix if suffix is not None else uuid.uuid4().hex[:8]),

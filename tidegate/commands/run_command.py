@@ -18,7 +18,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -61,6 +61,14 @@ def run_command(
         OnInterrupt,
         typer.Option("--on-interrupt", help="What Ctrl-C and SIGTERM do: cancel jobs, or stop them with a savepoint."),
     ] = "cancel",
+    restore: Annotated[
+        str | None,
+        typer.Option("--restore", metavar="PATH", help='Start from a checkpoint or savepoint, or from "latest".'),
+    ] = None,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Only report what --restore would do. Nothing is started; Ray is not needed."),
+    ] = False,
 ) -> None:
     """Run a program that makes streams, and wait for its jobs.
 
@@ -72,12 +80,17 @@ def run_command(
     from tidegate.commands.loaded_functions import load_function
 
     try:
-        with of_command_line(config, of_words(settings or [])), _as_main_program(program, arguments or []):
+        words = [*(settings or []), *([] if restore is None else [f"execution.state-recovery.path={restore}"])]
+        if check and restore is None:
+            raise ConfigurationError("--check reports on a restore; name it with --restore PATH")
+        with of_command_line(config, of_words(words)), _as_main_program(program, arguments or []):
             job_settings = load_config().job  # Before the program is loaded, which may take long.
             function = load_function(program)
             _send_by_value(function, program)
             with _signals():
-                if _takes_an_environment(function):
+                if check:
+                    _check(function, job_settings.name, restore)
+                elif _takes_an_environment(function):
                     _run_in_environment(function, job_settings.name or function.__name__, on_interrupt)
                 else:
                     function()
@@ -103,6 +116,44 @@ def _run_in_environment(function: Callable[..., Any], name: str, on_interrupt: O
             raise
     if cancelled:
         raise JobFailedError(f"somebody has cancelled {', '.join(cancelled)}")
+
+
+class _Executed(BaseException):
+    """The program has called `execute` while a restore was only to be checked."""
+
+
+def _check(function: Callable[..., Any], name: str | None, restore: str | None) -> None:
+    """Print what a restore would do with the streams that a function makes, in an environment without Ray."""
+    from tidegate.api.environment import StreamEnvironment
+
+    if not _takes_an_environment(function):
+        raise ConfigurationError(
+            f"--check: {function.__name__} makes its own environment; let it take one as its argument, or call "
+            "env.check_restore(path) in the program"
+        )
+    assert restore is not None, "a check without a restore"
+    asked: list[dict[str, Any]] = []
+
+    class Checked(StreamEnvironment):
+        """An environment that executes nothing, and remembers what it was asked for."""
+
+        def execute(self, name: str | None = None, **options: Any) -> Job:
+            asked.append({"name": name, **options})
+            raise _Executed
+
+    with Checked.local() as env:
+        with suppress(_Executed):
+            function(env)
+        said = asked[0] if asked else {}
+        report = env.check_restore(
+            restore,
+            said.get("name") or name or function.__name__,
+            checkpoints=said.get("checkpoints"),
+            allow_non_restored_state=said.get("allow_non_restored_state"),
+        )
+    typer.echo(str(report))
+    if not report.ok:
+        raise typer.Exit(FAILED)
 
 
 def _execute_the_rest(env: StreamEnvironment, name: str, executed: bool) -> None:

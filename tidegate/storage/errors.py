@@ -49,6 +49,13 @@ class ConfigurationError(TidegateError):
     """A setting or an argument is wrong, or two contradict each other."""
 
 
+class IncompatibleStateError(ConfigurationError):
+    """A program cannot go on from the state of a checkpoint, because the state means something else to it.
+
+    A restart cannot fix it: the job ends, whatever its restart strategy is.
+    """
+
+
 class ProtocolError(TidegateError):
     """A rule of the protocol was broken: a fault of tidegate or of the transport, never of the user.
 

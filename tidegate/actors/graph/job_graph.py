@@ -21,6 +21,7 @@ from tidegate.actors.protocol.side_outputs import SideOutput
 from tidegate.actors.sources.pushed_filters import Rows
 from tidegate.actors.sources.source import Source
 from tidegate.storage.checkpoints.metadata import OperatorInfo
+from tidegate.storage.checkpoints.state_meaning import StateMeaning
 from tidegate.storage.ids import OperatorUid, SubtaskIndex, VertexId
 
 MAX_PARALLELISM = 128
@@ -43,6 +44,8 @@ class OperatorSpec:
     sink: Sink | None = None
     calls: AsyncFunction | None = None
     """The function that the operator wants to be called."""
+    meaning: StateMeaning | None = None
+    """What the state of the operator means; None for an operator without state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +155,15 @@ class JobGraph:
     def operator_infos(self) -> tuple[OperatorInfo, ...]:
         """What checkpoint metadata says of each operator. In a chain, the source comes first."""
         return tuple(
-            OperatorInfo(spec.uid, spec.name, v.vertex, v.parallelism, self.max_parallelism, self._keys(v, spec.uid))
+            OperatorInfo(
+                spec.uid,
+                spec.name,
+                v.vertex,
+                v.parallelism,
+                self.max_parallelism,
+                self._keys(v, spec.uid),
+                spec.meaning if isinstance(spec, OperatorSpec) else None,
+            )
             for v in self.vertices
             for spec in ((v.source,) if v.source is not None else ()) + v.operators
         )

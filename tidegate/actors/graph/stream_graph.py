@@ -31,6 +31,7 @@ from tidegate.actors.operators.sinks.sink import Sink
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.actors.protocol.side_outputs import OutputTag, SideOutput
 from tidegate.actors.sources.source import Source, is_unbounded
+from tidegate.storage.checkpoints.state_meaning import StateMeaning
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import OperatorUid, VertexId
 from tidegate.storage.state.key_groups import MAX_PARALLELISM_LIMIT
@@ -54,6 +55,8 @@ class StreamNode:
 
     `former`: what older versions made in the place of it and of nodes before it; None: the same.
 
+    `meaning`: what the state of the operator means; None for an operator without state.
+
     `takes_back`: who makes the changes that the operator counts on, each of which must come once; None: none.
     """
 
@@ -75,6 +78,7 @@ class StreamNode:
     takes_back: str | None = None
     combines: LocalAggregation | None = None
     former: FormerForm | None = None
+    meaning: StateMeaning | None = None
 
     def __post_init__(self) -> None:
         if [self.source, self.factory, self.taps].count(None) != 2:
@@ -218,7 +222,9 @@ def _vertex(chain: Sequence[StreamNode], names: Mapping[OperatorUid, str]) -> Jo
     head = chain[0]
     source = None if head.source is None else SourceSpec(head.uid, names[head.uid], head.source)
     operators = tuple(
-        OperatorSpec(node.uid, names[node.uid], node.factory, node.table, node.batch_rows, node.sink, node.calls)
+        OperatorSpec(
+            node.uid, names[node.uid], node.factory, node.table, node.batch_rows, node.sink, node.calls, node.meaning
+        )
         for node in chain
         if node.factory is not None
     )

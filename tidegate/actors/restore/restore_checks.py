@@ -2,6 +2,7 @@
 
 Rules:
 - All state and all in-flight data of the checkpoint has a place in the graph.
+- Stored state means to the program what it meant when it was written (`meaning_checks.py`).
 - The number of key groups is that of the checkpoint.
 - Each source has the splits that the checkpoint knows.
 - An operator that had finished gets no more input (FLIP-147, Flink's `VertexFinishedStateChecker`).
@@ -21,12 +22,13 @@ from difflib import get_close_matches
 from tidegate.actors.graph.job_graph import JobEdge, JobGraph, JobVertex
 from tidegate.actors.graph.source_checks import splits_of
 from tidegate.actors.protocol.partitioning import PartitioningKind
+from tidegate.actors.restore.meaning_checks import comparisons
 from tidegate.actors.restore.restore_in_flight import can_take_in_flight, edges_with_in_flight
 from tidegate.actors.restore.restore_task import subtasks_of
 from tidegate.actors.sources.source import DynamicSource, LastingInputSource, SourceSplit
 from tidegate.actors.task.pipeline.split_positions import SplitPosition, positions_from_tables
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, SnapshotKind
-from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.errors import ConfigurationError, IncompatibleStateError
 from tidegate.storage.files.store import Store
 from tidegate.storage.ids import OperatorUid, VertexId
 from tidegate.storage.subtasks.subtask_state import operators_with_state, read_subtask_state
@@ -43,17 +45,24 @@ def check_restorable(
     *,
     ignore_in_flight: bool = False,
     allow_non_restored_state: bool = False,
+    announce: bool = True,
 ) -> None:
-    """Raise ConfigurationError if the graph cannot go on from the checkpoint.
+    """Raise IncompatibleStateError if the graph cannot go on from the checkpoint.
 
     The error lists every problem, so that the user can mend them all at once. `store` is opened at the root of the
     checkpoint. With `allow_non_restored_state` the state of operators that the graph lacks is dropped, with a warning;
-    all other problems are still errors. Raises StorageError if the positions of a source cannot be read.
+    all other problems are still errors. `announce`: whether the log reports what is dropped. Raises StorageError if the
+    positions of a source cannot be read.
     """
     found = misfits(
         metadata, graph, ignore_in_flight=ignore_in_flight, allow_non_restored_state=allow_non_restored_state
     )
     refuse(metadata, [*found, *_changed_sources(store, metadata, graph)])
+    if not announce:
+        return
+    for compared in comparisons(metadata, graph, allow_non_restored_state):
+        if compared.changes:
+            log.info("Operator %r goes on from %s with changes: %s", compared.uid, _where(metadata), compared.summary)
     if allow_non_restored_state:
         _say_what_is_left_behind(metadata, graph)
     _say_that_nothing_is_left_to_do(metadata, graph)
@@ -86,6 +95,7 @@ def misfits(
     """The problems that metadata and graph alone show, one text each. Asks no source for its splits."""
     return [
         *(() if allow_non_restored_state else _without_an_operator(metadata, graph)),
+        *_other_meanings(metadata, graph, allow_non_restored_state),
         *_changed_key_groups(metadata, graph),
         *_fed_after_the_end(metadata, graph),
         *(() if ignore_in_flight else _without_an_edge(metadata, graph)),
@@ -93,14 +103,16 @@ def misfits(
 
 
 def refuse(metadata: CheckpointMetadata, problems: Sequence[str]) -> None:
-    """Raise one ConfigurationError that lists all problems, if there are any."""
+    """Raise one IncompatibleStateError that lists all problems, if there are any."""
     if len(problems) == 1:
-        raise ConfigurationError(problems[0])
+        raise IncompatibleStateError(problems[0])
     if problems:
         listed = "".join(f"\n{number}. {text}" for number, text in enumerate(problems[:PROBLEMS_SHOWN_MAX], start=1))
         left_out = len(problems) - PROBLEMS_SHOWN_MAX
         more = f"\nand {left_out} more" if left_out > 0 else ""
-        raise ConfigurationError(f"{len(problems)} things in the program do not fit {_where(metadata)}:{listed}{more}")
+        raise IncompatibleStateError(
+            f"{len(problems)} things in the program do not fit {_where(metadata)}:{listed}{more}"
+        )
 
 
 def as_written(metadata: CheckpointMetadata, graph: JobGraph, former: JobGraph | None) -> JobGraph:
@@ -137,7 +149,7 @@ def _where(metadata: CheckpointMetadata) -> str:
     return f"checkpoint {metadata.checkpoint_id} of {metadata.job_id}"
 
 
-def _non_restored(metadata: CheckpointMetadata, graph: JobGraph) -> dict[OperatorUid, tuple[int, int]]:
+def non_restored(metadata: CheckpointMetadata, graph: JobGraph) -> dict[OperatorUid, tuple[int, int]]:
     """Operators with state in the checkpoint that the graph lacks: how many states, and how many bytes.
 
     The native files of a backend count as one state, because nobody opens them here.
@@ -156,7 +168,7 @@ def _non_restored(metadata: CheckpointMetadata, graph: JobGraph) -> dict[Operato
 
 
 def _say_what_is_left_behind(metadata: CheckpointMetadata, graph: JobGraph) -> None:
-    for uid, (states, size) in _non_restored(metadata, graph).items():
+    for uid, (states, size) in non_restored(metadata, graph).items():
         log.warning(
             "The state of operator %r (%d states, %s bytes) in %s is left behind, as was asked for: the job has no "
             "operator of that uid",
@@ -183,7 +195,7 @@ def _without_an_operator(metadata: CheckpointMetadata, graph: JobGraph) -> Itera
     names = {info.uid: info.name for info in metadata.operators}
     uids = [info.uid for info in graph.operator_infos()]
     new = [uid for uid in uids if uid not in names]
-    for uid, (states, size) in _non_restored(metadata, graph).items():
+    for uid, (states, size) in non_restored(metadata, graph).items():
         nearest = get_close_matches(uid, new, n=1)
         held = f"{states} state{'s' if states > 1 else ''}, {size:,} bytes"
         meant = f"the nearest one that has no state there is {nearest[0]!r}: " if nearest else ""
@@ -192,6 +204,19 @@ def _without_an_operator(metadata: CheckpointMetadata, graph: JobGraph) -> Itera
             f"operator of that uid (it has {', '.join(sorted(uids))}); {meant}give the operator its old uid=, or leave "
             "its state behind with allow_non_restored_state=True"
         )
+
+
+def _other_meanings(metadata: CheckpointMetadata, graph: JobGraph, allow_non_restored_state: bool) -> Iterator[str]:
+    """State that means something else to the program: another function, window, order or time to live."""
+    for compared in comparisons(metadata, graph, allow_non_restored_state):
+        for problem in compared.problems:
+            yield f"operator {compared.uid!r} ({compared.name!r}) at {_where(metadata)}: {problem}{_WAYS_OUT}"
+
+
+_WAYS_OUT = (
+    ". Restore with the former parameters; or give the operator a new uid and leave its state behind with "
+    "allow_non_restored_state=True, so that it starts empty"
+)
 
 
 def _changed_key_groups(metadata: CheckpointMetadata, graph: JobGraph) -> Iterator[str]:

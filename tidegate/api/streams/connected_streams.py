@@ -22,6 +22,7 @@ from tidegate.actors.operators.rows.process_operator import ProcessOperator
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.actors.protocol.side_outputs import OutputTag
 from tidegate.api.streams.steps.columns import check_keys
+from tidegate.api.streams.steps.meanings import meaning
 from tidegate.api.streams.steps.slot_options import SlotOptions
 from tidegate.api.streams.steps.stream_steps import StreamSteps
 from tidegate.storage.errors import ConfigurationError
@@ -86,7 +87,20 @@ class ConnectedStreams(Generic[S]):
             for stream, names in zip((self._first, self._second), keys, strict=True)
         )
         return first._then(
-            factory, schema, name, uid, parallelism, batch_rows, slot, second=second, side_outputs=side_outputs
+            factory,
+            schema,
+            name,
+            uid,
+            parallelism,
+            batch_rows,
+            slot,
+            second=second,
+            side_outputs=side_outputs,
+            meaning=meaning(
+                "process of two streams",
+                {"first keys": keys[0], "second keys": keys[1]},
+                rows={"first": (self._first.schema, keys[0]), "second": (self._second.schema, keys[1])},
+            ),
         )
 
     def _check_broadcast(self, function: BroadcastProcessFunction) -> None:

@@ -21,6 +21,7 @@ from tidegate.actors.operators.aggregates.aggregate_kinds import AggregateKind
 from tidegate.actors.operators.ranking.distinct_rows import DistinctRows
 from tidegate.actors.operators.ranking.distinct_views import VIEWS_MAX, DistinctViews
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
+from tidegate.api.streams.steps.meanings import column_of, meaning
 from tidegate.api.streams.steps.stream_steps import StreamSteps
 from tidegate.storage.errors import ConfigurationError
 
@@ -75,6 +76,7 @@ def _each_apart(stream: S, aggregates: Mapping[str, Aggregate], of: Counted) -> 
     narrow = any(map(is_distinct, aggregates.values()))
     stream, plain = plain_inputs(stream, kept_columns(stream, of.keys), of_columns, of.name, of.uid, narrow=narrow)
     flags: dict[str, str] = {}
+    texts = {str(plain[label].column): column_of(a.column) for label, a in of_columns.items()}
     for column in dict.fromkeys(str(a.column) for a in plain.values() if is_distinct(a)):
         flag = free_name(f"first {column}", stream.schema)
         columns = (*of.keys, column)
@@ -86,6 +88,9 @@ def _each_apart(stream: S, aggregates: Mapping[str, Aggregate], of: Counted) -> 
             f"{of.name} distinct {column}"[:_NAME_CHARACTERS],
             None if of.uid is None else f"{of.uid}-distinct-{len(flags)}",
             of.parallelism,
+            meaning=meaning(
+                "distinct values", {"keys": of.keys, "of": texts[column]}, rows={"": (stream.schema, columns)}
+            ),
         )
         flags[column] = flag
     return stream, {label: count().where(flags[str(a.column)]) if is_distinct(a) else a for label, a in plain.items()}
@@ -133,13 +138,15 @@ def _together(
             flags[label] = new if known is None else known
             of_column[flags[label]] = condition
     parts = [(column, part) for column, of_column in views.items() for part in _parts(of_column)]
+    texts = {str(plain[label].column): column_of(a.column) for label, a in aggregates.items()}
+    texts |= {str(plain[label].condition): column_of(a.condition) for label, a in aggregates.items()}
     others = {str(column) for aggregate in plain.values() if not is_distinct(aggregate) for column in aggregate.columns}
     for number, (column, part) in enumerate(parts):
         later = {name for each, its in parts[number + 1 :] for name in (each, *its.values())}
         dropped = frozenset({column, *filter(None, part.values())} - later - others - set(kept))
         made = partial(DistinctViews, (*of.keys, column), part, dropped)
         operator = made()
-        nodes = len(program.nodes) - before + 1
+        nodes, before_marks = len(program.nodes) - before + 1, stream.schema
         last = number + 1 == len(parts)
         stream = by_keys(stream, operator.keys)._then(
             made,
@@ -147,6 +154,15 @@ def _together(
             f"{of.name} values {column}"[:_NAME_CHARACTERS],
             program.new_uid(f"{of.name} values", None) if of.uid is None else f"{of.uid}-values-{number}",
             of.parallelism,
+            meaning=meaning(
+                "distinct values",
+                {
+                    "keys": of.keys,
+                    "of": texts[column],
+                    "under": ["" if condition is None else texts[condition] for condition in part.values()],
+                },
+                rows={"": (before_marks, (*of.keys, column))},
+            ),
             former=FormerForm(formerly.nodes, nodes) if last and formerly is not None else None,
         )
     if formerly is not None:

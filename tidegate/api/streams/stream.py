@@ -27,6 +27,7 @@ from tidegate.actors.sources.bad_rows import BAD_ROWS
 from tidegate.api.streams.connected_streams import ConnectedStreams
 from tidegate.api.streams.steps.columns import check_keys
 from tidegate.api.streams.steps.given import check_stream
+from tidegate.api.streams.steps.meanings import column_of, meaning, ttl_text, with_rows
 from tidegate.api.streams.steps.named_columns import aggregates_and_options
 from tidegate.api.streams.steps.same_columns import with_same_columns
 from tidegate.api.streams.steps.slot_options import SlotOptions
@@ -231,7 +232,15 @@ class KeyedStream:
         of_stream = (self.keys,), (self.stream.timestamp,), schema, side_outputs, fire_at_end
         (factory := partial(process_operator, function, *of_stream))()
         return self.partitioned()._then(
-            factory, schema, name, uid, parallelism, batch_rows, slot, side_outputs=side_outputs
+            factory,
+            schema,
+            name,
+            uid,
+            parallelism,
+            batch_rows,
+            slot,
+            side_outputs=side_outputs,
+            meaning=meaning("process", {"keys": self.keys}, rows={"": (self.stream.schema, self.keys)}),
         )
 
     def aggregate(
@@ -298,7 +307,19 @@ class KeyedStream:
         operator, schema = factory(), self.stream.schema
         if schema is not None:
             operator.validate(schema)
-        rows = self.partitioned()._then(factory, schema, name, uid, parallelism)
+        means = meaning(
+            "deduplicate",
+            {
+                "keys": self.keys,
+                "keep": keep,
+                "by": "arrival" if by is None else column_of(by),
+                "ttl": ttl_text(ttl_ms, self.stream.timestamp),
+            },
+            rows={"": (schema, self.keys)},
+        )
+        if by is not None and schema is not None:
+            means = with_rows(means, by=pa.schema([schema.field(by)]))
+        rows = self.partitioned()._then(factory, schema, name, uid, parallelism, meaning=means)
         return rows._keyed(self.keys, updates=by is not None or keep == "last")
 
     def top_n(

@@ -27,6 +27,7 @@ from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
 from tidegate.actors.operators.changes import CHANGE
 from tidegate.actors.operators.local_aggregation.local_aggregation import LocalAggregation
 from tidegate.api.streams.distinct_counts import Counted, by_keys, is_distinct, kept_columns, marked
+from tidegate.api.streams.steps.meanings import meaning, ttl_text
 from tidegate.api.streams.steps.stream_steps import StreamSteps
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.polars_frames import exact_column
@@ -77,20 +78,36 @@ def aggregated(
     if life is not None:
         _check_life(stream, aggregates, emit, name)
     whole = life is not None
+    given = dict(aggregates)
     stream, plain = _prepared(stream, keys, aggregates, name, uid, parallelism, replaced, emit, whole)
     taken_back = stream._updating is not None
 
     def made() -> KeyedAggregate:
         if life is not None:
-            return ExpiringAggregate(keys, plain, life.ttl_ms, life.time)
+            return ExpiringAggregate(keys, plain, life.ttl_ms, life.time, stream.schema)
         if emit == "changes" or (emit == "final" and taken_back):
-            return ChangingAggregate(keys, plain, emit, taken_back)
-        return KeyedAggregate(keys, plain, emit)
+            return ChangingAggregate(keys, plain, emit, taken_back, stream.schema)
+        return KeyedAggregate(keys, plain, emit, stream.schema)
 
     operator = made()
     output = None if stream.schema is None else operator.output_schema(stream.schema)
     combines = None if taken_back or life is not None else LocalAggregation(keys, plain)
-    return by_keys(stream, keys)._then(made, output, name, uid, parallelism, takes_changes=True, combines=combines)
+    means = meaning(
+        "aggregate",
+        {
+            "keys": keys,
+            "emit": emit,
+            "input": "changes" if taken_back else "rows",
+            "ttl": None if life is None else ttl_text(life.ttl_ms, life.time),
+        },
+        aggregates=given,
+        fields=operator.known_fields,
+        rows={"": (stream.schema, keys)},
+        evolves=emit != "changes" and not taken_back,
+    )
+    return by_keys(stream, keys)._then(
+        made, output, name, uid, parallelism, takes_changes=True, combines=combines, meaning=means
+    )
 
 
 def aggregated_all(stream: S, aggregates: Mapping[str, Aggregate], emit: EmitMode, name: str, uid: str | None) -> S:
@@ -99,10 +116,11 @@ def aggregated_all(stream: S, aggregates: Mapping[str, Aggregate], emit: EmitMod
         raise ConfigurationError(f'{name}: emit must be "update", "changes" or "final", not {emit!r}')
     if stream._updating is not None and stream._updating.changes and emit == "changes":
         return _aggregated_changes(stream, aggregates, name, uid)
+    given = dict(aggregates)
     stream, plain = _prepared(stream, (), aggregates, name, uid, None, frozenset(), emit)
 
     def made() -> MergedAggregate:
-        return ChangesOfAll(plain) if emit == "changes" else MergedAggregate(plain, emit, output)
+        return ChangesOfAll(plain, parts) if emit == "changes" else MergedAggregate(plain, emit, output, parts)
 
     parts = output = None
     if stream.schema is not None:
@@ -116,7 +134,15 @@ def aggregated_all(stream: S, aggregates: Mapping[str, Aggregate], emit: EmitMod
         stream.input_parallelism,
         own=(() if parts is None else parts.names),
     )
-    return by_keys(rows, made().keys)._then(made, output, name, uid, 1)
+    operator = made()
+    means = meaning(
+        "aggregate of all rows",
+        {"emit": emit},
+        aggregates=given,
+        fields=operator.known_fields,
+        evolves=emit != "changes",
+    )
+    return by_keys(rows, operator.keys)._then(made, output, name, uid, 1, meaning=means)
 
 
 def _aggregated_changes(stream: S, aggregates: Mapping[str, Aggregate], name: str, uid: str | None) -> S:

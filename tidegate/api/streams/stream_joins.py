@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Literal, Self
@@ -22,10 +22,12 @@ from tidegate.actors.operators.windows.window_rows import WINDOW_END
 from tidegate.actors.operators.windows.window_specs import Sliding, Tumbling
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.api.streams.steps.given import check_stream
+from tidegate.api.streams.steps.meanings import join_facts, meaning, window_text, with_rows
 from tidegate.api.streams.steps.stream_changes import StreamChanges
 from tidegate.api.streams.steps.stream_steps import StreamSteps
 from tidegate.api.streams.steps.updating import Updating
 from tidegate.api.tables.lookup_tables import LookedUp, reader_of, with_keys_of
+from tidegate.storage.checkpoints.state_meaning import StateMeaning
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.columns_text import columns_text
 from tidegate.storage.units import parse_duration_ms
@@ -69,7 +71,9 @@ class StreamJoins(StreamChanges):
             raise ConfigurationError("join: a window says how long rows are kept; leave ttl= out")
         sides, schemas = _sides("join", self, other, on, suffix)
         make = partial(WindowJoin, sides, schemas, window, how)
-        return self._joined(other, sides, make().output, make, name, uid, parallelism, WindowEnd(WINDOW_END))
+        facts: dict[str, object] = {**join_facts(sides, how), "window": window_text(window)}
+        means = _join_meaning("window join", facts, sides, schemas)
+        return self._joined(other, sides, make().output, make, name, uid, parallelism, WindowEnd(WINDOW_END), means)
 
     def interval_join(
         self,
@@ -99,7 +103,9 @@ class StreamJoins(StreamChanges):
             )
         lower, upper = (_signed_ms(bound, "interval_join: between") for bound in between)
         make = partial(IntervalJoin, sides, schemas, lower, upper, how)
-        return self._joined(other, sides, make().schema, make, name, uid, parallelism, None)
+        facts: dict[str, object] = {**join_facts(sides, how), "between": f"{lower} ms and {upper} ms"}
+        means = _join_meaning("interval join", facts, sides, schemas)
+        return self._joined(other, sides, make().schema, make, name, uid, parallelism, None, means)
 
     def join_asof(
         self,
@@ -129,7 +135,8 @@ class StreamJoins(StreamChanges):
                 "assign_timestamps"
             )
         make = partial(AsOfJoin, sides, schemas, how)
-        return self._joined(other, sides, make().schema, make, name, uid, parallelism, sides.times[0])
+        means = _join_meaning("as-of join", join_facts(sides, how), sides, schemas)
+        return self._joined(other, sides, make().schema, make, name, uid, parallelism, sides.times[0], means)
 
     def lookup_join(
         self,
@@ -196,7 +203,14 @@ class StreamJoins(StreamChanges):
             sides, schemas = _sides("join", self, other, on, suffix)
         changing = _has_changes(self), _has_changes(other)
         make = partial(RegularJoin, sides, schemas, how, changing, ttl_ms)
-        joined = self._joined(other, sides, make().output, make, name, uid, parallelism, None)
+        facts: dict[str, object] = {
+            **join_facts(sides, how),
+            "left input": "changes" if changing[0] else "rows",
+            "right input": "changes" if changing[1] else "rows",
+            "ttl": None if ttl_ms is None else f"{ttl_ms} ms of event time",
+        }
+        means = _join_meaning("join", facts, sides, schemas)
+        joined = self._joined(other, sides, make().output, make, name, uid, parallelism, None, means)
         if make().takes_back:
             node = joined._inputs[0][0]
             joined._updating = Updating(sides.keys[0], f"{node.name!r} (uid {node.uid!r})", changes=True)
@@ -212,15 +226,24 @@ class StreamJoins(StreamChanges):
         uid: str | None,
         parallelism: int | None,
         timestamp: str | None,
+        means: StateMeaning,
     ) -> Self:
         if self.program is not other.program:
             raise ConfigurationError(f"{name}: the streams belong to different environments")
         left = self._partitioned(Partitioning(PartitioningKind.HASH, sides.keys[0]))
         right = other._partitioned(Partitioning(PartitioningKind.HASH, sides.keys[1]))
         takes = make.func is RegularJoin
-        joined = left._then(make, schema, name, uid, parallelism, second=right, takes_changes=takes)
+        joined = left._then(make, schema, name, uid, parallelism, second=right, takes_changes=takes, meaning=means)
         joined.timestamp = timestamp
         return joined
+
+
+def _join_meaning(
+    kind: str, facts: Mapping[str, object], sides: JoinSides, schemas: tuple[pa.Schema, pa.Schema]
+) -> StateMeaning:
+    left, right = schemas
+    means = meaning(kind, facts, rows={"left": (left, sides.keys[0]), "right": (right, sides.keys[1])})
+    return with_rows(means, left=left, right=right)
 
 
 def _sides(

@@ -23,6 +23,7 @@ from tidegate.actors.operators.windows.window_rows import WINDOW_END, WINDOW_STA
 from tidegate.actors.operators.windows.window_specs import Cumulating, Sliding, Tumbling
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.actors.protocol.side_outputs import OutputTag
+from tidegate.api.streams.steps.meanings import meaning, ranking_facts, time_text, ttl_text, window_text, with_rows
 from tidegate.api.streams.steps.stream_steps import StreamSteps
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.units import parse_duration_ms
@@ -61,7 +62,14 @@ def ranked_stream(
     """The first rows of each key, as they change. Raises ConfigurationError."""
     ttl_ms = None if ttl is None else parse_duration_ms(ttl, setting="top_n(ttl=...)")
     factory = partial(TopN, ranking, _known(stream.schema, name), stream.timestamp, ttl_ms)
-    return _by_keys(stream, ranking)._then(factory, factory().output, name, uid, parallelism)
+    means = meaning(
+        "top n",
+        {**ranking_facts(ranking), "ttl": ttl_text(ttl_ms, stream.timestamp)},
+        rows={"": (stream.schema, ranking.keys)},
+    )
+    return _by_keys(stream, ranking)._then(
+        factory, factory().output, name, uid, parallelism, meaning=with_rows(means, rows=_known(stream.schema, name))
+    )
 
 
 def ranked_windows(
@@ -88,7 +96,24 @@ def ranked_windows(
     rows = stream._then(local, between, f"{name} batches", uid_before, stream.input_parallelism)
     factory = partial(WindowTop, ranking, between)
     late = (OutputTag(LATE, between),)
-    made = _by_keys(rows, ranking)._then(factory, factory().output, name, uid, parallelism, side_outputs=late)
+    means = meaning(
+        "window top n",
+        {
+            **ranking_facts(ranking),
+            "window": None if window is None else window_text(window),
+            "time": time_text(str(stream.timestamp)),
+        },
+        rows={"": (between, ranking.keys)},
+    )
+    made = _by_keys(rows, ranking)._then(
+        factory,
+        factory().output,
+        name,
+        uid,
+        parallelism,
+        side_outputs=late,
+        meaning=with_rows(means, rows=between),
+    )
     made.timestamp, made._keyed_by = WindowEnd(WINDOW_END), ranking.keys
     return made
 

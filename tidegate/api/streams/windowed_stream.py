@@ -38,6 +38,7 @@ from tidegate.actors.operators.windows.window_rows import WINDOW_END, WINDOW_STA
 from tidegate.actors.operators.windows.window_specs import Clock, Count, Cumulating, Session, Sliding, Tumbling
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.actors.protocol.side_outputs import OutputTag
+from tidegate.api.streams.steps.meanings import meaning, time_text, window_text, with_rows
 from tidegate.api.streams.steps.named_columns import aggregates_and_options
 from tidegate.api.streams.steps.slot_options import SlotOptions
 from tidegate.api.streams.steps.updating import Updating
@@ -188,13 +189,13 @@ class WindowedStream(Generic[S]):
 
         def of_kind() -> WindowOperator:
             if isinstance(spec, Count):
-                return CountWindows(keys, spec, plain)
+                return CountWindows(keys, spec, plain, rows.schema)
             assert time is not None, "windows without a time"
             if isinstance(spec, Session):
                 assert emit != "update", "updates of sessions"
-                return SessionWindows(keys, spec, plain, time, emit, lateness_ms)
+                return SessionWindows(keys, spec, plain, time, emit, lateness_ms, rows.schema)
             assert emit != "changes", "changes of windows that keep their bounds"
-            return SlicedWindows(keys, spec, plain, time, emit, lateness_ms, every_ms)
+            return SlicedWindows(keys, spec, plain, time, emit, lateness_ms, every_ms, rows.schema)
 
         def windows() -> WindowOperator:
             made = of_kind()
@@ -214,7 +215,24 @@ class WindowedStream(Generic[S]):
         elif not isinstance(spec, Session | Count):
             combines = LocalAggregation(keys, plain)
         result = rows._then(
-            windows, output, name, uid, parallelism if keys else 1, side_outputs=late, combines=combines
+            windows,
+            output,
+            name,
+            uid,
+            parallelism if keys else 1,
+            side_outputs=late,
+            combines=combines,
+            meaning=meaning(
+                "window aggregate",
+                {
+                    **self._facts(),
+                    "emit": f"every {every_ms} ms" if every_ms is not None else emit,
+                },
+                aggregates=aggregates,
+                fields=windows().known_fields,
+                rows={"": (rows.schema, keys)},
+                evolves=emit != "changes" and not (isinstance(spec, Session) and lateness_ms > 0),
+            ),
         )
         if isinstance(spec, Count):
             return self._made(self._stream.program, result._inputs, keys)
@@ -226,6 +244,15 @@ class WindowedStream(Generic[S]):
         # The bounds are not event time then, and watermarks are of something else.
         timestamp = WindowEnd(WINDOW_END) if clock is None else None
         return self._made(self._stream.program, result._inputs, replaced, timestamp, updating)
+
+    def _facts(self) -> dict[str, object]:
+        """What the windows are, for the meaning of the state."""
+        return {
+            "keys": self._keys,
+            "window": window_text(self._spec),
+            "time": time_text(self._clock or (None if isinstance(self._spec, Count) else self._time)),
+            "allowed lateness": f"{self._lateness_ms} ms",
+        }
 
     def apply(
         self,
@@ -253,7 +280,7 @@ class WindowedStream(Generic[S]):
             raise ConfigurationError(f"{name}: {fn!r} is no function; it takes one of an Arrow table")
         if schema is None and self._stream.schema is not None:
             schema = derived_schema(fn, plain_rows(self._stream.schema))
-        return self._called(lambda *of: WindowCalls(fn, *of), schema, name, uid, parallelism, slot)
+        return self._called(lambda *of: WindowCalls(fn, *of), "apply", schema, name, uid, parallelism, slot)
 
     def process(
         self,
@@ -272,11 +299,12 @@ class WindowedStream(Generic[S]):
 
         `schema` is that of the rows that it returns; give it if a table, an aggregate or a key follows.
         """
-        return self._called(lambda *of: FunctionCalls(function, *of), schema, name, uid, parallelism, slot)
+        return self._called(lambda *of: FunctionCalls(function, *of), "process", schema, name, uid, parallelism, slot)
 
     def _called(
         self,
         calls: Callable[[tuple[str, ...], pa.Schema | None, pa.DataType | None, bool], WindowCalls],
+        calls_of: str,
         returned: pa.Schema | None,
         name: str,
         uid: str | None,
@@ -316,7 +344,17 @@ class WindowedStream(Generic[S]):
             output = with_kind(output)
         late = () if isinstance(spec, Count) or self._clock is not None else (OutputTag(LATE, rows_schema),)
         rows = stream._partitioned(Partitioning(PartitioningKind.HASH, keys)) if keys else stream
-        result = rows._then(windows, output, name, uid, parallelism if keys else 1, slot=slot, side_outputs=late)
+        means = meaning("window function", {**self._facts(), "calls": calls_of}, rows={"": (rows_schema, keys)})
+        result = rows._then(
+            windows,
+            output,
+            name,
+            uid,
+            parallelism if keys else 1,
+            slot=slot,
+            side_outputs=late,
+            meaning=with_rows(means, rows=plain_rows(rows_schema)),
+        )
         timestamp = None if isinstance(spec, Count) or self._clock is not None else WindowEnd(WINDOW_END)
         if not lateness_ms:
             return self._made(stream.program, result._inputs, keys, timestamp)

@@ -47,6 +47,7 @@ from tidegate.api.submission.assigned_sources import assigned_sources
 from tidegate.api.submission.collected_places import collect_url, with_places
 from tidegate.api.submission.left_to_sinks import check_sinks, commit_left_over
 from tidegate.api.submission.local_folders import own_folder
+from tidegate.api.submission.restore_report import RestoreReport, restore_report
 from tidegate.api.submission.staged_sources import check_fed_sources, with_staged_sources
 from tidegate.api.submission.starting_checkpoint import checkpoints_up_to, restore_point
 from tidegate.api.submission.table_claims import check_tables, claim_tables
@@ -56,7 +57,7 @@ from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.storage.checkpoints.layout import CheckpointPointer
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata
 from tidegate.storage.clock import now_ms
-from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.errors import ConfigurationError, IncompatibleStateError, TidegateError
 from tidegate.storage.extras import need
 from tidegate.storage.files.store import OpenStore
 from tidegate.storage.ids import CheckpointId, JobId, OperatorUid, SubtaskIndex
@@ -111,6 +112,70 @@ def make_job_id(name: str, suffix: str) -> JobId:
     return JobId(f"{slug}-{suffix}")
 
 
+def check_meaning(request: JobRequest, open_store: OpenStore) -> None:
+    """Raise IncompatibleStateError if the program does not fit the checkpoint that it names. It only reads.
+
+    `execute` calls it before it takes the name of the job, so that a refusal leaves nothing behind. Whatever else is
+    wrong with the checkpoint is reported by `prepare`, when no other job of the name runs any more.
+    """
+    if request.restore is None:
+        return
+    try:
+        checked(request, open_store, announce=False)
+    except IncompatibleStateError:
+        raise
+    except TidegateError as error:
+        log.debug("restore=%r is looked at again under the name of the job: %s", request.restore, error)
+
+
+def report_on(request: JobRequest, open_store: OpenStore) -> RestoreReport:
+    """What the restore that a request names would do. It only reads.
+
+    Raises ConfigurationError if there is no such checkpoint, CorruptionError and StorageError.
+    """
+    restore, metadata = restore_point(
+        request.restore, request.name, request.root, request.checkpoints.ignore_in_flight_of, open_store
+    )
+    if restore is None or metadata is None:
+        return RestoreReport(None)
+    refused = None
+    try:
+        request, _, _ = checked(request, open_store, announce=False)
+    except ConfigurationError as error:
+        refused = str(error)
+    pointer = CheckpointPointer(restore.root, restore.job_id, restore.checkpoint_id, restore.savepoint)
+    return restore_report(str(pointer), metadata, request.graph, request.allow_non_restored_state, refused)
+
+
+def checked(
+    request: JobRequest, open_store: OpenStore, *, announce: bool = True
+) -> tuple[JobRequest, RestorePoint | None, CheckpointMetadata | None]:
+    """The request with the graph and the key groups of the checkpoint that it starts from, and that checkpoint.
+
+    Raises IncompatibleStateError if the program does not fit it, and ConfigurationError, CorruptionError and
+    StorageError. It only reads.
+    """
+    restore, metadata = restore_point(
+        request.restore, request.name, request.root, request.checkpoints.ignore_in_flight_of, open_store
+    )
+    if metadata is None or restore is None:
+        return request, None, None
+    request = replace(request, graph=as_written(metadata, request.graph, request.former))
+    if any(subtask.native for subtask in metadata.subtasks):
+        need(f"restore={request.restore!r}, a checkpoint with files of RocksDB,", "rocksdb")
+    if request.max_parallelism is None:
+        request = replace(request, graph=with_key_groups_of(metadata, request.graph))
+    check_restorable(
+        open_store(restore.root),
+        metadata,
+        request.graph,
+        ignore_in_flight=restore.ignore_in_flight,
+        allow_non_restored_state=request.allow_non_restored_state,
+        announce=announce,
+    )
+    return request, restore, metadata
+
+
 def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
     """Resolve the restore point, stage the sources, and claim the tables.
 
@@ -121,22 +186,7 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
         need("the rocksdb backend", "rocksdb")
     periodic = request.checkpoints.interval is not None
     check_fed_sources(request.graph, periodic_checkpoints=periodic, detached=request.detached)
-    restore, metadata = restore_point(
-        request.restore, request.name, request.root, request.checkpoints.ignore_in_flight_of, open_store
-    )
-    if metadata is not None and restore is not None:
-        request = replace(request, graph=as_written(metadata, request.graph, request.former))
-        if any(subtask.native for subtask in metadata.subtasks):
-            need(f"restore={request.restore!r}, a checkpoint with files of RocksDB,", "rocksdb")
-        if request.max_parallelism is None:
-            request = replace(request, graph=with_key_groups_of(metadata, request.graph))
-        check_restorable(
-            open_store(restore.root),
-            metadata,
-            request.graph,
-            ignore_in_flight=restore.ignore_in_flight,
-            allow_non_restored_state=request.allow_non_restored_state,
-        )
+    request, restore, metadata = checked(request, open_store)
     line = _lineage(request.root, restore, metadata, open_store)
     covering = [] if restore is None or metadata is None else checkpoints_up_to(restore, metadata, open_store)
     bound = {

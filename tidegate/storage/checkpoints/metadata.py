@@ -1,4 +1,4 @@
-"""`CheckpointMetadata`: what a checkpoint is made of: the types of `_metadata`, format version 2.
+"""`CheckpointMetadata`: what a checkpoint is made of: the types of `_metadata`, format version 3.
 
 State belongs to operators (matched by uid), bytes belong to subtasks (a few files each, or inlined when small). A
 `StateHandle` ties the two together: it says where the bytes are and which sections of them are which operator's; where
@@ -14,10 +14,11 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from tidegate.storage.checkpoints.state_meaning import StateMeaning
 from tidegate.storage.codec import wire
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId, OperatorUid, SubtaskIndex, VertexId
 
-METADATA_VERSION = 2
+METADATA_VERSION = 3
 
 
 @wire
@@ -274,6 +275,8 @@ class OperatorInfo:
     max_parallelism: int
     keys: tuple[str, ...] = ()
     """The key columns of the rows that come to it; empty where there are none, and in checkpoints of older versions."""
+    meaning: StateMeaning | None = None
+    """What its state means. None for an operator without state, and for state that `SavepointWriter` made."""
 
 
 @wire

@@ -88,8 +88,9 @@ class MergedAggregate(KeyedAggregate):
         aggregates: Mapping[str, Aggregate],
         emit: Literal["update", "final"] = "update",
         empty: pa.Schema | None = None,
+        input_schema: pa.Schema | None = None,
     ) -> None:
-        super().__init__((KEY,), aggregates, emit)
+        super().__init__((KEY,), aggregates, emit, input_schema)
         self._empty = empty
 
     def needed_columns(self, after: Columns) -> Columns:
@@ -126,8 +127,8 @@ class MergedAggregate(KeyedAggregate):
 class ChangesOfAll(MergedAggregate, ChangingAggregate):
     """The same, as changes: each batch takes the row back that it replaces."""
 
-    def __init__(self, aggregates: Mapping[str, Aggregate]) -> None:
-        super().__init__(aggregates)
+    def __init__(self, aggregates: Mapping[str, Aggregate], input_schema: pa.Schema | None = None) -> None:
+        super().__init__(aggregates, input_schema=input_schema)
         self._shown_keys = ()
 
     def output_schema(self, input_schema: pa.Schema) -> pa.Schema:

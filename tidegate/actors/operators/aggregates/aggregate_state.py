@@ -161,6 +161,32 @@ def stored_groups(aggregates: Mapping[str, Described], stored: Sequence[pa.Field
     return None if rest else groups
 
 
+def found_groups(aggregates: Mapping[str, Described], stored: Sequence[pa.Field]) -> Fields:
+    """The stored columns of those aggregates that have some, wherever they stand in `stored`."""
+    groups: Fields = {}
+    start = 0
+    while start < len(stored):
+        rest = stored[start:]
+        found = next(
+            (
+                (name, len(names))
+                for name, aggregate in aggregates.items()
+                for suffixes in _possible_suffixes(rest)
+                if name not in groups
+                for names in [state_names(aggregate, name, suffixes)]
+                if [field.name for field in rest[: len(names)]] == names
+            ),
+            None,
+        )
+        if found is None:
+            start += 1
+            continue
+        name, length = found
+        groups[name] = tuple(rest[:length])
+        start += length
+    return groups
+
+
 def combined_fields(aggregates: Mapping[str, Described], schema: pa.Schema) -> Fields:
     """The state columns in a schema of combined rows. ConfigurationError if they are those of other aggregates."""
     fields = stored_groups(aggregates, state_of(schema))

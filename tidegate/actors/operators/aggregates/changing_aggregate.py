@@ -71,6 +71,7 @@ class ChangingAggregate(KeyedAggregate):
         aggregates: Mapping[str, Aggregate],
         emit: Literal["changes", "final"] = "changes",
         takes_back: bool = False,
+        input_schema: pa.Schema | None = None,
     ) -> None:
         self._shown_keys, self._shown = tuple(keys), tuple(aggregates)
         self._takes_back = takes_back
@@ -82,7 +83,7 @@ class ChangingAggregate(KeyedAggregate):
                 name: replace(a, taken_back=True) if a.kind is AggregateKind.SUM else a
                 for name, a in aggregates.items()
             } | {ROWS: count()}
-        super().__init__(keys, aggregates, "final" if emit == "final" else "update")
+        super().__init__(keys, aggregates, "final" if emit == "final" else "update", input_schema)
         self._read = frozenset(name for each in aggregates.values() for name in each.columns if isinstance(name, str))
         """The columns that accumulators read."""
         self._output_schema: pa.Schema | None = None

@@ -60,14 +60,19 @@ class ExpiringAggregate(KeyedAggregate):
     """Aggregates of each key, with updates. `time` is the column of event time; None: processing time."""
 
     def __init__(
-        self, keys: tuple[str, ...], aggregates: Mapping[str, Aggregate], ttl_ms: int, time: str | None = None
+        self,
+        keys: tuple[str, ...],
+        aggregates: Mapping[str, Aggregate],
+        ttl_ms: int,
+        time: str | None = None,
+        input_schema: pa.Schema | None = None,
     ) -> None:
         if ttl_ms <= 0:
             raise ConfigurationError("aggregate: ttl must be longer than nothing")
         self._shown = tuple(aggregates)
         self._ttl_ms, self._time = ttl_ms, time
         # It is kept as a count is, but written here.
-        super().__init__(keys, {**aggregates, UPDATED: count()}, "update")
+        super().__init__(keys, {**aggregates, UPDATED: count()}, "update", input_schema)
         self._swept_ms: int | None = None
 
     def needed_columns(self, after: Columns) -> Columns:

@@ -12,7 +12,6 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Literal
 
@@ -22,14 +21,12 @@ from tidegate.actors.kernels.key_index.entries import Upserted
 from tidegate.actors.kernels.partition import gather, subtask_table
 from tidegate.actors.operators.aggregates.accumulators import Accumulator, make_accumulator, value_specs
 from tidegate.actors.operators.aggregates.aggregate import Aggregate
-from tidegate.actors.operators.aggregates.aggregate_kinds import AggregateKind
 from tidegate.actors.operators.aggregates.aggregate_state import (
     Fields,
     combined_fields,
     state_columns,
-    state_names,
-    stored_groups,
 )
+from tidegate.actors.operators.aggregates.stored_layout import StoredLayout, converted, raw_specs
 from tidegate.actors.operators.batch_rows import OUTPUT_ROWS_MAX
 from tidegate.actors.operators.combined_rows import is_combined, take_in
 from tidegate.actors.operators.operator import Columns, Emit, Operator, OperatorContext
@@ -39,9 +36,8 @@ from tidegate.actors.operators.state.operator_backend import frozen_backend, mak
 from tidegate.actors.protocol.errors import OperatorError
 from tidegate.actors.state_backends.common.backend import KeyedBackend, ValueSpec, VectorTable
 from tidegate.storage.checkpoints.metadata import StateKind
-from tidegate.storage.errors import ConfigurationError, CorruptionError
+from tidegate.storage.errors import ConfigurationError, CorruptionError, IncompatibleStateError
 from tidegate.storage.schemas.columns_text import columns_text
-from tidegate.storage.schemas.evolution import migrated
 from tidegate.storage.state.handover import keys_at_most, put_together, taken
 from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
 
@@ -50,11 +46,11 @@ STATE_NAME = "aggregate"
 _RESTORED_ROWS = 131_072
 """Stored rows that are loaded at once."""
 
-_SUMS = (AggregateKind.SUM, AggregateKind.MEAN)
-
 
 class KeyedAggregate(Operator):
     """Aggregates of each key. `keys` names the key columns, `aggregates` the output columns and what they hold.
+
+    `input_schema`: the columns of the input; None if they are known only when the job runs.
 
     Raises ConfigurationError for no keys, no aggregates, or names that clash.
     """
@@ -66,7 +62,9 @@ class KeyedAggregate(Operator):
         keys: tuple[str, ...],
         aggregates: Mapping[str, Aggregate],
         emit: Literal["update", "final"] = "update",
+        input_schema: pa.Schema | None = None,
     ) -> None:
+        self._input_schema = input_schema
         self._keys = tuple(keys)
         self._aggregates = dict(aggregates)
         self._emit_mode = emit
@@ -83,6 +81,11 @@ class KeyedAggregate(Operator):
     def keys(self) -> tuple[str, ...]:
         """The key columns."""
         return self._keys
+
+    @property
+    def known_fields(self) -> Fields | None:
+        """The state columns of each aggregate. None if the columns of the input are not known."""
+        return None if self._input_schema is None else self._fields_for(self._input_schema)
 
     def validate(self, input_schema: pa.Schema) -> None:
         """Raise ConfigurationError if batches of this schema cannot be aggregated so."""
@@ -104,14 +107,14 @@ class KeyedAggregate(Operator):
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
         """Take the state back from tables of any number of former subtasks.
 
-        CorruptionError if a table is not of this aggregate, has a key twice, or keys of other subtasks.
+        IncompatibleStateError if a table is of other keys or aggregates. CorruptionError if it has a key twice.
         """
         super().open(context, restored)
         self._owners = subtask_table(context.max_parallelism, context.parallelism)
         self._backend = make_backend(context, self._keys)
         stored = self._backend.stored_schema(STATE_NAME)
         if stored is not None:
-            self._create(*self._stored_layout(STATE_NAME, stored))
+            self._take_over(stored)
         self._restore_all(restored)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
@@ -247,8 +250,7 @@ class KeyedAggregate(Operator):
 
     def _evolve(self, fields: Fields) -> None:
         """The first batch since the restore has other types than the stored state: convert the state to them."""
-        expected = self._stored_schema(fields)
-        table = self._opened().retype(STATE_NAME, self._specs(fields), lambda rows: self._migrated(rows, expected))
+        table = self._opened().retype(STATE_NAME, self._specs(fields), lambda rows: self._converted(rows, fields))
         self._use(table, fields)
 
     def _use(self, table: VectorTable, fields: Fields) -> None:
@@ -258,9 +260,17 @@ class KeyedAggregate(Operator):
     def _specs(self, fields: Fields) -> list[ValueSpec]:
         return [spec for name, a in self._aggregates.items() for spec in value_specs(a, fields[name])]
 
-    def _stored_schema(self, fields: Fields) -> pa.Schema:
-        assert self._key_schema is not None
-        return pa.schema([*self._key_schema, *(field for name in self._aggregates for field in fields[name])])
+    def _take_over(self, stored: pa.Schema) -> None:
+        """Go on with rows that the backend has already, and convert them if other aggregates wrote them."""
+        layout = self._layout_of(STATE_NAME, stored)
+        if layout.whole:
+            self._create(layout.head, layout.fields)
+            return
+        backend = self._opened()
+        backend.table(STATE_NAME, raw_specs(pa.schema(list(stored)[len(self._keys) :])))
+        backend.fix_keys(layout.head)
+        self._key_schema = layout.head
+        self._evolve(self._wanted(layout))
 
     def _restore_all(self, tables: Sequence[StateTable]) -> None:
         """Load stored tables. If types changed between two layers, all rows get the newer types."""
@@ -272,57 +282,68 @@ class KeyedAggregate(Operator):
             self._create(*self._newest_layout(stored))
         if self._table is None:
             return  # nothing but removed keys, which are in no layer below
-        expected = self._stored_schema(self._fields)
         self._opened().expect(keys_at_most(tables))
         try:
             keys = (table for table in taken(tables) if table.kind is StateKind.KEYED)
             for table in put_together(keys, _RESTORED_ROWS):
                 if table.rows.schema.names[: len(self._keys)] == list(self._keys):
                     check_owner(self.context, table.rows.select(list(self._keys)), self._owners)
-                rows = table.rows if table.removed else self._migrated(table.rows, expected)
+                rows = table.rows if table.removed else self._converted(table.rows, self._fields)
                 self._opened().load(replace(table, rows=rows))
             self._opened().loaded()
         except CorruptionError as error:
             raise CorruptionError(f"operator {self.context.uid!r}: {error}") from error
 
     def _newest_layout(self, stored: Sequence[tuple[str, pa.Schema]]) -> tuple[pa.Schema, Fields]:
-        """The stored layout that all others can be converted to: types only ever become wider.
+        """The layout that all stored ones can be converted to: types only ever become wider.
 
-        ConfigurationError if there is none.
+        IncompatibleStateError if there is none.
         """
-        for state, schema in stored:
-            self._stored_layout(state, schema)
+        layouts = [(self._layout_of(state, schema), schema) for state, schema in stored]
         refused = None
-        for schema in dict.fromkeys(schema.remove_metadata() for _, schema in reversed(stored)):
+        for layout, _ in reversed(layouts):
+            fields = self._wanted(layout)
             try:
-                for _, before in stored:
-                    self._migrated(pa.RecordBatch.from_pylist([], before), schema)
-            except ConfigurationError as error:
+                for _, before in layouts:
+                    empty = pa.RecordBatch.from_pylist([], before.remove_metadata())
+                    converted(empty, layout.head, self._aggregates, fields, self._where)
+            except IncompatibleStateError as error:
                 refused = refused or error
                 continue
-            return self._stored_layout(STATE_NAME, schema)
+            return layout.head, fields
         assert refused is not None, "no layout was tried"
         raise refused
 
-    def _migrated(self, rows: pa.RecordBatch, expected: pa.Schema) -> pa.RecordBatch:
-        """Stored rows in the program's types. A sum of integers may become one of floats as long as it is exact."""
-        sums = {state_names(a, name)[0] for name, a in self._aggregates.items() if a.kind in _SUMS}
-        for position, (before, now) in enumerate(zip(rows.schema, expected, strict=False)):
-            if before.name in sums and before.type == pa.int64() and now.type == pa.float64():
-                with suppress(pa.ArrowInvalid):
-                    rows = rows.set_column(position, now, rows.column(position).cast(now.type))
-        return migrated(rows.replace_schema_metadata(None), expected, STATE_NAME, self.context.uid)
-
-    def _stored_layout(self, state: str, schema: pa.Schema) -> tuple[pa.Schema, Fields]:
-        keys = len(self._keys)
-        fields = stored_groups(self._aggregates, list(schema)[keys:])
-        if state != STATE_NAME or schema.names[:keys] != list(self._keys) or fields is None:
-            expected = [*self._keys, *(n for name, a in self._aggregates.items() for n in state_names(a, name))]
-            raise CorruptionError(
-                f"operator {self.context.uid!r} expects stored columns {expected}, but state {state!r} "
-                f"has {schema.names}; restore with the keys and aggregates that wrote it, or change the uid"
+    def _wanted(self, layout: StoredLayout) -> Fields:
+        """The columns of all aggregates: as they are stored, or else as the columns of the input make them."""
+        if layout.whole:
+            return layout.fields
+        known = self.known_fields
+        if known is None:
+            raise IncompatibleStateError(
+                f"{self._where}: the state has the aggregates {list(layout.fields)} of {list(self._aggregates)}, and "
+                "the columns of the input are known only when the job runs; pass schema= to the step before, so that "
+                "the new ones can start empty"
             )
-        return pa.schema([pa.field(name, schema.field(name).type) for name in self._keys]), fields
+        return {name: layout.fields.get(name, known[name]) for name in self._aggregates}
+
+    def _converted(self, rows: pa.RecordBatch, fields: Fields) -> pa.RecordBatch:
+        """Stored rows in the program's columns and types."""
+        assert self._key_schema is not None
+        return converted(rows.replace_schema_metadata(None), self._key_schema, self._aggregates, fields, self._where)
+
+    @property
+    def _where(self) -> str:
+        return f"state {STATE_NAME!r} of operator {self.context.uid!r}"
+
+    def _layout_of(self, state: str, schema: pa.Schema) -> StoredLayout:
+        layout = StoredLayout.of(schema, self._keys, self._aggregates)
+        if state != STATE_NAME or layout is None:
+            raise IncompatibleStateError(
+                f"operator {self.context.uid!r} expects aggregates of the keys {list(self._keys)}, but state {state!r} "
+                f"has the columns {schema.names}; restore with the keys that wrote it, or give the operator a new uid"
+            )
+        return layout
 
     def _output(self, keys: pa.RecordBatch, results: Sequence[pa.Array]) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays([*keys.columns, *results], names=[*self._keys, *self._aggregates])

@@ -41,8 +41,15 @@ _Numbers = NDArray[np.int64]
 class CountWindows(WindowOperator):
     """Aggregates of windows of so many rows. Without `keys`: of all rows of the stream."""
 
-    def __init__(self, keys: tuple[str, ...], spec: Count, aggregates: Mapping[str, Aggregate]) -> None:
-        super().__init__(keys, spec, aggregates, None, "final", OPEN, (ValueSpec(ROWS, pa.int64(), 0),))
+    def __init__(
+        self,
+        keys: tuple[str, ...],
+        spec: Count,
+        aggregates: Mapping[str, Aggregate],
+        input_schema: pa.Schema | None = None,
+    ) -> None:
+        rows = ValueSpec(ROWS, pa.int64(), 0)
+        super().__init__(keys, spec, aggregates, None, "final", OPEN, (rows,), input_schema)
         self._size = spec.rows
 
     def snapshot(self, cut: Cut) -> OperatorSnapshot:

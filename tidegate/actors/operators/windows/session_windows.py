@@ -19,7 +19,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -40,7 +40,6 @@ from tidegate.actors.operators.windows.window_specs import Clock, Session, Times
 from tidegate.actors.operators.windows.window_state import Parts
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.actors.state_backends.common.backend import ValueSpec
-from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.schemas.reserved_names import own_name
 from tidegate.storage.state.snapshot import StateTable
 
@@ -83,24 +82,26 @@ class SessionWindows(WindowOperator):
         time: str | Clock,
         emit: Literal["final", "changes"] = "final",
         allowed_lateness_ms: int = 0,
+        input_schema: pa.Schema | None = None,
     ) -> None:
         self._every_batch, self._lateness_ms = emit == "changes", allowed_lateness_ms
         self._changes = self._every_batch or allowed_lateness_ms > 0
         names = (START, END, COUNT, OUT) if self._changes else (START, END, COUNT)
         extra = tuple(ValueSpec(name, pa.int64(), 0) for name in names)
-        super().__init__(keys, spec, aggregates, time, "changes" if self._changes else "final", NUMBER, extra)
+        shown = "changes" if self._changes else "final"
+        super().__init__(keys, spec, aggregates, time, shown, NUMBER, extra, input_schema)
         self._spec = spec
         self._next_end_ms = self._next_out_ms = MAX_WATERMARK_MS
         self.holds_back_ms = int(self._clock is None)
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
         """CorruptionError as of all windows."""
-        super().open(context, self._with_outs(restored))
+        super().open(context, restored)
         self._look_at_all(self._state.exists)
 
     def load(self, tables: Sequence[StateTable]) -> None:
         """CorruptionError as of all windows."""
-        super().load(self._with_outs(tables))
+        super().load(tables)
         self._look_at_all(True)
 
     def next_processing_time_ms(self) -> int | None:
@@ -256,17 +257,6 @@ class SessionWindows(WindowOperator):
         """Ends are not known after a restore: the first watermark looks at all sessions."""
         self._next_end_ms = MIN_WATERMARK_MS if restored else MAX_WATERMARK_MS
         self._next_out_ms = self._next_end_ms if self._changes else MAX_WATERMARK_MS
-
-    def _with_outs(self, tables: Sequence[StateTable]) -> Sequence[StateTable]:
-        """Stored tables; if they are of sessions that came out once, those have not come out."""
-        found = list[StateTable]()
-        for table in tables:
-            names = table.rows.schema.names
-            if self._changes and table.kind is StateKind.KEYED and COUNT in names and OUT not in names:
-                outs = pa.array(np.zeros(table.rows.num_rows, dtype=np.int64))
-                table = replace(table, rows=table.rows.add_column(names.index(COUNT) + 1, OUT, outs))
-            found.append(table)
-        return found
 
     def _pull(self, keys: pa.RecordBatch, count: int) -> Pulled:
         """Take the sessions of some distinct keys out of the state."""

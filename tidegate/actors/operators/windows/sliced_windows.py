@@ -64,8 +64,9 @@ class SlicedWindows(WindowOperator):
         emit: Literal["final", "update"] = "final",
         allowed_lateness_ms: int = 0,
         emit_every_ms: int | None = None,
+        input_schema: pa.Schema | None = None,
     ) -> None:
-        super().__init__(keys, spec, aggregates, time, emit, SLICE)
+        super().__init__(keys, spec, aggregates, time, emit, SLICE, input_schema=input_schema)
         self._spec = spec
         self._every_ms = emit_every_ms
         self._early: EarlyResults | None = None

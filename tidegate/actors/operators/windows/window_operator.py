@@ -19,6 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.actors.operators.aggregates.aggregate import Aggregate
+from tidegate.actors.operators.aggregates.aggregate_state import Fields
 from tidegate.actors.operators.combined_rows import is_combined, rows_behind
 from tidegate.actors.operators.operator import Columns, Emit, Operator, OperatorContext
 from tidegate.actors.operators.operator_errors import blame
@@ -56,7 +57,9 @@ class WindowOperator(Operator):
         emit: str,
         namespace: str,
         extra: Sequence[ValueSpec] = (),
+        input_schema: pa.Schema | None = None,
     ) -> None:
+        self._input_schema = input_schema
         self._rows = WindowRows(tuple(keys), dict(aggregates), time, emit)
         self._keys, self._time, self._any_spec = tuple(keys), time, spec
         self._clock = time if isinstance(time, Clock) else None
@@ -65,6 +68,14 @@ class WindowOperator(Operator):
         self._opened: WindowState | None = None
         self.computed: tuple[str, ...] = ()
         """Columns that only the aggregates read: rows that come too late leave without them."""
+
+    @property
+    def known_fields(self) -> Fields | None:
+        """The state columns of each aggregate. None if the columns of the input are not known."""
+        schema = self._input_schema
+        if schema is None:
+            return None
+        return {name: a.state_fields(name, schema) for name, a in self._rows.aggregates.items()}
 
     def needed_columns(self, after: Columns) -> Columns:
         """Keys, event time, and what is aggregated."""
@@ -89,7 +100,9 @@ class WindowOperator(Operator):
             if table.kind is not StateKind.KEYED:
                 self._fired.load(table)
         self._late = context.metrics.counter(LATE_RECORDS)
-        self._opened = WindowState(context, self._namespace, self._keys, self._rows.aggregates, self._extra)
+        self._opened = WindowState(
+            context, self._namespace, self._keys, self._rows.aggregates, self._extra, self.known_fields
+        )
         self._state.restore(restored)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from tidegate.actors.kernels.partition import subtask_table
 from tidegate.actors.operators.aggregates.accumulators import Accumulator, make_accumulator, value_specs
 from tidegate.actors.operators.aggregates.aggregate import Aggregate
-from tidegate.actors.operators.aggregates.aggregate_state import Fields, combined_fields, state_columns, stored_groups
+from tidegate.actors.operators.aggregates.aggregate_state import Fields, combined_fields, state_columns
+from tidegate.actors.operators.aggregates.stored_layout import StoredLayout, converted, raw_specs
 from tidegate.actors.operators.combined_rows import is_combined, take_in
 from tidegate.actors.operators.operator import OperatorContext
 from tidegate.actors.operators.state.keys import check_owner, key_schema
@@ -34,7 +35,7 @@ from tidegate.actors.state_backends.common.backend import (
     VectorTable,
 )
 from tidegate.storage.checkpoints.metadata import StateKind
-from tidegate.storage.errors import CorruptionError
+from tidegate.storage.errors import CorruptionError, IncompatibleStateError
 from tidegate.storage.schemas.columns_text import columns_text
 from tidegate.storage.state.handover import keys_at_most, put_together, taken
 from tidegate.storage.state.snapshot import StateTable
@@ -59,6 +60,7 @@ class WindowState:
         keys: tuple[str, ...],
         aggregates: Mapping[str, Aggregate],
         extra: Sequence[ValueSpec] = (),
+        known_fields: Fields | None = None,
     ) -> None:
         self.namespaces: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         """Namespaces that may have a row, ascending."""
@@ -68,12 +70,13 @@ class WindowState:
         self._context = context
         self._owners = subtask_table(context.max_parallelism, context.parallelism)
         self._name, self._keys, self._aggregates, self._extra = name, keys, dict(aggregates), tuple(extra)
+        self._known_fields = known_fields
         self._key_schema: pa.Schema | None = None
         self._seen: pa.Schema | None = None
         self._table: NamespacedTable | None = None
         stored = self.backend.stored_schema(WINDOWS_STATE)
         if stored is not None:
-            self._create(*self._layout(WINDOWS_STATE, stored))
+            self._take_over(stored)
             self._look()
 
     @property
@@ -104,6 +107,8 @@ class WindowState:
             fields = {name: a.state_fields(name, schema) for name, a in self._aggregates.items()}
         if self._table is None:
             self._create(found, fields)
+        elif self._seen is None and found.equals(self.key_schema) and fields != self.fields:
+            self._evolve(fields)
         elif not found.equals(self.key_schema) or fields != self.fields:
             raise OperatorError(
                 f"operator {self._context.name!r} (uid {self._context.uid!r}) keeps "
@@ -168,24 +173,26 @@ class WindowState:
 
     def specs(self) -> list[ValueSpec]:
         """The value columns of the aggregates."""
-        return [spec for name, a in self._aggregates.items() for spec in value_specs(a, self.fields[name])]
+        return self._specs_of(self.fields)
+
+    def _specs_of(self, fields: Fields) -> list[ValueSpec]:
+        return [spec for name, a in self._aggregates.items() for spec in value_specs(a, fields[name])]
 
     def restore(self, tables: Sequence[StateTable]) -> None:
         """Load the stored tables that are keyed. CorruptionError if one is of other windows or keys."""
         for table in tables:
             if table.kind is StateKind.KEYED and not table.removed and self._table is None:
-                self._create(*self._layout(table.state, table.rows.schema))
+                layout = self._layout(table.state, table.rows.schema)
+                self._create(self._keys_in(layout), self._wanted(layout))
         if self._table is None:
             return
-        expected = pa.schema([pa.field(self._name, pa.int64()), *self.key_schema, *self._values()])
         self.backend.expect(keys_at_most(tables))
         keyed = (table for table in taken(tables) if table.kind is StateKind.KEYED)
         try:
             for table in put_together(keyed, _RESTORED_ROWS):
                 rows = table.rows
                 if not table.removed:
-                    self._layout(table.state, rows.schema)
-                    rows = pa.RecordBatch.from_arrays(rows.columns, schema=expected)
+                    rows = self._converted(rows.replace_schema_metadata(None), self.fields)
                 self.check_owner(rows.select(list(self._keys)))
                 self.backend.load(replace(table, rows=rows))
             self.backend.loaded()
@@ -208,14 +215,56 @@ class WindowState:
     def _values(self) -> list[pa.Field]:
         return [*(spec.field for spec in self._extra), *(field for group in self.fields.values() for field in group)]
 
-    def _layout(self, state: str, schema: pa.Schema) -> tuple[pa.Schema, Fields]:
-        """Key columns and state columns in a stored schema. CorruptionError if it is of something else."""
-        head = [self._name, *self._keys, *(spec.name for spec in self._extra)]
-        fields = stored_groups(self._aggregates, list(schema)[len(head) :])
-        if state != WINDOWS_STATE or schema.names[: len(head)] != head or fields is None:
-            raise CorruptionError(
-                f"operator {self._context.uid!r} expects windows by {list(self._keys)} with {list(self._aggregates)}, "
-                f"but state {state!r} has {schema.names}; restore with the keys, aggregates and allowed lateness "
-                "that wrote it, or change the uid"
+    def _take_over(self, stored: pa.Schema) -> None:
+        """Go on with rows that the backend has already, and convert them if other aggregates wrote them."""
+        layout = self._layout(WINDOWS_STATE, stored)
+        if layout.whole:
+            self._create(self._keys_in(layout), layout.fields)
+            return
+        self.backend.table(WINDOWS_STATE, raw_specs(pa.schema(list(stored)[1 + len(self._keys) :])))
+        self.backend.fix_keys(pa.schema([pa.field(self._name, pa.int64()), *self._keys_in(layout)]))
+        self._key_schema = self._keys_in(layout)
+        self._evolve(self._wanted(layout))
+
+    def _evolve(self, fields: Fields) -> None:
+        """Convert the rows to other columns of the aggregates."""
+        specs = [*self._extra, *self._specs_of(fields)]
+        made = self.backend.retype(WINDOWS_STATE, specs, lambda rows: self._converted(rows, fields))
+        self.fields, self._table = fields, cast(NamespacedTable, made)
+        self.accumulators = self.accumulators_of(made)
+
+    def _wanted(self, layout: StoredLayout) -> Fields:
+        """The columns of all aggregates: as they are stored, or else as the columns of the input make them."""
+        if layout.whole:
+            return layout.fields
+        if self._known_fields is None:
+            raise IncompatibleStateError(
+                f"{self._where}: the state has the aggregates {list(layout.fields)} of {list(self._aggregates)}, and "
+                "the columns of the input are known only when the job runs; pass schema= to the step before, so that "
+                "the new ones can start empty"
             )
-        return pa.schema([schema.field(name).remove_metadata() for name in self._keys]), fields
+        return {name: layout.fields.get(name, self._known_fields[name]) for name in self._aggregates}
+
+    def _converted(self, rows: pa.RecordBatch, fields: Fields) -> pa.RecordBatch:
+        """Stored rows in the program's columns and types."""
+        head = [pa.field(self._name, pa.int64()), *self.key_schema, *(spec.field for spec in self._extra)]
+        return converted(rows, pa.schema(head), self._aggregates, fields, self._where)
+
+    @property
+    def _where(self) -> str:
+        return f"state {WINDOWS_STATE!r} of operator {self._context.uid!r}"
+
+    def _layout(self, state: str, schema: pa.Schema) -> StoredLayout:
+        """The columns of a stored schema. IncompatibleStateError if it is of something else."""
+        head = [self._name, *self._keys, *(spec.name for spec in self._extra)]
+        layout = StoredLayout.of(schema, head, self._aggregates)
+        if state != WINDOWS_STATE or layout is None:
+            raise IncompatibleStateError(
+                f"operator {self._context.uid!r} expects windows by {list(self._keys)} with {list(self._aggregates)}, "
+                f"but state {state!r} has {schema.names}; restore with the keys, windows and allowed lateness that "
+                "wrote it, or give the operator a new uid"
+            )
+        return layout
+
+    def _keys_in(self, layout: StoredLayout) -> pa.Schema:
+        return pa.schema([layout.head.field(name) for name in self._keys])

@@ -9,9 +9,11 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
+from tidegate.actors.operators.aggregates.column_expressions import column_like
 from tidegate.actors.operators.watermarks.alignment import WatermarkAlignment
 from tidegate.actors.operators.watermarks.watermark_generator import WatermarkGenerator, check_event_time
 from tidegate.api.streams.steps.columns import idleness_of
+from tidegate.api.streams.steps.meanings import column_of, meaning
 from tidegate.api.streams.steps.stream_steps import StreamSteps
 from tidegate.api.streams.steps.updating import nulls_tag
 from tidegate.storage.errors import ConfigurationError
@@ -57,6 +59,7 @@ class EventTimes(StreamSteps):
         # As parallel as the stream before it, so chained to it: there the rows still have the source's order.
         parallelism = parallelism if parallelism is not None else self.input_parallelism
         idleness_ms = idleness_of(idleness, str(column), [node for node, _ in self._inputs], parallelism)
+        time = column_like(column, "assign_timestamps")
         rows, (column, *flags) = self._with_computed(column, punctuated_by, uid)
         punctuation = flags[0] if flags else None
         if rows.schema is not None:
@@ -69,6 +72,13 @@ class EventTimes(StreamSteps):
             parallelism,
             updating=updating,
             side_outputs=nulls_tag(nulls_to, rows.schema, updating),
+            meaning=meaning(
+                "event time",
+                {
+                    "column": column_of(time),
+                    "punctuated by": None if punctuated_by is None else column_of(column_like(punctuated_by, name)),
+                },
+            ),
         )
         return type(self)(self._program, timed._inputs, (), column, updating)
 

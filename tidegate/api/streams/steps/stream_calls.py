@@ -15,6 +15,7 @@ from tidegate.actors.operators.batches.failing_rows import error_tag
 from tidegate.actors.protocol.side_outputs import OutputTag
 from tidegate.api.streams.steps.slot_options import SlotOptions
 from tidegate.api.streams.steps.stream_steps import StreamSteps
+from tidegate.storage.checkpoints.state_meaning import StateMeaning
 from tidegate.storage.units import parse_duration_ms
 
 
@@ -61,4 +62,5 @@ class StreamCalls(StreamSteps):
             slot,
             side_outputs=() if tag is None else (tag,),
             calls=function,
+            meaning=StateMeaning("calls under way"),
         )

@@ -33,6 +33,7 @@ from tidegate.api.streams.steps.given import check_function
 from tidegate.api.streams.steps.named_columns import expressions_and_options
 from tidegate.api.streams.steps.slot_options import SlotOptions, resources_of
 from tidegate.api.streams.steps.updating import Updating, after_function
+from tidegate.storage.checkpoints.state_meaning import StateMeaning
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.polars_frames import is_polars_expression
 
@@ -287,7 +288,17 @@ class StreamSteps:
         `side_outputs` it may emit rows under these tags as well (see `Stream.side_output`).
         """
         (factory := partial(process_operator, function, ((),), (self.timestamp,), schema, side_outputs))()
-        return self._then(factory, schema, name, uid, parallelism, batch_rows, slot, side_outputs=side_outputs)
+        return self._then(
+            factory,
+            schema,
+            name,
+            uid,
+            parallelism,
+            batch_rows,
+            slot,
+            side_outputs=side_outputs,
+            meaning=StateMeaning("process without keys"),
+        )
 
     def rebalance(self) -> Self:
         """Deal batches out evenly over the subtasks of the next operator."""
@@ -359,6 +370,7 @@ class StreamSteps:
         combines: LocalAggregation | None = None,
         former: FormerForm | None = None,
         own: Collection[str] = (),
+        meaning: StateMeaning | None = None,
     ) -> Self:
         """Add an operator, and return the stream behind it.
 
@@ -391,6 +403,7 @@ class StreamSteps:
             side_outputs=tuple(side_outputs),
             takes_back=before[0].made_by if before and (takes_changes or deletes) else None,
             former=former,
+            meaning=meaning,
         )
         self._program.add_node(node, own)
         kept = schema is None or self.timestamp in schema.names
