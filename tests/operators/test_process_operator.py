@@ -109,9 +109,9 @@ def test_processing_time_is_what_the_task_says() -> None:
 
 
 def test_the_output_has_the_declared_schema() -> None:
-    """Rows are cast to `schema`, a column that a row lacks is null, and large outputs leave in several batches."""
+    """Rows are cast to `schema`, a None is null, and large outputs leave in several batches."""
     schema = pa.schema({"n": pa.int16(), "s": pa.string()})
-    driven = Driven(Calls(lambda row, context: [{"n": 1}] * 40_000), schema=schema)
+    driven = Driven(Calls(lambda row, context: [{"n": 1, "s": None}] * 40_000), schema=schema)
     driven.rows({"k": 1}, {"k": 1})
 
     assert [schema] * len(driven.batches) == [batch.schema for batch in driven.batches]

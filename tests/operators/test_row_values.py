@@ -167,7 +167,10 @@ def test_nothing_is_cut_where_the_first_rows_fix_the_type(values: list[Any]) -> 
 def test_a_null_in_a_column_without_nulls_is_refused() -> None:
     """By map and map_batches alike."""
     schema = pa.schema([pa.field("x", pa.int64(), nullable=False)])
-    for operator in (Map(lambda row: {}, schema), MapBatches(lambda b: pa.record_batch({"x": pa.nulls(2)}), schema)):
+    for operator in (
+        Map(lambda row: {"x": None}, schema),
+        MapBatches(lambda b: pa.record_batch({"x": pa.nulls(2)}), schema),
+    ):
         with pytest.raises(OperatorError, match="column 'x' cannot be null"):
             run(opened(operator), [_BATCH])
 

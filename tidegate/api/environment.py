@@ -6,6 +6,7 @@ environment: Ray, or this process.
 
 from __future__ import annotations
 
+import logging
 import os
 import uuid
 from collections.abc import Sequence
@@ -30,6 +31,7 @@ from tidegate.api.given_names import check_given, combining_mode, pointer
 from tidegate.api.progress.display import ProgressKind, progress_kind, show_progress, stop_progress
 from tidegate.api.streams.stream import Stream
 from tidegate.api.submission.changes_once import check_changes_come_once
+from tidegate.api.submission.doubts import doubts
 from tidegate.api.submission.job import Job
 from tidegate.api.submission.job_names import name_taken
 from tidegate.api.submission.local_folders import default_storage
@@ -48,6 +50,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tidegate.api.tables.lookup_tables import LookedUp
+
+
+log = logging.getLogger(__name__)
 
 
 class StreamEnvironment(Topologies):
@@ -205,9 +210,14 @@ class StreamEnvironment(Topologies):
                 "of its container (pids) is reached: raise it, or end other processes"
             ) from error
         show_progress(running, submission, shown, self._runtime)
+        for doubt in doubts(self._program.nodes, request.checkpoints.interval is not None):
+            log.warning("execute(%r): %s", name, doubt)
+        collected = self._program.collected
         self._program.clear()
         root = submission.spec.root
         job = Job(running, submission.spec.job_id, name, root, self.open_store, savepoints, self._web)
+        for rows in collected:
+            rows.follow(job.status)
         if self._submitted is not None:
             self._submitted(job, detached)
         return job

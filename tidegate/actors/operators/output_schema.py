@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from tidegate.actors.operators.row_values import InexactValueError, exact_array, exact_cast
+from tidegate.actors.operators.row_values import InexactValueError, exact_array, exact_cast, shown
 from tidegate.storage.schemas.plain_types import plain_schema, settled_type
 from tidegate.storage.schemas.polars_frames import check_polars_has, with_types_of_polars
 
@@ -34,10 +34,12 @@ class SchemaMismatchError(ValueError):
 class PinnedSchema:
     """The schema of an operator's output, once it is known."""
 
-    __slots__ = ("_given", "schema")
+    __slots__ = ("_given", "_maker", "schema")
 
-    def __init__(self, given: pa.Schema | None = None) -> None:
+    def __init__(self, given: pa.Schema | None = None, maker: object = None) -> None:
+        """`given` is the schema that a program gave, and `maker` the function of the user that makes the rows."""
         self._given = given is not None
+        self._maker = maker
         self.schema: pa.Schema | None = given
         """None until the first batch."""
 
@@ -69,18 +71,35 @@ class PinnedSchema:
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def from_rows(self, rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
-        """A batch made of one row or more. Columns that a row lacks are null there. SchemaMismatchError as above."""
+        """A batch made of one row or more. SchemaMismatchError as above.
+
+        Without a given schema, columns that a row lacks are null there. With one, each row must have all columns: a
+        column that a function forgets would be null without a word.
+        """
         names = list(rows[0]) if self.schema is None else self.schema.names
         values = _alike(rows, names)
         if values is None:
             names = list(dict.fromkeys(chain.from_iterable(rows)))
             if self.schema is not None:
                 self._check_names([*self.schema.names, *(n for n in names if n not in self.schema.names)])
+                if self._given:
+                    self._check_complete(rows)
                 names = self.schema.names
             values = [[row.get(name) for row in rows] for name in names]
         columns = [self._column(name, of_name) for name, of_name in zip(names, values, strict=True)]
         batch = pa.RecordBatch.from_arrays(columns, names=names)
         return self.conform(batch)
+
+    def _check_complete(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """SchemaMismatchError for a row that lacks a column of the schema that was given."""
+        assert self.schema is not None
+        for row in rows:
+            if missing := [name for name in self.schema.names if name not in row]:
+                columns = ", ".join(map(repr, missing))
+                raise SchemaMismatchError(
+                    f"{_called(self._maker)} returned a row without {columns}, which schema= has: {shown(dict(row))}. "
+                    f"Return every column of schema=, {missing[0]!r}: None for a null, or take it out of schema="
+                )
 
     def _column(self, name: str, values: list[Any]) -> pa.Array:
         wanted = pa.null() if self.schema is None else self.schema.field(name).type
@@ -118,6 +137,14 @@ class PinnedSchema:
                 f"{was} columns {self.schema.names}; in this batch {' and '.join(changes)}"
                 + ("" if self._given else f"; {_ADVICE}")
             )
+
+
+def _called(maker: object) -> str:
+    """What the function that makes rows is called, for errors."""
+    if maker is None:
+        return "the function"
+    name = getattr(maker, "__qualname__", None) or type(maker).__qualname__
+    return f"the function {name.rpartition('<locals>.')[2]}"
 
 
 def _alike(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[list[Any]] | None:

@@ -57,6 +57,12 @@ class MemorySource:
         """Schema of the data."""
         return self._schema
 
+    def column(self, name: str) -> pa.ChunkedArray | None:
+        """All values of a column; None if there is no such column."""
+        if name not in self._schema.names:
+            return None
+        return pa.Table.from_batches(self._batch, self._schema).column(name)
+
     def splits(self) -> Sequence[SourceSplit]:
         """The ranges. The payload is the first row; the number in the id keeps empty ranges apart."""
         bounds = [self._rows * i // self._splits for i in range(self._splits + 1)]

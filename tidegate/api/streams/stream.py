@@ -99,6 +99,8 @@ class Stream(StreamTables):
             if expressions:
                 stream = self.with_columns(*expressions, name="key_by", parallelism=self.input_parallelism)
         check_keys(names, stream.schema)
+        if self._updating is not None:
+            self._updating.check_kind_is_no_key("key_by", names)
         return KeyedStream(stream, names, replaced)
 
     def aggregate(

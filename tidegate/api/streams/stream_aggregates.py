@@ -20,6 +20,7 @@ from tidegate.actors.operators.aggregates.aggregate_all import (
     PartialAggregate,
 )
 from tidegate.actors.operators.aggregates.changing_aggregate import ChangingAggregate
+from tidegate.actors.operators.aggregates.column_expressions import ColumnExpression
 from tidegate.actors.operators.aggregates.expiring_aggregate import ExpiringAggregate
 from tidegate.actors.operators.aggregates.functions.multisets import kept_values
 from tidegate.actors.operators.aggregates.functions.value_sets import with_value_sets
@@ -219,6 +220,11 @@ def _prepared(
             raise stream._updating.refuse(repr(name), f'{reason} emit="changes"')
     _check_aggregates(aggregates, name)
     changing = stream._updating is not None
+    if stream._updating is not None:
+        for aggregate in aggregates.values():
+            stream._updating.check_kind_is_no_key(repr(name), aggregate.columns)
+            read = [column.expression for column in aggregate.columns if isinstance(column, ColumnExpression)]
+            stream._updating.check_kind_is_not_read(repr(name), read, stream.schema)
     if _is_plain(aggregates) and not replaced:  # polars is not loaded for them
         return stream, kept_values(aggregates, stream.schema) if changing else dict(aggregates)
     from tidegate.api.streams.steps.aggregate_inputs import check_not_replaced, plain_inputs

@@ -201,6 +201,10 @@ class StreamJoins(StreamChanges):
             sides = JoinSides(_keys("join", on, schemas), (None, None), suffix)
         else:
             sides, schemas = _sides("join", self, other, on, suffix)
+        streams: tuple[StreamSteps, StreamSteps] = (self, other)
+        for stream, keys in zip(streams, sides.keys, strict=True):
+            if stream._updating is not None:
+                stream._updating.check_kind_is_no_key(repr(name), keys)
         changing = _has_changes(self), _has_changes(other)
         make = partial(RegularJoin, sides, schemas, how, changing, ttl_ms)
         facts: dict[str, object] = {

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     import polars as pl
     from pyspark.sql import DataFrame
 
-MEMORY_SPLITS = 16
 """Splits of data in memory. Fixed, because the parallelism may change when a job is restored."""
 RATE_SPLITS = 8
 """Splits of a rate."""
@@ -74,11 +73,12 @@ class StreamSources:
     ) -> Stream:
         """A stream over data in memory: Arrow, or a polars frame. The data travels with the job: keep it small.
 
-        It is read in `splits` parts (16 by default), dealt out to the subtasks. A restored job needs the same data and
-        splits. With `timestamp`, event time comes from this column, and `alignment` says which sources wait for each
-        other, as with `Stream.assign_timestamps`.
+        Rows are read in their order, by one subtask. With `splits` they are cut into that many parts, which are dealt
+        out to the subtasks and read side by side; rows of different parts then come in any order, also rows of one
+        key. A restored job needs the same data and splits. With `timestamp`, event time comes from this column, and
+        `alignment` says which sources wait for each other, as with `Stream.assign_timestamps`.
         """
-        source = MemorySource.of(data, splits if splits is not None else MEMORY_SPLITS)
+        source = MemorySource.of(data, 1 if splits is None else splits)
         stream = self.from_source(source, name=name, uid=uid, parallelism=parallelism)
         return timed(stream, timestamp, max_out_of_orderness, uid, alignment=alignment)
 

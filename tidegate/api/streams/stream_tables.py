@@ -17,6 +17,7 @@ from tidegate.actors.operators.own_copies import own_copy
 from tidegate.actors.operators.sinks.own_sink import FLUSH_BYTES, OwnSink
 from tidegate.actors.operators.sinks.partitioned_sink import table_sink
 from tidegate.actors.operators.sinks.sink import Sink
+from tidegate.actors.operators.state.keys import key_schema
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.api.checkpoint_calls import CheckpointFunction, check_function
 from tidegate.api.given_names import location
@@ -242,6 +243,19 @@ class StreamTables(StreamJoins, StreamCalls, EventTimes):
             )
         if mode not in get_args(TableMode):
             raise ConfigurationError(f'{name}: a table is written in mode "append" or "upsert", not {mode!r}')
+        if mode == "upsert" and not keys:
+            raise ConfigurationError(
+                f'{name}: mode="upsert" needs keys=[...]: the columns that tell rows apart, of which the newest counts'
+            )
+        if self._updating is not None:
+            self._updating.check_kind_is_no_key(repr(name), keys)
+        if mode == "append" and keys:
+            raise ConfigurationError(f'{name}: keys={list(keys)} are for mode="upsert"; mode="append" keeps every row')
+        if keys and set(keys) <= set(self.schema.names):
+            try:
+                key_schema(self.schema, keys)
+            except ConfigurationError as error:
+                raise ConfigurationError(f"{name}: keys={list(keys)}: {error}") from error
         schema, deletes = self.schema, mode == "upsert" and self._updating is not None and self._updating.changes
         if deletes:
             schema = schema.remove(schema.get_field_index(CHANGE))

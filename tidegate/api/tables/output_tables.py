@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from tidegate.api.given_names import location
 from tidegate.api.tables.compacted_tables import TableCompaction, compact_table
 from tidegate.api.tables.table_options import TableOptions
 from tidegate.api.tables.vacuumed_tables import RETAIN_DEFAULT, TableVacuumed, vacuum_table
-from tidegate.storage.errors import TableError
+from tidegate.storage.errors import ConfigurationError, TableError
 from tidegate.storage.files.file_system_store import join_url, open_store
 from tidegate.storage.files.store import OpenStore, Store
 from tidegate.storage.ids import OperatorUid
@@ -29,6 +30,11 @@ from tidegate.storage.tables.table_log import TableInfo, TableLog
 if TYPE_CHECKING:
     import polars as pl
     from pyspark.sql import DataFrame, SparkSession
+
+log = logging.getLogger(__name__)
+
+_OVER = ("finished", "failed", "cancelled", "suspended")
+"""A job in one of these states writes no more rows."""
 
 
 class OutputTable:
@@ -145,6 +151,7 @@ class CollectedRows:
         self.handed_on = handed_on
         self._open_store = open_store
         self._table: OutputTable | None = None
+        self._status: Callable[[], str] | None = None
 
     @property
     def placeholder(self) -> str:
@@ -162,8 +169,29 @@ class CollectedRows:
         assert self._table is not None, "a place is found when the job is submitted"
         return self._table.url
 
+    def follow(self, status: Callable[[], str]) -> None:
+        """Learn how the job stands, once it was submitted: `status` returns it."""
+        self._status = status
+
     def to_arrow(self) -> pa.Table:
-        """The committed rows: all rows, once a bounded job has finished. Empty before the job was submitted."""
+        """The committed rows: all rows, once a bounded job has finished.
+
+        While the job runs they are those that its checkpoints cover so far, and a warning says so. Raises
+        ConfigurationError before the job was submitted.
+        """
         if self._table is None:
-            return self.info.arrow_schema.empty_table()
-        return self._table.to_arrow()
+            raise ConfigurationError(
+                f"collect (uid {self.uid!r}): there are no rows before the job runs: call env.execute(...) first, and "
+                "wait() of the job that it returns"
+            )
+        status = None if self._status is None else self._status()
+        found = self._table.to_arrow()
+        if status is not None and status not in _OVER:
+            log.warning(
+                "collect (uid %r): the job is %s, so these are the %d rows that its checkpoints cover so far. Call "
+                "job.wait() first for all rows",
+                self.uid,
+                status,
+                found.num_rows,
+            )
+        return found

@@ -52,7 +52,7 @@ class FlatMap(Operator):
 
     def __init__(self, fn: Callable[[dict[str, Any]], Iterable[Row]], schema: pa.Schema | None = None) -> None:
         self._fn = fn
-        self._pinned = PinnedSchema(schema)
+        self._pinned = PinnedSchema(schema, fn)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
         """Emit the rows in order, in batches of bounded size. OperatorError if the function raises."""
@@ -88,7 +88,7 @@ class Map(Operator):
     ) -> None:
         self._fn = fn
         self._schema = schema
-        self._pinned = PinnedSchema(schema)
+        self._pinned = PinnedSchema(schema, fn)
         self._traces = traced
         self._traced: Traced | None = None
 

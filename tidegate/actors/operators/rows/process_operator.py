@@ -86,7 +86,7 @@ class ProcessOperator(Operator):
         self._keys, self.has_keyed_state = tuple(keys), bool(keys[0])
         self._timestamps = tuple(timestamps)
         self._fires_at_end = fire_at_end
-        self._pinned = PinnedSchema(schema)
+        self._pinned = PinnedSchema(schema, function)
         self._scope = KeyScope()
         self._states: KeyedStates | None = None
         self._timers = Timers(self._scope)
@@ -96,6 +96,11 @@ class ProcessOperator(Operator):
         self._seen: dict[int, pa.Schema] = {}
         self._rows: list[Mapping[str, Any]] = []
         self._sides = SideRows(side_outputs)
+
+    @property
+    def function(self) -> BaseProcessFunction:
+        """The function, which is this operator's own."""
+        return self._function
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
         """Open the function, then take the state back from tables of any number of former subtasks.

@@ -17,10 +17,12 @@ Rules:
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence, Set
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tidegate.actors.kernels.columns import fixed_values, plain, valid_mask
 from tidegate.actors.operators.operator import Columns, Emit, Operator, OperatorContext, together
@@ -33,8 +35,11 @@ from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATER
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.state.snapshot import StateTable
 
+log = logging.getLogger(__name__)
+
 _PER_MS = {"us": 1000, "ns": 1_000_000}
 _MS_PER_DAY = 86_400_000
+_SECONDS_OF_2000, _SECONDS_OF_2100 = 946_684_800, 4_102_444_800
 _SECONDS_MAX = ((1 << 63) - 1) // 1000
 
 
@@ -69,6 +74,25 @@ def event_times_ms(batch: pa.RecordBatch, column: str) -> pa.Array:
         raw = raw - 1
     mask = valid_mask(values)
     return pa.array(raw, mask=mask == 0 if len(mask) else None)
+
+
+def look_like_seconds(times_ms: pa.Array | pa.ChunkedArray) -> bool:
+    """Whether times that are taken for milliseconds are all seconds of the years 2000 to 2100.
+
+    As milliseconds they would all lie in January and February 1970.
+    """
+    bounds = pc.min_max(times_ms).as_py()
+    least, greatest = bounds["min"], bounds["max"]
+    return least is not None and least >= _SECONDS_OF_2000 and greatest <= _SECONDS_OF_2100
+
+
+def seconds_advice(column: str, times_ms: pa.Array | pa.ChunkedArray) -> str:
+    """What is wrong with a column that looks like seconds, and what to do."""
+    first = times_ms.drop_null()[0].as_py()
+    return (
+        f"timestamp={column!r}: int64 event times are milliseconds since 1970, and {first} is in early 1970 then. If "
+        f"the column counts seconds, use timestamp=(pl.col({column!r}) * 1000).alias({column!r})"
+    )
 
 
 def check_event_time(schema: pa.Schema, column: str, punctuated_by: str | None) -> None:
@@ -119,7 +143,8 @@ class WatermarkGenerator(Operator):
     ) -> None:
         if max_out_of_orderness_ms < 0:
             raise ConfigurationError(f"max_out_of_orderness must not be negative: {max_out_of_orderness_ms} ms")
-        self._column = column
+        self.column = column
+        """The column of event time."""
         self._delay_ms = max_out_of_orderness_ms + 1
         self.idleness_ms = idleness_ms
         self._nulls_to = nulls_to
@@ -127,13 +152,14 @@ class WatermarkGenerator(Operator):
         self.alignment = alignment
         self.dues_behind: Sequence[Due] = (as_they_are,)
         """How operators behind it tell its rows apart, those in other tasks too; `graph/event_time.py` knows them."""
+        self._looked_at_unit = False
         self._newest_ms: dict[int | None, int] = {}
         """The greatest timestamp of each split. Shared with the splits, which are what is in a checkpoint."""
 
     def needed_columns(self, after: Columns) -> Columns:
         """The column of event time as well."""
         punctuations = () if self._punctuated_by is None else (self._punctuated_by,)
-        return together(after, frozenset({self._column, *punctuations}))
+        return together(after, frozenset({self.column, *punctuations}))
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
         """ConfigurationError if there is an idleness, but the splits of the source are not known in this task."""
@@ -149,7 +175,16 @@ class WatermarkGenerator(Operator):
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
         """Emit the batch. OperatorError if it lacks the column, or has it with a type that is no event time."""
         with blame(self.context, batch):
-            dated = event_times_ms(batch, self._column)
+            dated = event_times_ms(batch, self.column)
+        if not self._looked_at_unit and dated.null_count < len(dated):
+            self._looked_at_unit = True
+            if pa.types.is_int64(batch.schema.field(self.column).type) and look_like_seconds(dated):
+                log.warning(
+                    "%s (uid %r): %s",
+                    self.context.name,
+                    self.context.uid,
+                    seconds_advice(self.column, dated),
+                )
         if dated.null_count and self._nulls_to is not None:
             self.context.emit_aside(self._nulls_to, batch.filter(dated.is_null()))
             batch, dated = batch.filter(dated.is_valid()), dated.drop_null()

@@ -189,7 +189,7 @@ class StreamSteps:
 
         schema_after(FilterExpr(condition), self.schema, name)
         if (updating := self._updating) is not None:
-            updating.check_filter(repr(name), condition)
+            updating.check_filter(repr(name), condition, self.schema)
         return self._then(
             partial(FilterExpr, condition), self.schema, name, uid, parallelism, slot=slot, updating=updating
         )
@@ -229,6 +229,8 @@ class StreamSteps:
         from tidegate.actors.operators.batches.expressions import WithColumns
 
         expressions: Any = given  # `WithColumns` refuses what is no expression
+        if self._updating is not None:
+            self._updating.check_kind_is_not_read(repr(name), given, self.schema)
         schema = schema_after(WithColumns(*expressions), self.schema, name)
         untouched = {column: column for column in self._own_columns() - computed_columns(expressions, self.schema)}
         passed = {**untouched, **passed_columns(expressions, self.schema)}
@@ -265,7 +267,8 @@ class StreamSteps:
         from tidegate.actors.operators.batches.expressions import Select
 
         if self._updating is not None:
-            expressions = self._updating.with_kind(expressions)
+            self._updating.check_kind_is_not_read(repr(name), expressions, self.schema)
+            expressions = self._updating.with_kind(expressions, self.schema)
         schema = schema_after(Select(*expressions), self.schema, name)
         passed = passed_columns(expressions, self.schema)
         return self._computed(lambda: Select(*expressions), schema, passed, name, uid, parallelism)

@@ -14,13 +14,14 @@ right. Rows with the same keys come in order, from one subtask; a step that woul
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from tidegate.actors.operators.changes import CHANGE
+from tidegate.actors.operators.output_schema import empty_frame
 from tidegate.actors.protocol.side_outputs import OutputTag
 from tidegate.api.streams.steps.columns import name_after, reads_only
 from tidegate.storage.errors import ConfigurationError
@@ -70,20 +71,45 @@ class Updating:
             raise self.refuse(operator, f"in {asked} subtasks they would overtake each other; let it have {kept}")
         return kept
 
-    def with_kind(self, expressions: Sequence[pl.Expr | str]) -> Sequence[pl.Expr | str]:
-        """What a `select` selects: of changes also the column that says what a row is."""
+    def with_kind(self, expressions: Sequence[pl.Expr | str], schema: pa.Schema | None) -> Sequence[pl.Expr | str]:
+        """What a `select` selects: of changes also the column that says what a row is, once."""
         if not self.changes:
             return expressions
-        return [*(e for e in expressions if not isinstance(e, str) or e != CHANGE), CHANGE]
+        kept = [expression for expression in expressions if not _is_kind(expression)]
+        return kept if _select_kind(kept, schema) else [*kept, CHANGE]
 
-    def check_filter(self, operator: str, condition: pl.Expr) -> None:
+    def check_kind_is_not_read(
+        self, operator: str, expressions: Sequence[pl.Expr | str], schema: pa.Schema | None
+    ) -> None:
+        """Raise ConfigurationError for an expression that reads what says whether a row comes or is taken back.
+
+        The column itself may pass, under its own name.
+        """
+        if self.changes and any(_reads_kind(expression, schema) for expression in expressions):
+            raise self.refuse_kind(operator)
+
+    def check_kind_is_no_key(self, operator: str, columns: Iterable[object]) -> None:
+        """Raise ConfigurationError if the column that says whether a row comes is among some columns."""
+        if self.changes and CHANGE in columns:
+            raise self.refuse_kind(operator)
+
+    def refuse_kind(self, operator: str) -> ConfigurationError:
+        """The error for a step that reads `row_kind`."""
+        return ConfigurationError(
+            f"{operator} reads {CHANGE!r} of {self.made_by}, which emits changes. How often a row is taken back and "
+            "comes again depends on how batches are cut, so the result would differ from run to run. Leave "
+            f"{CHANGE!r} out: an aggregate, a join and an upsert know what it means. Use "
+            f'emit="final" in {self.made_by} for rows that are never taken back. To look at the changes themselves, '
+            f"read {CHANGE!r} in the rows of collect or for_each_checkpoint"
+        )
+
+    def check_filter(self, operator: str, condition: pl.Expr, schema: pa.Schema | None = None) -> None:
         """Raise ConfigurationError for a condition that drops newer versions of rows whose old ones have passed.
 
         Of changes the old version passes by itself, or is taken back.
         """
         if self.changes:
-            if CHANGE in condition.meta.root_names():
-                raise self.refuse(operator, f"it would drop some of them, by {CHANGE!r}")
+            self.check_kind_is_not_read(operator, (condition,), schema)
         elif not reads_only(condition, self.keys):
             raise self.refuse(operator, "it would drop newer versions of rows whose old ones have passed")
 
@@ -112,6 +138,46 @@ class Updating:
         elif self.keyless or not set(self.keys) <= set(keys):
             needed = "columns that a step has dropped" if self.keyless else f"{list(self.keys)}"
             raise self.refuse(operator, f"{how} would see them out of order: its keys must have {needed} among them")
+
+
+def _is_kind(expression: pl.Expr | str) -> bool:
+    """Whether it is the column `CHANGE`, under its own name."""
+    if isinstance(expression, str):
+        return expression == CHANGE
+    return expression.meta.is_column() and expression.meta.output_name() == CHANGE
+
+
+def _select_kind(expressions: Sequence[pl.Expr | str], schema: pa.Schema | None) -> bool:
+    """Whether expressions that choose several columns have the column `CHANGE` among them."""
+    if schema is None or not expressions:
+        return False
+    import polars as pl
+
+    try:
+        return CHANGE in empty_frame(schema).select(expressions).columns
+    except pl.exceptions.PolarsError:  # the step itself finds what is wrong
+        return False
+
+
+def _reads_kind(expression: pl.Expr | str, schema: pa.Schema | None) -> bool:
+    """Whether an expression reads the column `CHANGE`, and does not just pass it on."""
+    if isinstance(expression, str) or _is_kind(expression):
+        return False
+    from tidegate.actors.operators.batches.projection import columns_read
+
+    read = columns_read((expression,))
+    if read is not None:
+        return CHANGE in read
+    if expression.meta.is_column_selection() or schema is None:
+        return False
+    # It chooses columns by a pattern or a type: without the column it makes others, or cannot be computed.
+    import polars as pl
+
+    frame = empty_frame(schema)
+    try:
+        return frame.select(expression).schema != frame.drop(CHANGE).select(expression).schema
+    except pl.exceptions.PolarsError:
+        return True
 
 
 def united(streams: Sequence[tuple[Updating | None, int]]) -> Updating | None:
