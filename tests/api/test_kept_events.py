@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from command_line import CommandRunner
 from local_jobs import NO_RESTART, GatedSource, config, local, opening
 from waiting import until
 
+import tidegate as tg
 from tidegate import recovery
 from tidegate.actors.hosts.coordinator import log_writer
 from tidegate.cli import app
@@ -42,4 +45,33 @@ def test_a_long_history_is_whole_if_it_is_kept(tmp_path: Path, monkeypatch: pyte
     assert (numbers == list(range(len(numbers)))) == keeps
     assert ("was submitted" in told) == keeps
     assert ("folded into a snapshot" in told) != keeps
+    _check_states(str(tmp_path), numbers, keeps)
     assert recovery.verify(f"{tmp_path}/{job.job_id}/chk-{job.progress().last_checkpoint}").ok
+
+
+def _check_states(root: str, numbers: list[int], keeps: bool) -> None:
+    """The state behind each event that is left, by its number and by its moment; before these there is an error."""
+    states: dict[int, recovery.JobState] = {}
+    refused: list[str] = []
+    for number in numbers:
+        try:
+            states[number] = recovery.job_state(root, at=number)
+        except tg.ConfigurationError as error:
+            refused.append(str(error))
+    first, last = states[min(states)], states[max(states)]
+    assert (first.event == 0) == keeps
+    assert [*states] == numbers[len(refused) :]
+    assert all(f"reaches back to event {first.event}" in error for error in refused)
+    assert (last.status, last.completed_checkpoints) == ("finished", recovery.job_state(root).completed_checkpoints)
+    assert last.completed_checkpoints > CHECKPOINTS
+    completed = [state.completed_checkpoints for state in states.values()]
+    assert completed == sorted(completed)
+    moment = datetime.fromtimestamp(last.at_ms / 1000, UTC)
+    assert recovery.job_state(root, at=moment).status == "finished"
+    with pytest.raises(tg.ConfigurationError, match=f"has no event {max(numbers) + 1}: its log ends with event"):
+        recovery.job_state(root, at=max(numbers) + 1)
+    told = CommandRunner().invoke(app, ["events", root, "--state-at", str(max(numbers)), "--json"])
+    assert json.loads(told.output)["status"] == "finished"
+    if not keeps:
+        with pytest.raises(tg.ConfigurationError, match="folded into a snapshot and cut; keep_events=True"):
+            recovery.job_state(root, at=datetime(2000, 1, 1))

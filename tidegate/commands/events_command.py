@@ -6,6 +6,8 @@ They need the meaning of events and keys, and so `tidegate.offline`. Their exit 
 
 from __future__ import annotations
 
+from dataclasses import fields
+from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
@@ -37,6 +39,14 @@ TimelineCheckpointOption = Annotated[
     int | None, typer.Option("--checkpoint", metavar="NUMBER", help="Print all that is known of one checkpoint.")
 ]
 RestartsOption = Annotated[bool, typer.Option("--restarts", help="Print failures and restarts alone.")]
+StateAtOption = Annotated[
+    str | None,
+    typer.Option(
+        "--state-at",
+        metavar="WHEN",
+        help="Print what the coordinator knew: behind an event, by its number; or at 2026-11-23T16:27 (UTC), or 10min.",
+    ),
+]
 SinceOption = Annotated[
     str | None,
     typer.Option(
@@ -55,6 +65,7 @@ def events_command(
     restarts: RestartsOption = False,
     since: SinceOption = None,
     raw: RawOption = False,
+    state_at: StateAtOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Print what happened to jobs, a line for each decision; or with --why the chain of events that led to one event.
@@ -70,6 +81,9 @@ def events_command(
 
     if arrow is not None:
         _write_history(path, job, arrow)
+        return
+    if state_at is not None:
+        _print_state(path, job, state_at, as_json)
         return
     with explained():
         logs = logs_under(path, job)
@@ -179,6 +193,22 @@ def write_command(
         print_json({"path": path})
     else:
         typer.echo(path)
+
+
+def _print_state(path: str, job: str | None, when: str, as_json: bool) -> None:
+    from tidegate.commands.checkpoint_printing import time_text
+    from tidegate.commands.timeline_printing import moment_ms
+    from tidegate.offline.job_states import job_state
+
+    with explained():
+        at = int(when) if when.isdecimal() else datetime.fromtimestamp(moment_ms(when, "--state-at") / 1000, UTC)
+        state = job_state(path, at=at, job=job)
+    facts = {field.name: getattr(state, field.name) for field in fields(state) if field.name != "coordinator"}
+    if as_json:
+        print_json(facts)
+        return
+    for name, value in (facts | {"at_ms": time_text(state.at_ms)}).items():
+        typer.echo(f"{name.removesuffix('_ms'):<22} {value}")
 
 
 def _write_history(path: str, job: str | None, file: str) -> None:

@@ -38,8 +38,8 @@ class Choice:
         return line.restart if self.restarts else not line.detail
 
 
-def moment_ms(text: str) -> int:
-    """The moment that `--since` names, in ms since the epoch: so long ago, or a date and time in UTC.
+def moment_ms(text: str, option: str = "--since") -> int:
+    """Returns the moment that an option names, in ms since the epoch: a duration ago, or a date and time in UTC.
 
     Raises ConfigurationError.
     """
@@ -50,7 +50,7 @@ def moment_ms(text: str) -> int:
             moment = datetime.fromisoformat(text)
         except ValueError:
             raise ConfigurationError(
-                f"--since {text!r} is neither a duration, such as 10min, nor a date and time, such as 2026-11-23T16:27"
+                f"{option} {text!r} is neither a duration, such as 10min, nor a date and time, such as 2026-11-23T16:27"
             ) from None
     return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1_000)
 

@@ -82,22 +82,17 @@ class TimelineReader:
         return Timeline(self._job_id, lines, state, tuple(self._notes), self._unreadable)
 
     def _begin(self, history: EventHistory) -> None:
-        found = {index for index, *_ in history.entries}
-        first = max(found, default=-1) + 1
-        while first - 1 in found:
-            first -= 1
-        self._begun = bool(found)
-        if first <= 0 or not found:
+        self._begun = bool(history.entries)
+        if not self._begun:
             return
-        snapshot = self._log.oldest_snapshot(first)
-        if snapshot is None:
+        start = fold_start(self._log, history)
+        if start is None:
             self._lose("the log has no snapshot of what was cut from it: what was decided is not known")
             return
-        self._start, fold = snapshot
-        assert isinstance(fold, StoredFold)
-        state = decode(fold.state)
-        self._machine, self._narrator = CoordinatorMachine(state), Narrator(state, details=True)
-        self._notes.append("older events were folded into a snapshot, and cut")
+        self._start, state = start
+        if self._start > 0:
+            self._machine, self._narrator = CoordinatorMachine(state), Narrator(state, details=True)
+            self._notes.append("older events were folded into a snapshot, and cut")
 
     def _told(self, index: int, logged: LoggedEvent) -> list[Line]:
         if self._whole and index >= self._start:
@@ -114,6 +109,27 @@ class TimelineReader:
         """From here on it is not known what was decided."""
         self._notes.append(note)
         self._whole = False
+
+
+def fold_start(log: EventLog, history: EventHistory) -> tuple[int, CoordinatorState] | None:
+    """Returns from which entry on the state can be folded, and the state before it.
+
+    Where nothing was cut that is not kept, that is the first entry and an empty state. Else it is the oldest snapshot
+    behind which the entries are contiguous; None if there is none. Raises StorageError.
+    """
+    found = {index for index, *_ in history.entries}
+    first = max(found, default=-1) + 1
+    while first - 1 in found:
+        first -= 1
+    if first <= 0:
+        return 0, CoordinatorState()
+    snapshot = log.oldest_snapshot(first)
+    if snapshot is None:
+        return None
+    index, fold = snapshot
+    assert isinstance(fold, StoredFold)
+    state: CoordinatorState = decode(fold.state)
+    return index, state
 
 
 def read_timeline(log: EventLog, job_id: JobId) -> Timeline:

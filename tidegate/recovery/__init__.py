@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tidegate.offline.explanations import Explanation, Step, explain, history
+    from tidegate.offline.job_states import JobState, job_state
     from tidegate.offline.relocation import relocate
     from tidegate.offline.savepoint_writer import SavepointWriter
     from tidegate.offline.spark_state import read_state
@@ -37,6 +38,7 @@ else:
         "CheckpointReport": "contents.inspection",
         "CheckpointSummary": "checkpoints",
         "Explanation": "tidegate.offline.explanations",
+        "JobState": "tidegate.offline.job_states",
         "KeyChanges": "contents.row_comparison",
         "OperatorDiff": "contents.differences",
         "OperatorReport": "contents.inspection",
@@ -52,6 +54,7 @@ else:
         "explain": "tidegate.offline.explanations",
         "history": "tidegate.offline.explanations",
         "inspect": "contents.inspection",
+        "job_state": "tidegate.offline.job_states",
         "latest": "checkpoints",
         "list_checkpoints": "checkpoints",
         "load_operator_state": "checkpoints",
@@ -67,6 +70,7 @@ __all__ = [
     "CheckpointReport",
     "CheckpointSummary",
     "Explanation",
+    "JobState",
     "KeyChanges",
     "OperatorDiff",
     "OperatorReport",
@@ -82,6 +86,7 @@ __all__ = [
     "explain",
     "history",
     "inspect",
+    "job_state",
     "latest",
     "list_checkpoints",
     "load_operator_state",

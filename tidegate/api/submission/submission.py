@@ -246,6 +246,9 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
         configuration=shown_settings(request.checkpoints, request.restart),
     )
     spec = replace(_spec(request, graph, restore), assigned_sources=assigned, aligned_sources=aligned)
+    keeps = request.checkpoints.keep_events
+    kept = "whole" if keeps else "from its newest snapshots on; keep_events=True (jobmanager.keep-events) keeps all"
+    log.info("The history of job %s is kept %s", spec.job_id, kept)
     return Submission(spec, context, savepoints, request.detached, now_ms(), staged.companions)
 
 
