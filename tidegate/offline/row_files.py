@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from tidegate.actors.sources.files.parquet_rows import ParquetRows, parquet_schema
 from tidegate.recovery.contents.state_reader import BATCH_ROWS_MAX
 from tidegate.storage.errors import ConfigurationError
 
@@ -33,11 +33,21 @@ def _others(files: Sequence[str], expected: pa.Schema) -> Iterator[pa.RecordBatc
         yield from batches
 
 
+def _parquet_batches(file: str, rows: ParquetRows) -> Iterator[pa.RecordBatch]:
+    at = 0
+    try:
+        while (batch := rows.read(at, BATCH_ROWS_MAX)) is not None:
+            at += batch.num_rows
+            yield batch
+    except (OSError, pa.ArrowException, ConfigurationError) as error:
+        raise ConfigurationError(f"{file} cannot be read as Parquet: {error}") from error
+
+
 def _opened(file: str) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     try:
         if file.endswith(".parquet"):
-            parquet = pq.ParquetFile(file)
-            return parquet.schema_arrow, parquet.iter_batches(BATCH_ROWS_MAX)
+            schema = parquet_schema(file)
+            return schema, _parquet_batches(file, ParquetRows(file, file, schema))
         source = pa.memory_map(file)
         is_file = source.read(len(_FILE_MAGIC)) == _FILE_MAGIC
         source.seek(0)

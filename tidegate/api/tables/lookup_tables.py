@@ -11,8 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from tidegate.actors.sources.files.parquet_rows import whole_parquet
 from tidegate.api.given_names import location
 from tidegate.api.tables.output_tables import OutputTable, open_table
 from tidegate.storage.errors import ConfigurationError, TableError
@@ -68,8 +68,14 @@ def _at(url: str) -> OutputTable | Callable[[], pa.Table]:
 
 
 def _delta(url: str) -> pa.Table:
+    import pyarrow.dataset as ds
+
     where = open_store(url).url
-    return imported().DeltaTable(where, storage_options=storage_options(where)).to_pyarrow_table()
+    table = imported().DeltaTable(where, storage_options=storage_options(where))
+    # Delta's timestamps are microseconds. Arrow would read those of Spark's files (INT96) in nanoseconds, for which
+    # years before 1678 and after 2261 have no room.
+    micros = ds.ParquetReadOptions(coerce_int96_timestamp_unit="us")
+    return table.to_pyarrow_dataset(parquet_read_options=micros).to_table()
 
 
 def _parquet(url: str) -> pa.Table:
@@ -83,7 +89,7 @@ def _parquet(url: str) -> pa.Table:
     tables = []
     for name in found:
         with files.open(name, "rb") as file:
-            tables.append(pq.ParquetFile(file, pre_buffer=False).read(use_threads=False))
+            tables.append(whole_parquet(file, name))
     return pa.concat_tables(tables, promote_options="default")
 
 

@@ -1,6 +1,6 @@
 """Writes, reads and deletes the data files of output tables.
 
-    data/<job>/<attempt>/[<column>=<value>/…]<name>.parquet     under the table's url
+    data/<job>/<attempt>/[<column>=<value>/…]part-<subtask>-<number>-<uid>.parquet     under the table's url
     data/<job>/compacted/[<column>=<value>/…]<name>.parquet     of compactions while the job runs
 
 Rules: a file is part of the table only through the commit log; its bytes are checked against the checksum in
@@ -20,12 +20,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from tidegate.storage.checkpoints.layout import escape
 from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.errors import CorruptionError
 from tidegate.storage.files.envelope import checksum_of
 from tidegate.storage.files.file_system_store import FileSystemStore, join_url
 from tidegate.storage.files.store import Buffer, Store
-from tidegate.storage.ids import AttemptNumber, JobId
+from tidegate.storage.ids import AttemptNumber, JobId, OperatorUid, SubtaskIndex
 from tidegate.storage.schemas.dictionaries import decoded_type, widened_schema
 from tidegate.storage.tables.hidden_columns import DELETED_COLUMN, VERSION_COLUMN
 from tidegate.storage.tables.log.log_versions import AsOf
@@ -52,6 +53,15 @@ _PARQUET_MAGIC = b"PAR1"
 def data_dir(job_id: JobId, attempt: AttemptNumber) -> str:
     """Folder of the files that one attempt of a job writes."""
     return f"{DATA_FOLDER}/{job_id}/{attempt:06d}"
+
+
+def data_file_name(subtask: SubtaskIndex, index: int, uid: OperatorUid) -> str:
+    """Name of the `index`-th file that a subtask of a sink writes in an attempt.
+
+    The name begins with a constant: Spark and others pass over names that begin with `_` or `.`, and a uid may. The
+    uid is escaped, so that no uid adds a folder or a wildcard to the path, and two uids never share a name.
+    """
+    return f"part-{subtask}-{index:06d}-{escape(uid)}{DATA_FILE_SUFFIX}"
 
 
 def compacted_dir(job_id: JobId) -> str:

@@ -229,13 +229,11 @@ class TaskEffects:
                 return None
             return ev.FileStaged(self._now_ms(), instruction.uid, instruction.index, prepared)
         # What reads and writes Parquet is loaded by the tasks that have a table.
-        from tidegate.storage.tables.partitions import DATA_FILE_SUFFIX
-        from tidegate.storage.tables.table_files import data_dir, write_data_file
+        from tidegate.storage.tables.table_files import data_dir, data_file_name, write_data_file
 
         d = self._descriptor
-        name = f"{instruction.uid}-{d.task.subtask}-{instruction.index:06d}".replace("/", "_")
         folder = f"{data_dir(self._context.job_id, d.attempt)}/{instruction.folder}".rstrip("/")
-        path = f"{folder}/{name}{DATA_FILE_SUFFIX}"
+        path = f"{folder}/{data_file_name(d.task.subtask, instruction.index, instruction.uid)}"
         store = self._open_store(self._tables[instruction.uid])
         file = write_data_file(store, path, instruction.batches)
         if self._closed:

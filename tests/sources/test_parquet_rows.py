@@ -1,0 +1,141 @@
+"""Rows of Parquet files: values as they were written or an error, times of all years, and bounded memory."""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate.actors.sources.files.file_source import source_of_files
+from tidegate.actors.sources.files.open_file import UnreadableFileError
+from tidegate.actors.sources.files.parquet_rows import PIECE_BYTES, ParquetRows, parquet_schema, whole_parquet
+from tidegate.storage.errors import ConfigurationError
+
+
+def rows_of(path: Path, schema: pa.Schema | None = None, rows_max: int = 1_000) -> pa.Table:
+    """All rows, read one slice after the other."""
+    schema = parquet_schema(path) if schema is None else schema
+    rows, batches, at = ParquetRows(path, path.name, schema), [], 0
+    while (batch := rows.read(at, rows_max)) is not None:
+        assert 0 < batch.num_rows <= rows_max
+        batches.append(batch)
+        at += batch.num_rows
+    return pa.Table.from_batches(batches, schema)
+
+
+def read(path: Path, schema: pa.Schema) -> pa.RecordBatch | None:
+    """The first rows of a file, as a job reads them."""
+    source = source_of_files(str(path), "parquet", schema, None, None, False)
+    return source.reader().read(source.splits()[0], 0, 1_000).batch
+
+
+OLD_AND_NEW = [dt.datetime(1, 1, 1), dt.datetime(1582, 10, 15), None, dt.datetime(2024, 2, 29), dt.datetime(9999, 12, 31)]
+
+
+def test_times_of_spark_are_of_all_years(tmp_path: Path) -> None:
+    """INT96 has no unit: Arrow would take it for nanoseconds, which end in 2262. Nested ones too."""
+    column = pa.array(OLD_AND_NEW, pa.timestamp("us"))
+    table = pa.table({"t": column, "l": pa.array([[t] for t in OLD_AND_NEW], pa.list_(pa.timestamp("us")))})
+    pq.write_table(table, path := tmp_path / "a.parquet", use_deprecated_int96_timestamps=True)
+    assert parquet_schema(path).field("t").type == pa.timestamp("us")
+    assert rows_of(path).to_pydict() == table.to_pydict()
+    assert whole_parquet(str(path), "a").to_pydict() == table.to_pydict()
+    utc = pa.schema([("t", pa.timestamp("ms", "UTC"))])
+    assert rows_of(path, utc).column("t").cast(pa.timestamp("us", "UTC")).cast(pa.timestamp("us")) == table.column("t")
+
+
+def test_nanoseconds_are_kept_or_refused(tmp_path: Path) -> None:
+    """Digits below a microsecond come where the schema has nanoseconds, and no time becomes another one."""
+    nanos = pa.table({"t": pa.array([0, 1_000, 1_001, -1], pa.timestamp("ns"))})
+    pq.write_table(nanos, path := tmp_path / "a.parquet", use_deprecated_int96_timestamps=True)
+    assert rows_of(path, nanos.schema) == nanos
+    assert whole_parquet(str(path), "a") == nanos
+    with pytest.raises(ConfigurationError, match=r"column 't', row 2 .* and some nanoseconds does not fit timestamp\[us"):
+        rows_of(path)
+    far = pa.table({"t": pa.array([dt.datetime(2024, 1, 1), dt.datetime(9999, 12, 31)], pa.timestamp("us"))})
+    pq.write_table(far, path, use_deprecated_int96_timestamps=True)
+    with pytest.raises(ConfigurationError, match=r"column 't', row 1 .*9999.* does not fit timestamp\[ns"):
+        rows_of(path, nanos.schema)
+
+
+@given(st.lists(st.datetimes(dt.datetime(1, 1, 1), dt.datetime(9999, 12, 31)) | st.none(), min_size=1))
+def test_any_time_comes_back(tmp_path_factory: pytest.TempPathFactory, times: list[dt.datetime | None]) -> None:
+    """Of INT96, in microseconds, for all dates that Python and Spark know."""
+    table = pa.table({"t": pa.array(times, pa.timestamp("us"))})
+    path = tmp_path_factory.mktemp("times") / "a.parquet"
+    pq.write_table(table, path, use_deprecated_int96_timestamps=True, row_group_size=3)
+    assert rows_of(path, rows_max=2) == table
+
+
+@pytest.mark.parametrize(
+    ("value", "stored", "wanted"),
+    [
+        (dt.datetime(2024, 1, 1, 23, 59), pa.timestamp("us"), pa.date32()),
+        (0.125, pa.float64(), pa.decimal128(10, 2)),
+        (1e300, pa.float64(), pa.float32()),
+        (7, pa.int64(), pa.bool_()),
+        (1704067200000, pa.int64(), pa.timestamp("us")),
+        ({"A": 1}, pa.struct([("A", pa.int64())]), pa.struct([("a", pa.int64())])),
+        ([{"v": 300}], pa.list_(pa.struct([("v", pa.int64())])), pa.list_(pa.struct([("v", pa.int8())]))),
+    ],
+)
+def test_a_value_that_does_not_fit_names_file_column_row_and_value(
+    tmp_path: Path, value: object, stored: pa.DataType, wanted: pa.DataType
+) -> None:
+    """Nothing is rounded, cut or left out to make it fit."""
+    pq.write_table(pa.table({"x": pa.array([None, None, None, value], stored)}), tmp_path / "a.parquet", row_group_size=2)
+    with pytest.raises(UnreadableFileError) as caught:
+        source = source_of_files(f"{tmp_path}/a.parquet", "parquet", pa.schema([("x", wanted)]), None, None, False)
+        reader, split, at = source.reader(), source.splits()[0], 0
+        while (found := reader.read(split, at, 10)).batch is not None:
+            at += found.batch.num_rows
+    text = str(caught.value)
+    assert f"{tmp_path}/a.parquet" in text
+    assert "column 'x'" in text and "row 3" in text and repr(value) in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("others", [0, 40], ids=["one text", "many texts"])
+def test_a_small_file_with_much_text_is_read_in_pieces(tmp_path: Path, others: int) -> None:
+    """A dictionary stores a long string once. 512 MB of rows come from a few kilobytes, never many at a time."""
+    texts, count = [letter * 2**16 for letter in "xyz"[: 1 if not others else 3]], 4_096
+    texts += [f"{n}{'a' * 2**16}" for n in range(others)]
+    names = pa.DictionaryArray.from_arrays(pa.array(np.arange(count, dtype=np.int32) % len(texts)), pa.array(texts))
+    nested = pa.ListArray.from_arrays(pa.array(np.arange(count + 1, dtype=np.int32)), names)
+    table = pa.table({"i": range(count), "s": names, "l": nested})
+    pq.write_table(table, path := tmp_path / "a.parquet", store_schema=False, dictionary_pagesize_limit=2**24)
+    assert path.stat().st_size < 2**20
+    schema = pa.schema([("i", pa.int64()), ("s", pa.string()), ("l", pa.list_(pa.string()))])
+    before = pa.total_allocated_bytes()
+    rows, at, most = ParquetRows(path, "a.parquet", schema), 0, 0
+    while (batch := rows.read(at, count)) is not None:
+        assert batch.column("i").to_pylist() == list(range(at, at + batch.num_rows))
+        assert batch.column("s")[0].as_py() == texts[at % len(texts)]
+        at += batch.num_rows
+        assert batch.column("l")[-1].as_py() == [texts[(at - 1) % len(texts)]]
+        most = max(most, pa.total_allocated_bytes() - before)
+    assert at == count
+    assert most < 4 * PIECE_BYTES < 2 * count * len(texts[0])
+
+
+def test_any_row_can_be_the_first(tmp_path: Path) -> None:
+    """A reader goes back to earlier rows, and on to later ones."""
+    pq.write_table(pa.table({"i": range(50)}), path := tmp_path / "a.parquet", row_group_size=7)
+    rows = ParquetRows(path, "a.parquet", pa.schema([("i", pa.int64())]))
+    for row in [10, 3, 3, 49, 0, 48, 20]:
+        batch = rows.read(row, 2)
+        assert batch is not None and batch.column("i")[0].as_py() == row
+    assert rows.read(50, 2) is None
+
+
+def test_a_null_where_none_may_be_is_an_error(tmp_path: Path) -> None:
+    """A schema that promises values gets them."""
+    pq.write_table(pa.table({"x": [1, None]}), path := tmp_path / "a.parquet")
+    with pytest.raises(UnreadableFileError, match="row 1"):
+        read(path, pa.schema([pa.field("x", pa.int64(), nullable=False)]))

@@ -1,0 +1,211 @@
+"""Casts between Arrow types that lose nothing.
+
+Arrow's safe casts are not enough: they turn 7 into True, 23:59 into a date, 0.125 into 0.12 and a number into a time.
+Rules:
+
+- Types of one family are cast: numbers to numbers, text and bytes to each other, times to times, durations to
+  durations. A cast between families is refused before any value is read.
+- Every value must come back unchanged from the type that was asked for. The sign of zero counts, and NaN equals NaN.
+- Nested values are cast by their leaves. Fields of a struct are found by name. A field that is only in the stored type
+  is not read; a field that the stored type lacks is refused, or null where the caller allows that.
+- A value that does not fit is reported with its column and row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as types
+
+_VALUE_CHARACTERS_MAX = 80
+
+
+class InexactValueError(ValueError):
+    """A value that does not fit a type. `row` counts from 0 within the array that was cast."""
+
+    def __init__(self, row: int, value: str, data_type: pa.DataType) -> None:
+        super().__init__(f"{value} does not fit {data_type}")
+        self.row = row
+        self.value = value
+        self.data_type = data_type
+
+
+def refusal_of(stored: pa.DataType, wanted: pa.DataType, *, may_lack: bool = False) -> str | None:
+    """Why no value of one type can be cast to another, to follow the name of a column; None if some can.
+
+    `may_lack`: fields of structs that the stored type lacks become null.
+    """
+    if types.is_dictionary(stored):
+        stored = stored.value_type
+    if types.is_dictionary(wanted):
+        wanted = wanted.value_type
+    if stored.equals(wanted) or types.is_null(stored):
+        return None
+    if _is_list(stored) and _is_list(wanted):
+        if types.is_fixed_size_list(wanted) and not types.is_fixed_size_list(stored):
+            return f"is {stored} and not {wanted}"
+        return _within("its elements", refusal_of(stored.value_type, wanted.value_type, may_lack=may_lack))
+    if types.is_map(stored) and types.is_map(wanted):
+        keys = refusal_of(stored.key_type, wanted.key_type, may_lack=may_lack)
+        items = refusal_of(stored.item_type, wanted.item_type, may_lack=may_lack)
+        return _within("its keys", keys) or _within("its values", items)
+    if types.is_struct(stored) and types.is_struct(wanted):
+        names = [field.name for field in stored]
+        for field in wanted:
+            if names.count(field.name) > 1:
+                return f"has {names.count(field.name)} fields {field.name!r}"
+            if field.name not in names:
+                if may_lack and field.nullable:
+                    continue
+                return f"has no field {field.name!r}; it has {names}"
+            found = refusal_of(stored.field(field.name).type, field.type, may_lack=may_lack)
+            if found is not None:
+                return _within(f"its field {field.name!r}", found)
+        return None
+    if _family(stored) is None or _family(stored) != _family(wanted) or not _zones_agree(stored, wanted):
+        return f"is {stored} and not {wanted}"
+    return None
+
+
+def exact_cast(array: pa.Array, wanted: pa.Field) -> pa.Array:
+    """The values in the type of a field. `refusal_of` must have found nothing against it.
+
+    Raises InexactValueError for the first value that does not fit, also for a null where the field allows none.
+    """
+    if not _fits(array, wanted):
+        row = _first_row(len(array), lambda begin, end: _fits(array.slice(begin, end - begin), wanted))
+        raise InexactValueError(row, text_of(array[row]), wanted.type)
+    # All values are known to fit. A safe cast would also check what lies outside of a slice or below a null.
+    return array if array.type.equals(wanted.type) else array.cast(wanted.type, safe=False)
+
+
+def text_of(value: pa.Scalar) -> str:
+    """A value as an error shows it, cut after 80 characters."""
+    try:
+        text = repr(value.as_py())
+    except (ValueError, OverflowError):  # Python has no such date
+        text = str(value)
+    return text if len(text) <= _VALUE_CHARACTERS_MAX else f"{text[:_VALUE_CHARACTERS_MAX]}…"
+
+
+def leaves(array: pa.Array) -> Iterator[pa.Array]:
+    """The plain arrays within a nested one, in the order of its type. Values below a null do not count."""
+    kind = array.type
+    if types.is_map(kind):
+        array = array.cast(pa.list_(pa.struct([kind.key_field, kind.item_field])))
+        kind = array.type
+    if _is_list(kind):
+        yield from leaves(array.flatten())
+    elif types.is_struct(kind):
+        for child in array.flatten():
+            yield from leaves(child)
+    else:
+        yield array
+
+
+def _within(where: str, reason: str | None) -> str | None:
+    return None if reason is None else f"({where}) {reason}"
+
+
+def _first_row(rows: int, fits: Callable[[int, int], bool]) -> int:
+    """The first row that does not fit; there is one."""
+    begin, end = 0, rows
+    while end - begin > 1:
+        middle = (begin + end) // 2
+        if fits(begin, middle):
+            begin = middle
+        else:
+            end = middle
+    return begin
+
+
+def _fits(array: pa.Array, wanted: pa.Field) -> bool:
+    if not wanted.nullable and array.null_count:
+        return False
+    kind, stored = wanted.type, array.type
+    if stored.equals(kind) and not _forbids_nulls(kind):
+        return True
+    if types.is_dictionary(kind) or types.is_dictionary(stored):
+        values = array.dictionary if types.is_dictionary(stored) else array
+        plain = kind.value_type if types.is_dictionary(kind) else kind
+        # A dictionary may hold values that no row has.
+        return _fits(values, pa.field("", plain)) or _fits(_decoded(array), pa.field("", plain))
+    if types.is_map(kind) and types.is_map(stored):
+        entries = pa.list_(pa.struct([stored.key_field, stored.item_field]))
+        fields = array.cast(entries).flatten().flatten()
+        return all(_fits(*each) for each in zip(fields, (kind.key_field, kind.item_field), strict=True))
+    if _is_list(kind) and _is_list(stored):
+        return _fits(array.flatten(), kind.value_field)
+    if types.is_struct(kind) and types.is_struct(stored):
+        children = dict(zip((field.name for field in stored), array.flatten(), strict=True))
+        # A null struct has null fields, whatever the fields allow.
+        there = array.is_valid()
+        return all(
+            _fits(children[field.name] if field.nullable else children[field.name].filter(there), field)
+            for field in kind
+            if field.name in children
+        )
+    try:
+        return _are_equal(array, array.cast(kind).cast(stored))
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return False
+
+
+def _decoded(array: pa.Array) -> pa.Array:
+    return array.dictionary_decode() if types.is_dictionary(array.type) else array
+
+
+def _are_equal(first: pa.Array, second: pa.Array) -> bool:
+    """Whether two arrays of one type have the same values. 0.0 and -0.0 differ, NaN equals NaN."""
+    if first.equals(second):
+        if not types.is_floating(first.type) or not first.null_count < len(first):
+            return True
+    elif not types.is_floating(first.type):
+        return False
+    present = first.is_valid()
+    if not present.equals(second.is_valid()):
+        return False
+    a, b = (each.filter(present).to_numpy(zero_copy_only=False) for each in (first, second))
+    same = (a == b) & (np.signbit(a) == np.signbit(b))
+    return bool(np.all(same | (np.isnan(a) & np.isnan(b))))
+
+
+def _forbids_nulls(kind: pa.DataType) -> bool:
+    """Whether a nested type has a field that may not be null."""
+    if types.is_dictionary(kind):
+        return False
+    if types.is_map(kind):
+        # Arrow itself keeps keys from being null.
+        return not kind.item_field.nullable or _forbids_nulls(kind.item_type)
+    return any(
+        not field.nullable or _forbids_nulls(field.type) for field in map(kind.field, range(kind.num_fields))
+    )
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def _family(kind: pa.DataType) -> str | None:
+    if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
+        return "number"
+    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+        return "text"
+    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind):
+        return "text"
+    if types.is_fixed_size_binary(kind):
+        return "text"
+    if types.is_date(kind) or types.is_timestamp(kind):
+        return "time"
+    if types.is_time(kind):
+        return "time of day"
+    return "duration" if types.is_duration(kind) else None
+
+
+def _zones_agree(stored: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether a cast keeps the meaning of a time: times without a zone are taken for UTC, and for no other zone."""
+    zones = [kind.tz if types.is_timestamp(kind) else None for kind in (stored, wanted)]
+    return None not in zones or all(zone in (None, "UTC", "Etc/UTC", "+00:00") for zone in zones)
