@@ -108,7 +108,7 @@ def test_a_sink_file_gets_a_name_of_its_own() -> None:
     assert event is not None
 
     assert (event.uid, event.index, event.file.rows) == ("sink", 4, 2)
-    assert event.file.path == "data/job-12345678/000003/sink-0-000004.parquet"
+    assert event.file.path == "data/job-12345678/000003/part-0-000004-sink.parquet"
     assert read_data_file(open_store("memory://table"), event.file).column("x").to_pylist() == [1, 2]
 
 
@@ -122,7 +122,7 @@ def test_what_a_closed_task_still_writes_is_deleted() -> None:
     assert effects.stage(do.StageFile(OperatorUid("sink"), 7, (batch(1),))) is None
 
     assert store.list("job-12345678/chk-1") == []
-    assert "sink-0-000007.parquet" not in open_store("memory://table").list("data/job-12345678/000003")
+    assert "part-0-000007-sink.parquet" not in open_store("memory://table").list("data/job-12345678/000003")
 
 
 def test_closing_a_host_closes_operators_and_reader_and_never_raises(caplog: pytest.LogCaptureFixture) -> None:

@@ -104,6 +104,16 @@ def test_a_sum_of_decimals_that_has_too_many_digits_is_an_error(sign: int) -> No
             _of(tg.sum("x"), values, pa.decimal128(38, 0))
 
 
+@pytest.mark.parametrize("emit", ["final", "update"])
+def test_a_mean_of_decimals_that_does_not_fit_is_an_error(emit: str) -> None:
+    """It has four digits more behind the point than the values. Operator and column are named."""
+    batch = pa.record_batch({"k": [0], "x": pa.array([Decimal(10) ** 27], pa.decimal128(38, 10))})
+    with pytest.raises(
+        OperatorError, match=r"operator .*the mean of column 'x' does not fit into decimal128\(38, 14\)"
+    ):
+        run(opened(KeyedAggregate(("k",), {"a": tg.mean("x")}, emit)), [batch])
+
+
 def test_durations_are_summed_in_their_type() -> None:
     """As in Spark; a mean of them is refused."""
     assert _of(tg.sum("x"), [1, 2, None], pa.duration("ms")) == dt.timedelta(milliseconds=3)

@@ -21,7 +21,7 @@ from tidegate.actors.sources.files.open_file import UnreadableFileError
 from tidegate.actors.sources.files.patterns import FilePattern
 from tidegate.actors.sources.source import ReadResult, Source, SourceReader, SourceSplit
 from tidegate.storage.codec import decode
-from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.errors import ConfigurationError, StorageError
 from tidegate.storage.files.file_system_store import open_store
 
 SCHEMA = pa.schema([("x", pa.int64()), ("s", pa.string())])
@@ -52,7 +52,7 @@ def write(path: Path, *xs: int, at_ms: int | None = None) -> None:
 class Clock:
     """A clock that goes on by an interval whenever somebody looks."""
 
-    now_ms: int = 0
+    now_ms: int = 20_000 * DAY_MS
 
     def __call__(self) -> int:
         """A little later than before."""
@@ -193,6 +193,84 @@ def test_what_is_remembered_does_not_grow_for_ever(tmp_path: Path) -> None:
     write(tmp_path / "old.parquet", 99, at_ms=1_029)
     write(tmp_path / "late.parquet", 100, at_ms=1_030)
     assert reading.more() == [100]
+
+
+def test_files_of_any_time_are_read(tmp_path: Path) -> None:
+    """Before 1970 in their order, and one that is dated ahead does not hide those that come later."""
+    reading = Reading(folder(f"{tmp_path}/", age_ms=DAY_MS))
+    write(tmp_path / "b.parquet", 2, at_ms=-DAY_MS)
+    write(tmp_path / "a.parquet", 1, at_ms=-900 * DAY_MS)
+    write(tmp_path / "ahead.parquet", 3, at_ms=80_000 * DAY_MS)
+    assert reading.more() == [1, 2, 3]
+    reading.restore()
+    for number in (4, 5):
+        write(tmp_path / f"{number}.parquet", number, at_ms=20_000 * DAY_MS - number)
+        assert reading.more() == [number]
+    reading.restore()
+    assert reading.more() == []
+
+
+def test_a_file_that_comes_too_old_is_left_out_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Once, with its name; files that were read and forgotten since are not reported."""
+    reading = Reading(folder(f"{tmp_path}/", age_ms=10))
+    for number in range(40):
+        write(tmp_path / f"{number}.parquet", number, at_ms=1_000 + number)
+    assert reading.more() == list(range(40))
+    assert reading.more() == []
+    assert caplog.messages == []
+    write(tmp_path / "old.parquet", 99, at_ms=500)
+    assert reading.more() == []
+    assert reading.more() == []
+    (message,) = caplog.messages
+    assert "old.parquet" in message
+    assert "max_file_age" in message
+
+
+def test_folders_that_are_links_are_read(tmp_path: Path) -> None:
+    """But not round and round; pipes are no files."""
+    write(tmp_path / "elsewhere" / "deep" / "r.parquet", 1)
+    write(tmp_path / "in" / "x.parquet", 2)
+    (tmp_path / "in" / "d").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "in" / "f.parquet").symlink_to(tmp_path / "elsewhere" / "deep" / "r.parquet")
+    (tmp_path / "elsewhere" / "up").symlink_to(tmp_path / "in")
+    (tmp_path / "in" / "gone.parquet").symlink_to(tmp_path / "nothing")
+    os.mkfifo(tmp_path / "in" / "pipe.parquet")
+    found = FilePattern.of(f"{tmp_path}/in/**/*.parquet").files()
+    assert [file.path for file in found] == ["d/deep/r.parquet", "f.parquet", "x.parquet"]
+
+
+def test_a_folder_that_cannot_be_listed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its files are not left out in silence."""
+    write(tmp_path / "d" / "a.parquet", 1)
+    listed = os.scandir
+
+    def refuses(path: str) -> object:
+        if str(path).endswith("d"):
+            raise PermissionError(13, "Permission denied", path)
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", refuses)
+    with pytest.raises(StorageError, match="Permission denied"):
+        FilePattern.of(f"{tmp_path}/**/*.parquet").files()
+
+
+def test_names_that_are_not_utf8_are_refused_by_name(tmp_path: Path) -> None:
+    """Files that the pattern does not mean do not matter."""
+    write(tmp_path / "a.parquet", 1)
+    for name in (b"b\xff.parquet", b"c\xff.txt"):
+        (tmp_path / os.fsdecode(name)).write_bytes(b"")
+    with pytest.raises(ConfigurationError, match=r"b'b\\xff\.parquet' in .* is not UTF-8"):
+        bounded(f"{tmp_path}/*.parquet")
+    with pytest.raises(ConfigurationError, match="not UTF-8"):
+        Reading(folder(f"{tmp_path}/*.parquet")).more()
+
+
+def test_a_folder_of_a_column_that_begins_with_an_underscore_is_not_hidden(tmp_path: Path) -> None:
+    """Spark writes such folders, and reads them."""
+    write(tmp_path / "_day=1" / "a.parquet", 1)
+    write(tmp_path / "_tmp" / "a.parquet", 2)
+    source = bounded(f"{tmp_path}/**/*.parquet", partitions=pa.schema([("_day", pa.int64())]))
+    assert check_source(source) == [{"x": 1, "s": "s1", "_day": 1}]
 
 
 def test_a_file_that_changes_while_it_is_read_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import datetime as dt
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from tidegate.actors.sources.files.file_source import source_of_files
 from tidegate.actors.sources.files.open_file import UnreadableFileError
 from tidegate.actors.sources.files.parquet_rows import PIECE_BYTES, ParquetRows, parquet_schema, whole_parquet
+from tidegate.actors.sources.understood_filters import rows_kept
 from tidegate.storage.errors import ConfigurationError
 
 
@@ -35,7 +37,21 @@ def read(path: Path, schema: pa.Schema) -> pa.RecordBatch | None:
     return source.reader().read(source.splits()[0], 0, 1_000).batch
 
 
-OLD_AND_NEW = [dt.datetime(1, 1, 1), dt.datetime(1582, 10, 15), None, dt.datetime(2024, 2, 29), dt.datetime(9999, 12, 31)]
+def read_all(pattern: str, schema: pa.Schema) -> None:
+    """Read a file to its end."""
+    source = source_of_files(pattern, "parquet", schema, None, None, False)
+    reader, split, at = source.reader(), source.splits()[0], 0
+    while (found := reader.read(split, at, 10)).batch is not None:
+        at += found.batch.num_rows
+
+
+OLD_AND_NEW = [
+    dt.datetime(1, 1, 1),
+    dt.datetime(1582, 10, 15),
+    None,
+    dt.datetime(2024, 2, 29),
+    dt.datetime(9999, 12, 31),
+]
 
 
 def test_times_of_spark_are_of_all_years(tmp_path: Path) -> None:
@@ -56,7 +72,9 @@ def test_nanoseconds_are_kept_or_refused(tmp_path: Path) -> None:
     pq.write_table(nanos, path := tmp_path / "a.parquet", use_deprecated_int96_timestamps=True)
     assert rows_of(path, nanos.schema) == nanos
     assert whole_parquet(str(path), "a") == nanos
-    with pytest.raises(ConfigurationError, match=r"column 't', row 2 .* and some nanoseconds does not fit timestamp\[us"):
+    with pytest.raises(
+        ConfigurationError, match=r"column 't', row 2 .* and some nanoseconds does not fit timestamp\[us"
+    ):
         rows_of(path)
     far = pa.table({"t": pa.array([dt.datetime(2024, 1, 1), dt.datetime(9999, 12, 31)], pa.timestamp("us"))})
     pq.write_table(far, path, use_deprecated_int96_timestamps=True)
@@ -89,15 +107,16 @@ def test_a_value_that_does_not_fit_names_file_column_row_and_value(
     tmp_path: Path, value: object, stored: pa.DataType, wanted: pa.DataType
 ) -> None:
     """Nothing is rounded, cut or left out to make it fit."""
-    pq.write_table(pa.table({"x": pa.array([None, None, None, value], stored)}), tmp_path / "a.parquet", row_group_size=2)
+    pq.write_table(
+        pa.table({"x": pa.array([None, None, None, value], stored)}), tmp_path / "a.parquet", row_group_size=2
+    )
     with pytest.raises(UnreadableFileError) as caught:
-        source = source_of_files(f"{tmp_path}/a.parquet", "parquet", pa.schema([("x", wanted)]), None, None, False)
-        reader, split, at = source.reader(), source.splits()[0], 0
-        while (found := reader.read(split, at, 10)).batch is not None:
-            at += found.batch.num_rows
+        read_all(f"{tmp_path}/a.parquet", pa.schema([("x", wanted)]))
     text = str(caught.value)
     assert f"{tmp_path}/a.parquet" in text
-    assert "column 'x'" in text and "row 3" in text and repr(value) in text
+    assert "column 'x'" in text
+    assert "row 3" in text
+    assert repr(value) in text
 
 
 @pytest.mark.slow
@@ -130,7 +149,8 @@ def test_any_row_can_be_the_first(tmp_path: Path) -> None:
     rows = ParquetRows(path, "a.parquet", pa.schema([("i", pa.int64())]))
     for row in [10, 3, 3, 49, 0, 48, 20]:
         batch = rows.read(row, 2)
-        assert batch is not None and batch.column("i")[0].as_py() == row
+        assert batch is not None
+        assert batch.column("i")[0].as_py() == row
     assert rows.read(50, 2) is None
 
 
@@ -139,3 +159,14 @@ def test_a_null_where_none_may_be_is_an_error(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": [1, None]}), path := tmp_path / "a.parquet")
     with pytest.raises(UnreadableFileError, match="row 1"):
         read(path, pa.schema([pa.field("x", pa.int64(), nullable=False)]))
+
+
+def test_row_groups_without_a_text_are_passed_over(tmp_path: Path) -> None:
+    """Also where the column is read as a dictionary."""
+    table = pa.table({"s": ["a"] * 5 + ["b"] * 5})
+    pq.write_table(table, path := tmp_path / "a.parquet", row_group_size=5)
+    rows = ParquetRows(path, "a.parquet", table.schema, rows_kept(pl.col("s") == "b", None))
+    assert rows.next_row(0) == 5
+    batch = rows.read(5, 10)
+    assert batch is not None
+    assert batch.column("s").to_pylist() == ["b"] * 5

@@ -16,8 +16,9 @@ from tidegate.spark_bridge.dataframes.in_place.row_condition import RowCondition
 from tidegate.storage.codec import decode, encode
 
 Value = float | int | None
+REALS = [-math.inf, -1.5, -0.0, 0.0, 1.5, math.nan, math.inf]
 ROWS = st.lists(
-    st.tuples(st.none() | st.integers(-3, 3), st.none() | st.sampled_from([-1.5, 0.0, 1.5, math.nan, math.inf])),
+    st.tuples(st.none() | st.integers(-3, 3), st.none() | st.sampled_from(REALS)),
     max_size=8,
 )
 SCHEMA = pa.schema([("n", pa.int64()), ("x", pa.float64())])
@@ -31,15 +32,19 @@ ORDER: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 
+CONSTANTS = [value for value in REALS if not math.isnan(value)]
+
+
 def leaves() -> st.SearchStrategy[RowCondition]:
     """Comparisons of both columns."""
     of_n = st.builds(lambda test, value: compared(test, "n", pa.array([value])), comparisons(), st.integers(-3, 3))
     of_x = st.builds(
-        lambda test, value: compared(test, "x", pa.array([value])), comparisons(), st.sampled_from([-1.5, 0.0])
+        lambda test, value: compared(test, "x", pa.array([value])), comparisons(), st.sampled_from(CONSTANTS)
     )
     chosen = st.lists(st.integers(-3, 3), min_size=1, max_size=3).map(lambda v: compared("in", "n", pa.array(v)))
+    real = st.lists(st.sampled_from(CONSTANTS), min_size=1, max_size=3).map(lambda v: compared("in", "x", pa.array(v)))
     nulls = st.sampled_from(["n", "x"]).map(lambda name: RowCondition("is_null", (), name))
-    return of_n | of_x | chosen | nulls
+    return of_n | of_x | chosen | real | nulls
 
 
 def comparisons() -> st.SearchStrategy[str]:

@@ -69,7 +69,7 @@ def test_what_no_value_can_become(stored: pa.DataType, wanted: pa.DataType, reas
     """Types of different families are refused before a value is read; nested ones by the place."""
     found = refusal_of(stored, wanted)
     assert (found is None) == (reason is None)
-    assert reason is None or found is not None and reason in found
+    assert reason is None or (found is not None and reason in found)
 
 
 def test_a_field_may_be_lacking_where_the_caller_allows_it() -> None:
@@ -171,10 +171,11 @@ def test_what_is_cast_comes_back(data: st.DataObject) -> None:
         return
     before, after = array[0].as_py(), found[0].as_py()
     if isinstance(before, float) and isinstance(after, float):
-        assert struct.pack("d", before) == struct.pack("d", after) or math.isnan(before) and math.isnan(after)
+        assert struct.pack("d", before) == struct.pack("d", after) or (math.isnan(before) and math.isnan(after))
     elif isinstance(before, float):
         # A decimal that was given as a float is the one that is written so.
-        assert float(after) == before and not (before == 0 and math.copysign(1, before) < 0)
+        assert float(after) == before
+        assert not (before == 0 and math.copysign(1, before) < 0)
     elif isinstance(after, float):
         assert type(before)(after) == before
     else:

@@ -37,8 +37,10 @@ def test_a_text_is_the_name_of_one_folder(text: str) -> None:
 
 
 def test_a_null_and_a_text_that_reads_so_differ() -> None:
-    """Hive's word is for nulls alone; a column's name is encoded as well."""
+    """Hive's word is for nulls alone. The name of a column is encoded only where it could not be that of a folder."""
     assert folder_name("a=b.c", None) == f"a%3Db.c={HIVE_NULL}"
+    assert folder_name("größe: a+b", 1) == "größe: a+b=1"
+    assert folder_name(".c", 1) == "%2Ec=1"
     assert folder_name("c", HIVE_NULL) == f"c=%5F{HIVE_NULL[1:]}"
     assert folder_name("c", "x.parquet") == "c=x%2Eparquet"
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,12 +18,14 @@ from wire_strategies import record_batches
 from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.errors import CorruptionError, NotFoundError, TableError
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
-from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId
+from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId, OperatorUid, SubtaskIndex
 from tidegate.storage.tables import table_files
 from tidegate.storage.tables.hidden_columns import VERSION_COLUMN
 from tidegate.storage.tables.table_files import (
     data_dir,
+    data_file_name,
     delete_unreferenced,
+    newest_rows,
     read_data_file,
     read_table,
     write_data_file,
@@ -201,3 +205,46 @@ def test_deletes_what_a_killed_writer_left(local_store: FileSystemStore) -> None
 
     assert delete_unreferenced(local_store, _JOB, before_attempt=None) == 1
     assert not torn.exists()
+
+
+@pytest.mark.parametrize("uid", ["orders", "_orders", ".orders", "größe", "a b", "a[b]*?{c,d}", "100%", "a..b"])
+def test_no_uid_makes_a_data_file_hidden_or_a_pattern(uid: str) -> None:
+    """Spark passes over names that begin with `_` or `.`, and takes brackets and stars for a pattern."""
+    name = data_file_name(SubtaskIndex(1), 23, OperatorUid(uid))
+    assert name.startswith("part-1-000023-")
+    assert name.endswith(".parquet")
+    assert re.fullmatch(r"[-\w.%~]+", name, re.ASCII)
+
+
+def test_names_of_data_files_differ_where_uids_do() -> None:
+    """Nothing of a uid is left out of the name."""
+    uids = ["a_b", "a%5Fb", "a-b", "_ab", "a.b", "A_b"]
+    assert len({data_file_name(SubtaskIndex(0), 0, OperatorUid(uid)) for uid in uids}) == len(uids)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (pa.timestamp("us", "+05:30"), [0, 1, None]),
+        (pa.timestamp("ns", "+05:45"), [0, 1, None]),
+        (pa.decimal256(50, 2), [Decimal("-1.50"), Decimal(10) ** 40, None]),
+        (pa.decimal128(38, 2), [Decimal("-1.50"), Decimal(10) ** 30, None]),
+        (pa.time64("ns"), [0, 1, None]),
+        (pa.duration("s"), [0, 1, None]),
+        (pa.binary(2), [b"ab", b"cd", None]),
+        (pa.bool_(), [False, True, None]),
+    ],
+)
+@pytest.mark.parametrize("order", [True, False])
+def test_keys_of_any_type_are_told_apart(kind: pa.DataType, values: list[object], order: bool) -> None:
+    """The newest row of each counts, or that with the greatest value in a column of such a type."""
+    schema = pa.schema([("k", kind), ("o", kind), (VERSION_COLUMN, pa.int64())])
+    first, second, null = values
+    keys = [first, second, first, null, null, second]
+    orders = [second, first, first, null, first, second]
+    table = pa.table([pa.array(keys, kind), pa.array(orders, kind), range(6)], schema=schema)
+    if order and (pa.types.is_fixed_size_binary(kind) or pa.types.is_boolean(kind)):
+        return
+    info = TableInfo.of(schema.remove(2), mode="upsert", keys=["k"], order_by="o" if order else None)
+    newest = newest_rows(table, info).column(VERSION_COLUMN).to_pylist()
+    assert newest == ([0, 4, 5] if order else [2, 4, 5])

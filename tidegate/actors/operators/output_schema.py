@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from tidegate.actors.operators.row_values import InexactValueError, exact_array, exact_cast, shown
 from tidegate.storage.schemas.plain_types import plain_schema, settled_type
-from tidegate.storage.schemas.polars_frames import check_polars_has, with_types_of_polars
+from tidegate.storage.schemas.polars_frames import check_arrow_has, check_polars_has, with_types_of_polars
 
 if TYPE_CHECKING:
     import polars as pl
@@ -176,6 +176,8 @@ class FromPolars:
             self._dtypes = empty_frame(source).schema
         columns = []
         for series in frame.get_columns():
+            if self._dtypes.get(series.name) != series.dtype:
+                check_arrow_has(series.name, series.dtype)
             column = series.rechunk().to_arrow()
             if self._dtypes.get(series.name) == series.dtype:
                 wanted = source.field(series.name).type

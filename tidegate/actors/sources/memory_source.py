@@ -14,7 +14,7 @@ import pyarrow as pa
 from tidegate.actors.sources.source import ReadResult, SourceReader, SourceSplit
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.plain_types import plain_schema, settled_type
-from tidegate.storage.schemas.polars_frames import is_polars_frame
+from tidegate.storage.schemas.polars_frames import arrow_of, is_polars_frame
 
 if TYPE_CHECKING:
     import polars as pl
@@ -96,7 +96,7 @@ class _MemoryReader:
 
 
 def _table_of(frame: pl.DataFrame) -> pa.Table:
-    table = frame.to_arrow()
+    table = arrow_of(frame)
     return table.cast(pa.schema([pa.field(field.name, settled_type(field.type)) for field in table.schema]))
 
 

@@ -18,6 +18,7 @@ from tidegate.api.tables.output_tables import OutputTable, open_table
 from tidegate.storage.errors import ConfigurationError, TableError
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.schemas.plain_types import plain_schema, settled_type
+from tidegate.storage.schemas.polars_frames import arrow_of, is_polars_frame
 from tidegate.storage.tables.delta.delta_mirror import imported, storage_options
 
 if TYPE_CHECKING:
@@ -102,7 +103,9 @@ def _checked(function: Callable[[], object]) -> pa.Table:
             "pa.Table.from_pandas), the place to which Spark writes it now and then, or, instead of spark.read.jdbc, a "
             "function that reads the database itself, as in pl.read_database(query, connection)"
         )
-    if hasattr(found, "to_arrow"):
+    if is_polars_frame(found):
+        found = arrow_of(found)
+    elif hasattr(found, "to_arrow"):
         found = found.to_arrow()
     if isinstance(found, pa.RecordBatch):
         found = pa.Table.from_batches([found])

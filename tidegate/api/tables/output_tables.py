@@ -21,6 +21,7 @@ from tidegate.storage.errors import ConfigurationError, TableError
 from tidegate.storage.files.file_system_store import join_url, open_store
 from tidegate.storage.files.store import OpenStore, Store
 from tidegate.storage.ids import OperatorUid
+from tidegate.storage.schemas.polars_frames import check_polars_has, in_zones_of_polars
 from tidegate.storage.tables.compaction.small_files import FILE_BYTES
 from tidegate.storage.tables.log.log_versions import AsOf, TableCommit
 from tidegate.storage.tables.partition_filters import PartitionFilter, matching_files
@@ -66,10 +67,17 @@ class OutputTable:
         return read_table(self._store, as_of, filters)
 
     def to_polars(self, *, as_of: AsOf | None = None, filters: Sequence[PartitionFilter] = ()) -> pl.DataFrame:
-        """The rows that are committed now, or were then, as a Polars DataFrame; arguments as those of `read`."""
+        """The rows that are committed now, or were then, as a Polars DataFrame; arguments as those of `read`.
+
+        Times of a zone that Polars lacks, such as +05:30, come in UTC. Raises ConfigurationError for a column type
+        that Polars lacks.
+        """
         import polars as pl
 
-        frame = pl.from_arrow(self.to_arrow(as_of=as_of, filters=filters))
+        table = self.to_arrow(as_of=as_of, filters=filters)
+        schema = pa.schema([field.with_type(in_zones_of_polars(field.type)) for field in table.schema])
+        check_polars_has(schema, "polars cannot hold; read the table with to_arrow")
+        frame = pl.from_arrow(table.cast(schema))
         assert isinstance(frame, pl.DataFrame)
         return frame
 

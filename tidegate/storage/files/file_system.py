@@ -80,8 +80,11 @@ class Files(Protocol):
         """Delete what interrupted writes left under a folder; its writers must be dead. Returns how many."""
         ...
 
-    def walk(self, key: str) -> Iterator[FileInfo]:
-        """All files at any depth below a folder, in any order, unfinished ones left out."""
+    def walk(self, key: str, *, follow_links: bool = False) -> Iterator[FileInfo]:
+        """All files at any depth below a folder, in any order, unfinished ones left out.
+
+        With `follow_links` those in folders that are symbolic links too, where a storage has such.
+        """
         ...
 
     def info(self, key: str) -> FileInfo:
@@ -156,7 +159,7 @@ class MemoryFiles:
     def delete_temporary(self, key: str) -> int:
         return 0
 
-    def walk(self, key: str) -> Iterator[FileInfo]:
+    def walk(self, key: str, *, follow_links: bool = False) -> Iterator[FileInfo]:
         prefix = key.rstrip("/") + "/"
         with self._lock:
             found = [path for path in self._fs.find(key) if path.startswith(prefix)]

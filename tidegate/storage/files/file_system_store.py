@@ -133,11 +133,14 @@ class FileSystemStore:
         with self._reported("clean", prefix):
             return self._files.delete_temporary(key)
 
-    def walk(self, prefix: str) -> Sequence[FileInfo]:
-        """All files at any depth below a folder, sorted by path (which is from the folder on)."""
+    def walk(self, prefix: str, *, follow_links: bool = False) -> Sequence[FileInfo]:
+        """All files at any depth below a folder, sorted by path (which is from the folder on).
+
+        With `follow_links` those in folders that are symbolic links too. A link to a folder around it is not followed.
+        """
         key = self._folder_key(prefix)
         with self._reported("list", prefix):
-            return sorted(self._files.walk(key), key=lambda file: file.path)
+            return sorted(self._files.walk(key, follow_links=follow_links), key=lambda file: file.path)
 
     def info(self, path: str) -> FileInfo:
         """Size and time of change of one file. NotFoundError if there is no such file."""

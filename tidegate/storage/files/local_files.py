@@ -12,6 +12,7 @@ import errno
 import mmap
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
@@ -126,17 +127,8 @@ class LocalFiles:
                     count += 1
         return count
 
-    def walk(self, key: str) -> Iterator[FileInfo]:
-        for folder, _, names in os.walk(key):
-            for name in names:
-                path = os.path.join(folder, name)
-                if name.startswith(TEMPORARY_PREFIX):
-                    continue
-                try:
-                    status = os.stat(path)
-                except FileNotFoundError:
-                    continue
-                yield _info(os.path.relpath(path, key), status)
+    def walk(self, key: str, *, follow_links: bool = False) -> Iterator[FileInfo]:
+        yield from _walk(key, "", follow_links, ())
 
     def info(self, key: str) -> FileInfo:
         if not os.path.isfile(key):
@@ -146,6 +138,30 @@ class LocalFiles:
 
 def _info(path: str, status: os.stat_result) -> FileInfo:
     return FileInfo(path, status.st_size, status.st_mtime_ns // 1_000_000)
+
+
+def _walk(folder: str, below: str, follow_links: bool, above: tuple[tuple[int, int], ...]) -> Iterator[FileInfo]:
+    """Files at any depth. `above`: device and inode of the folders around this one; no link leads back to them."""
+    try:
+        with os.scandir(folder) as found:
+            entries = sorted(found, key=lambda entry: entry.name)
+        here = os.stat(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    if (identity := (here.st_dev, here.st_ino)) in above:
+        return
+    for entry in entries:
+        if entry.name.startswith(TEMPORARY_PREFIX):
+            continue
+        path = f"{below}{entry.name}"
+        try:
+            if entry.is_dir(follow_symlinks=follow_links):
+                yield from _walk(entry.path, f"{path}/", follow_links, (*above, identity))
+            # Pipes and sockets are no files: whoever opened one would wait for ever.
+            elif stat.S_ISREG((status := entry.stat()).st_mode):
+                yield _info(path, status)
+        except FileNotFoundError:
+            continue
 
 
 def _temporary_name(key: str) -> str:

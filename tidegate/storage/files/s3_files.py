@@ -159,7 +159,7 @@ class S3Files:
                 return count
             query.update(following)
 
-    def walk(self, key: str) -> Iterator[FileInfo]:
+    def walk(self, key: str, *, follow_links: bool = False) -> Iterator[FileInfo]:
         prefix = _folder_prefix(key)
         for page in self._pages(key):
             for item in page.get("Contents", ()):

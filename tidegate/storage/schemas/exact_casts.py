@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.types as types
 
 _VALUE_CHARACTERS_MAX = 80
@@ -180,9 +179,7 @@ def _forbids_nulls(kind: pa.DataType) -> bool:
     if types.is_map(kind):
         # Arrow itself keeps keys from being null.
         return not kind.item_field.nullable or _forbids_nulls(kind.item_type)
-    return any(
-        not field.nullable or _forbids_nulls(field.type) for field in map(kind.field, range(kind.num_fields))
-    )
+    return any(not field.nullable or _forbids_nulls(field.type) for field in map(kind.field, range(kind.num_fields)))
 
 
 def _is_list(kind: pa.DataType) -> bool:

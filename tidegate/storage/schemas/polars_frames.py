@@ -6,8 +6,11 @@ expressions use it. Nobody can give us a frame or an expression who has not load
 
 from __future__ import annotations
 
+import re
 import sys
+from functools import cache
 from typing import TYPE_CHECKING
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import pyarrow as pa
 
@@ -19,6 +22,9 @@ if TYPE_CHECKING:
 
 
 _INSTEAD = ", to pa.decimal128(38, ...) or a float"
+_IN_UTC = ", to a zone of the time zone database, such as UTC"
+_OFFSET = re.compile(r"[+-](\d\d):?(\d\d)")
+_ARROW_LACKS = frozenset({"Object", "Int128", "UInt128"})
 
 
 def is_polars_frame(value: object) -> TypeIs[pl.DataFrame]:
@@ -51,23 +57,99 @@ def polars_has(dtype: pa.DataType) -> bool:
         return False
     if kinds.is_list_view(dtype) or kinds.is_large_list_view(dtype):
         return False
+    if kinds.is_timestamp(dtype) and not _has_zone(dtype.tz):
+        return False
     return all(polars_has(dtype.field(at).type) for at in range(dtype.num_fields)) if dtype.num_fields else True
 
 
-def check_polars_has(schema: pa.Schema) -> None:
-    """Raise ConfigurationError for a column that polars cannot hold, so that no expression can read it."""
+@cache
+def _has_zone(zone: str | None) -> bool:
+    """Whether polars knows a time zone: those of the database, and offsets of whole hours."""
+    if zone is None:
+        return True
+    if offset := _OFFSET.fullmatch(zone):
+        return offset[2] == "00" and int(offset[1]) <= (12 if zone[0] == "-" else 14)
+    try:
+        return bool(ZoneInfo(zone).key)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        return False
+
+
+def in_zones_of_polars(dtype: pa.DataType) -> pa.DataType:
+    """The type, with UTC for time zones that polars lacks: a cast to it keeps every instant."""
+    kinds = pa.types
+    if polars_has(dtype):
+        return dtype
+    if kinds.is_timestamp(dtype):
+        return pa.timestamp(dtype.unit, "UTC")
+    if kinds.is_struct(dtype):
+        return pa.struct([field.with_type(in_zones_of_polars(field.type)) for field in dtype])
+    if kinds.is_list(dtype):
+        return pa.list_(dtype.value_field.with_type(in_zones_of_polars(dtype.value_type)))
+    if kinds.is_large_list(dtype):
+        return pa.large_list(dtype.value_field.with_type(in_zones_of_polars(dtype.value_type)))
+    if kinds.is_map(dtype):
+        return pa.map_(in_zones_of_polars(dtype.key_type), in_zones_of_polars(dtype.item_type))
+    return dtype
+
+
+def check_arrow_has(name: str, dtype: pl.DataType) -> None:
+    """Raise ConfigurationError for a polars column that Arrow has no type for.
+
+    Polars itself would hand out addresses of Python objects as bytes, and 128-bit integers under a name of its own.
+    """
+    if lacking := _lacking(dtype):
+        instead = (
+            "pl.Decimal(38, 0), pl.Int64 or pl.Float64" if lacking != "Object" else "a type of values, or leave it out"
+        )
+        raise ConfigurationError(
+            f"column {name!r} is {dtype} for polars, and Arrow has no type for {lacking}; cast it to {instead}"
+        )
+
+
+def _lacking(dtype: pl.DataType) -> str | None:
+    kind = dtype.base_type().__name__
+    if kind in _ARROW_LACKS:
+        return kind
+    if kind in ("List", "Array"):
+        return _lacking(dtype.inner)  # type: ignore[attr-defined]
+    if kind == "Struct":
+        return next((found for field in dtype.fields if (found := _lacking(field.dtype))), None)  # type: ignore[attr-defined]
+    return None
+
+
+def arrow_of(frame: pl.DataFrame) -> pa.Table:
+    """The rows of a frame. ConfigurationError, which names the column, where Arrow has no type for one."""
+    for name, dtype in frame.schema.items():
+        check_arrow_has(name, dtype)
+    return frame.to_arrow()
+
+
+def check_polars_has(schema: pa.Schema, so: str | None = None) -> None:
+    """Raise ConfigurationError for a column that polars cannot hold, so that no expression can read it.
+
+    `so` says in other words what follows from it, and what to do.
+    """
     for field in schema:
         if not polars_has(field.type):
-            raise ConfigurationError(
-                f"column {field.name!r} is {field.type}, which no expression can read: polars has no such type; "
-                f"cast it with pyarrow, in map_batches{_INSTEAD if pa.types.is_decimal(field.type) else ''}"
+            expressions = (
+                "no expression can read: polars has no such type; cast it with pyarrow, in "
+                f"map_batches{_instead_of(field.type)}"
             )
+            raise ConfigurationError(f"column {field.name!r} is {field.type}, which {so or expressions}")
+
+
+def _instead_of(dtype: pa.DataType) -> str:
+    if pa.types.is_decimal(dtype):
+        return _INSTEAD
+    return _IN_UTC if pa.types.is_timestamp(dtype) else ""
 
 
 def with_types_of_polars(schema: pa.Schema) -> pa.Schema:
     """The columns, those that polars lacks with another type: to learn what expressions choose and how it is called."""
     for at, field in enumerate(schema):
         if not polars_has(field.type):
-            instead = pa.decimal128(38) if pa.types.is_decimal(field.type) else pa.null()
+            zoned = pa.timestamp(field.type.unit, "UTC") if pa.types.is_timestamp(field.type) else pa.null()
+            instead = pa.decimal128(38) if pa.types.is_decimal(field.type) else zoned
             schema = schema.set(at, field.with_type(instead))
     return schema

@@ -4,8 +4,10 @@
 
 Rules:
 
-- One folder a column, in the order of `partition_by`, named as Hive does: `<column>=<value>`, both percent-encoded. A
-  null is `__HIVE_DEFAULT_PARTITION__`; a string that reads so is encoded until it does not.
+- One folder a column, in the order of `partition_by`, named as Hive does: `<column>=<value>`. The value is
+  percent-encoded. The column is encoded only where its name could not be that of a folder, or has a `=`: Polars
+  compares the names of folders with those of columns.
+- A null is `__HIVE_DEFAULT_PARTITION__`; a string that reads so is encoded until it does not.
 - The columns are in the files as well. Folders help to choose files; what is in a row is never read from a name.
 - The path of a file is in the table's log, and with it the values of its rows.
 - No folder's name ends as a data file's does, so that whoever lists can tell the two apart.
@@ -14,6 +16,7 @@ Rules:
 from __future__ import annotations
 
 import datetime as dt
+import re
 from collections.abc import Sequence
 
 import pyarrow as pa
@@ -29,6 +32,8 @@ TEXT_BYTES_MAX = 64
 """Of a value, in UTF-8: encoded, with the name of its column, it fits into the 255 bytes that a name may have."""
 
 _ESCAPED_COLUMN_BYTES_MAX = 60
+_NO_FOLDER = re.compile(r"[/=\\\x00-\x1f\x7f\ud800-\udfff]|^\.")
+"""Names with a slash, an equals sign, a backslash or a control character, and hidden ones."""
 _ATTEMPT_PARTS = 3
 
 
@@ -83,7 +88,8 @@ def partition_folders(rows: pa.RecordBatch, partition_by: Sequence[str]) -> list
 
 def folder_name(column: str, value: object) -> str:
     """The name of the folder of a column's value."""
-    return f"{escape(column)}={_text(value)}"
+    name = escape(column) if _NO_FOLDER.search(column) else column
+    return f"{name}={_text(value)}"
 
 
 def folder_of(path: str) -> str:

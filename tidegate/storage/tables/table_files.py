@@ -28,6 +28,7 @@ from tidegate.storage.files.file_system_store import FileSystemStore, join_url
 from tidegate.storage.files.store import Buffer, Store
 from tidegate.storage.ids import AttemptNumber, JobId, OperatorUid, SubtaskIndex
 from tidegate.storage.schemas.dictionaries import decoded_type, widened_schema
+from tidegate.storage.schemas.polars_frames import polars_has
 from tidegate.storage.tables.hidden_columns import DELETED_COLUMN, VERSION_COLUMN
 from tidegate.storage.tables.log.log_versions import AsOf
 from tidegate.storage.tables.partition_filters import PartitionFilter, matching_files
@@ -277,10 +278,9 @@ def newest_rows(table: pa.Table, info: TableInfo) -> pa.Table:
     order = [] if info.order_by is None else [info.order_by]
     columns = table.select(list(dict.fromkeys([*info.keys, *order, VERSION_COLUMN])))
     # Polars groups nulls and equal floats as one key; only key columns go through it, so types stay Arrow's.
-    columns = columns.cast(pa.schema([f.with_type(decoded_type(f.type)) for f in columns.schema]))
     # Columns are called by their numbers: polars would take a name such as "*" for a pattern.
     number = {name: str(at) for at, name in enumerate(columns.column_names)}
-    frame = pl.from_arrow(columns.rename_columns(list(number.values())))
+    frame = pl.from_arrow(pa.table({number[name]: _comparable(columns.column(name)) for name in number}))
     assert isinstance(frame, pl.DataFrame)
     newest = (
         frame.with_row_index("row")
@@ -290,6 +290,18 @@ def newest_rows(table: pa.Table, info: TableInfo) -> pa.Table:
         .sort()
     )
     return table.take(newest.to_arrow())
+
+
+def _comparable(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
+    """A column whose values polars compares as Arrow would compare those of this one."""
+    kind = decoded_type(column.type)
+    column = column.cast(kind)
+    if polars_has(kind):
+        return column
+    if pa.types.is_timestamp(kind):
+        return column.cast(pa.timestamp(kind.unit, "UTC"))
+    # Of a type that polars lacks, such as decimal256, the order of its values is enough.
+    return pc.rank(column, sort_keys="ascending", null_placement="at_start", tiebreaker="dense")
 
 
 def shown_rows(table: pa.Table) -> pa.Table:

@@ -152,7 +152,14 @@ class Mean:
         """Exact to the last digit, half of which is rounded up in size, as in Spark."""
         numbers = pa.array(np.maximum(counts, 1)).cast(pa.decimal256(19, 0))
         means = pc.divide(totals.cast(pa.decimal256(totals.type.precision, totals.type.scale)), numbers)
-        return pc.round(means, self._type.scale, "half_towards_infinity").cast(self._type)
+        try:
+            return pc.round(means, self._type.scale, "half_towards_infinity").cast(self._type)
+        except pa.ArrowInvalid as error:
+            raise OverflowError(
+                f"the mean of column {self._aggregate.column!r} does not fit into {self._type}, which has four digits "
+                "more behind the point; cast the column to float64, or to a decimal with fewer digits behind the "
+                "point, first"
+            ) from error
 
 
 class CountedSum(Mean):

@@ -30,7 +30,7 @@ from tidegate.actors.operators.aggregates.stored_layout import StoredLayout, con
 from tidegate.actors.operators.batch_rows import OUTPUT_ROWS_MAX
 from tidegate.actors.operators.combined_rows import is_combined, take_in
 from tidegate.actors.operators.operator import Columns, Emit, Operator, OperatorContext
-from tidegate.actors.operators.operator_errors import blame
+from tidegate.actors.operators.operator_errors import blame, failure
 from tidegate.actors.operators.state.keys import check_owner, key_columns, key_schema
 from tidegate.actors.operators.state.operator_backend import frozen_backend, make_backend
 from tidegate.actors.protocol.errors import OperatorError
@@ -159,7 +159,11 @@ class KeyedAggregate(Operator):
         """In mode `final`, emit all keys in batches of at most `OUTPUT_ROWS_MAX` rows."""
         if self._emit_mode == "final" and self._table is not None:
             for keys, slots in self._table.scan(OUTPUT_ROWS_MAX):
-                emit(self._output(keys, [accumulator.results(slots) for accumulator in self._accumulators]))
+                try:
+                    results = [accumulator.results(slots) for accumulator in self._accumulators]
+                except OverflowError as error:
+                    raise failure(self.context, error, "in the result of a key") from error
+                emit(self._output(keys, results))
                 yield
 
     def close(self) -> None:

@@ -21,6 +21,7 @@ Node: TypeAlias = Any
 """A part of an expression as polars writes it down: a string or a dict with one key, its kind."""
 
 _COLUMN: Node = {"Column": "column"}
+_ANY_VALUE: Node = {"Literal": {"Dyn": {"Int": 0}}}
 _SAFE_DEPTH = 30
 """Levels of operands that polars surely reads back: its reader stops at 128 levels of JSON; an operand takes 2 to 4."""
 _RANDOM = frozenset({"Random", "ListExpr.Sample", "ArrayExpr.Sample"})
@@ -90,7 +91,8 @@ def _simple(node: Node) -> Node:
         ((kind, inner),) = node.items()
         match kind:
             case "Literal":
-                return node
+                # JSON has no infinity and no NaN. Which single value it is does not matter here.
+                return _ANY_VALUE if _is_one_value(inner) else node
             case "Selector" | "Field":
                 return _COLUMN
             case "RenameAlias":
@@ -134,7 +136,7 @@ def _function(node: Node) -> Node:
         return _joined([first, *rest])
     if name == "StringExpr.Strptime" and node["function"]["StringExpr"]["Strptime"][1]["format"] is None:
         raise _NotRowWiseError("without format= the first rows of each batch decide how text is read; give format=")
-    return {"Function": {**node, "input": _simple(node["input"])}}
+    return {"Function": {**node, "input": _simple(node["input"]), "function": _finite(node["function"])}}
 
 
 def _name(function: Node) -> str:
@@ -154,6 +156,23 @@ def _name(function: Node) -> str:
 
 def _is_literal(node: Node) -> bool:
     return isinstance(node, dict) and "Literal" in node
+
+
+def _is_one_value(literal: Node) -> bool:
+    """Whether a literal is one value; a series has several, and a type is written as a literal, too."""
+    return isinstance(literal, dict) and not {"Dyn", "Scalar"}.isdisjoint(literal)
+
+
+def _finite(function: Node) -> Node:
+    """The options of a function with 0 for numbers that JSON lacks: infinity and NaN are null in it."""
+    match function:
+        case {"Boolean": {"IsClose": given}}:
+            tolerances = {name: 0.0 if value is None else value for name, value in given.items()}
+            return {"Boolean": {"IsClose": tolerances}}
+        case {"Cut": options}:
+            breaks = [0.0 if value is None else value for value in options["breaks"]]
+            return {"Cut": {**options, "breaks": breaks}}
+    return function
 
 
 def _check_function(node: Node) -> None:

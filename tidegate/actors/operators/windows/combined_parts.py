@@ -48,7 +48,7 @@ class CombinedParts:
                     accumulator.merge(into, values)
                 merged.done()
         for keys, slots in merged.scan(OUTPUT_ROWS_MAX):
-            yield self._plain_keys(keys), [accumulator.results(slots) for accumulator in accumulators]
+            yield self._plain_keys(keys), self._state.results_of(accumulators, slots)
 
     def of_keys(self, parts: Sequence[int], keys: pa.RecordBatch, rows: int) -> Results:
         """The results of the keys that some rows have. `rows`: their number, for there may be no key column."""

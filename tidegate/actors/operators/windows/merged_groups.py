@@ -28,7 +28,7 @@ class MergedGroups:
 
     def __init__(self, state: WindowState, count: int) -> None:
         backend = ColumnarBackend(1, (_SLOT,), incremental=False)
-        self._fields = state.fields
+        self._state, self._fields = state, state.fields
         self._table = backend.table("merged", state.specs())
         backend.fix_keys(pa.schema({_SLOT: pa.int64()}))
         self._accumulators = state.accumulators_of(self._table)
@@ -63,7 +63,7 @@ class MergedGroups:
 
     def results(self, numbers: NDArray[Any]) -> list[pa.Array]:
         """The results of some groups."""
-        return [accumulator.results(self._slots[numbers]) for accumulator in self._accumulators]
+        return self._state.results_of(self._accumulators, self._slots[numbers])
 
 
 def codes_of(keys: pa.RecordBatch, rows: int) -> tuple[NDArray[np.int64], pa.RecordBatch, int]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +24,7 @@ from tidegate.actors.operators.aggregates.aggregate_state import Fields, combine
 from tidegate.actors.operators.aggregates.stored_layout import StoredLayout, converted, raw_specs
 from tidegate.actors.operators.combined_rows import is_combined, take_in
 from tidegate.actors.operators.operator import OperatorContext
+from tidegate.actors.operators.operator_errors import failure
 from tidegate.actors.operators.state.keys import check_owner, key_schema
 from tidegate.actors.operators.state.operator_backend import make_backend
 from tidegate.actors.protocol.errors import OperatorError
@@ -146,8 +147,15 @@ class WindowState:
             accumulator.merge(slots, columns)
 
     def results(self, slots: NDArray[np.int32]) -> list[pa.Array]:
-        """The results of some slots."""
-        return [accumulator.results(slots) for accumulator in self.accumulators]
+        """The results of some slots. OperatorError for one that does not fit its type."""
+        return self.results_of(self.accumulators, slots)
+
+    def results_of(self, accumulators: Sequence[Accumulator], slots: NDArray[Any]) -> list[pa.Array]:
+        """The results of such accumulators of another table. OperatorError for one that does not fit its type."""
+        try:
+            return [accumulator.results(slots) for accumulator in accumulators]
+        except OverflowError as error:
+            raise failure(self._context, error, "in the result of a window") from error
 
     def extra(self, name: str) -> ValueColumn:
         """A value column of the operator's own."""

@@ -125,7 +125,7 @@ class RayMemoryFiles:
     def delete_temporary(self, key: str) -> int:
         return 0
 
-    def walk(self, key: str) -> Iterator[FileInfo]:
+    def walk(self, key: str, *, follow_links: bool = False) -> Iterator[FileInfo]:
         for path, size_bytes in self._ask("sizes", key).items():
             yield FileInfo(path, size_bytes)
 

@@ -81,7 +81,7 @@ class DeltaSource:
             schema = plain_schema(pa.schema(table.schema().to_arrow()).remove_metadata())
             schema = pa.schema([field.remove_metadata() for field in schema])
             by = table.metadata().partition_columns
-        there = {file.path: file for file in store.walk("")}
+        there = {file.path: file for file in store.walk("", follow_links=True)}
         files = []
         for add in adds.sort_by([("modification_time", "ascending"), ("path", "ascending")]).to_pylist():
             path = unquote(add["path"])

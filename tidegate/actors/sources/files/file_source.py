@@ -227,6 +227,8 @@ class _FolderReader:
         self._log = BadRowsLog(log)
         self._listing: dict[int, list[tuple[bytes, FileInfo]]] = {}
         """The files of each lane when the folder was last listed."""
+        self._new: set[bytes] | None = None
+        """Digests of the files that were not there in the listing before; None if this is the first one."""
         self._interval = -1
         """The interval in which that was."""
         self._waiting: dict[str, tuple[int, list[FileInfo]]] = {}
@@ -269,7 +271,7 @@ class _FolderReader:
 
     def _leave(self, split_id: str, lane: Lane) -> None:
         """The file of a lane is done with."""
-        lane.leave(self._source.age_ms)
+        lane.leave(self._source.age_ms, self._source.clock())
         self._open.pop(split_id, None)
 
     def _rows(self, split_id: str, lane: Lane, rows_max: int) -> RowsRead | None:
@@ -287,8 +289,9 @@ class _FolderReader:
         if not waiting:
             self._look()
             if interval != self._interval:
-                number = int(split_id.split()[1])
-                waiting = lane.choose(self._listing.get(number, ()), self._source.age_ms)
+                files = self._listing.get(int(split_id.split()[1]), ())
+                waiting = lane.choose(files, self._source.age_ms)
+                self._log_left_out(lane, files)
                 self._waiting[split_id] = self._interval, waiting
         while waiting:
             path = waiting.pop().path
@@ -309,7 +312,30 @@ class _FolderReader:
         for file in self._source.pattern.files():
             digest = digest_of(file.path)
             listing.setdefault(lane_of(digest, self._source.lanes), []).append((digest, file))
+        before = {digest for files in self._listing.values() for digest, _ in files}
+        now = {digest for files in listing.values() for digest, _ in files}
+        self._new = now - before if self._interval >= 0 else None
         self._listing, self._interval = listing, interval
+
+    def _log_left_out(self, lane: Lane, files: Sequence[tuple[bytes, FileInfo]]) -> None:
+        """Log the files that are new in this listing and too old to be read."""
+        if not self._new:
+            return
+        age_ms = self._source.age_ms
+        old = [
+            file
+            for digest, file in files
+            if digest in self._new and digest not in lane.known and lane.is_too_old(file, age_ms)
+        ]
+        if old:
+            log.warning(
+                "%d new files in %s are left out: they were last changed more than max_file_age (%d s) before the "
+                "newest file of their split. The first is %s. Give a longer max_file_age, or set their time of change",
+                len(old),
+                self._source.pattern.folder,
+                age_ms // 1_000,
+                old[0].path,
+            )
 
 
 def source_of_files(

@@ -5,6 +5,8 @@ A folder that grows is read in a fixed number of lanes. Rules:
 - A file belongs to the lane that its path says (a hash). So no two subtasks read a file, however they are placed, and
   nobody has to be asked.
 - A lane takes its files by the time of their last change, then by path. It reads one file at a time.
+- A time of change may be anything: before 1970, or far ahead. The newest that a lane has seen is never later than the
+  clock, so a file that is dated ahead does not make all later ones too old.
 - Which files it has read is in its payload, and so in each checkpoint with the rows that came from them. So each file
   is read once, whatever restarts.
 - It remembers files for `age` behind the newest that it took (Spark's maxFileAge). A file that is older than that when
@@ -56,7 +58,8 @@ class LaneState:
     """What a checkpoint has of a lane. `read`: 16 bytes of hash of a path, and 8 of a time, for each file."""
 
     lanes: int
-    newest_ms: int = 0
+    newest_ms: int | None = None
+    """The latest time of change of a file that was read, at most the clock's; None before the first file."""
     read: bytes = b""
     file: FileAt | None = None
 
@@ -72,7 +75,7 @@ def lane_of(digest: bytes, lanes: int) -> int:
 
 
 def _entry(digest: bytes, at_ms: int) -> bytes:
-    return digest + at_ms.to_bytes(TIME_BYTES, "big")
+    return digest + at_ms.to_bytes(TIME_BYTES, "big", signed=True)
 
 
 @dataclass(slots=True)
@@ -84,10 +87,10 @@ class Lane:
     known: dict[bytes, int] = field(default_factory=dict)
     """Digest and time of every file that was read and is not forgotten."""
     oldest_ms: int = field(init=False)
-    """The least of these times."""
+    """The earliest of these times; without any, the newest or 0."""
 
     def __post_init__(self) -> None:
-        self.oldest_ms = min(self.known.values(), default=self.state.newest_ms)
+        self.oldest_ms = min(self.known.values(), default=self.state.newest_ms or 0)
 
     @classmethod
     def of(cls, payload: bytes) -> Lane:
@@ -95,15 +98,18 @@ class Lane:
         state = decode(payload)
         assert isinstance(state, LaneState)
         entries = (state.read[at : at + _ENTRY_BYTES] for at in range(0, len(state.read), _ENTRY_BYTES))
-        return cls(payload, state, {e[:DIGEST_BYTES]: int.from_bytes(e[DIGEST_BYTES:], "big") for e in entries})
+        known = {e[:DIGEST_BYTES]: int.from_bytes(e[DIGEST_BYTES:], "big", signed=True) for e in entries}
+        return cls(payload, state, known)
+
+    def is_too_old(self, file: FileInfo, age_ms: int) -> bool:
+        """Whether a file is older than what the lane remembers: it is not known whether it was read."""
+        newest_ms = self.state.newest_ms
+        return newest_ms is not None and (file.modified_at_ms or 0) < newest_ms - age_ms
 
     def choose(self, files: Iterable[tuple[bytes, FileInfo]], age_ms: int) -> list[FileInfo]:
         """Those files of this lane that are to be read, the first one last. Asked between two files."""
         assert self.state.file is None, "a lane reads one file at a time"
-        oldest_ms = self.state.newest_ms - age_ms
-        chosen = [
-            file for digest, file in files if digest not in self.known and (file.modified_at_ms or 0) >= oldest_ms
-        ]
+        chosen = [file for digest, file in files if digest not in self.known and not self.is_too_old(file, age_ms)]
         return sorted(chosen, key=lambda file: (file.modified_at_ms or 0, file.path), reverse=True)
 
     def take(self, file: FileInfo) -> None:
@@ -115,14 +121,15 @@ class Lane:
         assert self.state.file is not None
         self._become(replace(self.state, file=replace(self.state.file, row=self.state.file.row + rows)))
 
-    def leave(self, age_ms: int) -> None:
-        """The file is done with; those that are too old are forgotten. ConfigurationError if too many are left."""
+    def leave(self, age_ms: int, now_ms: int) -> None:
+        """Remember the file as read, and forget those that are too old. ConfigurationError if too many are left."""
         file = self.state.file
         assert file is not None
-        newest_ms = max(self.state.newest_ms, file.modified_at_ms)
+        seen_ms = min(file.modified_at_ms, now_ms)
+        newest_ms = seen_ms if self.state.newest_ms is None else max(self.state.newest_ms, seen_ms)
         digest = digest_of(file.path)
+        self.oldest_ms = min(self.oldest_ms, file.modified_at_ms) if self.known else file.modified_at_ms
         self.known[digest] = file.modified_at_ms
-        self.oldest_ms = min(self.oldest_ms, file.modified_at_ms)
         read = self.state.read + _entry(digest, file.modified_at_ms)
         if self.oldest_ms < newest_ms - age_ms - age_ms // _LATER or len(self.known) > FILES_MAX:
             self.known = {digest: at for digest, at in self.known.items() if at >= newest_ms - age_ms}

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 
@@ -27,6 +27,8 @@ from tidegate.actors.sources.pushed_filters import Rows
 from tidegate.storage.errors import ConfigurationError, NotFoundError, StorageError
 from tidegate.storage.files.file_system import FileInfo
 from tidegate.storage.files.file_system_store import FileSystemStore, join_url
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class UnreadableFileError(ConfigurationError):
@@ -186,7 +188,10 @@ def difference_of(file: FileAt, now: FileInfo) -> str | None:
 
 
 def _words(size_bytes: int, modified_at_ms: int) -> str:
-    time = datetime.fromtimestamp(modified_at_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    try:
+        time = (_EPOCH + timedelta(milliseconds=modified_at_ms)).isoformat(timespec="milliseconds")
+    except OverflowError:  # a file may be dated after the year 9999
+        time = f"{modified_at_ms:,} ms since 1970"
     return f"{size_bytes:,} bytes of {time}"
 
 

@@ -34,9 +34,11 @@ PIECE_BYTES = 64 * 2**20
 _PIECE_ROWS_MAX = 2**20
 _CODED_BYTES_A_VALUE = 8
 _CODED_BYTES = 5 * 2**18
-"""A column with fewer bytes for each value, or in all, is read as a dictionary, if it has one. Text that is stored value
-by value would be put into a dictionary at every read, which takes ten times as long as to read it. Writers end a
-dictionary when it has a megabyte, and store the values behind that one by one."""
+"""A column with fewer bytes for each value, or in all, is read as a dictionary, if it has one.
+
+Text that is stored value by value would be put into a dictionary at every read, which takes ten times as long as to
+read it. Writers end a dictionary when it has a megabyte, and store the values behind that one by one.
+"""
 _LOOK_ROWS = 1_024
 _NANOS_A_MICRO = 1_000
 
@@ -61,6 +63,7 @@ class ParquetRows:
         wanted = pa.schema([field for field in schema if field.name not in constant_names])
         self._file = _open(file)
         has = self._file.schema_arrow
+        self._groups = RowGroups(self._file, wanted, rows)
         _check_columns(self._file, path, wanted, may_lack)
         self._stored = [name for name in wanted.names if name in has.names]
         text = _text_leaves(self._file, [n for n in self._stored if not _has_dictionary(has.field(n).type)])
@@ -72,7 +75,6 @@ class ParquetRows:
         exact = () if may_lack else [name for name in self._stored if name in int96_columns(self._file)]
         self._fine = _FineTimes(file, exact, wanted) if exact else None
         self._schema, self._constants = schema, constants
-        self._groups = RowGroups(self._file, wanted, rows)
         self._group = -1
         self._pieces: Iterator[pa.RecordBatch] = iter(())
         self._piece: pa.RecordBatch | None = None
@@ -235,14 +237,15 @@ def _has_nanos(kind: pa.DataType) -> bool:
 
 
 def _open(file: Any, dictionaries: list[str] | None = None, *, pre_buffer: bool = True) -> pq.ParquetFile:
-    return pq.ParquetFile(
-        file, read_dictionary=dictionaries, pre_buffer=pre_buffer, coerce_int96_timestamp_unit="us"
-    )
+    return pq.ParquetFile(file, read_dictionary=dictionaries, pre_buffer=pre_buffer, coerce_int96_timestamp_unit="us")
 
 
 def _batches(parquet: pq.ParquetFile, group: int, names: list[str], rows: int) -> Iterator[pa.RecordBatch]:
-    """Batches of exactly this many rows, but for the last one. Arrow's own end where a string array would be too long."""
-    return parquet.iter_batches(batch_size=rows, row_groups=[group], columns=names, use_threads=False)
+    """Batches of this many rows. The last one has fewer, and so has one whose text is too long for an array."""
+    found: Iterator[pa.RecordBatch] = parquet.iter_batches(
+        batch_size=rows, row_groups=[group], columns=names, use_threads=False
+    )
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,9 +316,7 @@ def _decoded_bytes(batch: pa.RecordBatch) -> int:
 
 
 def _has_dictionary(kind: pa.DataType) -> bool:
-    return bool(types.is_dictionary(kind)) or any(
-        _has_dictionary(kind.field(at).type) for at in range(kind.num_fields)
-    )
+    return bool(types.is_dictionary(kind)) or any(_has_dictionary(kind.field(at).type) for at in range(kind.num_fields))
 
 
 def _is_of(path: str, name: str) -> bool:
@@ -336,8 +337,8 @@ def _check_columns(parquet: pq.ParquetFile, path: str, wanted: pa.Schema, may_la
         reason = refusal_of(has.field(field.name).type, field.type, may_lack=may_lack)
         if reason is not None:
             raise ConfigurationError(
-                f"column {field.name!r} of {path} {reason} ({_first_value(parquet, field.name)}); give it the type that "
-                "the file has in schema=, and cast it in the program"
+                f"column {field.name!r} of {path} {reason} ({_first_value(parquet, field.name)}); give it the type "
+                "that the file has in schema=, and cast it in the program"
             )
 
 

@@ -5,8 +5,11 @@ Rules:
 - `*` and `?` stand for anything but a slash, `[ab]` for one of these characters, `**/` for any number of folders. A
   pattern that ends with a slash means all files right in that folder.
 - A name that begins with `_` or `.` is hidden, as for Spark, and so is all below such a folder. So whoever writes a
-  file under a hidden name and renames it shows it only when it is complete.
-- A file is called by its path below the folder: the part of the pattern before the first wildcard.
+  file under a hidden name and renames it shows it only when it is complete. A folder such as `_day=2024-01-01` has the
+  value of a column that begins with `_`, and is not hidden.
+- A folder that is a symbolic link is read like any other.
+- A file is called by its path below the folder: the part of the pattern before the first wildcard. A path must be
+  UTF-8: checkpoints store it.
 """
 
 from __future__ import annotations
@@ -81,12 +84,15 @@ class FilePattern:
         return open_store(self.folder)
 
     def files(self) -> list[FileInfo]:
-        """All files that match now, in the order of their paths. Raises StorageError."""
+        """All files that match now, in the order of their paths.
+
+        Raises ConfigurationError for a file whose path is not UTF-8, and StorageError.
+        """
         matches = re.compile(self.expression).fullmatch
         store = self.store()
         found: dict[str, FileInfo] = {}
         for part in self.below:
-            for file in store.walk(part):
+            for file in store.walk(part, follow_links=True):
                 path = f"{part}/{file.path}" if part else file.path
                 if not _is_hidden(file.path) and matches(path):
                     _check_name(path, self.folder)
@@ -106,7 +112,7 @@ def _check_name(path: str, folder: str) -> None:
 
 
 def _is_hidden(path: str) -> bool:
-    return any(part.startswith(("_", ".")) for part in path.split("/"))
+    return any(part.startswith(".") or (part.startswith("_") and "=" not in part) for part in path.split("/"))
 
 
 def _expression(pattern: str) -> str:

@@ -24,6 +24,7 @@ import pyarrow.types as types
 
 from tidegate.actors.sources.pushed_filters import ColumnTest
 from tidegate.actors.sources.understood_filters import constant_of
+from tidegate.storage.schemas.polars_frames import polars_has
 
 _VALUES_MAX = 100
 """Of a longer list only the least and the greatest value are compared."""
@@ -119,7 +120,11 @@ def _is_ordered(kind: pa.DataType) -> bool:
     """Whether values of this type have the same order for Parquet and for polars."""
     plain = (types.is_boolean, types.is_integer, types.is_float32, types.is_float64, types.is_date32)
     text = types.is_string(kind) or types.is_large_string(kind)
-    return text or any(is_type(kind) for is_type in plain) or (types.is_timestamp(kind) and kind.unit in _UNITS)
+    return (
+        text
+        or any(is_type(kind) for is_type in plain)
+        or (types.is_timestamp(kind) and kind.unit in _UNITS and polars_has(kind))
+    )
 
 
 def _extremes(statistics: Any, kind: pa.DataType, physical: str) -> tuple[Any, Any]:

@@ -5,6 +5,7 @@
 - It has SQL's three values. A row is kept where it is true, and dropped where it is false or null.
 - A comparison has a column on its left and constants of the column's type on its right. None of them is null or NaN.
 - For Spark NaN is greater than any number, and for Arrow it is neither greater nor less.
+- For Spark 0.0 equals -0.0 in every comparison. Arrow's `is_in` tells them apart.
 - What can be said of whole row groups, `column_tests` says.
 """
 
@@ -77,13 +78,18 @@ def _compared(condition: RowCondition, values: pa.Array) -> pa.Array:
     assert condition.constants is not None
     constants = condition.constants.column(0)
     if condition.test == "in":
-        return pc.if_else(pc.is_valid(values), pc.is_in(values, constants), pa.scalar(None, pa.bool_()))
+        found = pc.is_in(_without_negative_zero(values), _without_negative_zero(constants))
+        return pc.if_else(pc.is_valid(values), found, pa.scalar(None, pa.bool_()))
     if condition.test == "<=>":
         return pc.fill_null(pc.equal(values, constants[0]), False)
     found = _COMPARISONS[condition.test](values, constants[0])
     if condition.test in (">", ">=") and pa.types.is_floating(values.type):
         found = pc.or_kleene(found, pc.is_nan(values))
     return found
+
+
+def _without_negative_zero(values: pa.Array) -> pa.Array:
+    return pc.add(values, pa.scalar(0.0, values.type)) if pa.types.is_floating(values.type) else values
 
 
 def _test_of(condition: RowCondition) -> ColumnTest | None:
