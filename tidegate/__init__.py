@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         var_samp,
     )
     from tidegate.actors.operators.aggregates.aggregate_function import BatchAggregateFunction
-    from tidegate.actors.operators.aggregates.functions.sketches import approx_count_distinct, approx_quantile, quantile
+    from tidegate.actors.operators.aggregates.functions.sketches import approx_count_distinct, approx_quantile
     from tidegate.actors.operators.batches.batch_function import BatchContext, BatchFunction
     from tidegate.actors.operators.rows.broadcast_process import (
         BroadcastContext,
@@ -177,7 +177,6 @@ else:
         "mean": "actors.operators.aggregates.aggregate",
         "min": "actors.operators.aggregates.aggregate",
         "open_table": "api.tables.output_tables",
-        "quantile": "actors.operators.aggregates.functions.sketches",
         "stddev_pop": "actors.operators.aggregates.aggregate",
         "stddev_samp": "actors.operators.aggregates.aggregate",
         "sum": "actors.operators.aggregates.aggregate",
@@ -271,7 +270,6 @@ __all__ = [
     "mean",
     "min",
     "open_table",
-    "quantile",
     "stddev_pop",
     "stddev_samp",
     "sum",

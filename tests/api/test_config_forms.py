@@ -298,3 +298,28 @@ def test_what_spark_and_ray_are_started_with(monkeypatch: pytest.MonkeyPatch) ->
     )
     assert (said["executors"], said["spark_configs"], said["placement"]) == (5, {"spark.x": "2"}, "spread")
     assert (said["include_dashboard"], said["ray_address"]) == (True, None)
+
+
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        ("state.backend: filesystem", "write state.backend.type: hashmap"),
+        ("state.backend.type: memory", "state.checkpoint-storage: jobmanager"),
+        ("state.backend: jobmanager", "state.checkpoint-storage: jobmanager"),
+        ("execution.checkpointing.externalized-checkpoint-retention: RETAIN_ON_FAILURE", "DELETE_ON_CANCELLATION"),
+        (
+            "execution.checkpointing.externalized-checkpoint-retention: NEVER_RETAIN_AFTER_TERMINATION",
+            "write NO_EXTERNALIZED_CHECKPOINTS",
+        ),
+        ("execution.checkpointing.tolerable-failed-checkpoints: -1", "for any number write 2147483647"),
+        ("execution.checkpointing.alignment-timeout: 10s", "aligned-checkpoint-timeout"),
+        ("state.checkpoints.dir: hdfs://name/folder", "Mount it as a folder"),
+        ("state.savepoints.dir: gs://bucket/folder", "Mount it as a folder"),
+    ],
+)
+def test_values_of_flink_that_are_refused_name_what_to_write(tmp_path: Path, line: str, meant: str) -> None:
+    """When the file is read: `tidegate config check` refuses what `execute` would."""
+    file = tmp_path / "tidegate.yaml"
+    file.write_text(line)
+    with pytest.raises(ConfigurationError, match=re.escape(meant)):
+        load_config(file)

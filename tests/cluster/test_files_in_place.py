@@ -248,7 +248,8 @@ def test_any_condition_keeps_the_rows_that_spark_keeps(
         spark.conf.unset("spark.sql.parquet.filterPushdown")
     source = DataFrameSource(df).stage(str(tmp_path_factory.mktemp("in")))
     event("in place" if isinstance(source, FilesInPlace) else "read by Spark")
-    reader, found = source.reader(), []
+    reader = source.reader()
+    found: list[int] = []
     for split in source.splits():
         offset, at_end = 0, False
         while not at_end:

@@ -28,7 +28,7 @@ PUBLIC = """
     StreamEnvironment TableError TidegateError TimeDomain TimerService Tumbling ValueState WindowedStream
     approx_count_distinct approx_quantile arg_max arg_min bool_and bool_or collect_list count count_distinct first last
     load_config max
-    mean min open_table quantile stddev_pop stddev_samp sum udaf var_pop var_samp CommitContext Sink SinkContext
+    mean min open_table stddev_pop stddev_samp sum udaf var_pop var_samp CommitContext Sink SinkContext
     ProcessWindowContext ProcessWindowFunction WatermarkAlignment
 """
 """What `import tidegate as tg` offers. A name that is added here is a promise; one that goes breaks programs."""

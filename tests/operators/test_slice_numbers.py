@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tidegate.actors.operators.windows.slices import slices_of
+from tidegate.actors.operators.windows.slices import SlidingSlices, slices_of
 from tidegate.actors.operators.windows.window_specs import Cumulating, Sliding, Tumbling
 from tidegate.actors.protocol.stream_elements import MIN_WATERMARK_MS
 
@@ -47,3 +49,42 @@ def test_numbers_of_neighbours_follow_one_another(spec: Tumbling | Sliding | Cum
     """A few slices need a few places."""
     numbers = slices_of(spec).numbers(np.arange(-2_700, 5_300, 1_000, dtype=np.int64))
     assert np.diff(numbers).tolist() == [1] * 7
+
+
+@given(
+    st.integers(1, 40),
+    st.integers(1, 12),
+    st.integers(0, 11),
+    st.lists(st.integers(-60, 400), min_size=1, max_size=40),
+    st.lists(st.integers(1, 90), max_size=12),
+)
+def test_few_nodes_are_looked_up_as_many_are(
+    size: int, slide: int, offset: int, times: list[int], steps: list[int]
+) -> None:
+    """Nodes that are looked up one by one, and all nodes of a level at once: the same merges, parts and next window."""
+    slices = SlidingSlices(Sliding(max(size, slide), slide, offset % slide))
+    nodes, fired_ms = np.unique(slices.targets(np.array(times), -100)[0].nodes), -100
+    for step in steps:
+        until_ms = fired_ms + step
+        merges = slices._many_merges(nodes, fired_ms, until_ms)
+        assert slices._few_merges(nodes, fired_ms, until_ms) == merges
+        nodes = np.union1d(nodes, np.array([merge.node for merge in merges], np.int64))
+        fired_ms = until_ms
+        window = slices.next_window(nodes, fired_ms)
+        ends = [end for time in times for _, end in windows_of_time(slices, time) if end - 1 > fired_ms]
+        assert (None if window is None else window.end_ms) == min(ends, default=None)
+        if window is not None:
+            few = slices.parts(nodes, window, fired_ms)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("tidegate.actors.operators.windows.slices._FEW_NODES", -1)
+                assert slices.parts(nodes, window, fired_ms) == few
+        over = slices.over(nodes, fired_ms)
+        nodes = np.setdiff1d(nodes, over)
+
+
+def windows_of_time(slices: SlidingSlices, time_ms: int) -> list[tuple[int, int]]:
+    """The windows of a moment."""
+    spec = slices._spec
+    first = (time_ms - spec.offset_ms) // spec.slide_ms * spec.slide_ms + spec.offset_ms
+    starts = range(first, time_ms - spec.size_ms, -spec.slide_ms)
+    return [(start, start + spec.size_ms) for start in starts]

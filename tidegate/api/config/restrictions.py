@@ -44,6 +44,7 @@ REFUSED: Mapping[str, str] = MappingProxyType(
         "execution.checkpointing.write-buffer-size": "state goes to storage in the chunks in which it was made; there "
         "is no buffer whose size could be chosen",
         "execution.checkpointing.interval-during-backlog": "sources do not say that they have a backlog",
+        "execution.checkpointing.alignment-timeout": "its name is execution.checkpointing.aligned-checkpoint-timeout",
         "execution.checkpointing.savepoint.format": "the format is chosen with each savepoint "
         "(`job.savepoint(format=...)`, `tidegate job NAME savepoint --format`)",
         "execution.checkpointing.unaligned.max-subtasks-per-channel-state-file": "each subtask writes its data in "
@@ -86,7 +87,7 @@ REFUSED: Mapping[str, str] = MappingProxyType(
         "dead)",
         "metrics.": "metrics are published through Ray, which exports them: see docs/metrics.md",
         "security.": "there is no Kerberos; tokens are Ray's: see docs/security.md",
-        "table.": "there is no SQL",
+        "table.": "SQL has no settings of its own: see docs/sql.md",
         "python.": "jobs run in the Python that starts them",
     }
 )

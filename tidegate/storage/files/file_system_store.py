@@ -175,6 +175,9 @@ class FileSystemStore:
             raise StorageError(f"cannot {operation} {join_url(self._url, path)}: {error}{hint}") from error
 
 
+_MOUNTED = frozenset({"hdfs", "viewfs", "webhdfs", "gs", "abfs", "abfss", "wasb", "wasbs", "oss", "cosn"})
+
+
 def open_store(url: str | os.PathLike[str], **options: object) -> FileSystemStore:
     """Open a store by url: `/folder`, `~/folder` or `file:///folder`, `s3://bucket/prefix`, or `memory://name`.
 
@@ -228,6 +231,25 @@ def local_path(url: str) -> str | None:
     return path
 
 
+def check_scheme(url: str) -> None:
+    """Raise ConfigurationError for a URL of another storage than tidegate has. Nothing is opened."""
+    scheme, separator, _ = url.partition("://")
+    if local_path(url) is None and separator and scheme not in ("memory", "s3", "s3a"):
+        raise _no_storage(url, scheme)
+
+
+def _no_storage(url: str, scheme: str) -> ConfigurationError:
+    hint = ""
+    if scheme in _MOUNTED:
+        hint = (
+            ". Mount it as a folder that all nodes share, and give its path; or give the S3 interface of the same "
+            "storage as s3://bucket/prefix"
+        )
+    return ConfigurationError(
+        f"tidegate cannot store at {url!r}: {scheme!r} is not one of '/folder', 'file://', 's3://', 'memory://'{hint}"
+    )
+
+
 def _reopen(url: str, options: dict[str, object]) -> FileSystemStore:
     return FileSystemStore(os.path.expanduser(os.fspath(url)), **options)
 
@@ -255,9 +277,7 @@ def _open_files(url: str, options: dict[str, object]) -> tuple[str, str, Files]:
         timeout_ms = _milliseconds(more, "timeout_ms", TIMEOUT_MS_DEFAULT, url)
         write_timeout_ms = _milliseconds(more, "write_timeout_ms", WRITE_TIMEOUT_MS_DEFAULT, url)
         return f"s3://{rest}", rest, S3Files(more, timeout_ms, write_timeout_ms)
-    raise ConfigurationError(
-        f"tidegate cannot store at {url!r}: {scheme!r} is not one of '/folder', 'file://', 's3://', 'memory://'"
-    )
+    raise _no_storage(url, scheme)
 
 
 def _milliseconds(options: dict[str, object], name: str, default: int, url: str) -> int:

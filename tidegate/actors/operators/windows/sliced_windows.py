@@ -4,6 +4,7 @@ Rules:
 
 - A row is added to its slice (`slices.py`), once. No timer is set: when the watermark passes the end of a window, the
   slices that it is made of are read together, and their keys come out in batches.
+- Windows of few rows that end together come out in one batch, in one step.
 - A window fires once. What of it has fired is state (`FiredGroups`), and goes forward in one step with what was
   emitted, or with rows that were taken away. So a checkpoint between two steps neither repeats nor loses a result.
 - A row is late when its last window has fired, `allowed_lateness` ago; it is dropped and counted. A row for a window
@@ -15,7 +16,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -35,7 +36,7 @@ from tidegate.actors.operators.windows.window_operator import WindowOperator
 from tidegate.actors.operators.windows.window_specs import Clock, Cumulating, Sliding, Times, Tumbling
 from tidegate.actors.protocol.stream_elements import MIN_WATERMARK_MS
 from tidegate.storage.errors import ConfigurationError
-from tidegate.storage.schemas.one_batch import one_batch
+from tidegate.storage.schemas.one_batch import one_batch, together
 from tidegate.storage.schemas.reserved_names import own_name
 from tidegate.storage.state.key_groups import key_groups_of
 from tidegate.storage.state.snapshot import StateTable
@@ -45,8 +46,24 @@ SLICE = own_name("slice")
 
 _STEP_ROWS = 4 * OUTPUT_ROWS_MAX
 """About so many rows of the state are looked at in one step."""
+_WINDOWS_A_STEP = 128
+"""So many windows come out in one step and one batch, if none has more than `_FEW_ROWS` rows or `_FEW_BYTES` bytes."""
+_FEW_ROWS, _FEW_BYTES = 256, 2**16
 _TIME_MS_END = 1 << 60
 """After every window, and far from the end of 64 bits."""
+
+
+class _FiredRows(NamedTuple):
+    """Some rows of a window that has fired."""
+
+    window: Window
+    keys: pa.RecordBatch
+    results: list[pa.Array]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the keys, and of results of any width."""
+        return int(self.keys.nbytes + sum(each.nbytes for each in self.results if not pa.types.is_primitive(each.type)))
 
 
 class SlicedWindows(WindowOperator):
@@ -262,32 +279,57 @@ class SlicedWindows(WindowOperator):
 
     def _advance(self, groups: range, fired_ms: int, until_ms: int, emit: Emit) -> Iterator[None]:
         """Fire the windows of some groups from one moment to another."""
+        fired: list[_FiredRows] = []
+        parts_before: Sequence[int] = ()
         while (window := self._slices.next_window(self._state.namespaces, fired_ms)) is not None:
             moment_ms = window.end_ms - 1
             if moment_ms > until_ms:
                 break
-            self._merge(groups, fired_ms, moment_ms)
+            merged = self._merge(groups, fired_ms, moment_ms)
             if self._final:
                 parts = self._slices.parts(self._state.namespaces, window, moment_ms)
-                for keys, results in self._combined.of_groups(parts, self._part(groups), self._drains):
-                    emit(self._output(keys, window, results))
+                if fired and parts == parts_before and not merged and not self._drains:
+                    # The same rows as in the window before, whose results are still here.
+                    fired.append(fired[-1]._replace(window=window))
+                else:
+                    parts_before = parts if self._fire(window, parts, groups, fired, emit) else ()
             elif self._early is not None:
                 parts = self._slices.parts(self._state.namespaces, window, moment_ms)
                 self._emit_changed(window, parts, fired_ms, groups, self._early.not_out, emit)
             fired_ms = moment_ms
+            if 0 < len(fired) < _WINDOWS_A_STEP:
+                # The next window comes out in the same step: batches of few rows cost much.
+                continue
+            self._emit_fired(fired, emit)
             self._fired.advance(groups, fired_ms)
             yield
+        self._emit_fired(fired, emit)
         self._merge(groups, fired_ms, until_ms)
         self._fired.advance(groups, until_ms)
 
-    def _merge(self, groups: range, fired_ms: int, until_ms: int) -> None:
-        """Make the nodes that have ended. Never in two steps: a part would be merged twice after a restore."""
-        for node, parts, taken in self._slices.merges(self._state.namespaces, fired_ms, until_ms):
+    def _fire(self, window: Window, parts: Sequence[int], groups: range, fired: list[_FiredRows], emit: Emit) -> bool:
+        """Add the rows of a window to those that have fired, or emit them. Returns whether one item has them all."""
+        batches = 0
+        for keys, results in self._combined.of_groups(parts, self._part(groups), self._drains):
+            fired.append(_FiredRows(window, keys, results))
+            batches += 1
+            if len(results[0]) > _FEW_ROWS or fired[-1].size_bytes > _FEW_BYTES:
+                self._emit_fired(fired, emit)
+        return batches == 1 and bool(fired)
+
+    def _merge(self, groups: range, fired_ms: int, until_ms: int) -> bool:
+        """Make the nodes that have ended, and return whether there were any.
+
+        Never in two steps: a part would be merged twice after a restore.
+        """
+        merges = self._slices.merges(self._state.namespaces, fired_ms, until_ms)
+        for node, parts, taken in merges:
             for part in parts:
                 self._changed_rows += self._combined.merge_into(node, part, taken, self._part(groups))
             if taken and len(groups) == len(self._groups):
                 for part in parts:
                     self._state.emptied(part)
+        return bool(merges)
 
     def _clean(self) -> Iterator[None]:
         """Let go of slices that no window needs any more."""
@@ -298,6 +340,21 @@ class SlicedWindows(WindowOperator):
             self._state.emptied(node)
             if self._early is not None:
                 self._early.forget([node])
+
+    def _emit_fired(self, fired: list[_FiredRows], emit: Emit) -> None:
+        """Emit the rows of windows that have fired, in one batch, and forget them."""
+        if not fired:
+            return
+        rows = [len(each.results[0]) for each in fired]
+        starts, ends = (np.repeat([each.window[at] for each in fired], rows).astype(np.int64) for at in (0, 1))
+        if len(fired) == 1:
+            keys, results = fired[0].keys, fired[0].results
+        else:
+            keys = together([each.keys for each in fired], "keys of windows") if self._keys else fired[0].keys
+            results = [pa.concat_arrays(parts) for parts in zip(*(each.results for each in fired), strict=True)]
+        fired.clear()
+        assert self._fired.time_type is not None, "results before the first row"
+        emit(self._rows.output_of(keys, starts, ends, results, self._fired.time_type, self._spec))
 
     def _part(self, groups: range) -> range | None:
         """None for all groups of the subtask."""

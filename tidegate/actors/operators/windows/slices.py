@@ -15,6 +15,7 @@ neighbours together. Its id is its start with six bits behind it: 0 for a slice,
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -33,6 +34,10 @@ from tidegate.actors.operators.windows.window_specs import (
 _KIND_BITS = 6
 _KINDS = 1 << _KIND_BITS
 _HOUR_MS = 3_600_000
+_FEW_ENDS = 64
+"""Of fewer slices that end at once, the nodes that have ended are looked up one by one."""
+_FEW_NODES = 24
+"""Of fewer nodes within a window, each is looked at; of more, the nodes that a window needs are looked up."""
 _RUNNING = 1
 """The node of a cumulating window so far."""
 
@@ -93,6 +98,16 @@ class Slices(Protocol):
 def node_starts(nodes: Times) -> Times:
     """When nodes begin."""
     return nodes >> _KIND_BITS
+
+
+def _position(nodes: Times, start_ms: int) -> int:
+    """Where the first node is that begins at a moment or later."""
+    return bisect_left(nodes, start_ms << _KIND_BITS)
+
+
+def _is_among(nodes: Times, node: int) -> bool:
+    position = bisect_left(nodes, node)
+    return position < len(nodes) and int(nodes[position]) == node
 
 
 def slices_of(spec: Tumbling | Sliding | Cumulating) -> Slices:
@@ -169,18 +184,49 @@ class SlidingSlices:
 
     def next_window(self, nodes: Times, fired_ms: int) -> Window | None:
         """The first window of the first slice that has windows left."""
-        spec, starts = self._spec, node_starts(nodes[nodes % _KINDS == 0])
-        last_ends = floored(starts, spec.slide_ms, spec.offset_ms) + spec.size_ms
-        position = int(np.searchsorted(last_ends, fired_ms + 1, side="right"))
-        if position == len(starts):
+        spec = self._spec
+        position = _position(nodes, self._first_needed_ms(fired_ms))
+        while position < len(nodes) and nodes[position] % _KINDS:
+            position += 1
+        if position == len(nodes):
             return None
         # Window starts are after this moment: the windows before it have fired, or end before the slice does.
-        after_ms = max(int(starts[position]), fired_ms + 1) - spec.size_ms
+        after_ms = max(int(nodes[position]) >> _KIND_BITS, fired_ms + 1) - spec.size_ms
         start_ms = after_ms - (after_ms - spec.offset_ms) % spec.slide_ms + spec.slide_ms
         return Window(start_ms, start_ms + spec.size_ms)
 
+    def _first_needed_ms(self, fired_ms: int) -> int:
+        """From here on times are in windows that end after `fired_ms`: the start of the first such window."""
+        spec = self._spec
+        after_ms = fired_ms + 1 - spec.size_ms
+        return after_ms - (after_ms - spec.offset_ms) % spec.slide_ms + spec.slide_ms
+
     def merges(self, nodes: Times, fired_ms: int, until_ms: int) -> list[Merge]:
         """The nodes that have ended meanwhile, small ones first."""
+        if (until_ms - fired_ms) // self._slice_ms < _FEW_ENDS:
+            return self._few_merges(nodes, fired_ms, until_ms)
+        return self._many_merges(nodes, fired_ms, until_ms)
+
+    def _few_merges(self, nodes: Times, fired_ms: int, until_ms: int) -> list[Merge]:
+        """Looks up the few nodes that can have ended. Where none of a level has, none of a longer one has either."""
+        found: list[Merge] = []
+        made: set[int] = set()
+        for level in range(1, self._levels + 1):
+            size_ms = self._slice_ms << level
+            # A node ends where the next one begins.
+            end_ms = fired_ms + 1 - (fired_ms + 1 - self._offset_ms) % size_ms + size_ms
+            if end_ms - 1 > until_ms:
+                break
+            for start_ms in range(end_ms - size_ms, until_ms + 2 - size_ms, size_ms):
+                halves = ((s << _KIND_BITS) + level - 1 for s in (start_ms, start_ms + size_ms // 2))
+                children = tuple(half for half in halves if half in made or _is_among(nodes, half))
+                if children:
+                    found.append(Merge((start_ms << _KIND_BITS) + level, children, False))
+                    made.add(found[-1].node)
+        return found
+
+    def _many_merges(self, nodes: Times, fired_ms: int, until_ms: int) -> list[Merge]:
+        """Looks at all nodes."""
         found: list[Merge] = []
         below = nodes[nodes % _KINDS == 0]
         for level in range(1, self._levels + 1):
@@ -197,26 +243,35 @@ class SlidingSlices:
 
     def parts(self, nodes: Times, window: Window, fired_ms: int) -> tuple[int, ...]:
         """The longest nodes that fit and have ended, from the left to the right."""
-        there = set(nodes.tolist())
-        found = []
+        there = nodes[_position(nodes, window.start_ms) : _position(nodes, window.end_ms)]
         first = (window.start_ms - self._offset_ms) // self._slice_ms
         last = (window.end_ms - self._offset_ms) // self._slice_ms
+        # What has not ended is not merged yet.
+        ended = (fired_ms + 1 - self._offset_ms) // self._slice_ms
+        if len(there) <= _FEW_NODES:
+            return tuple(node for node in there.tolist() if self._is_longest(node, first, last, ended))
+        wanted = []
         while first < last:
             level = min((first & -first).bit_length() - 1 if first else self._levels, self._levels)
             level = min(level, (last - first).bit_length() - 1)
-            # What has not ended is not merged yet.
-            ended = (fired_ms + 1 - self._offset_ms - first * self._slice_ms) // self._slice_ms
-            level = min(level, max(1, ended).bit_length() - 1)
-            node = ((first * self._slice_ms + self._offset_ms) << _KIND_BITS) + level
-            if node in there:
-                found.append(node)
+            level = min(level, max(1, ended - first).bit_length() - 1)
+            wanted.append(((first * self._slice_ms + self._offset_ms) << _KIND_BITS) + level)
             first += 1 << level
-        return tuple(found)
+        return tuple(node for node in wanted if _is_among(there, node))
+
+    def _is_longest(self, node: int, first: int, last: int, ended: int) -> bool:
+        """Whether a node fits between two slices and has ended, and the one twice as long around it does not."""
+        start, level = ((node >> _KIND_BITS) - self._offset_ms) // self._slice_ms, node % _KINDS
+        end = start + (1 << level)
+        if start < first or end > last or (level and end > ended):
+            return False
+        wider = 2 << level
+        start -= start % wider
+        return level == self._levels or start < first or start + wider > min(last, ended)
 
     def over(self, nodes: Times, fired_ms: int) -> Times:
         """Nodes whose start is in no window any more."""
-        last_ends = floored(node_starts(nodes), self._spec.slide_ms, self._spec.offset_ms) + self._spec.size_ms
-        return nodes[last_ends - 1 <= fired_ms]
+        return nodes[: _position(nodes, self._first_needed_ms(fired_ms))]
 
 
 class CumulatingSlices:
@@ -240,31 +295,33 @@ class CumulatingSlices:
 
     def next_window(self, nodes: Times, fired_ms: int) -> Window | None:
         """The next step of the first longest window that has steps left."""
-        spec, starts = self._spec, node_starts(nodes)
-        last_ends = floored(starts, spec.max_ms, 0) + spec.max_ms
-        position = int(np.searchsorted(last_ends, fired_ms + 1, side="right"))
-        if position == len(starts):
+        spec = self._spec
+        position = _position(nodes, self._first_needed_ms(fired_ms))
+        if position == len(nodes):
             return None
-        after_ms = max(int(starts[position]), fired_ms + 1)
+        start_ms = int(nodes[position]) >> _KIND_BITS
+        after_ms = max(start_ms, fired_ms + 1)
         end_ms = after_ms - after_ms % spec.step_ms + spec.step_ms
-        first_ms = int(last_ends[position]) - spec.max_ms
-        return Window(first_ms, end_ms)
+        return Window(start_ms - start_ms % spec.max_ms, end_ms)
+
+    def _first_needed_ms(self, fired_ms: int) -> int:
+        """The start of the first longest window that ends after `fired_ms`."""
+        return fired_ms + 1 - (fired_ms + 1) % self._spec.max_ms
 
     def merges(self, nodes: Times, fired_ms: int, until_ms: int) -> list[Merge]:
         """The slices that have ended meanwhile, each into what its longest window has so far."""
-        slices = nodes[nodes % _KINDS == 0]
-        ended = slices[node_starts(slices) + self._spec.step_ms - 1 <= until_ms]
+        before = nodes[: _position(nodes, until_ms + 2 - self._spec.step_ms)]
+        ended = before[before % _KINDS == 0]
         into = (floored(node_starts(ended), self._spec.max_ms, 0) << _KIND_BITS) + _RUNNING
         return [Merge(node, (part,), True) for node, part in zip(into.tolist(), ended.tolist(), strict=True)]
 
     def parts(self, nodes: Times, window: Window, fired_ms: int) -> tuple[int, ...]:
         """What has come so far, and slices that have not ended."""
-        starts = node_starts(nodes)
-        waiting = nodes[(nodes % _KINDS == 0) & (starts >= window.start_ms) & (starts < window.end_ms)]
+        within = nodes[_position(nodes, window.start_ms) : _position(nodes, window.end_ms)].tolist()
         so_far = (window.start_ms << _KIND_BITS) + _RUNNING
-        return (*([so_far] if so_far in nodes else []), *waiting.tolist())
+        waiting = [node for node in within if not node % _KINDS]
+        return (*([so_far] if so_far in within else []), *waiting)
 
     def over(self, nodes: Times, fired_ms: int) -> Times:
         """Nodes of longest windows that have ended."""
-        last_ends = floored(node_starts(nodes), self._spec.max_ms, 0) + self._spec.max_ms
-        return nodes[last_ends - 1 <= fired_ms]
+        return nodes[: _position(nodes, self._first_needed_ms(fired_ms))]

@@ -16,6 +16,7 @@ from tidegate.actors.hosts.process_settings import Standbys
 from tidegate.api.config.sections.setting_names import titled
 from tidegate.api.given_names import check_name, location
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.files.file_system_store import check_scheme
 from tidegate.storage.state.key_groups import MAX_PARALLELISM_LIMIT
 from tidegate.storage.units import parse_duration_ms, parse_size_bytes
 
@@ -28,6 +29,27 @@ DEBLOAT_TARGET_MS_MIN = 10
 STANDBYS_MAX = 1_000
 PORT_MAX = 65_535
 STATE_SIZE_MAX = 64 * 2**20
+
+_IN_MEMORY = (
+    "for state in memory write state.backend.type: hashmap, and for checkpoints that are kept in the coordinator's "
+    "memory state.checkpoint-storage: jobmanager"
+)
+_OF_FLINK = {
+    ("backend", "filesystem"): "for state in memory with checkpoints in files write state.backend.type: hashmap",
+    (
+        "backend",
+        "memory",
+    ): "for state in memory write state.backend.type: hashmap, and for checkpoints that are kept in "
+    "the coordinator's memory state.checkpoint-storage: jobmanager",
+    ("backend", "jobmanager"): "for state in memory write state.backend.type: hashmap, and for checkpoints that are "
+    "kept in the coordinator's memory state.checkpoint-storage: jobmanager",
+    ("backend", "forst"): "for state that is larger than memory write state.backend.type: rocksdb",
+    ("retention", "retain_on_failure"): "checkpoints of a failed job are always kept; to delete those of a cancelled "
+    "job write DELETE_ON_CANCELLATION",
+    ("retention", "retain_on_success"): "to keep checkpoints when a job is cancelled write RETAIN_ON_CANCELLATION",
+    ("retention", "never_retain_after_termination"): "write NO_EXTERNALIZED_CHECKPOINTS",
+}
+"""Values of Flink that tidegate has not, by setting, and what to write instead."""
 
 _BACKENDS = {"columnar": "columnar", "hashmap": "columnar", "rocksdb": "rocksdb"}
 
@@ -94,6 +116,8 @@ def whole(value: object, info: ValidationInfo, what: str, at_least: int) -> int:
 
 def any_number(value: object, info: ValidationInfo) -> int:
     """A number of checkpoints, 0 or more."""
+    if value == -1:
+        raise ConfigurationError(f"{label(info)}: -1 is no number of checkpoints; for any number write {2**31 - 1}")
     return whole(value, info, "number of checkpoints", at_least=0)
 
 
@@ -127,8 +151,15 @@ def spare_processes(value: object, setting: str) -> Standbys:
 
 
 def place(value: object, info: ValidationInfo) -> str | None:
-    """A folder or URL, or None."""
-    return None if value is None else location(value, label(info))
+    """A folder or URL that tidegate can store at, or None."""
+    if value is None:
+        return None
+    found = location(value, label(info))
+    try:
+        check_scheme(found)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{label(info)}: {error}") from None
+    return found
 
 
 def switch(value: object, info: ValidationInfo) -> bool:
@@ -148,7 +179,10 @@ def choice(value: object, info: ValidationInfo, choices: Iterable[str]) -> str:
     for known in choices:
         if known == lowered(value):
             return known
-    raise ConfigurationError(f"{label(info)}: {value!r} is none of {', '.join(map(repr, choices))}")
+    meant = _OF_FLINK.get((info.field_name or "", str(lowered(value))))
+    raise ConfigurationError(
+        f"{label(info)}: {value!r} is none of {', '.join(map(repr, choices))}" + (f"; {meant}" if meant else "")
+    )
 
 
 def mode(value: object, info: ValidationInfo) -> str:

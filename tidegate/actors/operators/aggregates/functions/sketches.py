@@ -197,10 +197,6 @@ def approx_quantile(column: str | pl.Expr, quantiles: float | Sequence[float], *
     return udaf(ApproxQuantile(quantiles, accuracy), column)
 
 
-quantile = approx_quantile
-"""The same as `approx_quantile`."""
-
-
 def _by_group(groups: Groups) -> Iterator[tuple[int, NDArray[np.int64]]]:
     """Each group that there is, and its rows in their order."""
     if not len(groups):
