@@ -33,13 +33,13 @@ def rows_of(path: Path, schema: pa.Schema | None = None, rows_max: int = 1_000) 
 
 def read(path: Path, schema: pa.Schema) -> pa.RecordBatch | None:
     """The first rows of a file, as a job reads them."""
-    source = source_of_files(str(path), "parquet", schema, None, None, False)
+    source = source_of_files(str(path), "parquet", schema)
     return source.reader().read(source.splits()[0], 0, 1_000).batch
 
 
 def read_all(pattern: str, schema: pa.Schema) -> None:
     """Read a file to its end."""
-    source = source_of_files(pattern, "parquet", schema, None, None, False)
+    source = source_of_files(pattern, "parquet", schema)
     reader, split, at = source.reader(), source.splits()[0], 0
     while (found := reader.read(split, at, 10)).batch is not None:
         at += found.batch.num_rows
