@@ -319,7 +319,7 @@ def test_what_spark_and_ray_are_started_with(monkeypatch: pytest.MonkeyPatch) ->
 )
 def test_values_of_flink_that_are_refused_name_what_to_write(tmp_path: Path, line: str, meant: str) -> None:
     """When the file is read: `tidegate config check` refuses what `execute` would."""
-    file = tmp_path / "tidegate.yaml"
+    file = tmp_path / "settings.yaml"
     file.write_text(line)
     with pytest.raises(ConfigurationError, match=re.escape(meant)):
         load_config(file)
