@@ -36,17 +36,9 @@ _IN_MEMORY = (
 )
 _OF_FLINK = {
     ("backend", "filesystem"): "for state in memory with checkpoints in files write state.backend.type: hashmap",
-    (
-        "backend",
-        "memory",
-    ): "for state in memory write state.backend.type: hashmap, and for checkpoints that are kept in "
-    "the coordinator's memory state.checkpoint-storage: jobmanager",
-    ("backend", "jobmanager"): "for state in memory write state.backend.type: hashmap, and for checkpoints that are "
-    "kept in the coordinator's memory state.checkpoint-storage: jobmanager",
-    ("backend", "forst"): "for state that is larger than memory write state.backend.type: rocksdb",
-    ("retention", "retain_on_failure"): "checkpoints of a failed job are always kept; to delete those of a cancelled "
-    "job write DELETE_ON_CANCELLATION",
-    ("retention", "retain_on_success"): "to keep checkpoints when a job is cancelled write RETAIN_ON_CANCELLATION",
+    ("backend", "memory"): _IN_MEMORY,
+    ("backend", "jobmanager"): _IN_MEMORY,
+    ("retention", "retain_on_failure"): "to keep the checkpoints of failed jobs alone write DELETE_ON_CANCELLATION",
     ("retention", "never_retain_after_termination"): "write NO_EXTERNALIZED_CHECKPOINTS",
 }
 """Values of Flink that tidegate has not, by setting, and what to write instead."""
