@@ -60,10 +60,6 @@ OFFENCES = (
 )
 
 
-NEW_FOLDERS = ("actors", "actors/task", "storage", "simulation")
-"""Where a folder that no contract knows appears."""
-
-
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> str:
     """What is said of a copy of the house in which all of that is wrong."""
@@ -73,9 +69,6 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
     for module, statement in OFFENCES:
         with (copy / "tidegate" / (module.replace(".", "/") + ".py")).open("a") as file:
             file.write(f"\n\n{statement}\n")
-    for folder in NEW_FOLDERS:
-        (copy / "tidegate" / folder / "attic").mkdir()
-        (copy / "tidegate" / folder / "attic" / "__init__.py").write_text('"""Nothing."""\n')
     result = lint_imports(copy)
     assert result.returncode == 1, result.stdout + result.stderr
     return result.stdout
@@ -90,13 +83,6 @@ def test_imports_upwards_are_caught(report: str) -> None:
         wanted.add((f"tidegate.{module}", f"{package}.{name}" if name.islower() and name else package))
     named = set(re.findall(r"(tidegate\S*) ->\s+(tidegate\S*)", report))
     assert wanted - named == set()
-
-
-@pytest.mark.slow
-def test_a_new_folder_must_take_a_place(report: str) -> None:
-    """What no contract knows is not allowed beside what they know."""
-    named = re.findall(r"tidegate\.(\S+)\.attic", report)
-    assert sorted(named) == sorted(folder.replace("/", ".") for folder in NEW_FOLDERS)
 
 
 def imports_of(file: Path, modules: dict[str, Path]) -> set[str]:
