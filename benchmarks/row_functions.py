@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from common import describe_machine
 from rich.console import Console
 from rich.table import Table
@@ -29,6 +30,7 @@ import tidegate as tg
 
 INPUT = pa.schema({"k": pa.int64(), "x": pa.int64()})
 OUTPUT = pa.schema({"k": pa.int64(), "t": pa.int64()})
+LISTS = pa.schema({"k": pa.int64(), "l": pa.list_(pa.int64())})
 COUNTED = pa.schema({"rows": pa.int64()})
 BY_BATCH = 10
 """Lines that are many times as fast get so many times the rows."""
@@ -120,6 +122,8 @@ def _lines() -> dict[str, tuple[int, Made]]:
         "filter, traced": (BY_BATCH, lambda s: s.filter(lambda row: row["x"] > 3)),
         "filter": (1, lambda s: s.filter(lambda row: row["x"] > 3, traced=False)),
         "flat_map": (1, lambda s: s.flat_map(lambda row: [step(row)], schema=OUTPUT)),
+        "map to a list": (1, lambda s: s.map(lambda row: {"k": row["k"], "l": [row["x"]]}, schema=LISTS)),
+        "map_batches": (BY_BATCH, lambda s: s.map_batches(_added, schema=OUTPUT)),
         "process": (1, lambda s: s.key_by("k").process(Totals(), schema=OUTPUT)),
         "put int": (1, lambda s: s.key_by("k").process(Puts(int, lambda x: x), schema=OUTPUT)),
         "put dataclass": (1, lambda s: s.key_by("k").process(Puts(Both, lambda x: Both(x, x)), schema=OUTPUT)),
@@ -130,6 +134,10 @@ def _lines() -> dict[str, tuple[int, Made]]:
     if hasattr(tg, "ProcessBatchContext"):
         lines["process_batch"] = BY_BATCH, lambda s: s.key_by("k").process(TotalsByBatch(), schema=OUTPUT)
     return lines
+
+
+def _added(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return pa.record_batch([batch["k"], pc.add(batch["x"], 1)], schema=OUTPUT)
 
 
 def _counted(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from tidegate.actors.operators.owned_values import OwnRow, own_row_of
 from tidegate.actors.operators.row_values import InexactValueError, exact_array, exact_cast, shown
 from tidegate.storage.schemas.plain_types import plain_schema, settled_type
 from tidegate.storage.schemas.polars_frames import check_arrow_has, check_polars_has, with_types_of_polars
@@ -34,7 +35,7 @@ class SchemaMismatchError(ValueError):
 class PinnedSchema:
     """The schema of an operator's output, once it is known."""
 
-    __slots__ = ("_given", "_maker", "schema")
+    __slots__ = ("_given", "_maker", "own_row", "schema")
 
     def __init__(self, given: pa.Schema | None = None, maker: object = None) -> None:
         """`given` is the schema that a program gave, and `maker` the function of the user that makes the rows."""
@@ -42,6 +43,8 @@ class PinnedSchema:
         self._maker = maker
         self.schema: pa.Schema | None = given
         """None until the first batch."""
+        self.own_row: OwnRow = own_row_of(given)
+        """Copies a row when a function hands it over. TypeError for what is not a row."""
 
     def conform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The batch with the columns of the schema, in their order. SchemaMismatchError if that is impossible."""
@@ -49,7 +52,8 @@ class PinnedSchema:
         if batch.schema is not self.schema and (plain := plain_schema(batch.schema)) is not batch.schema:
             batch = batch.cast(plain)
         if self.schema is None:
-            self.schema = batch.schema
+            self._fix(batch.schema)
+            return batch
         if batch.schema.equals(self.schema):
             return batch
         self._check_names(batch.schema.names)
@@ -118,7 +122,11 @@ class PinnedSchema:
         assert self.schema is not None
         field = self.schema.field(position)
         if not self._given and pa.types.is_null(field.type) and not pa.types.is_null(found):
-            self.schema = self.schema.set(position, field.with_type(found))
+            self._fix(self.schema.set(position, field.with_type(found)))
+
+    def _fix(self, schema: pa.Schema) -> None:
+        self.schema = schema
+        self.own_row = own_row_of(schema)
 
     def _check_names(self, names: Sequence[str]) -> None:
         assert self.schema is not None

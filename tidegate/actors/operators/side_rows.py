@@ -45,7 +45,7 @@ class SideRows:
         if not isinstance(row, Mapping):
             raise TypeError(f"emit({name!r}): a row must be a dict, not {type(row).__name__}: {row!r}")
         rows = self._rows.setdefault(name, [])
-        rows.append(row)
+        rows.append(self._schemas[name].own_row(row))
         if len(rows) >= OUTPUT_ROWS_MAX:
             self._leave(name, self._context.emit_aside)
 

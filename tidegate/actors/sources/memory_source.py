@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from tidegate.actors.sources.source import ReadResult, SourceReader, SourceSplit
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.owned_arrays import owned_table
 from tidegate.storage.schemas.plain_types import plain_schema, settled_type
 from tidegate.storage.schemas.polars_frames import arrow_of, is_polars_frame
 
@@ -50,7 +51,7 @@ class MemorySource:
         elif not isinstance(data, pa.Table):
             data = _joined(data)
         plain = plain_schema(data.schema)
-        return MemorySource(data if plain is data.schema else data.cast(plain), splits)
+        return MemorySource(owned_table(data if plain is data.schema else data.cast(plain)), splits)
 
     @property
     def schema(self) -> pa.Schema:

@@ -20,6 +20,7 @@ from typing import Any
 
 from tidegate.actors.operators.batches.async_function import Answer, AsyncFunction, Call
 from tidegate.actors.operators.operator_errors import is_failure
+from tidegate.actors.operators.owned_values import owned_result
 from tidegate.actors.task.messages.instructions import MakeCalls
 from tidegate.storage.ids import OperatorUid
 
@@ -116,13 +117,13 @@ async def _begun(function: AsyncFunction, call: Call) -> Any:
     given = call.rows if function.batch_size is not None else call.rows.to_pylist()[0]
     result = function.fn(given)
     if isinstance(result, Future):
-        return await asyncio.wrap_future(result)
+        return owned_result(await asyncio.wrap_future(result))
     if not hasattr(result, "__await__"):
         raise TypeError(
             f"the function returned {type(result).__name__}; it must be an async def, or return a future. A function "
             "that just computes is for map or map_batches"
         )
-    return await result
+    return owned_result(await result)  # here: other calls may run before the answer is read
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -24,6 +25,9 @@ from tidegate.actors.sources.source import ReadResult, SourceReader, SourceSplit
 from tidegate.actors.task.messages.events import SourceBatchRead
 from tidegate.actors.task.messages.instructions import ReadSource
 from tidegate.actors.task.pipeline.source_cursor import PAUSE_MAX_MS
+from tidegate.storage.schemas.owned_arrays import owned_batch
+
+_OWN_PACKAGE = "tidegate."
 
 
 class _Tried(NamedTuple):
@@ -80,13 +84,19 @@ class SplitReads:
         if self._held.wait():
             return _Tried(True, 0, ReadResult(None, instruction.offset, False), nothing=False)
         split, offset, empty = instruction.split, instruction.offset, 0
-        result = self._check(split, offset, reader.read(split, offset, instruction.rows_max))
+        result = self._read(reader, split, offset, instruction.rows_max)
         for split, next_offset in instruction.others:
             if self._closed or not result.says_nothing(offset):
                 break
             offset, empty = next_offset, empty + 1
-            result = self._check(split, offset, reader.read(split, offset, instruction.rows_max))
+            result = self._read(reader, split, offset, instruction.rows_max)
         return _Tried(False, empty, result, result.says_nothing(offset))
+
+    def _read(self, reader: SourceReader, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
+        result = self._check(split, offset, reader.read(split, offset, rows_max))
+        if result.batch is None or type(reader).__module__.startswith(_OWN_PACKAGE):
+            return result
+        return replace(result, batch=owned_batch(result.batch))  # a user's reader may use its arrays again
 
     def close(self) -> bool:
         """Release the source's files, now or after the read that is under way. Whether that is new."""

@@ -23,6 +23,7 @@ from tidegate.actors.operators.aggregates.aggregated_rows import Slots, grouped,
 from tidegate.actors.operators.aggregates.column_expressions import ColumnLike
 from tidegate.actors.state_backends.common.backend import ValueColumn
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.owned_arrays import owned_array
 
 SEEN = "seen"
 """The state column that says whether a group has any state yet; no column of a function's may be called so."""
@@ -194,4 +195,4 @@ def _as_declared(
         raise TypeError(f"{function}.{where} is no array of {data_type}: {error}") from error
     if len(array) != rows:
         raise ValueError(f"{function}.{where} has {len(array)} values; there are {rows} groups")
-    return array
+    return owned_array(array)

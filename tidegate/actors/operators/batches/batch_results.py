@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 
 from tidegate.actors.operators.output_schema import FromPolars, PinnedSchema
+from tidegate.storage.schemas.owned_arrays import owned_batch
 from tidegate.storage.schemas.polars_frames import is_polars_frame
 
 if TYPE_CHECKING:
@@ -25,12 +27,15 @@ class BatchResults:
         self._pinned = pinned
         self._from_polars = FromPolars()
 
-    def conformed(self, result: BatchResult, source: pa.Schema) -> list[pa.RecordBatch]:
-        """The rows of a result, which a function made of a batch with the schema `source`.
+    def conformed(self, result: BatchResult, source: pa.Schema, known: Set[int] = frozenset()) -> list[pa.RecordBatch]:
+        """Returns the rows of a result, which a function made of a batch with the schema `source`.
 
+        The function may use its arrays again: the rows are copied, except for columns that lie in memory of `known`
+        (see `memory_of`), that of the batch which the function got.
         TypeError for something else, SchemaMismatchError for other columns.
         """
-        return [self._pinned.conform(part) for part in self._batches(result, source) if part.num_rows]
+        parts = self._batches(result, source)
+        return [self._pinned.conform(owned_batch(part, known)) for part in parts if part.num_rows]
 
     def _batches(self, result: BatchResult, source: pa.Schema) -> list[pa.RecordBatch]:
         if result is None:

@@ -114,7 +114,7 @@ class GuardedFlatMap(Operator):
         for number, row in enumerate(batch.to_pylist()):
             results: list[Row] = []
             with self._failing.catch(number):
-                results = _rows(self._fn(row))
+                results = self._own_rows(self._fn(row))
             if waiting and waiting + len(results) > OUTPUT_ROWS_MAX:
                 self._emit(ready, emit)
                 ready, waiting = [], 0
@@ -124,6 +124,11 @@ class GuardedFlatMap(Operator):
         failed = self._failing.take(batch)
         if failed is not None:
             self.context.emit_aside(self._tag.name, failed)
+
+    def _own_rows(self, returned: object) -> list[Row]:
+        if not isinstance(returned, Iterable):
+            raise TypeError(f"the function must return an iterable of rows, not {type(returned).__name__}")
+        return list(map(self._pinned.own_row, returned))
 
     def _emit(self, ready: list[tuple[int, list[Row]]], emit: Emit) -> None:
         rows = [row for _, results in ready for row in results]
@@ -175,13 +180,3 @@ class GuardedFilter(Operator):
         failed = self._failing.take(batch)
         if failed is not None:
             self.context.emit_aside(self._tag.name, failed)
-
-
-def _rows(returned: object) -> list[Row]:
-    if not isinstance(returned, Iterable):
-        raise TypeError(f"the function must return an iterable of rows, not {type(returned).__name__}")
-    rows = list(returned)
-    for row in rows:
-        if not isinstance(row, Mapping):
-            raise TypeError(f"a row must be a dict, not {type(row).__name__}: {row!r}")
-    return rows

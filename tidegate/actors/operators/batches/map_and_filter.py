@@ -21,8 +21,9 @@ from tidegate.actors.operators.batches.batch_results import BatchResult, BatchRe
 from tidegate.actors.operators.batches.python_rows import python_rows
 from tidegate.actors.operators.batches.tracing.traced import Traced
 from tidegate.actors.operators.operator import Emit, Operator, OperatorContext
-from tidegate.actors.operators.operator_errors import Blame, blame, blame_row
+from tidegate.actors.operators.operator_errors import Blame, blame
 from tidegate.actors.operators.output_schema import PinnedSchema
+from tidegate.storage.schemas.owned_arrays import memory_of
 from tidegate.storage.state.snapshot import StateTable
 
 Row = Mapping[str, Any]
@@ -42,7 +43,7 @@ class MapBatches(Operator):
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
         """Emit what the function makes of the batch. OperatorError if it raises or returns something else."""
         with blame(self.context, batch):
-            results = self._results.conformed(self._fn(batch), batch.schema)
+            results = self._results.conformed(self._fn(batch), batch.schema, memory_of(batch))
         for result in results:
             emit(result)
 
@@ -69,12 +70,10 @@ class FlatMap(Operator):
 
     def _results(self, rows: list[dict[str, Any]], at: list[int]) -> Iterator[Row]:
         """What the function makes of each row; `at` says which it is called with."""
-        fn = self._fn
+        fn, own_row = self._fn, self._pinned.own_row
         for at[0], row in enumerate(rows):
             for result in fn(row):
-                if type(result) is not dict and not isinstance(result, Mapping):
-                    raise TypeError(f"a row must be a dict, not {type(result).__name__}: {result!r}")
-                yield result
+                yield own_row(result)
 
 
 class Map(Operator):
@@ -110,9 +109,7 @@ class Map(Operator):
             return
         for start in range(0, batch.num_rows, OUTPUT_ROWS_MAX):
             part = batch.slice(start, OUTPUT_ROWS_MAX)
-            rows = _called(self.context, lambda rows: map(self._fn, rows), part, start)
-            if set(map(type, rows)) != {dict}:
-                _check_rows(self.context, rows, part, start)
+            rows = _called(self.context, lambda rows: map(self._pinned.own_row, map(self._fn, rows)), part, start)
             with blame(self.context, part):
                 result = self._pinned.from_rows(rows)
             emit(result)
@@ -168,11 +165,3 @@ def _called(
         if len(results) < len(rows):  # `map` takes it for the end
             raise RuntimeError("the function raised StopIteration")
     return results
-
-
-def _check_rows(context: OperatorContext, results: Sequence[object], batch: pa.RecordBatch, start: int) -> None:
-    """OperatorError for the first result that is no row."""
-    for number, result in enumerate(results):
-        if not isinstance(result, Mapping):
-            with blame_row(context, batch.slice(number, 1).to_pylist()[0], start + number):
-                raise TypeError(f"a row must be a dict, not {type(result).__name__}: {result!r}")

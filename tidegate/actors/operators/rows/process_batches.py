@@ -25,6 +25,7 @@ from tidegate.actors.operators.state.fires_left import FiresLeft
 from tidegate.actors.operators.state.timers import TimeDomain
 from tidegate.actors.protocol.side_outputs import OutputTag
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.owned_arrays import memory_of
 
 
 class BatchProcessOperator(ProcessOperator):
@@ -54,7 +55,7 @@ class BatchProcessOperator(ProcessOperator):
             if self._keys[0] and self._states is not None:
                 self._states.enter_batch(self._keys_of(index, batch))
             ask.begin_batch(partial(self._times_of, index, batch))
-            self._parts += self._results.conformed(function.process_batch(batch, ask), batch.schema)
+            self._parts += self._results.conformed(function.process_batch(batch, ask), batch.schema, memory_of(batch))
         if self._keys[0]:
             self._leave(batch.num_rows)
         self._end_call(emit)
@@ -74,7 +75,9 @@ class BatchProcessOperator(ProcessOperator):
         with Blame(self.context, lambda: (f"the first of {rows} timers, at {due.moments[0]}", first_row(due.keys))):
             for _ in range(rows):
                 left.spend_one()
-            self._parts += self._results.conformed(function.on_timer_batch(due.keys, ask), due.keys.schema)
+            self._parts += self._results.conformed(
+                function.on_timer_batch(due.keys, ask), due.keys.schema, memory_of(due.keys)
+            )
         self.context.pace.timers += rows
         self._leave(rows)
 

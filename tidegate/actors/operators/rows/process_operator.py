@@ -359,11 +359,9 @@ class ProcessOperator(Operator):
             return
         if type(rows) is not GeneratorType and isinstance(rows, Mapping):
             raise TypeError("the function returned one dict; return an iterable of rows, or yield each row")
-        collected = self._rows
+        append, own_row = self._rows.append, self._pinned.own_row
         for row in rows:
-            if type(row) is not dict and not isinstance(row, Mapping):
-                raise TypeError(f"a row must be a dict, not {type(row).__name__}: {row!r}")
-            collected.append(row)
+            append(own_row(row))
 
     def _emit_rows(self, emit: Emit, rows_min: int) -> None:
         """Emit the rows that were collected, if there are at least `rows_min`."""

@@ -8,7 +8,7 @@ window, and these columns.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -27,6 +27,7 @@ from tidegate.actors.operators.windows.window_rows import WINDOW_END, WINDOW_STA
 from tidegate.actors.operators.windows.window_specs import Times
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.one_batch import one_batch
+from tidegate.storage.schemas.owned_arrays import memory_of
 from tidegate.storage.schemas.polars_frames import is_polars_frame
 
 log = logging.getLogger(__name__)
@@ -108,12 +109,13 @@ class WindowCalls:
         table, cuts = pa.Table.from_batches([grouped.rows]), grouped.cuts.tolist()
         parts: list[pa.RecordBatch] = []
         groups: list[int] = []
-        rows = 0
+        rows, known = 0, memory_of(grouped.rows)
         self._begin(grouped)
         for group, (start, stop) in enumerate(pairwise(cuts)):
             self._choose(group, grouped)
             with Blame(context, partial(self._told, grouped, group)):
-                found = self._conformed(self._fn(table.slice(start, stop - start)), grouped.rows.schema)
+                result = self._fn(table.slice(start, stop - start))
+                found = self._conformed(result, grouped.rows.schema, known)
             parts += found
             groups += [group] * len(found)
             rows += sum(part.num_rows for part in found)
@@ -136,15 +138,15 @@ class WindowCalls:
         """Where a call has failed."""
         return f"{self.name} in the {grouped.where(group)}", None
 
-    def _conformed(self, result: WindowResult, source: pa.Schema) -> list[pa.RecordBatch]:
+    def _conformed(
+        self, result: WindowResult, source: pa.Schema, known: Set[int] = frozenset()
+    ) -> list[pa.RecordBatch]:
         if isinstance(result, Mapping):
             found = [self._pinned.from_rows([result])]
         elif result is None or isinstance(result, pa.RecordBatch | pa.Table) or is_polars_frame(result):
-            found = self._results.conformed(result, source)
+            found = self._results.conformed(result, source, known)
         elif isinstance(result, Iterable) and not isinstance(result, str | bytes):
-            rows = list(result)
-            if wrong := next((row for row in rows if not isinstance(row, Mapping)), None):
-                raise TypeError(f"the function returned {type(wrong).__name__} among its rows; a row is a dict")
+            rows = list(map(self._pinned.own_row, result))
             found = [self._pinned.from_rows(rows)] if rows else []
         else:
             found = self._results.conformed(result, source)  # which says what there is to return
