@@ -13,7 +13,7 @@ from process_harness import MAX_PARALLELISM, Driven, Row
 
 from tidegate.actors.kernels.hashing import hash_columns
 from tidegate.actors.operators.rows.process_functions import ProcessContext, ProcessFunction, Rows
-from tidegate.actors.operators.state import fires_left
+from tidegate.actors.operators.state import timer_chains
 from tidegate.actors.operators.state.keys import KeyCodec, sort_key
 from tidegate.actors.operators.state.timer_step import TimerStep
 from tidegate.actors.operators.state.timers import TimeDomain
@@ -168,11 +168,13 @@ def test_a_timer_can_register_the_next_one() -> None:
     assert fired(driven.end()) == [(29, 3), (31, 1), (32, 2), (36, 3)]
 
 
-def test_timers_without_end_are_an_error() -> None:
+def test_timers_without_end_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """A timer that always registers another one never lets the input end: rather than hang, the job says so."""
     driven = Driven(Alarms(lambda at, context: context.timer_service.register_event_time_timer(at + 1)))
     driven.rows(event("k", 1))
     driven.watermark(500)
+    monkeypatch.setattr(timer_chains, "_FIRES_AT_END", 3_000)
+    monkeypatch.setattr(timer_chains, "_FIRES_AT_END_A_TIMER", 3)
 
     with pytest.raises(OperatorError, match=r"register none while context\.current_watermark is tg\.MAX_WATERMARK_MS"):
         driven.end()
@@ -181,15 +183,49 @@ def test_timers_without_end_are_an_error() -> None:
 @pytest.mark.parametrize("timers", [1, 1500])
 def test_many_timers_without_end_are_an_error_too(timers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many are due at the start, and also where they are counted several times; chains that end are none."""
-    monkeypatch.setattr(fires_left, "_CHAINED_TIMERS_MAX", 3)
+    monkeypatch.setattr(timer_chains, "_CHAINED_TIMERS_MAX", 3)
     finite = Driven(Alarms(lambda at, ask: ask.timer_service.register_event_time_timer(at + 1) if at < 3 else None))
     finite.rows(*(event(k, 1) for k in range(timers)))
     assert len(finite.end()) == 3 * timers
 
-    endless = Driven(Alarms(lambda at, ask: ask.timer_service.register_event_time_timer(at + 1)))
+    endless = Driven(Alarms(lambda at, ask: ask.timer_service.register_event_time_timer(at)))
     endless.rows(*(event(k, 1) for k in range(timers)))
-    with pytest.raises(OperatorError, match="registered another one that was due at once, 3 in a row"):
-        endless.end()
+    with pytest.raises(OperatorError, match="register one another for 1 or earlier, without end: more than 3 for each"):
+        endless.watermark(5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keys", [1, 100])
+@pytest.mark.parametrize("domain", ["event_time", "processing_time"])
+def test_a_heartbeat_survives_a_quiet_hour(keys: int, domain: str) -> None:
+    """A timer a second for each key catches up with hours in which no watermark came, or in which the job stood."""
+    hours_ms = (6 if keys == 1 else 1) * 3_600_000
+
+    def again(at: int, context: ProcessContext) -> None:
+        if context.time_domain is TimeDomain.EVENT_TIME:
+            context.timer_service.register_event_time_timer(at + 1_000)
+        else:
+            context.timer_service.register_processing_time_timer(at + 1_000)
+
+    driven = Driven(Alarms(again))
+    driven.rows(*((event if domain == "event_time" else clock)(k, 1) for k in range(keys)))
+    fires = driven.watermark(hours_ms) if domain == "event_time" else driven.clock(hours_ms)
+    assert len(fired(fires)) == keys * hours_ms // 1_000
+
+
+@pytest.mark.parametrize("keys", [1, 30])
+def test_chains_that_end_may_be_long_at_the_end_of_the_input(keys: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys whose timers end one after the other are progress, however long it takes."""
+    monkeypatch.setattr(timer_chains, "_FIRES_AT_END", 1_000)
+    monkeypatch.setattr(timer_chains, "_FIRES_AT_END_A_TIMER", 60)
+
+    def until_its_own_end(at: int, context: ProcessContext) -> None:
+        if at < 50 * (context.current_key["k"] + 1):
+            context.timer_service.register_event_time_timer(at + 1)
+
+    driven = Driven(Alarms(until_its_own_end))
+    driven.rows(*(event(k, 1) for k in range(keys)))
+    assert len(driven.end()) == sum(50 * (k + 1) for k in range(keys))
 
 
 _MOMENTS, _NUMBERS = st.integers(0, 9), st.integers(0, 2)

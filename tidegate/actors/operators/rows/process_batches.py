@@ -21,7 +21,7 @@ from tidegate.actors.operators.operator import Emit
 from tidegate.actors.operators.operator_errors import Blame, blame, first_row
 from tidegate.actors.operators.rows.process_functions import BaseProcessFunction, ProcessBatchContext, ProcessFunction
 from tidegate.actors.operators.rows.process_operator import ProcessOperator
-from tidegate.actors.operators.state.fires_left import FiresLeft
+from tidegate.actors.operators.state.timer_chains import TimerChains
 from tidegate.actors.operators.state.timers import TimeDomain
 from tidegate.actors.protocol.side_outputs import OutputTag
 from tidegate.storage.errors import ConfigurationError
@@ -60,9 +60,9 @@ class BatchProcessOperator(ProcessOperator):
             self._leave(batch.num_rows)
         self._end_call(emit)
 
-    def _fire_step(self, domain: TimeDomain, time_ms: int, left: FiresLeft) -> None:
+    def _fire_step(self, domain: TimeDomain, time_ms: int, chains: TimerChains) -> None:
         if not self._timers_by_batch:
-            super()._fire_step(domain, time_ms, left)
+            super()._fire_step(domain, time_ms, chains)
             return
         function, ask = self._of_batches()
         assert self._states is not None, "timers without keys"
@@ -73,8 +73,9 @@ class BatchProcessOperator(ProcessOperator):
         self._timers.change_many(domain, list(due.moments), False, list(range(rows)))
         ask.begin_batch(lambda: pa.array(due.moments, pa.int64()))
         with Blame(self.context, lambda: (f"the first of {rows} timers, at {due.moments[0]}", first_row(due.keys))):
-            for _ in range(rows):
-                left.spend_one()
+            chains.begin_step()
+            for moment_ms in due.moments:
+                chains.fires(moment_ms)
             self._parts += self._results.conformed(
                 function.on_timer_batch(due.keys, ask), due.keys.schema, memory_of(due.keys)
             )

@@ -31,12 +31,12 @@ from tidegate.actors.operators.output_schema import PinnedSchema
 from tidegate.actors.operators.own_copies import own_copy
 from tidegate.actors.operators.rows.process_functions import BaseProcessFunction, ProcessContext
 from tidegate.actors.operators.side_rows import SideRows
-from tidegate.actors.operators.state.fires_left import FiresLeft
 from tidegate.actors.operators.state.key_scope import KeyScope
 from tidegate.actors.operators.state.keyed_state_store import KeyedStates
 from tidegate.actors.operators.state.keys import KeyCodec, check_owner, key_columns, key_schema
 from tidegate.actors.operators.state.operator_state import OperatorStates, WriteGate
 from tidegate.actors.operators.state.state_names import StateNames
+from tidegate.actors.operators.state.timer_chains import TimerChains
 from tidegate.actors.operators.state.timers import TimeDomain, Timers
 from tidegate.actors.operators.watermarks.watermark_generator import event_times_ms
 from tidegate.actors.protocol.errors import OperatorError
@@ -328,28 +328,32 @@ class ProcessOperator(Operator):
         return False
 
     def _fire(self, domain: TimeDomain, time_ms: int, emit: Emit) -> Iterator[None]:
-        timers, left = self._timers, FiresLeft(self._timers)
+        timers = self._timers
+        at_end = domain is TimeDomain.EVENT_TIME and time_ms == MAX_WATERMARK_MS
+        chains = TimerChains(timers, at_end)
         while timers.is_due(domain, time_ms):
-            self._fire_step(domain, time_ms, left)
+            self._fire_step(domain, time_ms, chains)
             self._ask.time_domain = None
             self._end_call(emit)
             if timers.is_due(domain, time_ms):
                 yield
 
-    def _fire_step(self, domain: TimeDomain, time_ms: int, left: FiresLeft) -> None:
+    def _fire_step(self, domain: TimeDomain, time_ms: int, chains: TimerChains) -> None:
         """Fire as many of the timers that are due as one step may, and collect their rows."""
         timers, pace = self._timers, self.context.pace
         self._ask.time_domain = domain
         assert self._states is not None and self._codec is not None, "timers without keys"
         step = timers.begin_step(domain, time_ms, pace.timers_max, self._codec)
         refs = self._states.enter(step.columns, step.keys)
+        with blame_call(self.context, "on_timer"):
+            chains.begin_step()
         with Blame(self.context, lambda: (f"timer at {self._ask.timestamp} of key", self._ask.current_key)):
             for _ in range(pace.timers_max):
                 if len(self._rows) >= OUTPUT_ROWS_MAX or (timer := timers.pop()) is None:
                     break
                 self._ask.timestamp, number = timer
                 self._scope.choose(number, refs[number])
-                left.spend_one()
+                chains.fires(timer[0])
                 self._collect(self._function.on_timer(timer[0], self._ask))
                 pace.timers += 1
         self._leave(len(step.keys))

@@ -25,12 +25,12 @@ from tidegate.actors.operators.function_context import FunctionContext
 from tidegate.actors.operators.operator import OperatorContext
 from tidegate.actors.operators.operator_errors import Blame, blame_call
 from tidegate.actors.operators.own_copies import own_copy
-from tidegate.actors.operators.state.fires_left import FiresLeft
 from tidegate.actors.operators.state.key_scope import KeyScope
 from tidegate.actors.operators.state.keyed_state import S
 from tidegate.actors.operators.state.keyed_state_store import KeyedStates
 from tidegate.actors.operators.state.keys import KeyCodec
 from tidegate.actors.operators.state.state_names import StateNames
+from tidegate.actors.operators.state.timer_chains import TimerChains
 from tidegate.actors.operators.state.timers import TimeDomain
 from tidegate.actors.operators.window_functions.window_calls import Grouped, WindowCalls, WindowResult
 from tidegate.actors.operators.window_functions.window_states import StateOfWindows
@@ -186,18 +186,20 @@ class FunctionCalls(WindowCalls):
         """Whether the function has state or timers of windows, which go when the window does."""
         return self._timers is not None or bool(self._ask._of_windows)
 
-    def fires_left(self) -> FiresLeft:
+    def chains(self, at_end: bool) -> TimerChains:
         """Notices timers that register one another without end."""
-        return FiresLeft(self.states.timers)
+        return TimerChains(self.states.timers, at_end)
 
     def first_timer_ms(self) -> int | None:
         """The moment of the timer that fires next."""
         return None if self._timers is None else self.states.timers.first_ms(TimeDomain.EVENT_TIME)
 
-    def fire(self, until_ms: int, left: FiresLeft, rows_schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    def fire(self, until_ms: int, chains: TimerChains, rows_schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Fire timers up to a moment, in the order of moments, keys and windows: as many as a step may."""
         assert self._timers is not None and self._life is not None, "windows without timers"
         pace, scope, ask = self._context.pace, self._scope, self._ask
+        with Blame(self._context, lambda: (f"{self.name.removesuffix('.process')}.on_timer", None)):
+            chains.begin_step()
         step = self.states.timers.begin_step(TimeDomain.EVENT_TIME, until_ms, pace.timers_max, self._codec)
         refs = self.states.enter(step.columns, step.keys)
         parts: list[pa.RecordBatch] = []
@@ -209,7 +211,7 @@ class FunctionCalls(WindowCalls):
                 break
             moment_ms, number = timer
             scope.choose(number, refs[number])
-            left.spend_one()
+            chains.fires(moment_ms)
             for end_ms in self._timers.windows_at(moment_ms):
                 self._timers.fires(end_ms, moment_ms)
                 ask.window = self._life.window(end_ms)

@@ -194,12 +194,12 @@ class TimedWindows(WindowBuffer):
         for groups, fired_ms in [*self._fired.runs()]:
             self._fired.advance(groups, max(fired_ms, until_ms))
         timed = self._calls if isinstance(self._calls, FunctionCalls) and self._calls.has_timers else None
-        left = None if timed is None else timed.fires_left()
+        chains = None if timed is None else timed.chains(at_end=until_ms == _TIME_MS_END)
         while True:
             first_ms = None if timed is None else timed.first_timer_ms()
             if first_ms is not None and first_ms <= until_ms and first_ms < self._next_end_ms - 1:
-                assert timed is not None and left is not None, "timers without a function"
-                for batch in timed.fire(min(until_ms, self._next_end_ms - 2), left, self._columns):
+                assert timed is not None and chains is not None, "timers without a function"
+                for batch in timed.fire(min(until_ms, self._next_end_ms - 2), chains, self._columns):
                     emit(batch)
             elif self._next_end_ms - 1 > until_ms:
                 break
