@@ -82,6 +82,10 @@ class JobFailedError(TidegateError):
     """A job has failed; the message holds the reason."""
 
 
+class FailureCause(TidegateError):
+    """What failed a job, with the file, line and frames of the user's function: the cause of a `JobFailedError`."""
+
+
 class JobTimeoutError(TidegateError, TimeoutError):
     """A job has not done what was asked of it within the time that was given. It goes on."""
 

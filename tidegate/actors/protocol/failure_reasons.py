@@ -10,8 +10,11 @@ Runtimes, hosts and the API turn errors into text here. Whatever a user's error 
 from __future__ import annotations
 
 import enum
+import itertools
 import logging
+import os
 import threading
+import traceback
 
 from tidegate.actors.protocol.errors import OperatorError
 from tidegate.storage.codec import wire
@@ -65,6 +68,16 @@ _COUNTED = frozenset(
 TEXT_BYTES_MAX = 4 * 1024
 _TAIL_BYTES = 1024
 _NOTE_BYTES = 64
+_PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "")
+_STANDARD_LIBRARY = os.path.join(os.path.dirname(os.path.abspath(os.__file__)), "")
+_LIBRARIES = frozenset(
+    {"pyarrow", "polars", "numpy", "numba", "pandas", "ray", "fsspec", "s3fs", "pyspark", "py4j", "cloudpickle"}
+)
+"""Their frames alone do not show where the user's code failed."""
+_FRAMES_MAX = 8
+_TRACE_FRAMES_MAX = 200
+_CAUSES_MAX = 10
+_SOURCE_CHARACTERS_MAX = 160
 
 
 def bounded_text(text: str) -> str:
@@ -91,6 +104,48 @@ def error_text(error: BaseException) -> str:
     except BaseException as raised:  # noqa: BLE001 (user code; the failure must still be reported)
         return f"{type.__dict__['__name__'].__get__(type(error))}, whose text cannot be read: {type(raised).__name__}"
     return bounded_text(f"{name}: {message}" if message else name)
+
+
+def failure_text(error: BaseException) -> str:
+    """The error as `error_text`, and below it where code of the user raised it: file, line and source, outermost first.
+
+    Frames of tidegate are left out. The frames are those of the first error in the chain of causes. Never raises.
+    """
+    try:
+        frames = _user_frames(error)
+    except BaseException as raised:  # noqa: BLE001 (as in `error_text`: the failure must still be reported)
+        frames = [f"  (its frames cannot be read: {type(raised).__name__})"]
+    return bounded_text("\n".join([error_text(error), *frames]))
+
+
+def _user_frames(error: BaseException) -> list[str]:
+    """The innermost frames of code that is not tidegate's, as Python prints them, bounded."""
+    found: list[str] = []
+    seen: set[int] = set()
+    at: BaseException | None = error
+    while at is not None and id(at) not in seen and len(seen) < _CAUSES_MAX:
+        seen.add(id(at))
+        frames = traceback.extract_tb(at.__traceback__, limit=-_TRACE_FRAMES_MAX)
+        called = itertools.dropwhile(lambda frame: not frame.filename.startswith(_PACKAGE), frames)
+        users = [frame for frame in called if not frame.filename.startswith(_PACKAGE)]
+        if not all(_is_of_library(frame.filename) for frame in users):
+            found = [line for frame in users[-_FRAMES_MAX:] for line in _frame_lines(frame)]
+        at = at.__cause__ or (None if at.__suppress_context__ else at.__context__)
+    return found
+
+
+def _frame_lines(frame: traceback.FrameSummary) -> list[str]:
+    lines = [f'  File "{frame.filename}", line {frame.lineno}, in {frame.name}']
+    return [*lines, f"    {frame.line[:_SOURCE_CHARACTERS_MAX]}"] if frame.line else lines
+
+
+def _is_of_library(filename: str) -> bool:
+    if filename.startswith("<frozen"):
+        return True
+    parts = filename.replace(os.sep, "/").split("/")
+    if "site-packages" in parts:
+        return parts[parts.index("site-packages") + 1].removesuffix(".py") in _LIBRARIES
+    return filename.startswith(_STANDARD_LIBRARY) or parts[0] in _LIBRARIES
 
 
 def is_permanent(error: BaseException) -> bool:
@@ -120,13 +175,13 @@ def interrupts(error: BaseException) -> bool:
 
 
 def log_failure(log: logging.Logger, message: str, error: BaseException) -> None:
-    """Log what failed and its cause in one line, and the stack trace at DEBUG.
+    """Log what failed, its cause and the frames of the user's code, and the whole stack trace at DEBUG.
 
     Never raises: user code may have closed the stream that the log writes to, and the failure is reported elsewhere
     too.
     """
     try:
-        log.warning("%s: %s", message, error_text(error))
+        log.warning("%s: %s", message, failure_text(error))
         log.debug("%s", message, exc_info=error)
     except BaseException:  # noqa: BLE001 (nowhere is left to report it)
         return

@@ -17,7 +17,7 @@ from tidegate.api.web_access import WebAccess
 from tidegate.recovery.checkpoints import CheckpointSummary, list_checkpoints
 from tidegate.storage.checkpoints.event_log import EventLog
 from tidegate.storage.checkpoints.metadata import SavepointFormat, SnapshotKind
-from tidegate.storage.errors import ConfigurationError, JobFailedError, JobTimeoutError
+from tidegate.storage.errors import ConfigurationError, FailureCause, JobFailedError, JobTimeoutError
 from tidegate.storage.files.file_system_store import check_outlives_ray, open_store
 from tidegate.storage.files.store import OpenStore
 from tidegate.storage.ids import JobId
@@ -83,11 +83,18 @@ class Job:
                 f"this one was to do; `tidegate checkpoints list {self.root}` shows what each of them has completed"
             )
         if progress.status == "failed":
-            raise JobFailedError(
-                f"job {self.name!r} failed: {progress.reason}. Its checkpoints are under {self.root}; execute it again "
-                'with restore="latest" to go on from the newest one'
-            )
+            raise JobFailedError(self._failure(progress)) from FailureCause(progress.reason or "no reason is known")
         return progress.status
+
+    def _failure(self, progress: JobProgress) -> str:
+        said, *frames = (progress.reason or "no reason is known").splitlines()
+        way_back = "It has completed no checkpoint: execute it again as before"
+        if progress.last_checkpoint is not None:
+            way_back = (
+                f'Its checkpoints are under {self.root}; execute it again with restore="latest" to go on from the '
+                "newest one"
+            )
+        return "\n".join([f"job {self.name!r} failed: {said}. {way_back}", *frames])
 
     def cancel(self) -> None:
         """Cancel the job: its tasks stop, what is committed stays, its checkpoints stay as `retention` says."""

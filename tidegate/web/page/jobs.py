@@ -177,18 +177,19 @@ def _failure(entry: Mapping[str, Any]) -> Failure:
         at=entry["timestamp"],
         task=texts.name(entry["taskName"] or ""),
         place=texts.name(entry["endpoint"] or ""),
-        said=_last_line(trace),
+        said=_headline(trace),
         trace=trace,
         others=tuple(
-            (texts.name(other["taskName"] or ""), _last_line(texts.trace(other["stacktrace"] or "")))
+            (texts.name(other["taskName"] or ""), _headline(texts.trace(other["stacktrace"] or "")))
             for other in entry["concurrentExceptions"][:CONCURRENT_MAX]
         ),
     )
 
 
-def _last_line(trace: str) -> str:
-    """What a trace comes down to: Python says it last."""
-    return texts.line(next((line for line in reversed(trace.splitlines()) if line.strip()), ""))
+def _headline(trace: str) -> str:
+    """What a trace comes down to: Python prints it last, and tidegate above the frames of the user's code."""
+    lines = [line for line in trace.splitlines() if line.strip()] or [""]
+    return texts.line(lines[-1] if lines[0].startswith("Traceback") else lines[0])
 
 
 @dataclass(frozen=True, slots=True)

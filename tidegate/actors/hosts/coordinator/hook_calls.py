@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 
 from tidegate.actors.hosts.threads import leave_if_forked
-from tidegate.actors.protocol.failure_reasons import error_text, value_text
+from tidegate.actors.protocol.failure_reasons import failure_text, value_text
 from tidegate.actors.sources.master_hooks import MasterHook
 from tidegate.storage.ids import CheckpointId
 
@@ -89,7 +89,7 @@ class HookCalls:
                 self._running = f"{name} {what}"
                 call(hook)
         except BaseException as raised:  # noqa: BLE001 (code of the user: whatever it raises, also an exit, is told)
-            error = HookError(f"master hook {name} raised {error_text(raised)}")
+            error = HookError(f"master hook {name} raised {failure_text(raised)}")
         leave_if_forked(self._pid)
         self._turn.release()
         with self._guard:

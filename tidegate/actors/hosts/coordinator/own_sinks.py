@@ -22,7 +22,7 @@ from tidegate.actors.hosts.threads import NotBackError, call_within
 from tidegate.actors.operators.operator_errors import is_failure
 from tidegate.actors.operators.own_copies import own_copy
 from tidegate.actors.operators.sinks.sink import CommitContext, Sink
-from tidegate.actors.protocol.failure_reasons import error_text, log_failure
+from tidegate.actors.protocol.failure_reasons import failure_text, log_failure
 from tidegate.storage.checkpoints.metadata import Committable
 from tidegate.storage.errors import TidegateError
 from tidegate.storage.ids import CheckpointId, JobId
@@ -79,7 +79,7 @@ class OwnSinks:
                     if not is_failure(error):
                         raise
                     raise SinkFailedError(
-                        f"sink {spec.name!r} (uid {spec.uid!r}) failed to {what}: {error_text(error)}"
+                        f"sink {spec.name!r} (uid {spec.uid!r}) failed to {what}: {failure_text(error)}"
                     ) from error
 
     def abort(self, job_id: JobId) -> None:

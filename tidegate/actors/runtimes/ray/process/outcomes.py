@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tidegate.actors.hosts.threads import lacks_threads
-from tidegate.actors.protocol.failure_reasons import error_text, is_permanent
+from tidegate.actors.protocol.failure_reasons import failure_text, is_permanent
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Outcome:
     @staticmethod
     def failed(error: BaseException) -> Outcome:
         """The attempt failed with this error."""
-        return Outcome("failed", error_text(error), is_permanent(error), lacks_threads(error))
+        return Outcome("failed", failure_text(error), is_permanent(error), lacks_threads(error))
 
 
 class Outcomes:
