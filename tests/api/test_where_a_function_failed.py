@@ -59,7 +59,7 @@ def test_the_users_frames_are_shown(step: str, caplog: pytest.LogCaptureFixture)
         STEPS[step](env.from_batches(pa.table({"x": [1]}), splits=1)).collect()
         job = env.execute("fails", progress="off", restart=tg.RestartStrategy.none())
         with pytest.raises(tg.JobFailedError) as failed:
-            job.wait("30s")
+            job.wait()
         reason = job.progress().reason
     line = _helper.__code__.co_firstlineno + 1
     frame = f'  File "{__file__}", line {line}, in _helper\n    return {{"a": 1}}[value]'
@@ -75,5 +75,5 @@ def test_a_way_back_is_recommended_only_if_there_is_one() -> None:
     with tg.StreamEnvironment.local(1) as env:
         env.from_batches(pa.table({"x": [1]})).map(_row, schema=_X).collect()
         with pytest.raises(tg.JobFailedError, match="It has completed no checkpoint") as failed:
-            env.execute("fails", progress="off", restart=tg.RestartStrategy.none()).wait("30s")
+            env.execute("fails", progress="off", restart=tg.RestartStrategy.none()).wait()
     assert "latest" not in str(failed.value)

@@ -41,6 +41,24 @@ def test_waits_grow_and_checkpoints_do_not_reset_them() -> None:
     assert found == [1_000, 2_000, 4_000, 8_000, 10_000]
 
 
+@pytest.mark.parametrize(
+    ("errors", "ends_after"), [("aaaa", 4), ("aabaaaaaa", 7), ("a a a a a a", None), ("ababababab", None)]
+)
+def test_an_error_that_comes_back_identically_ends_the_job(errors: str, ends_after: int | None) -> None:
+    """Four times the same error at the same row; another error, or one that may pass, begins the count anew."""
+    coordinator = Coordinator(spec(RestartStrategy.exponential_delay(jitter=0.0))).run()
+    for number, letter in enumerate(errors, 1):
+        failed = ev.TaskFailed(coordinator.at_ms, coordinator.state.attempt, SINK, "no", False, letter.strip())
+        instructions = coordinator.tell(failed)
+        if number == ends_after:
+            assert "came back 4 times at the same row" in (coordinator.state.ending_reason or "")
+            return
+        (timer,) = only(instructions, do.SetTimer)
+        coordinator.fire(timer.timer, timer.due_at_ms)
+        coordinator.all_ready()
+    assert ends_after is None
+
+
 def test_the_time_that_all_tasks_have_run_resets_the_waits() -> None:
     """It begins when the last task is ready, and not with the restart."""
     coordinator = Coordinator(spec(DOUBLING)).run()

@@ -61,12 +61,15 @@ class RestartStrategy:
         jitter: float = 0.1,
         reset_after: Duration = "1h",
         attempts: int | None = None,
+        same_errors: int | None = 4,
     ) -> RestartStrategy:
         """Restart after `initial`, then after `multiplier` times as long with every further failure, up to `maximum`.
 
         A job that has run for `reset_after` without a failure begins with `initial` again. It is restarted after at
         most `attempts` failures in a row; None is no limit. Chance makes a wait longer or shorter by up to `jitter` of
         it (0 to 1), so that jobs that failed together do not come back together. No wait is longer than `maximum`.
+        A function that fails `same_errors` times in a row with the same error at the same row fails the job: such an
+        error does not pass. Errors of connections and timeouts do not count; None restarts without end.
         Durations are `"1s"`, a timedelta, or ms. Raises ConfigurationError for values that make no sense.
         """
         name = "exponential_delay"
@@ -77,6 +80,7 @@ class RestartStrategy:
             jitter=_number(f"{name}(jitter)", jitter),
             reset_after_ms=_duration_ms(f"{name}(reset_after)", reset_after, 1),
             attempts=None if attempts is None else _whole(f"{name}(attempts)", attempts, 0),
+            same_errors=None if same_errors is None else _whole(f"{name}(same_errors)", same_errors, 1),
         )
         if strategy.initial_ms > strategy.maximum_ms:
             raise ConfigurationError(f"{name}(initial={initial!r}, maximum={maximum!r}): initial is the longer one")
@@ -112,6 +116,11 @@ class RestartStrategy:
         `ran_ms` is for how long all tasks had been running; None if this attempt never got so far.
         """
         return FailureHistory(before.in_a_row + 1)
+
+    @property
+    def same_errors_max(self) -> int | None:
+        """How often the same error may come at the same row before the job fails; None for no limit of its own."""
+        return None
 
     def after_checkpoint(self, before: FailureHistory) -> FailureHistory:
         """The failures that still count once a checkpoint is complete."""
@@ -165,10 +174,15 @@ class ExponentialDelay(RestartStrategy):
     jitter: float
     reset_after_ms: int
     attempts: int | None = None
+    same_errors: int | None = 4
 
     @property
     def wait_ms_max(self) -> int:
         return self.maximum_ms
+
+    @property
+    def same_errors_max(self) -> int | None:
+        return self.same_errors
 
     def count(self, before: FailureHistory, at_ms: int, ran_ms: int | None) -> FailureHistory:
         reset = ran_ms is not None and ran_ms >= self.reset_after_ms

@@ -155,7 +155,7 @@ class CoordinatorMachine:
     @_on.register
     def _on_task_failed(self, event: ev.TaskFailed) -> None:
         if self.state.is_current(event.task, event.attempt):
-            self._fail((event.task,), f"{event.task}: {event.reason}", event.at_ms, event.permanent)
+            self._fail((event.task,), f"{event.task}: {event.reason}", event.at_ms, event.permanent, event.fingerprint)
 
     @_on.register
     def _on_process_given_up(self, event: ev.ProcessGivenUp) -> None:
@@ -289,14 +289,28 @@ class CoordinatorMachine:
             # A task leaves only when a checkpoint covers its end, so no row is missing.
             self._end(JobStatus.FINISHED, None, at_ms)
 
-    def _fail(self, tasks: tuple[TaskId, ...] | None, reason: str, at_ms: int, permanent: bool = False) -> None:
+    def _fail(
+        self,
+        tasks: tuple[TaskId, ...] | None,
+        reason: str,
+        at_ms: int,
+        permanent: bool = False,
+        fingerprint: str = "",
+    ) -> None:
         """Restart the regions of these tasks, or (None) the whole job. End it if the restart strategy gives up."""
         state = self.state
         if state.status is JobStatus.ENDING:
             self._forget_tasks()
             return
-        delay_ms = self._restarts.failed(at_ms, permanent)
+        delay_ms = self._restarts.failed(at_ms, permanent, fingerprint)
         state.last_failure = reason
+        if delay_ms is None and self._restarts.keeps_failing:
+            said, *frames = reason.split("\n")
+            times = (
+                f"; the same error came back {state.same_failures} times at the same row, so it is not restarted again"
+            )
+            advice = " (RestartStrategy.exponential_delay(same_errors=None) restarts it without end)"
+            reason = "\n".join([said + times + advice, *frames])
         if delay_ms is None:
             self._end(JobStatus.FAILED, reason, at_ms)
             return

@@ -59,7 +59,8 @@ _DETAILS = (
 class Line:
     """One line. `at_ms` is in ms since the epoch.
 
-    `trouble`: somebody should look at it. `restart`: it is about a failure or a restart. `detail`: it is one of many.
+    `trouble`: somebody should look at it. `restart`: it is about a failure or a restart. `waits`: the job waits.
+    `detail`: it is one of many.
     """
 
     at_ms: int
@@ -68,6 +69,7 @@ class Line:
     attempt: AttemptNumber | None = None
     trouble: bool = False
     restart: bool = False
+    waits: bool = False
     detail: bool = False
 
 
@@ -147,7 +149,7 @@ class Narrator:
                 tasks = None if len(state.down) in (0, len(_tasks(state))) else tuple(state.down)
                 wait = f"in {seconds_text(due_at_ms - at_ms)}" if due_at_ms > at_ms else "at once"
                 text = f"Restarting {_of_job(tasks, state)} as attempt {timer.partition(':')[2]} {wait}"
-                yield Line(at_ms, text, restart=True)
+                yield Line(at_ms, text, restart=True, waits=True)
             case do.KillProcess(process):
                 yield Line(at_ms, f"Process {process} is ended", restart=True)
             case do.TakeTablesBack(attempt, checkpoint, reason):

@@ -30,13 +30,22 @@ class Restarts:
         """All tasks of the attempt are running."""
         self._context.state.running_since_ms = at_ms
 
-    def failed(self, at_ms: int, permanent: bool) -> int | None:
+    @property
+    def keeps_failing(self) -> bool:
+        """Whether the same error has come back at the same row as often as the strategy bears."""
+        most = self._context.spec.restart.same_errors_max
+        return most is not None and self._context.state.same_failures >= most
+
+    def failed(self, at_ms: int, permanent: bool, fingerprint: str = "") -> int | None:
         """Count a failure. Returns the delay in ms before the next attempt; None if there is none."""
         state, spec = self._context.state, self._context.spec
         since_ms, state.running_since_ms = state.running_since_ms, None
         ran_ms = None if since_ms is None else max(0, at_ms - since_ms)
         state.failures = spec.restart.count(state.failures, at_ms, ran_ms)
-        if permanent:
+        again = bool(fingerprint) and fingerprint == state.last_fingerprint
+        state.same_failures = state.same_failures + 1 if again else int(bool(fingerprint))
+        state.last_fingerprint = fingerprint
+        if permanent or self.keeps_failing:
             return None
         delay_ms = spec.restart.decide(state.failures, drawn_fraction(spec.seed, _JITTER, state.attempt))
         if delay_ms is not None:

@@ -11,6 +11,7 @@ Rules:
 
 from __future__ import annotations
 
+import errno
 import os
 import queue
 import threading
@@ -90,6 +91,19 @@ def lacks_threads(error: BaseException | None) -> bool:
         if error is None:
             return False
         if type(error) is RuntimeError and error.args == (_CANNOT_START,):
+            return True
+        error = error.__context__ if error.__cause__ is None else error.__cause__
+    return False
+
+
+def is_unfit(error: BaseException | None) -> bool:
+    """Whether an error, or what caused it, lies in the process: it can start no thread, or open no file any more."""
+    if lacks_threads(error):
+        return True
+    for _ in range(100):  # Causes can form a ring.
+        if error is None:
+            return False
+        if isinstance(error, OSError) and error.errno == errno.EMFILE:
             return True
         error = error.__context__ if error.__cause__ is None else error.__cause__
     return False

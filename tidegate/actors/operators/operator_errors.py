@@ -5,6 +5,7 @@ Operators wrap calls of the user's functions in `blame`, `blame_row` or `blame_c
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
@@ -91,8 +92,13 @@ def failure(
     context: OperatorContext, error: BaseException, place: str, row: Mapping[str, object] | None = None
 ) -> OperatorError:
     """The error to raise for `error`, found at `place` and, where there is one, `row`."""
-    shown = "" if row is None else f": {value_text(dict(row), _ROW_CHARACTERS_MAX)}"
-    return OperatorError(
+    row_text = "" if row is None else value_text(dict(row), _ROW_CHARACTERS_MAX)
+    shown = f": {row_text}" if row_text else ""
+    failed = OperatorError(
         f"operator {context.name!r} (uid {context.uid!r}) failed on subtask {context.subtask + 1} of "
         f"{context.parallelism}: {error_text(error)}; {place}{shown}"
     )
+    if row_text and not isinstance(error, OSError):  # connections and timeouts pass by themselves
+        known = "\0".join([str(context.uid), error_text(error), row_text])
+        failed.fingerprint = hashlib.sha256(known.encode("utf-8", "backslashreplace")).hexdigest()[:32]
+    return failed

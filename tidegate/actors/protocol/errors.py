@@ -10,3 +10,7 @@ class OperatorError(TidegateError):
 
     Either user code raised, or the data does not fit what the program declared.
     """
+
+    fingerprint = ""
+    """Equal for two failures that are the same: of one operator, with the same error, at the same row. Empty for those
+    that may pass by themselves."""

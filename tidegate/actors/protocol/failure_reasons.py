@@ -156,6 +156,11 @@ def is_permanent(error: BaseException) -> bool:
     return isinstance(at, ConfigurationError)
 
 
+def fingerprint(error: BaseException) -> str:
+    """What tells that an error is the one of before: see `OperatorError.fingerprint`. Empty for other errors."""
+    return error.fingerprint if isinstance(error, OperatorError) else ""
+
+
 def value_text(value: object, characters_max: int = 500) -> str:
     """The repr of a value, shortened, for an error's text. Never raises, even if the value's own code does."""
     try:

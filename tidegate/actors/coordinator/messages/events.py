@@ -71,6 +71,8 @@ class TaskFailed:
     reason: str
     permanent: bool = False
     """Whether the program itself is wrong, so that no restart can help."""
+    fingerprint: str = ""
+    """Equal to that of the failure before if the same error came back at the same row; empty if that is not known."""
 
 
 @wire

@@ -258,6 +258,9 @@ class CoordinatorState:
     """Only in folds of older versions: the failures since the newest completed checkpoint."""
     failures: FailureHistory = field(default_factory=FailureHistory)
     """What the restart strategy remembers."""
+    last_fingerprint: str = ""
+    same_failures: int = 0
+    """How often in a row a task has failed with `last_fingerprint`; 0 if that is empty."""
     running_since_ms: int | None = None
     """Since when all tasks of the attempt run; None while they do not."""
     consecutive_failures: int = 0

@@ -27,5 +27,11 @@ def say(spec: JobSpec | None, lines: Iterable[tuple[Line, EventId, EventId | Non
     for line, number, cause in lines:
         known = {"attempt": line.attempt, "checkpoint": line.checkpoint, "event": number, "cause": cause}
         level = logging.DEBUG if line.detail and details else logging.INFO
+        if line.waits:  # else the terminal shows one failure after the other, and not that the job restarts
+            hint = "RestartStrategy.none() fails at once"
+            decisions_log.warning(
+                "%s: %s; %s", name, line.text, hint, extra=log_fields(job=name, job_id=job_id, **known)
+            )
+            continue
         to = decisions_log if line.checkpoint is None or line.trouble else checkpoints_log
         to.log(level, "%s: %s", name, line.text, extra=log_fields(job=name, job_id=job_id, **known))

@@ -38,7 +38,7 @@ from tidegate.actors.hosts.freed_memory import keep_freed_memory
 from tidegate.actors.hosts.task.task_effects import TaskEffects
 from tidegate.actors.hosts.task.task_host import TaskHost
 from tidegate.actors.hosts.threads import WorkerPool, join_all, leave_if_forked
-from tidegate.actors.protocol.failure_reasons import error_text, failure_text, is_permanent, log_failure
+from tidegate.actors.protocol.failure_reasons import error_text, failure_text, fingerprint, is_permanent, log_failure
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.runtimes.local.io_pool import IO_THREADS, io_pool
 from tidegate.actors.runtimes.local.local_ports import LocalCoordinatorPort, LocalTaskPort
@@ -318,8 +318,10 @@ class LocalJob:
 
     def _failed(self, task: TaskId, attempt: AttemptNumber, error: BaseException) -> None:
         """The report comes first: nothing that follows may keep it back."""
-        reason, permanent = failure_text(error), is_permanent(error)
-        self.messages.append(lambda: self.coordinator.handle(co.TaskFailed(now_ms(), attempt, task, reason, permanent)))
+        reason, permanent, same = failure_text(error), is_permanent(error), fingerprint(error)
+        self.messages.append(
+            lambda: self.coordinator.handle(co.TaskFailed(now_ms(), attempt, task, reason, permanent, same))
+        )
         log_failure(log, f"task {task} of attempt {attempt} failed", error)
 
     def post(self, action: Callable[[], None]) -> None:

@@ -337,9 +337,9 @@ class AttemptSupervisor:
         if outcome.kind != "failed":
             return
         if outcome.unfit:
-            self.give_up(member, f"{member.name} can start no thread any more")
+            self.give_up(member, f"{member.name} can start no thread or open no file any more")
         reason = outcome.reason or "no reason given"
-        self._tell_coordinator(co.TaskFailed(now_ms(), attempt, task, reason, outcome.permanent))
+        self._tell_coordinator(co.TaskFailed(now_ms(), attempt, task, reason, outcome.permanent, outcome.fingerprint))
 
     def _has_died(self, attempt: AttemptNumber, task: TaskId, member: Member, error: BaseException) -> None:
         if self._fleet.closed:  # The job is over: its processes were killed, some before they could say so.

@@ -11,8 +11,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Literal
 
-from tidegate.actors.hosts.threads import lacks_threads
-from tidegate.actors.protocol.failure_reasons import failure_text, is_permanent
+from tidegate.actors.hosts.threads import is_unfit
+from tidegate.actors.protocol.failure_reasons import failure_text, fingerprint, is_permanent
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +25,13 @@ class Outcome:
     """Whether no restart can help."""
     unfit: bool = False
     """The process is of no use any more: another attempt in it would fail for the same reason."""
+    fingerprint: str = ""
+    """As of `TaskFailed`."""
 
     @staticmethod
     def failed(error: BaseException) -> Outcome:
         """The attempt failed with this error."""
-        return Outcome("failed", failure_text(error), is_permanent(error), lacks_threads(error))
+        return Outcome("failed", failure_text(error), is_permanent(error), is_unfit(error), fingerprint(error))
 
 
 class Outcomes:
