@@ -30,6 +30,7 @@ from tidegate.api.config.sections.checkpoint_config import CheckpointConfig
 from tidegate.api.given_names import check_given, combining_mode, pointer
 from tidegate.api.progress.display import ProgressKind, progress_kind, show_progress, stop_progress
 from tidegate.api.streams.stream import Stream
+from tidegate.api.submission.captured_objects import check_captures
 from tidegate.api.submission.changes_once import check_changes_come_once
 from tidegate.api.submission.doubts import doubts
 from tidegate.api.submission.job import Job
@@ -332,6 +333,7 @@ class StreamEnvironment(Topologies):
         if config.savepoints is not None:
             urls.append(self.open_store(config.savepoints).url)
             check_outlives_ray(urls[-1], "savepoints of the job")
+        check_captures(nodes, refuse=self._runtime.sends_functions)
         if starts:
             self._runtime.check(graph, urls)
         if detached:

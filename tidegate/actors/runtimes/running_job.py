@@ -319,6 +319,11 @@ class Runtime(Protocol):
         """Where checkpoints go that are to lie in memory."""
         ...
 
+    @property
+    def sends_functions(self) -> bool:
+        """Whether tasks run in other processes, so that functions and what they capture have to be pickled."""
+        ...
+
     def stop(self) -> None:
         """Cancel what runs and release everything."""
         ...

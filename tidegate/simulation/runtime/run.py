@@ -293,6 +293,7 @@ class _PlanOnly:
     """Stands for the runtime while a pipeline is planned: a simulation runs submissions itself."""
 
     memory_url = "simulated-memory:"
+    sends_functions = False
 
     def __init__(self, open_store: OpenStore) -> None:
         self.open_store = open_store

@@ -25,6 +25,7 @@ class LocalRuntime:
     """Runs jobs in this process."""
 
     memory_url = "memory://tidegate-checkpoints"
+    sends_functions = False
 
     def __init__(self, open_store: OpenStore = open_store) -> None:
         self.open_store = open_store

@@ -122,6 +122,11 @@ class RayRuntime:
             start_servers(() if self._placement is None else nodes_of(self._placement).values())
 
     @property
+    def sends_functions(self) -> bool:
+        """Tasks are actors."""
+        return True
+
+    @property
     def memory_url(self) -> str:
         """The memory of an actor, which is started when it is first asked for."""
         url, self._memory = start_memory("tidegate")

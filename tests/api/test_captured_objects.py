@@ -1,0 +1,66 @@
+"""Functions that capture what cannot travel to a task are named, with the step, before anything starts."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import tidegate as tg
+from tidegate.api.submission.captured_objects import check_captures
+
+_X = pa.schema({"x": pa.int64()})
+
+
+def _locked() -> Callable[[dict[str, Any]], dict[str, Any]]:
+    lock = threading.Lock()
+
+    def guarded(row: dict[str, Any]) -> dict[str, Any]:
+        with lock:
+            return row
+
+    return guarded
+
+
+def _session() -> Callable[[dict[str, Any]], dict[str, Any]]:
+    class Session:
+        def __reduce__(self) -> Any:
+            raise RuntimeError("only on the driver")
+
+    tools = {"spark": Session()}
+    return lambda row: {"x": len(str(tools["spark"]))}
+
+
+STEPS: dict[str, tuple[Callable[[tg.Stream], tg.Stream], str]] = {
+    "lock": (lambda s: s.map(_locked(), schema=_X, uid="step"), "captures lock, a _thread.lock"),
+    "session": (lambda s: s.map(_session(), schema=_X, uid="step"), r"captures tools\.spark, a .*Session"),
+    "traced": (lambda s: s.filter(_locked(), uid="step"), "captures lock, a _thread.lock"),
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_what_a_function_captures_is_named(step: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Refused where tasks are in other processes; a warning, in three lines, where they are in this one."""
+    made, words = STEPS[step]
+    with tg.StreamEnvironment.local(1) as env:
+        made(env.from_batches(pa.table({"x": [1]}))).collect()
+        nodes = env._program.nodes
+        with pytest.raises(tg.ConfigurationError, match=words) as refused:
+            check_captures(nodes, refuse=True)
+        assert "(uid 'step')" in str(refused.value)
+        assert str(refused.value).count("\n") == 2
+        with caplog.at_level(logging.WARNING):
+            assert env.execute("captures", progress="off").wait() == "finished"
+    assert "(uid 'step') cannot be sent to its tasks" in caplog.text
+
+
+def test_what_travels_is_not_reported() -> None:
+    """Also large data and modules."""
+    data = list(range(1_000))
+    with tg.StreamEnvironment.local(1) as env:
+        env.from_batches(pa.table({"x": [1]})).map(lambda row: {"x": row["x"] + len(data)}, schema=_X).collect()
+        check_captures(env._program.nodes, refuse=True)
