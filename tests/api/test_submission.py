@@ -51,7 +51,7 @@ Build = Callable[[tg.StreamEnvironment, Path], object]
             id="union of two environments",
         ),
         pytest.param(
-            lambda env, path: env.from_batches(DATA).to_table(str(path), mode="upsert"), "give keys", id="upsert"
+            lambda env, path: env.from_batches(DATA).to_table(str(path), mode="upsert"), r"needs keys=\[", id="upsert"
         ),
         pytest.param(
             lambda env, path: env.from_batches(DATA).to_table(str(path), mode="upsert", keys=["x"]),

@@ -128,7 +128,9 @@ def test_a_task_that_cannot_have_its_threads_is_told(monkeypatch: pytest.MonkeyP
         ended = process.actor._outcomes.of(FIRST + 1)
         monkeypatch.setattr(threading.Thread, "start", cannot_start)
         process.actor.deploy(ray_task.Order(SINK, FIRST + 1, None, {SOURCE: process.peer}))  # type: ignore[arg-type]
-        assert ended.result(TIMEOUT_S) == Outcome("failed", "RuntimeError: can't start new thread", unfit=True)
+        outcome = ended.result(TIMEOUT_S)
+        assert (outcome.kind, outcome.unfit) == ("failed", True)
+        assert str(outcome.reason).startswith("RuntimeError: can't start new thread")
 
 
 @pytest.mark.parametrize("step", ["count", "retire"])
