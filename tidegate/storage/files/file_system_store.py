@@ -234,8 +234,8 @@ def local_path(url: str) -> str | None:
 def check_scheme(url: str) -> None:
     """Raises ConfigurationError for a URL of a storage that no runtime of tidegate has. Nothing is opened.
 
-    A runtime may have stores of its own, as the simulator (`sim://`) and Ray (`ray-memory://`) have. So a scheme that is
-    merely unknown is refused where the store is opened.
+    A runtime may have stores of its own, as the simulator (`sim://`) and Ray (`ray-memory://`) have. So a scheme that
+    is merely unknown is refused where the store is opened.
     """
     scheme, separator, _ = url.partition("://")
     if local_path(url) is None and separator and scheme in _MOUNTED:
