@@ -90,7 +90,7 @@ def test_who_has_dead_letters(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(6))
 def test_dead_letters_come_once_whatever_crashes(tmp_path: Path, seed: int) -> None:
     """The simulator compares rows and dead letters with those of an undisturbed run."""
     write(tmp_path / "in", 8)

@@ -226,6 +226,27 @@ def test_a_source_that_partly_finished_keeps_all_of_its_splits(
     assert sorted(found, key=lambda position: position.split.split_id) == expected
 
 
+@pytest.mark.parametrize("finished", [[1], [0, 2]])
+def test_finished_subtasks_of_a_source_know_their_splits_when_they_are_restored_alone(
+    store: FileSystemStore, finished: Sequence[int]
+) -> None:
+    """The others go on where a part of the tasks is restarted: nobody else keeps the splits from being read again."""
+    uid, graph = OperatorUid("rows"), graph_of({"rows": 3})
+    splits = [SplitPosition(SourceSplit(f"split {n}", b"", 10), 4) for n in range(3)]
+    handles = {
+        ("rows", n): write_state(store, f"rows-{n}", [(uid, FrozenPositions((split,)))], inline_bytes_max=0)
+        for n, split in enumerate(splits)
+        if n not in finished
+    }
+    point = complete(store, checkpoint_of(graph, finished={"rows": finished}, handles=handles))
+
+    for n, split in enumerate(splits):
+        task = restore_task(store, point, graph, TaskId(VertexId("rows"), SubtaskIndex(n)), splits={uid: splits})
+        found = positions_from_tables(dict(task.tables)[uid])
+        expected = [replace(splits[n], next_offset=10, at_end=True) for n in finished] if n in finished else [split]
+        assert list(found) == expected
+
+
 def test_splits_in_the_pool_were_read_by_nobody(store: FileSystemStore) -> None:
     """They are not taken for those of a subtask that had finished: the coordinator gives them away."""
     uid = OperatorUid("rows")

@@ -6,9 +6,11 @@ The host of a task calls `restore_task` before the task is ready. Rules:
   Union state goes whole to every subtask. Broadcast state goes to every subtask, from one that had not finished.
 - A vertex is restored as finished, without state, only if all its subtasks had finished (FLIP-147). If only some had,
   their state is left out.
-- If some subtasks of a source had finished, subtask 0 takes over their splits, as read to the end. Otherwise a
-  savepoint taken before all subtasks have finished again would not know these splits. Those in the checkpoint's pool
-  were read by nobody.
+- If some subtasks of a source had finished, their splits are taken over as read to the end: by each of these subtasks
+  that is restored, or by subtask 0 at another parallelism. So they are known where a part of the tasks is restarted,
+  and the others go on. Otherwise the coordinator would assign them again, and no later checkpoint would know them. The
+  checkpoint does not say which of the finished subtasks had which splits, so several may have the same ones. Those in
+  the checkpoint's pool were read by nobody.
 - Watermarks between the rows of calls that wait are left out unless event time goes on (`restored_event_time.py`).
 - `restore_in_flight.py` has the rules for in-flight data.
 """
@@ -125,7 +127,7 @@ def restore_task(
         for uid in uids
         if uid in known
     ]
-    if vertex.source is not None and vertex.source.uid in known and task.subtask == 0:
+    if vertex.source is not None and vertex.source.uid in known and _takes_over(metadata, vertex, task):
         uid, found = tables[0]
         tables[0] = uid, Handover((*found, *_read_to_the_end(store, metadata, uid, splits.get(uid, ()))))
     copied = isinstance(store, LocalFirstStore) and store.sufficed
@@ -138,6 +140,15 @@ def part_of(metadata: CheckpointMetadata, vertex: JobVertex, task: TaskId) -> Su
     parts = [subtask for subtask in metadata.subtasks if subtask.vertex == task.vertex]
     own = next((part for part in parts if part.subtask == task.subtask), None)
     return None if own is None or own.finished or len(parts) != vertex.parallelism else own
+
+
+def _takes_over(metadata: CheckpointMetadata, vertex: JobVertex, task: TaskId) -> bool:
+    """Whether a subtask of a source takes over the splits of those that had finished."""
+    assert vertex.source is not None
+    subtasks = subtasks_of(metadata, vertex.source.uid)
+    if len(subtasks) != vertex.parallelism:
+        return task.subtask == 0
+    return any(subtask.finished and subtask.subtask == task.subtask for subtask in subtasks)
 
 
 def _read_to_the_end(

@@ -6,7 +6,7 @@ that is then completed. For each such source:
     splits in the snapshots of its subtasks + splits in the pool == all splits of the source, and none twice
 
 A subtask that had finished before has no snapshot any more: it has read what it had in its last one. After a restore
-subtask 0 may know these splits too, as read to their end.
+several subtasks may know these splits too, as read to their end.
 """
 
 from __future__ import annotations
@@ -109,7 +109,9 @@ class SplitsOracle:
             if any(not held.get(split_id, True) for held in running) or split_id in pool:
                 raise InvariantViolated(9, f"checkpoint {number}: {split_id} was read to the end, and is read again")
         known = {split.split_id for split in source.splits}
-        lost, twice = known - places.keys() - over, [split_id for split_id, count in places.items() if count > 1]
+        ended = {name for name in places if name not in pool and all(held.get(name, True) for held in running)}
+        lost = known - places.keys() - over
+        twice = [split_id for split_id, count in places.items() if count > 1 and split_id not in ended]
         if lost:
             raise InvariantViolated(3, f"checkpoint {number}: split {min(lost)} is in no snapshot and not in the pool")
         if twice:
