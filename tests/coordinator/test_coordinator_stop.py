@@ -9,6 +9,8 @@ import pytest
 from any_permit import ANY_PERMIT
 from coordinators import PATH, SINK, SOURCE, SPEC, TARGET, Coordinator, files, kinds, only, part, spec
 
+from tidegate.actors.coordinator.checkpoints.completion import SAVEPOINT_OUTAGE_MS
+from tidegate.actors.coordinator.job.job_spec import COPIES_TIMEOUT_MS
 from tidegate.actors.coordinator.job.phases import PendingPhase
 from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.coordinator.messages import instructions as do
@@ -74,7 +76,7 @@ def test_a_copy_that_fails_is_repeated_as_long_as_an_outage_may_last() -> None:
         assert coordinator.not_exported(1) == [do.SetTimer("export:1", 100 * attempt)]
         assert kinds(coordinator.fire("export:1")) == ["WriteSavepoint"]
 
-    found = coordinator.not_exported(1, away_ms=SPEC.storage_outage_ms)
+    found = coordinator.not_exported(1, away_ms=SAVEPOINT_OUTAGE_MS)
 
     (answer,) = only(found, do.CompleteRequest)
     assert (answer.reason, "disk full" in (answer.error or "")) == (Reason.SAVEPOINT_NOT_WRITTEN, True)
@@ -123,6 +125,17 @@ def test_a_job_does_not_end_while_a_copy_that_is_given_up_is_being_written() -> 
 
     assert kinds(coordinator.exported(1)) == ["DiscardSavepoint"]
     assert kinds(coordinator.tell(ev.SavepointDiscarded(0, CheckpointId(1)))) == ["EndJob"]
+
+
+def test_a_job_that_ends_does_not_wait_for_a_copy_for_long() -> None:
+    """The folder may be anywhere, and so unreachable; what comes after the end is deleted all the same."""
+    coordinator = Coordinator().run()
+    coordinator.start_savepoint()
+    coordinator.acknowledge_all(1)
+    assert do.SetTimer("copies", COPIES_TIMEOUT_MS) in coordinator.cancel()
+
+    assert kinds(coordinator.fire("copies", at_ms=COPIES_TIMEOUT_MS)) == ["EndJob"]
+    assert kinds(coordinator.exported(1)) == ["DiscardSavepoint"]
 
 
 def test_a_new_generation_voids_copies_that_were_under_way() -> None:
@@ -185,9 +198,9 @@ def lose_copy(coordinator: Coordinator) -> list[do.CoordinatorInstruction]:
     """Every attempt to copy fails, for as long as an outage may last."""
     coordinator.acknowledge_all(2)
     for _ in range(20):
-        assert kinds(coordinator.not_exported(2, away_ms=SPEC.storage_outage_ms - 1)) == ["SetTimer"]
+        assert kinds(coordinator.not_exported(2, away_ms=SAVEPOINT_OUTAGE_MS - 1)) == ["SetTimer"]
         assert kinds(coordinator.fire("export:2")) == ["WriteSavepoint"]
-    return coordinator.not_exported(2, away_ms=SPEC.storage_outage_ms)
+    return coordinator.not_exported(2, away_ms=SAVEPOINT_OUTAGE_MS)
 
 
 def no_folder(coordinator: Coordinator) -> list[do.CoordinatorInstruction]:

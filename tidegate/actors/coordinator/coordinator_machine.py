@@ -27,7 +27,7 @@ from tidegate.actors.coordinator.checkpoints.checkpoint_keeper import Checkpoint
 from tidegate.actors.coordinator.checkpoints.fallback import pass_over
 from tidegate.actors.coordinator.deployment import Deployer
 from tidegate.actors.coordinator.failover import Failover
-from tidegate.actors.coordinator.job.job_spec import ENDING_TIMEOUT_MS
+from tidegate.actors.coordinator.job.job_spec import COPIES_TIMEOUT_MS, ENDING_TIMEOUT_MS
 from tidegate.actors.coordinator.job.phases import OVER_BY, JobInput, JobStatus
 from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.coordinator.messages import instructions as do
@@ -110,6 +110,7 @@ class CoordinatorMachine:
             self.state.stop(self._context.spec.tasks)
             self._checkpoints.take_over(event.at_ms)
             self._forget_tasks()
+            self._instructions.append(do.SetTimer("copies", event.at_ms + COPIES_TIMEOUT_MS))
         else:
             self._adoption.take_over(event.at_ms)
 
@@ -203,6 +204,8 @@ class CoordinatorMachine:
             self._deployer.repeat_tables(int(argument))
         elif name == "ending":
             self._forget_tasks()
+        elif name == "copies":
+            self.state.left_copies = True
         elif name == "ask":
             self._adoption.ask(event.at_ms)
         elif name == "adopt":
@@ -334,6 +337,9 @@ class CoordinatorMachine:
             self._checkpoints.drop(Reason.JOB_ENDING, at_ms, reason or status.value)
             self._instructions.append(do.CancelAttempt(state.attempt))
             self._forget_tasks()
+        copied = any(pending.properties.kind.is_savepoint for pending in state.pending.values())
+        if state.exports or state.savepoint_discards or copied:
+            self._instructions.append(do.SetTimer("copies", at_ms + COPIES_TIMEOUT_MS))
 
     def _forget_tasks(self) -> None:
         """The end of the job waits for no task any more."""
@@ -391,7 +397,9 @@ class CoordinatorMachine:
 
     def _end_if_over(self) -> None:
         state = self.state
-        storage_busy = state.pending or state.commits or state.exports or state.savepoint_discards
+        # The folder of a savepoint that failed may be anywhere, and so unreachable: it is waited for a moment only.
+        copies_busy = (state.exports or state.savepoint_discards) and not state.left_copies
+        storage_busy = state.pending or state.commits or copies_busy
         if (storage_busy or len(state.finished) < len(self._context.spec.tasks)) and not state.gave_up:
             return
         assert state.ending_status is not None

@@ -6,7 +6,8 @@
   their numbers, and each names only sink files that no completed one covers (invariants 4 and 6).
 - A newer checkpoint does not overtake a pending savepoint, because a user waits for that. It may overtake an older
   checkpoint, and subsumes it by completing.
-- A savepoint's own folder is written before `_metadata`: when the checkpoint is complete, so is the savepoint.
+- A savepoint's own folder is written before `_metadata`: when the checkpoint is complete, so is the savepoint. It may
+  be anywhere, so it has a limit of its own: after `SAVEPOINT_OUTAGE_MS` without an answer the savepoint is given up.
 - If nobody knows whether `_metadata` was created, a tombstone is created in its place. Whichever was first decides,
   even against a coordinator that was thought dead (invariant 4).
 """
@@ -36,6 +37,9 @@ from tidegate.storage.checkpoints.metadata import (
     SubtaskState,
 )
 from tidegate.storage.ids import CheckpointId, OperatorUid, VertexId
+
+SAVEPOINT_OUTAGE_MS = 60_000
+"""How long the copy of a savepoint is tried again while its storage does not answer. Checkpoints wait meanwhile."""
 
 
 class CheckpointWriter:
@@ -80,7 +84,7 @@ class CheckpointWriter:
         if pending is None:
             return
         pending.failures += 1
-        if event.permanent or event.away_ms >= self._context.spec.storage_outage_ms:
+        if event.permanent or event.away_ms >= min(SAVEPOINT_OUTAGE_MS, self._context.spec.storage_outage_ms):
             tried = f"{pending.failures} attempts in {event.away_ms / 1000:g} s"
             detail = event.error if event.permanent else f"{event.error} ({tried})"
             self._abandoner.give_up(pending, Reason.SAVEPOINT_NOT_WRITTEN, event.at_ms, detail)

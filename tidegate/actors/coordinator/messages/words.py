@@ -11,6 +11,7 @@ _TIMERS = {
     "hooks": "it was time to call the master hooks of attempt {} again",
     "tables": "it was time to claim the output tables for attempt {} again",
     "ending": "tasks did not end in time",
+    "copies": "the folders of savepoints that failed are left as they are",
     "ask": "it was time to ask tasks again what they are doing, for coordinator generation {}",
     "adopt": "tasks had not answered coordinator generation {} in time",
     "periodic": "a periodic checkpoint was due in attempt {}",

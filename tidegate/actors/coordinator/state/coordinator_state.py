@@ -244,6 +244,8 @@ class CoordinatorState:
     lost_exports: dict[CheckpointId, None] = field(default_factory=dict)
     """Savepoints whose folder a coordinator that was replaced may still be writing, until they are voided."""
     savepoint_discards: dict[CheckpointId, SavepointDiscard] = field(default_factory=dict)
+    left_copies: bool = False
+    """Whether the end of the job waits no longer for the folders of savepoints that failed."""
     requests: tuple[CheckpointRequest, ...] = ()
     """Requests for a checkpoint that has not been started."""
     due_since_ms: int | None = None

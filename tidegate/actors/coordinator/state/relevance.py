@@ -71,7 +71,7 @@ def _waits_for_restart(state: CoordinatorState) -> bool:
 def _has_passed(timer: str, state: CoordinatorState) -> bool:
     """Whether what a timer was set for is over, or has been put off."""
     name, _, argument = timer.partition(":")
-    if name == "ending":
+    if name in ("ending", "copies"):
         return state.status is not JobStatus.ENDING
     number = int(argument)
     pending = state.pending.get(CheckpointId(number))
