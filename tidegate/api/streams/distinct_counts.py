@@ -89,7 +89,7 @@ def _each_apart(stream: S, aggregates: Mapping[str, Aggregate], of: Counted) -> 
             None if of.uid is None else f"{of.uid}-distinct-{len(flags)}",
             of.parallelism,
             meaning=meaning(
-                "distinct values", {"keys": of.keys, "of": texts[column]}, rows={"": (stream.schema, columns)}
+                "distinct values", {"keys": of.keys, "of": texts[column]}, rows={"": (stream.schema, operator.keys)}
             ),
         )
         flags[column] = flag

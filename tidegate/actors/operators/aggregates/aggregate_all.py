@@ -90,7 +90,7 @@ class MergedAggregate(KeyedAggregate):
         empty: pa.Schema | None = None,
         input_schema: pa.Schema | None = None,
     ) -> None:
-        super().__init__((KEY,), aggregates, emit, input_schema)
+        super().__init__((KEY,), aggregates, emit, input_schema=input_schema)
         self._empty = empty
 
     def needed_columns(self, after: Columns) -> Columns:
