@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pyarrow as pa
@@ -94,13 +95,13 @@ def test_a_job_reads_fewer_rows_and_ends_with_the_same(
 ) -> None:
     """Two of ten row groups; the position is that of a job which has read all."""
     decoded = []
-    read = pq.ParquetFile.read_row_group
+    read = pq.ParquetFile.iter_batches
 
-    def counted(file: pq.ParquetFile, index: int, **options: object) -> pa.Table:
-        decoded.append(index)
-        return read(file, index, **options)
+    def counted(file: pq.ParquetFile, **options: Any) -> Iterator[pa.RecordBatch]:
+        decoded.extend(options["row_groups"])
+        return read(file, **options)
 
-    monkeypatch.setattr(pq.ParquetFile, "read_row_group", counted)
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", counted)
     with tg.StreamEnvironment.local(2) as env:
         rows = env.from_files(files, uid="rows").select("a", "b").filter(pl.col("a").is_between(150, 249)).collect()
         job = env.execute("job", checkpoints=tg.CheckpointConfig(storage=str(tmp_path / "checkpoints")))

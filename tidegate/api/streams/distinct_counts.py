@@ -161,7 +161,7 @@ def _together(
                     "of": texts[column],
                     "under": ["" if condition is None else texts[condition] for condition in part.values()],
                 },
-                rows={"": (before_marks, (*of.keys, column))},
+                rows={"": (before_marks, tuple(dict.fromkeys((*of.keys, column))))},
             ),
             former=FormerForm(formerly.nodes, nodes) if last and formerly is not None else None,
         )
