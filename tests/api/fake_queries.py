@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -38,6 +39,7 @@ class FakeStream:
     """
 
     isStreaming = True
+    sparkSession = SimpleNamespace(sparkContext=SimpleNamespace(master="fake"))
 
     def __init__(self, column: str = "x") -> None:
         self.schema = StructType([StructField(column, LongType())])

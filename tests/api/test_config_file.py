@@ -24,7 +24,7 @@ SHIPPED = ("default.yaml", "laptop.yaml", "s3.yaml", "cluster.yaml", "kuberay/se
         ("execution.checkpointing.intervall", "execution.checkpointing.interval"),
         ("execution.checkpointing.min_pause", "execution.checkpointing.min-pause"),
         ("execution.checkpoint.timeout", "execution.checkpointing.timeout"),
-        ("execution.checkpointing.alignment-timeout", "execution.checkpointing.aligned-checkpoint-timeout"),
+        ("execution.checkpointing.aligned-checkpoint-timeouts", "execution.checkpointing.aligned-checkpoint-timeout"),
         ("interval", "execution.checkpointing.interval"),
         ("state.checkpoint.dir", "state.checkpoints.dir"),
         ("state.backen", "state.backend"),

@@ -194,7 +194,7 @@ def test_every_row_of_every_split_comes_once_and_in_order(data: st.DataObject) -
                 assert len(had_nothing) == count
                 had_nothing.clear()
         while source.has_batch:
-            taken, _ = source.take()
+            taken = source.take()[0]
             if taken is not None:
                 number = next(n for n, p in enumerate(source.freeze().positions) if p.next_offset > read_rows[n])
                 assert taken.column(0).to_pylist() == list(range(read_rows[number], read_rows[number] + len(taken)))

@@ -73,7 +73,7 @@ class Source:
         pause_ms = self.cursor.batch_read(SourceBatchRead(self.at_ms, read.read, batch, offset, at_end))
         if pause_ms is not None:
             self.cursor.resume()
-        taken, _ = self.cursor.take() if self.cursor.has_batch else (None, None)
+        taken = self.cursor.take()[0] if self.cursor.has_batch else None
         if taken is not None:
             self.generator.process(taken, lambda _: None)
         return read.split.split_id

@@ -82,13 +82,15 @@ def aggregated(
     given = dict(aggregates)
     stream, plain = _prepared(stream, keys, aggregates, name, uid, parallelism, replaced, emit, whole)
     taken_back = stream._updating is not None
+    # The factory travels to the tasks: it takes the columns along, and not the stream with its whole program.
+    rows_schema = stream.schema
 
     def made() -> KeyedAggregate:
         if life is not None:
-            return ExpiringAggregate(keys, plain, life.ttl_ms, life.time, stream.schema)
+            return ExpiringAggregate(keys, plain, life.ttl_ms, life.time, rows_schema)
         if emit == "changes" or (emit == "final" and taken_back):
-            return ChangingAggregate(keys, plain, emit, taken_back, stream.schema)
-        return KeyedAggregate(keys, plain, emit, stream.schema)
+            return ChangingAggregate(keys, plain, emit, taken_back, rows_schema)
+        return KeyedAggregate(keys, plain, emit, rows_schema)
 
     operator = made()
     output = None if stream.schema is None else operator.output_schema(stream.schema)

@@ -186,16 +186,18 @@ class WindowedStream(Generic[S]):
             raise ConfigurationError(f"{name}: windows of all rows are in one subtask; leave parallelism= out")
         schema = self._stream.schema
         rows, plain, computed = windowed_inputs(self._stream, keys, aggregates, name, uid, self._replaced)
+        # The factory travels to the tasks: it takes the columns along, and not the stream with its whole program.
+        rows_schema = rows.schema
 
         def of_kind() -> WindowOperator:
             if isinstance(spec, Count):
-                return CountWindows(keys, spec, plain, rows.schema)
+                return CountWindows(keys, spec, plain, rows_schema)
             assert time is not None, "windows without a time"
             if isinstance(spec, Session):
                 assert emit != "update", "updates of sessions"
-                return SessionWindows(keys, spec, plain, time, emit, lateness_ms, rows.schema)
+                return SessionWindows(keys, spec, plain, time, emit, lateness_ms, rows_schema)
             assert emit != "changes", "changes of windows that keep their bounds"
-            return SlicedWindows(keys, spec, plain, time, emit, lateness_ms, every_ms, rows.schema)
+            return SlicedWindows(keys, spec, plain, time, emit, lateness_ms, every_ms, rows_schema)
 
         def windows() -> WindowOperator:
             made = of_kind()

@@ -75,7 +75,7 @@ def _of_tasks(event: object) -> str:
         case ev.RestoreDelayed(attempt=attempt, task=task):
             return f"task {task} of attempt {attempt} could not read its state, and went on trying"
         case ev.TaskFailed(attempt=attempt, task=task, reason=reason):
-            return f"task {task} of attempt {attempt} failed: {reason}"
+            return f"task {task} of attempt {attempt} failed: {_in_one_line(reason)}"
         case ev.TaskAnswered(attempt=attempt, task=task, generation=generation):
             return f"task {task} of attempt {attempt} goes on under coordinator generation {generation}"
         case ev.SplitsRequested(attempt=attempt, task=task):
@@ -127,3 +127,8 @@ def _of_checkpoints(event: object) -> str:
         case ev.CheckpointDiscardFailed(checkpoint_id=number, error=error):
             return f"checkpoint {number} could not be deleted: {error}"
     return type(event).__name__
+
+
+def _in_one_line(reason: str) -> str:
+    """A reason that has several lines, such as the frames of a function, as one: a decision is a line of the log."""
+    return "; ".join(line.strip() for line in reason.splitlines())
