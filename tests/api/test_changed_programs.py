@@ -297,12 +297,13 @@ def test_a_restore_is_checked_without_a_start(tmp_path: Path) -> None:
 
 
 _PROGRAM = """
-import pyarrow as pa
+import polars as pl
+from local_jobs import GatedSource
 
 import tidegate as tg
 
 def main(env):
-    rows = env.from_batches(pa.table({{"k": [1], "v": [2]}}), uid="in")
+    rows = env.from_source(GatedSource({rows}), uid="in").with_columns(v=pl.col("x"), uid="columns")
     rows.key_by("k").aggregate(x={aggregate}, emit="final", uid="op").collect(uid="out")
     env.execute("rows", checkpoints=tg.CheckpointConfig(storage="{root}"))
 """
@@ -320,6 +321,6 @@ def test_the_command_checks_a_restore(tmp_path: Path) -> None:
         path = job.stop(savepoint=str(tmp_path / "savepoint"))
     program = tmp_path / "program.py"
     for aggregate, code, said in (('tg.sum("v")', 0, "restored: "), ('tg.max("v")', 1, "refused: ")):
-        program.write_text(_PROGRAM.format(aggregate=aggregate, root=tmp_path / "checkpoints"))
+        program.write_text(_PROGRAM.format(aggregate=aggregate, rows=ROWS, root=tmp_path / "checkpoints"))
         done = CommandRunner().invoke(app, ["run", f"{program}:main", "--restore", path, "--check"])
         assert (done.exit_code, said in done.output) == (code, True), done.output
