@@ -27,7 +27,7 @@ _FORMAT_S_MAX = 120
 _START_TRIES_MAX = 3
 _LIBC = CDLL(None)
 _PR_SET_PDEATHSIG = 1
-_POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
+_POM = f"""<project>
 <modelVersion>4.0.0</modelVersion><groupId>tidegate.tests</groupId><artifactId>kafka</artifactId><version>1</version>
 <dependencies>
 <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>{VERSION}</version></dependency>
