@@ -43,7 +43,9 @@ def test_a_job_is_not_restored_beside_lost_entries(tmp_path: Path) -> None:
         job = start(None)
         await_events(job, "SinksCommitted", 3)
         before = job.savepoint(str(tmp_path / "before"))
-        await_events(job, "SinksCommitted", 12)
+        # All entries that are lost below are of commits behind that savepoint's own.
+        commits = sum(type(event).__name__ == "SinksCommitted" for event in job.events())
+        await_events(job, "SinksCommitted", commits + 8)
         after = job.stop(savepoint=str(tmp_path / "after"))
         assert job.wait("4min") == "suspended"
     lose(out, 4)
