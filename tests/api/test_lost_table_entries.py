@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from local_jobs import await_events, config, local
+from local_jobs import GatedSource, await_events, config, local, opening
 
 import tidegate as tg
 
@@ -21,11 +21,18 @@ def lose(folder: Path, count: int) -> None:
 def test_a_job_fails_whose_table_has_lost_entries(tmp_path: Path) -> None:
     """Under a running job, with restarts: what is missing is named, and nothing is committed beside it."""
     out = tmp_path / "out"
-    with local(1) as env:
-        env.from_rate(200, uid="rate").to_table(str(out), uid="out")
-        job = env.execute("job", checkpoints=config(tmp_path / "c", interval="20ms"))
-        await_events(job, "SinksCommitted", 5)
-        lose(out, 2)
+    restart = tg.RestartStrategy.fixed_delay(3, "10ms")
+    with opening(GatedSource(40, gates=[10, 20, 30])) as source, local(1) as env:
+        env.from_source(source, uid="rows").to_table(str(out), uid="out")
+        job = env.execute("job", checkpoints=config(tmp_path / "c"), restart=restart)
+        for commits, gate in enumerate((10, 20), start=1):
+            source.await_gate(gate)
+            job.trigger_checkpoint("4min")
+            await_events(job, "SinksCommitted", commits)
+            source.open_gate(gate)
+        source.await_gate(30)
+        lose(out, 1)
+        source.open_gate(30)
         with pytest.raises(tg.JobFailedError, match=r"has lost entries: this job knows entry \d+ of it"):
             job.wait("4min")
 
