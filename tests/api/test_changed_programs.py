@@ -182,7 +182,7 @@ PROGRAMS: Mapping[str, Step] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_pairs_of_programs_are_refused_or_the_same(tmp_path: Path, seed: int) -> None:
-    """Each old program meets others that mean something else: all are refused, and the old one still goes on."""
+    """Each old program meets others that mean something else: all are refused, and the old one still restores."""
     random = Random(seed)
     names = list(PROGRAMS)
     mine = names[seed::8]
@@ -248,7 +248,7 @@ def test_types_of_aggregates_widen(tmp_path: Path, windows: bool) -> None:
 
 @pytest.mark.slow
 def test_a_refusal_leaves_the_table_as_it_is(tmp_path: Path) -> None:
-    """A table that would get a column keeps its columns, and the old program goes on."""
+    """A table that would get a column keeps its columns, and the old program still restores."""
 
     def program(env: tg.StreamEnvironment, source: GatedSource, **aggregates: tg.Aggregate) -> tg.OutputTable:
         rows = _aggregate(**aggregates)(_rows(env, source))

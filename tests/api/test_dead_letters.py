@@ -28,7 +28,7 @@ def write(folder: Path, files: int = 6, lines: int = 43) -> None:
 
 
 def ids(files: int = 6, lines: int = 43) -> list[int]:
-    """Those of the rows that can be read."""
+    """Returns the ids of the rows that can be read."""
     return [n * 100 + line for n in range(files) for line in range(lines - 1) if line != 2 * n]
 
 

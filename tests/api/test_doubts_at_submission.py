@@ -39,7 +39,7 @@ class Clocked(tg.ProcessFunction):
 
 
 def _said(caplog: pytest.LogCaptureFixture, build: Callable[[Any], object], **options: Any) -> list[str]:
-    """What `execute` warns of."""
+    """Warnings that `execute` logs."""
     with local(1) as env:
         build(env)
         with caplog.at_level(logging.WARNING, logger="tidegate.api.environment"):
@@ -99,7 +99,7 @@ def test_seconds_of_other_sources_are_seen_when_they_come(caplog: pytest.LogCapt
 
 
 def test_streams_that_lead_nowhere(caplog: pytest.LogCaptureFixture) -> None:
-    """Their rows are computed for nobody."""
+    """No step and no sink reads their rows."""
 
     def build(env: Any) -> None:
         rows = env.from_batches(ROWS)

@@ -39,7 +39,7 @@ def test_a_job_fails_whose_table_has_lost_entries(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_job_is_not_restored_beside_lost_entries(tmp_path: Path) -> None:
-    """From a checkpoint that knows of them. From one before they were made it goes on."""
+    """A checkpoint that knows the entries is refused. One from before they were made is restored."""
     out = tmp_path / "out"
 
     def start(restore: str | None) -> tg.Job:

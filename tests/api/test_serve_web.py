@@ -53,7 +53,7 @@ def asked(url: str, method: str = "GET", body: object = None) -> Any:
 
 
 def disposed(url: str, path: str) -> Any:
-    """What has become of the deletion of a savepoint."""
+    """Waits for the deletion of a savepoint, and returns its outcome."""
     trigger = asked(f"{url}/savepoint-disposal", "POST", {"savepoint-path": path})["request-id"]
     status = f"{url}/savepoint-disposal/{trigger}"
     until("a deletion", lambda: asked(status)["status"]["id"] == "COMPLETED", lambda: asked(status))
