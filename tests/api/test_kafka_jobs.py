@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -79,6 +79,77 @@ def run_until(
     return xs(table), path
 
 
+def mixed(numbers: range) -> list[bytes]:
+    """Records, of which every third is cut."""
+    return [b'{"x": %d' % x if x % 3 == 0 else b'{"x": %d}' % x for x in numbers]
+
+
+def letters_once(servers: str, add: Callable[[range], None], folder: Path) -> None:
+    """Read a topic of 4 partitions with failures of the job, and a restore at another parallelism."""
+    flags = folder / "flags"
+    flags.mkdir()
+
+    def fails_sometimes(row: dict[str, int]) -> dict[str, int]:
+        flag = flags / str(row["x"])
+        if row["x"] % 50 == 25 and not flag.exists():
+            flag.touch()
+            raise ValueError(f"row {row['x']} fails once")
+        return row
+
+    path = None
+    for number, parallelism in enumerate((2, 1)):
+        add(range(number * 150, number * 150 + 150))
+        with local(parallelism, rows_max=7) as env:
+            stream = env.from_kafka(
+                servers, topics=["mixed"], value=SCHEMA, bad_rows="side", discover="1min", properties=QUICK, uid="in"
+            )
+            exists = "append" if path else "error"
+            table = stream.map(fails_sometimes, schema=SCHEMA, uid="map").to_table(
+                str(folder / "out"), uid="out", if_exists=exists
+            )
+            dead = stream.bad_rows().to_table(str(folder / "dead"), uid="dead", if_exists=exists)
+            job = env.execute(
+                "job",
+                checkpoints=config(folder / "c", interval="20ms"),
+                restart=tg.RestartStrategy.fixed_delay(20, "10ms"),
+                restore=path,
+            )
+            all_rows = 150 * (number + 1)
+            until("rows", lambda: len(xs(table)) + len(dead.to_arrow()) >= all_rows, lambda: xs(table))  # noqa: B023
+            path = job.stop(savepoint=str(folder / f"savepoint-{number}"))
+            assert job.wait("4min") == "suspended"
+    assert len(list(flags.iterdir())) == 4, "4 rows failed once"
+    assert xs(table) == [x for x in range(300) if x % 3]
+    found = dead.to_arrow().to_pylist()
+    assert sorted((row["partition"], row["offset"], row["raw"]) for row in found) == sorted(
+        (x % 4, x // 4, b'{"x": %d' % x) for x in range(0, 300, 3)
+    )
+    assert {(row["topic"], row["error"]) for row in found} == {("mixed", "the JSON object does not end")}
+
+
+def test_dead_letters_of_a_topic_come_once(kafka: Broker, tmp_path: Path) -> None:
+    """Over failures of the job and a restore: in one table or in the other."""
+
+    def add(numbers: range) -> None:
+        for number, value in zip(numbers, mixed(numbers), strict=True):
+            kafka.add("mixed", number % 4, value)
+
+    letters_once(kafka.servers, add, tmp_path)
+
+
+@pytest.mark.slow
+def test_dead_letters_of_a_topic_of_apache_kafka_come_once(kafka_server: KafkaServer, tmp_path: Path) -> None:
+    """As from the mock broker."""
+    kafka_server.create("mixed", 4)
+
+    def add(numbers: range) -> None:
+        values = dict(zip(numbers, mixed(numbers), strict=True))
+        for partition in range(4):
+            kafka_server.add("mixed", partition, *(value for x, value in values.items() if x % 4 == partition))
+
+    letters_once(kafka_server.servers, add, tmp_path)
+
+
 @pytest.mark.slow
 def test_a_topic_that_changes_while_its_job_is_stopped(kafka_server: KafkaServer, tmp_path: Path) -> None:
     """New partitions and a new topic are refused before anything starts; with a word for each all rows come, once."""
@@ -124,7 +195,9 @@ def test_a_topic_that_is_made_again_under_a_job_fails_it(kafka_server: KafkaServ
         ({"value": "json"}, "give a schema, for JSON objects"),
         ({"end": "latest", "discover": "1min"}, "leave end= or discover= out"),
         ({"properties": {"enable.auto.commit": True}}, r"'enable\.auto\.commit' is the source's own"),
-        ({"errors": "ignore"}, "'fail' or 'skip'"),
+        ({"bad_rows": "ignore"}, "one of 'fail', 'skip', 'side'"),
+        ({"end": "earliest"}, "'latest' or None"),
+        ({"value": pa.schema([("u", pa.month_day_nano_interval())])}, "which is not read from JSON"),
         ({"on_missing": "skip"}, "'fail', 'earliest' or 'latest'"),
         ({"key": "avro"}, "'bytes' or 'string'"),
     ],

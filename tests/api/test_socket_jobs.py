@@ -48,15 +48,45 @@ def test_lines_come_as_they_are_cut(listener: socket.socket, tmp_path: Path) -> 
     assert lines.to_arrow()["value"].to_pylist() == [*many, "", "ä", "last"]
 
 
-def test_a_line_without_an_end_is_an_error(listener: socket.socket, tmp_path: Path) -> None:
-    """What is held is bounded."""
-    thread = serve(listener, b"x" * 3_000_000)
+@pytest.mark.parametrize(
+    ("part", "named"),
+    [(b"x" * 3_000_000, "has more than 1,048,576 bytes"), (b"a\nb\xff\n", "byte 1 of the line, 0xff, is not UTF-8")],
+)
+def test_a_line_that_cannot_be_read_fails_the_job(
+    listener: socket.socket, tmp_path: Path, part: bytes, named: str
+) -> None:
+    """Also one without an end: what is held is bounded."""
+    thread = serve(listener, part)
     with local(1) as env:
         env.from_socket("127.0.0.1", listener.getsockname()[1], lossy=True).collect()
         job = env.execute("job", checkpoints=config(tmp_path), restart=NO_RESTART)
-        with pytest.raises(tg.JobFailedError, match="over 1,048,576 bytes"):
+        with pytest.raises(tg.JobFailedError, match=named):
             job.wait("4min")
     thread.join()
+
+
+@pytest.mark.parametrize("cut", [1, 300_000, 2_000_000])
+def test_bad_lines_are_a_stream(listener: socket.socket, tmp_path: Path, cut: int) -> None:
+    """However they are cut: with their number and the reason. The lines around them come."""
+    fits = b"y" * 1_048_576 + b"\r"
+    data = b"\n".join([b"one", b"\xff", b"z" * 1_048_577, fits, b"z" * 2_500_000, b"two"])
+    thread = serve(listener, data[:cut], data[cut:])
+    with local(1) as env:
+        port = listener.getsockname()[1]
+        lines = env.from_socket("127.0.0.1", port, lossy=True, bad_rows="side")
+        found, dead = lines.collect(), lines.bad_rows().collect()
+        job = env.execute("job", checkpoints=config(tmp_path), restart=NO_RESTART)
+        assert job.wait("4min") == "finished"
+    thread.join()
+    assert found.to_arrow()["value"].to_pylist() == ["one", fits[:-1].decode(), "two"]
+    letters = dead.to_arrow().to_pylist()
+    assert [(row["line"], row["address"], row["raw"][:2]) for row in letters] == [
+        (2, f"127.0.0.1:{port}", b"\xff"),
+        (3, f"127.0.0.1:{port}", b"zz"),
+        (5, f"127.0.0.1:{port}", b"zz"),
+    ]
+    assert "not UTF-8" in letters[0]["error"]
+    assert "more than 1,048,576 bytes" in letters[1]["error"]
 
 
 def test_it_has_to_be_said_that_lines_may_be_lost() -> None:

@@ -32,6 +32,7 @@ class Reading:
     def __init__(self, reader: SourceReader, split: SourceSplit) -> None:
         self.reader, self.split, self.offset = reader, split, 0
         self.rows: list[dict[str, object]] = []
+        self.letters: list[dict[str, object]] = []
         self.at_end = False
 
     def once(self, rows_max: int = 1_000) -> ReadResult:
@@ -40,6 +41,7 @@ class Reading:
         self.split = self.split if result.payload is None else replace(self.split, payload=result.payload)
         self.offset, self.at_end = result.next_offset, result.at_end
         self.rows += [] if result.batch is None else result.batch.to_pylist()
+        self.letters += [] if result.bad is None else result.bad.to_pylist()
         return result
 
     def until(self, rows: int, rows_max: int = 1_000) -> list[object]:

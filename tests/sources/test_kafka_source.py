@@ -13,11 +13,12 @@ from kafka_reading import QUICK, SCHEMA, Reading, objects, partitions_of
 from source_contract import check_source
 from waiting import until
 
+from tidegate.actors.sources.bad_rows import BadRows
 from tidegate.actors.sources.kafka import kafka_reader
 from tidegate.actors.sources.kafka.client import Start, first_offset
 from tidegate.actors.sources.kafka.kafka_source import KafkaSource
 from tidegate.actors.sources.kafka.positions import PartitionAt, split_of
-from tidegate.actors.sources.kafka.records import RecordFormat
+from tidegate.actors.sources.kafka.records import LETTERS, RecordFormat
 from tidegate.actors.sources.source import ReadResult, SourceSplit
 from tidegate.storage.codec import decode
 from tidegate.storage.errors import ConfigurationError
@@ -270,18 +271,61 @@ def test_a_record_that_cannot_be_read_is_named(kafka: Broker, bad: bytes) -> Non
         read_to_the_end(source(kafka, name, bounded=True))
 
 
-def test_records_that_cannot_be_read_are_left_out_and_counted(kafka: Broker) -> None:
-    """If that was asked for; all others come."""
-    kafka.add("skip", 0, *objects(1), *BAD, *objects(2))
-    kafka.add("skip", 1, b"bad")
-    found = source(kafka, "skip", bounded=True, skip=True)
+@pytest.mark.parametrize("rows_max", [1, 7, 1_000])
+@pytest.mark.parametrize("policy", ["skip", "side"])
+def test_records_that_cannot_be_read_are_dead_letters(
+    kafka: Broker, caplog: pytest.LogCaptureFixture, policy: BadRows, rows_max: int
+) -> None:
+    """With their bytes, place and reason, however many are read at a time. All others come."""
+    topic = f"letters-{policy}-{rows_max}"
+    values: list[bytes] = [value for number, bad in enumerate(BAD) for value in (*objects(number), bad)]
+    kafka.add(topic, 0, *values)
+    kafka.add(topic, 1, b"bad")
+    found = source(kafka, topic, bounded=True, bad_rows=policy)
     reader = found.reader()
     readings = [Reading(reader, split) for split in found.splits()]
     for reading in readings:
-        until("the end", lambda: reading.once().at_end)  # noqa: B023
-    assert [row["x"] for reading in readings for row in reading.rows] == [1, 2]
-    assert reader._records.skipped == len(BAD) + 1  # type: ignore[attr-defined]
+        until("the end", lambda: reading.once(rows_max).at_end)  # noqa: B023
     reader.close()
+    assert [row["x"] for reading in readings for row in reading.rows] == list(range(len(BAD)))
+    assert [reading.offset for reading in readings[:2]] == [2 * len(BAD), 1]
+    letters = [letter for reading in readings for letter in reading.letters]
+    expected = [(bad, topic, 0, 2 * number + 1) for number, bad in enumerate(BAD)] + [(b"bad", topic, 1, 0)]
+    assert [(row["raw"], row["topic"], row["partition"], row["offset"]) for row in letters] == expected
+    reasons = [letter["error"] for letter in letters]
+    assert reasons[:2] == [
+        "byte 7 of the row, 0xff, is not UTF-8",
+        "a string has a line break or another control character; JSON writes it as an escape",
+    ]
+    assert all(reasons)
+    assert f"offset 1 of partition 0 of '{topic}' is left out" in caplog.text
+    assert found.bad_rows_schema == (LETTERS if policy == "side" else None)
+
+
+def test_keys_and_values_that_are_no_text_are_dead_letters(kafka: Broker) -> None:
+    """Where they are read as strings: beside values of any kind, and both together."""
+    kafka.add("texts", 0, b"good", b"\xff", "ä".encode(), None)
+    found = replace(source(kafka, "texts", bounded=True, bad_rows="side"), form=RecordFormat("string", "string"))
+    reading = Reading(found.reader(), found.splits()[0])
+    until("the end", lambda: reading.once().at_end)
+    assert [(row["value"], row["offset"]) for row in reading.rows] == [("good", 0), ("ä", 2), (None, 3)]
+    assert [(row["raw"], row["offset"], row["error"]) for row in reading.letters] == [
+        (b"\xff", 1, "byte 0 of the value, 0xff, is not UTF-8")
+    ]
+    reading.reader.close()
+    for number, key in enumerate((b"k", b"\xff", b"\xff", b"k")):
+        kafka.add("keys", 0, *(b"bad" if number > 1 else value for value in objects(number)), key=key)
+    form = RecordFormat(SCHEMA, "string", ("offset",))
+    found = replace(source(kafka, "keys", bounded=True, bad_rows="side"), form=form)
+    reading = Reading(found.reader(), found.splits()[0])
+    until("the end", lambda: reading.once().at_end)
+    assert reading.rows == [{"x": 0, "s": "s0", "kafka_key": "k", "kafka_offset": 0}]
+    assert [(row["raw"], row["offset"], row["error"]) for row in reading.letters] == [
+        (objects(1)[0], 1, "byte 0 of the key, 0xff, is not UTF-8"),
+        (b"bad", 2, "byte 0 of the key, 0xff, is not UTF-8"),
+        (b"bad", 3, "the row is not a JSON object"),
+    ]
+    reading.reader.close()
 
 
 def test_a_topic_or_brokers_that_are_not_there(kafka: Broker, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,11 +19,13 @@ class Broker:
         (broker,) = producer.list_topics(timeout=240).brokers.values()
         self.servers = f"{broker.host}:{broker.port}"
 
-    def add(self, topic: str, partition: int, *values: bytes | None, at_ms: int = 1_000) -> None:
-        """Records, with a key that is the number of the partition; they are there when this returns."""
+    def add(
+        self, topic: str, partition: int, *values: bytes | None, at_ms: int = 1_000, key: bytes | None = None
+    ) -> None:
+        """Records, with a key that is the number of the partition, or `key`; they are there when this returns."""
         for number, value in enumerate(values):
             place = {"partition": partition, "timestamp": at_ms + number}
-            self._producer.produce(topic, value=value, key=str(partition).encode(), **place)
+            self._producer.produce(topic, value=value, key=key or str(partition).encode(), **place)
         assert self._producer.flush(30) == 0
 
 

@@ -119,16 +119,14 @@ def csv_column(
     return offsets, out, valid
 
 
-def frame_json(
-    data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]
-) -> tuple[NDArray[np.uint8], bool]:
-    """What is wrong with each record as one JSON object, 0 for nothing; and whether line breaks stand in good ones.
+def frame_json(data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """What is wrong with each record as one JSON object, 0 for nothing.
 
     Only the frame is checked: braces and strings, and control characters within strings.
     """
-    status, breaks = np.zeros(len(starts), dtype=np.uint8), np.zeros(1, dtype=np.int64)
-    _frame_json(data, starts, ends, status, breaks)
-    return status, bool(breaks[0])
+    status = np.zeros(len(starts), dtype=np.uint8)
+    _frame_json(data, starts, ends, status)
+    return status
 
 
 @kernel
@@ -437,14 +435,12 @@ def _frame_json(
     starts: NDArray[np.int64],
     ends: NDArray[np.int64],
     status: NDArray[np.uint8],
-    breaks: NDArray[np.int64],
 ) -> None:
     for i in range(starts.shape[0]):
         depth = 0
         quoted = False
         escaped = False
         begun = False
-        broken = False
         wrong = 0
         for at in range(starts[i], ends[i]):
             b = data[at]
@@ -460,8 +456,6 @@ def _frame_json(
                     break
                 continue
             if b == 32 or b == 9 or b == 13 or b == 10:
-                if b == 10:
-                    broken = True
                 continue
             if depth == 0:
                 if begun:
@@ -483,5 +477,3 @@ def _frame_json(
         if wrong == 0 and depth != 0:
             wrong = 2
         status[i] = wrong
-        if wrong == 0 and broken:
-            breaks[0] = 1

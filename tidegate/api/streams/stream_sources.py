@@ -237,7 +237,7 @@ class StreamSources:
         end: Literal["latest"] | None = None,
         discover: str | timedelta | int | None = None,
         properties: Mapping[str, object] | None = None,
-        errors: Literal["fail", "skip"] = "fail",
+        bad_rows: BadRows = "fail",
         on_missing: OnMissing = "fail",
         timestamp: str | pl.Expr | None = None,
         max_out_of_orderness: str | timedelta | int = 0,
@@ -266,8 +266,9 @@ class StreamSources:
         With `timestamp="kafka"` event time is that of the records, else that of a column. A partition without records
         for `idleness` (never, by default) does not hold it back.
         """
-        if errors not in ("fail", "skip") or end not in (None, "latest"):
-            raise ConfigurationError(f"from_kafka(errors={errors!r}, end={end!r}): 'fail' or 'skip'; 'latest' or None")
+        policy = check_bad_rows(bad_rows, "from_kafka")
+        if end not in (None, "latest"):
+            raise ConfigurationError(f"from_kafka(end={end!r}): it is 'latest' or None")
         if on_missing not in ("fail", "earliest", "latest"):
             raise ConfigurationError(f"from_kafka(on_missing={on_missing!r}): it is 'fail', 'earliest' or 'latest'")
         if isinstance(topics, str) or not topics:
@@ -282,8 +283,7 @@ class StreamSources:
         every_ms = None if discover is None else parse_duration_ms(discover, setting="from_kafka(discover)")
         given = tuple((properties or {}).items())
         client_settings(servers, dict(given))
-        skip = errors == "skip"
-        source = KafkaSource(servers, tuple(topics), form, start, end is not None, every_ms, given, skip, on_missing)
+        source = KafkaSource(servers, tuple(topics), form, start, end is not None, every_ms, given, policy, on_missing)
         stream = self.from_source(source, name=name, uid=uid, parallelism=parallelism)
         column = timestamp if not by_record else TIMESTAMP if isinstance(value, pa.Schema) else "timestamp"
         return timed(stream, column, max_out_of_orderness, uid, idleness, alignment)
@@ -314,19 +314,28 @@ class StreamSources:
         return timed(stream, timestamp, max_out_of_orderness, uid, alignment=alignment)
 
     def from_socket(
-        self, host: str, port: int, *, lossy: bool = False, name: str = "from_socket", uid: str | None = None
+        self,
+        host: str,
+        port: int,
+        *,
+        lossy: bool = False,
+        bad_rows: BadRows = "fail",
+        name: str = "from_socket",
+        uid: str | None = None,
     ) -> Stream:
         """A stream of lines, in the column `value`, from whoever listens at `host` and `port`, such as `nc -lk 9999`.
 
         For demos: it connects again after a failure, and lines that had been read and are in no checkpoint are lost.
-        Raises ConfigurationError unless `lossy=True` accepts that. It ends when the other side closes.
+        Raises ConfigurationError unless `lossy=True` accepts that. It ends when the other side closes. A line that is
+        not UTF-8, or has more than a mebibyte, fails the job, or is left out as `bad_rows` of `from_files` says.
         """
+        policy = check_bad_rows(bad_rows, "from_socket")
         if not lossy:
             raise ConfigurationError(
                 "from_socket: a socket cannot be read twice, so lines are lost whenever the job restarts, whatever its "
                 "checkpoints are; accept that with lossy=True, or let Kafka or files stand in between"
             )
-        return self.from_source(SocketSource(host, port), name=name, uid=uid, parallelism=1)
+        return self.from_source(SocketSource(host, port, policy), name=name, uid=uid, parallelism=1)
 
     def from_source(
         self, source: Source, *, name: str = "source", uid: str | None = None, parallelism: int | None = None

@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from tidegate.actors.sources.bad_rows import BadRows
 from tidegate.actors.sources.kafka.broker_contact import BrokerContact
 from tidegate.actors.sources.kafka.client import kafka, watermarks
 from tidegate.actors.sources.kafka.positions import (
@@ -80,7 +81,7 @@ class KafkaReader:
         settings: Mapping[str, object],
         topics: Sequence[str],
         form: RecordFormat,
-        skip: bool,
+        bad_rows: BadRows,
         discover_ms: int | None,
         on_missing: OnMissing = "fail",
         clock_ms: Callable[[], int] = monotonic_ms,
@@ -96,7 +97,7 @@ class KafkaReader:
         self._consumer = self._library.Consumer(dict(settings), logger=self._contact)
         watch_ms = min(WATCH_MS, discover_ms or WATCH_MS)
         self._watch = TopicWatch(settings, topics, self._contact, clock_ms, watch_ms)
-        self._records = RecordReader(form, skip)
+        self._records = RecordReader(form, bad_rows)
         self._partitions: dict[tuple[str, int], _Partition] = {}
         self._buffered_bytes = 0
         self._record_bytes = RECORD_BYTES
@@ -144,11 +145,12 @@ class KafkaReader:
             if not partition.assigned and partition.size_bytes <= self._share_bytes() // 2 and not partition.missing:
                 self._assign(at, partition)
         wanted = taken if at.end is None else [record for record in taken if _offset(record) < at.end]
-        batch = self._records.batch(wanted) if wanted else None
+        batch, bad = self._records.rows(wanted) if wanted else (None, None)
         reached = max(partition.next_offset, -1 if partition.records else partition.end_seen)
         at_end = at.end is not None and reached >= at.end and self._ends(at)
         payload = encode(replace(at, offset=partition.next_offset)) if taken else None
-        return ReadResult(batch, offset + (0 if batch is None else batch.num_rows), at_end, payload=payload)
+        rows = sum(found.num_rows for found in (batch, bad) if found is not None)
+        return ReadResult(batch, offset + rows, at_end, payload=payload, bad=bad)
 
     def _ends(self, at: PartitionAt) -> bool:
         """Whether a partition that has reached its end is done: what was read belongs to its topic. Then let it go."""

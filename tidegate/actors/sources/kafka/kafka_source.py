@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import pyarrow as pa
 
+from tidegate.actors.sources.bad_rows import BadRows
 from tidegate.actors.sources.kafka.client import (
     Start,
     client_settings,
@@ -33,7 +34,7 @@ from tidegate.actors.sources.kafka.client import (
 )
 from tidegate.actors.sources.kafka.kafka_reader import KafkaReader, OnMissing, replaced_text
 from tidegate.actors.sources.kafka.positions import FINDERS, KnownPartitions, PartitionAt, split_of
-from tidegate.actors.sources.kafka.records import RecordFormat
+from tidegate.actors.sources.kafka.records import LETTERS, RecordFormat
 from tidegate.actors.sources.kafka.topics import TopicInfo, describe_topics
 from tidegate.actors.sources.source import SourceReader, SourceSplit
 from tidegate.storage.codec import decode, encode
@@ -51,8 +52,8 @@ class KafkaSource:
     """Topics of the brokers at `servers` ("host:port,host:port").
 
     `discover_ms`: how often to look for new partitions, or None to leave them out. `bounded`: it ends behind the
-    records that are there at submission. `skip`: records that cannot be read are left out. `on_missing`: what to do
-    where the next record of a checkpoint is not there any more.
+    records that are there at submission. `bad_rows`: what to do with records that cannot be read. `on_missing`: what
+    to do where the next record of a checkpoint is not there any more.
     """
 
     servers: str
@@ -62,7 +63,7 @@ class KafkaSource:
     bounded: bool = False
     discover_ms: int | None = None
     properties: tuple[tuple[str, object], ...] = ()
-    skip: bool = False
+    bad_rows: BadRows = "fail"
     on_missing: OnMissing = "fail"
     unbounded: Literal[True] = True
 
@@ -70,6 +71,11 @@ class KafkaSource:
     def schema(self) -> pa.Schema:
         """The columns of the records."""
         return self.form.schema
+
+    @property
+    def bad_rows_schema(self) -> pa.Schema | None:
+        """The columns of dead letters, if they are a stream."""
+        return LETTERS if self.bad_rows == "side" else None
 
     @property
     def settings(self) -> Mapping[str, object]:
@@ -138,7 +144,7 @@ class KafkaSource:
 
     def reader(self) -> SourceReader:
         """A reader for one subtask, with a consumer of its own."""
-        return KafkaReader(self.settings, self.topics, self.form, self.skip, self.discover_ms, self.on_missing)
+        return KafkaReader(self.settings, self.topics, self.form, self.bad_rows, self.discover_ms, self.on_missing)
 
     def _finders(self, counts: Mapping[str, int]) -> list[SourceSplit]:
         if self.bounded:

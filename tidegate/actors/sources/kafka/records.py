@@ -2,26 +2,24 @@
 
 Rules:
 
-- Values that are JSON are joined to one buffer, which Arrow parses: an object a record, with the columns of the schema.
-  What the schema does not name is left out, and what a record lacks is null. A record without a value, a tombstone, is
-  all nulls. The value `null` is not an object, and so cannot be read.
-- Whether a record can be read depends on that record alone: on its UTF-8, on line breaks within its strings, on a byte
-  order mark before it. Those of its batch make no difference.
-- A record that cannot be read is an error that names topic, partition and offset, or it is left out and counted.
+- Values that are JSON become rows as those of files do (`json_records.py`): an object a record. A record without a
+  value, a tombstone, is all nulls. The value `null` is not an object, and so cannot be read.
+- Whether a record can be read depends on that record alone, and not on the records that are fetched with it.
+- A record that cannot be read is an error that names topic, partition and offset, or it is a dead letter.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.json as pa_json
 
+from tidegate.actors.sources.bad_rows import BadRows, BadRowsLog
+from tidegate.actors.sources.text.json_records import JsonDecoder
+from tidegate.actors.sources.text.records import not_utf8
 from tidegate.storage.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -40,10 +38,18 @@ METADATA = {
     "tombstone": pa.bool_(),
 }
 """Columns with more about a record, on request. Beside those of a schema their names begin with `kafka_`."""
-_BOM = b"\xef\xbb\xbf"
-_LINE_FEED, _BRACE = ord("\n"), ord("{")
 _RAW = {"bytes": pa.binary(), "string": pa.string()}
-_WARN_EVERY = 1_000
+LETTERS = pa.schema(
+    [
+        ("raw", pa.binary()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("error", pa.string()),
+    ]
+)
+"""The columns of dead letters. `raw` is the value of the record."""
+_PLACE = "the record at offset {offset} of partition {partition} of {topic!r}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +75,8 @@ class RecordFormat:
         taken = ours & set(self.value.names if isinstance(self.value, pa.Schema) else ())
         if taken:
             raise ConfigurationError(f"from_kafka(value=): the name {min(taken)!r} is the source's own")
+        if isinstance(self.value, pa.Schema):
+            JsonDecoder(self.value)
 
     @property
     def schema(self) -> pa.Schema:
@@ -94,55 +102,82 @@ class RecordFormat:
 
 
 class RecordReader:
-    """Makes batches. `skip`: records that cannot be read are left out."""
+    """Makes batches and dead letters. `bad_rows`: what to do with records that cannot be read."""
 
-    def __init__(self, form: RecordFormat, skip: bool) -> None:
+    def __init__(self, form: RecordFormat, bad_rows: BadRows) -> None:
         self._form = form
         self._schema = form.schema
-        self._skip = skip
-        self.skipped = 0
-        """Records that were left out."""
+        self._bad_rows = bad_rows
+        self._decoder = JsonDecoder(form.value) if isinstance(form.value, pa.Schema) else None
+        self._log = BadRowsLog(log)
 
-    def batch(self, records: Sequence[Message]) -> pa.RecordBatch | None:
-        """The rows of some records; None if there are none. ConfigurationError for a record that cannot be read."""
-        try:
-            return self._made(records)
-        except (pa.ArrowException, ValueError) as error:
-            good = [found for record in records if (found := self._alone(record, error)) is not None]
-        if not good:
-            return None
-        (batch,) = pa.Table.from_batches(good).combine_chunks().to_batches()
-        return batch
+    def rows(self, records: Sequence[Message]) -> tuple[pa.RecordBatch | None, pa.RecordBatch | None]:
+        """Returns the rows of some records and the dead letters, each None if there are none.
 
-    def _made(self, records: Sequence[Message]) -> pa.RecordBatch:
-        form, values = self._form, [record.value() for record in records]
-        keys = [] if form.key is None and isinstance(form.value, pa.Schema) else [record.key() for record in records]
-        if isinstance(form.value, pa.Schema):
-            columns = _parsed(values, form.value).columns
-            columns += [_raw(keys, form.key)] if form.key is not None else []
-        else:
-            columns = [_raw(keys, form.key or "bytes"), _raw(values, form.value)]
-        return pa.RecordBatch.from_arrays([*columns, *form.metadata_of(records)], schema=self._schema)
+        Raises ConfigurationError for a record that cannot be read if that fails the job.
+        """
+        columns, bad = self._columns(records)
+        letters = None
+        if bad:
+            letters = self._letters(records, bad)
+            records = [record for number, record in enumerate(records) if number not in bad]
+            if not records:
+                return None, letters
+            # Each record is judged by itself, so all of these are good.
+            columns, bad = self._columns(records)
+            assert not bad
+        made = [*columns, *self._form.metadata_of(records)]
+        return pa.RecordBatch.from_arrays(made, schema=self._schema), letters
 
-    def _alone(self, record: Message, found: Exception) -> pa.RecordBatch | None:
-        """The row of one record; None if it is left out. `found` is what was wrong with some record of its batch."""
-        try:
-            return self._made([record])
-        except (pa.ArrowException, ValueError) as error:
-            where = f"the record at offset {record.offset()} of partition {record.partition()} of {record.topic()!r}"
-            if not self._skip:
-                raise ConfigurationError(
-                    f'{where} cannot be read: {error}; leave such records out with from_kafka(errors="skip")'
-                ) from found
-            if self.skipped % _WARN_EVERY == 0:
-                log.warning("%s is left out, and %d before it: %s", where, self.skipped, error)
-            self.skipped += 1
-            return None
+    def _columns(self, records: Sequence[Message]) -> tuple[list[pa.Array], dict[int, str]]:
+        """Returns columns of values and keys, and the numbers of records that cannot be read with the reasons."""
+        form, bad = self._form, dict[int, str]()
+        values = [record.value() for record in records]
+        with_keys = form.key is not None or self._decoder is None
+        keys = [_raw([record.key() for record in records], form.key or "bytes", "of the key", bad)] if with_keys else []
+        if self._decoder is None:
+            assert isinstance(form.value, str)
+            return [*keys, _raw(values, form.value, "of the value", bad)], bad
+        found = self._decoder.records([b"{}" if value is None else value for value in values])
+        return [*found.batch.columns, *keys], found.bad | bad
+
+    def _letters(self, records: Sequence[Message], bad: Mapping[int, str]) -> pa.RecordBatch:
+        numbers = sorted(bad)
+        if self._bad_rows == "fail":
+            first = records[numbers[0]]
+            where = _PLACE.format(topic=first.topic(), partition=first.partition(), offset=first.offset())
+            raise ConfigurationError(
+                f"{where} cannot be read: {bad[numbers[0]]}. Leave such records out with "
+                'from_kafka(bad_rows="skip"), or give them to a stream of their own with bad_rows="side"'
+            )
+        wrong = [records[number] for number in numbers]
+        columns = [
+            pa.array([record.value() for record in wrong], pa.binary()),
+            *(_METADATA_OF[name](wrong) for name in ("topic", "partition", "offset")),
+            pa.array([bad[number] for number in numbers], pa.string()),
+        ]
+        letters = pa.RecordBatch.from_arrays(columns, schema=LETTERS)
+        self._log.add(letters, _PLACE)
+        return letters
 
 
-def _raw(values: Sequence[bytes | None], kind: str) -> pa.Array:
+def _raw(values: Sequence[bytes | None], kind: str, of: str, bad: dict[int, str]) -> pa.Array:
+    """Returns bytes, or strings. What is not UTF-8 is null, and its number goes to `bad` with the reason."""
     found = pa.array(values, pa.binary())
-    return found if kind == "bytes" else found.cast(pa.string())
+    if kind == "bytes":
+        return found
+    try:
+        return found.cast(pa.string())
+    except pa.ArrowInvalid:
+        faults = {
+            number: fault
+            for number, value in enumerate(values)
+            if value is not None and (fault := not_utf8(value, of)) is not None
+        }
+        for number, fault in faults.items():
+            bad.setdefault(number, fault)
+        texts = [None if number in faults else value for number, value in enumerate(values)]
+        return pa.array(texts, pa.binary()).cast(pa.string())
 
 
 def _times(records: Sequence[Message]) -> pa.Array:
@@ -162,48 +197,3 @@ _METADATA_OF: Mapping[str, Callable[[Sequence[Message]], pa.Array]] = {
     "headers": _headers,
     "tombstone": lambda records: pa.array([record.value() is None for record in records], pa.bool_()),
 }
-
-
-def _parsed(values: Sequence[bytes | None], schema: pa.Schema) -> pa.RecordBatch:
-    """JSON objects as rows. Raises ArrowInvalid, ValueError if a value is not one object that fits the schema."""
-    lines = [b"{}" if value is None else value for value in values] if None in values else values
-    data = b"\n".join(lines)  # type: ignore[arg-type]
-    if not _begins_with_objects(data, len(lines)):
-        # Rare: white space, a byte order mark or line breaks. What is then no line with an object is refused here.
-        data = b"\n".join([_one_line(line) for line in lines])  # type: ignore[arg-type]
-    if not data.isascii():
-        data.decode()
-    table = pa_json.read_json(
-        pa.BufferReader(data),
-        read_options=pa_json.ReadOptions(use_threads=False, block_size=len(data) + 1),
-        parse_options=pa_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
-    )
-    # Every line begins with an object, so each has given a row at least, or an error.
-    if table.num_rows != len(lines):
-        raise ValueError("the value is not one JSON object")
-    (batch,) = table.select(schema.names).cast(schema).combine_chunks().to_batches()
-    return batch
-
-
-def _begins_with_objects(data: bytes, lines: int) -> bool:
-    """Whether there are so many lines, and an object begins each."""
-    found = np.frombuffer(data, dtype=np.uint8)
-    breaks = np.flatnonzero(found == _LINE_FEED)
-    if len(breaks) != lines - 1 or not data.startswith(b"{") or data.endswith(b"\n"):
-        return False
-    return bool((found[breaks + 1] == _BRACE).all())
-
-
-def _one_line(value: bytes) -> bytes:
-    """A JSON object without line breaks around its tokens. ValueError if it is none, or has one in a string."""
-    line = value.removeprefix(_BOM).strip()
-    if line[:1] != b"{":
-        raise ValueError("the value is empty" if not line else "the value is not a JSON object")
-    if b"\n" in line or b"\r" in line:
-        # Python's parser refuses raw line breaks in strings, so those that are left stand between tokens.
-        try:
-            json.loads(line)
-        except RecursionError as error:
-            raise ValueError("the value is nested too deeply") from error
-        line = line.replace(b"\n", b" ").replace(b"\r", b" ")
-    return line

@@ -87,10 +87,10 @@ class JsonDecoder:
         """The rows of the lines of a block. Blank lines do not count."""
         data = np.frombuffer(block, dtype=np.uint8)
         starts, ends, consumed = lines_of(data, final)
-        status, _ = frame_json(data, starts, ends)
+        status = frame_json(data, starts, ends)
         if (blank := status == BLANK).any():
             starts, ends, status = starts[~blank], ends[~blank], status[~blank]
-        found = self._decoded(block, starts, ends, status, size_max, in_lines=True)
+        found = self._decoded(block, starts, ends, status, size_max, self._encoding)
         return Decoded(found.batch, starts, ends, found.bad, consumed)
 
     def skip(self, block: bytes, state: NDArray[np.int64]) -> int:
@@ -104,8 +104,8 @@ class JsonDecoder:
         sizes = np.fromiter((len(line) for line in lines), dtype=np.int64, count=len(lines))
         ends = np.cumsum(sizes + 1) - 1
         starts = ends - sizes
-        status, breaks = frame_json(np.frombuffer(block, dtype=np.uint8), starts, ends)
-        return self._decoded(block, starts, ends, status, None, in_lines=not breaks)
+        status = frame_json(np.frombuffer(block, dtype=np.uint8), starts, ends)
+        return self._decoded(block, starts, ends, status, None, None)
 
     def _decoded(
         self,
@@ -114,10 +114,10 @@ class JsonDecoder:
         ends: NDArray[np.int64],
         status: NDArray[np.uint8],
         size_max: int | None,
-        in_lines: bool,
+        encoding: str | None,
     ) -> DecodedRecords:
         bad = {number: _REASONS[int(status[number])] for number in np.flatnonzero(status).tolist()}
-        bad |= utf8_faults(block, starts, ends, self._encoding)
+        bad |= utf8_faults(block, starts, ends, encoding)
         if size_max is not None:
             bad |= {int(number): too_long(size_max) for number in np.flatnonzero(ends - starts > size_max)}
         numbers = [number for number in range(len(starts)) if number not in bad] if bad else range(len(starts))
@@ -174,7 +174,7 @@ def json_schema(block: bytes, final: bool, options: TextOptions) -> pa.Schema:
     """The columns of a file, as Arrow takes those lines of its first block that are objects."""
     data = np.frombuffer(block, dtype=np.uint8)
     starts, ends, _ = lines_of(data, final)
-    status, _ = frame_json(data, starts, ends)
+    status = frame_json(data, starts, ends)
     faults = utf8_faults(block, starts, ends, options.encoding)
     good = [number for number in np.flatnonzero(status == 0).tolist() if number not in faults]
     if not good:

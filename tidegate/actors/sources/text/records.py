@@ -13,6 +13,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from tidegate.actors.sources.text.text_options import UTF_8
+
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
@@ -63,31 +65,35 @@ def too_long(size_max: int) -> str:
     )
 
 
-def not_utf8(record: bytes, encoding: str) -> str | None:
-    """What is wrong with the bytes of a record as UTF-8; None for nothing."""
+def not_utf8(record: bytes, of: str) -> str | None:
+    """Returns what is wrong with the bytes of a record as UTF-8, None for nothing. `of`: "of the row"."""
     try:
         record.decode()
     except UnicodeDecodeError as error:
-        if encoding != "utf-8":
-            return f"a character is not {encoding}"
-        byte = record[error.start]
-        return (
-            f"byte {error.start} of the row, 0x{byte:02x}, is not UTF-8; give the encoding of the file, as in "
-            'options={"encoding": "ISO-8859-1"}'
-        )
+        return f"byte {error.start} {of}, 0x{record[error.start]:02x}, is not UTF-8"
     return None
 
 
-def utf8_faults(block: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64], encoding: str) -> dict[int, str]:
-    """The records that are not UTF-8, by number, and the reasons."""
+def utf8_faults(
+    block: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64], encoding: str | None
+) -> dict[int, str]:
+    """Returns the records that are not UTF-8 by number, with the reasons.
+
+    `encoding`: that of the file, which the reason names. None where none can be given.
+    """
     if block.isascii():
         return {}
     try:
         block[: int(ends[-1]) if len(ends) else 0].decode()
+        return {}
     except UnicodeDecodeError:
         found = {}
         for number, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
-            if (reason := not_utf8(block[start:end], encoding)) is not None:
+            reason = not_utf8(block[start:end], "of the row")
+            if reason is not None and encoding == UTF_8:
+                reason = f'{reason}; give the encoding of the file, as in options={{"encoding": "ISO-8859-1"}}'
+            elif reason is not None and encoding is not None:
+                reason = f"a character is not {encoding}"
+            if reason is not None:
                 found[number] = reason
         return found
-    return {}
