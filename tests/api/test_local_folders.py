@@ -14,7 +14,7 @@ from local_jobs import NO_RESTART, GatedSource, opening
 
 import tidegate as tg
 from tidegate import recovery
-from tidegate.api.environment import default_storage
+from tidegate.api.submission.local_folders import default_storage
 
 ROWS, GATE = 400, 200
 

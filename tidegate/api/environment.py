@@ -35,9 +35,9 @@ from tidegate.api.submission.changes_once import check_changes_come_once
 from tidegate.api.submission.doubts import doubts
 from tidegate.api.submission.job import Job
 from tidegate.api.submission.job_names import name_taken
-from tidegate.api.submission.local_folders import default_storage
 from tidegate.api.submission.restore_report import RestoreReport
 from tidegate.api.submission.submission import JobRequest, check_meaning, make_job_id, prepare, processes_of, report_on
+from tidegate.api.submission.temporary_jobs import TemporaryJob, delete_unneeded, temporary_root
 from tidegate.api.topologies import Topologies
 from tidegate.recovery.restart_strategy import RestartStrategy, default_strategy
 from tidegate.storage.errors import ConfigurationError
@@ -196,11 +196,15 @@ class StreamEnvironment(Topologies):
         )
         check_meaning(request, self.open_store)
         store, savepoints, name = self.open_store(request.root), request.checkpoints.savepoints, request.name
+        temporary = self._temporary_job(request)
         if self._config.web.web:
             self.serve_web()
         try:
             with name_taken(store, name, request.job_id, make_job_id(name, ""), request.checkpoints.lease) as lease:
                 submission = prepare(request, self.open_store)
+                restored = submission.spec.restore
+                if temporary is not None and restored is not None and restored.root == temporary.root:
+                    temporary.restored_from(restored.job_id)
                 lease.abandon()
                 running = self._accompany(self._runtime.submit(submission), submission)
         except RuntimeError as error:
@@ -216,12 +220,21 @@ class StreamEnvironment(Topologies):
         collected = self._program.collected
         self._program.clear()
         root = submission.spec.root
-        job = Job(running, submission.spec.job_id, name, root, self.open_store, savepoints, self._web)
+        job = Job(running, submission.spec.job_id, name, root, self.open_store, savepoints, self._web, temporary)
         for rows in collected:
-            rows.follow(job.status)
+            rows.follow(job.status, temporary)
         if self._submitted is not None:
             self._submitted(job, detached)
         return job
+
+    def _temporary_job(self, request: JobRequest) -> TemporaryJob | None:
+        """The temporary folder of a job without storage, which the environment needs as long as it shows the job."""
+        if not request.temporary:
+            return None
+        keeps = "retention" in request.checkpoints.model_fields_set
+        temporary = TemporaryJob(request.root, request.job_id, keeps=keeps)
+        self._temporary.append(temporary)
+        return temporary
 
     def _accompany(self, running: RunningJob, submission: Submission) -> RunningJob:
         """The job together with its companions in this driver, if it has any."""
@@ -364,6 +377,7 @@ class StreamEnvironment(Topologies):
             ),
             detached=detached,
             log=self._config.log.settings,
+            temporary=config.storage is None and config.checkpoint_storage != "jobmanager",
         )
 
     def _graph(self, nodes: Sequence[StreamNode], combining: CombiningMode) -> JobGraph:
@@ -374,7 +388,9 @@ class StreamEnvironment(Topologies):
         """Where checkpoints go: the folder that was named, the coordinator's memory, or a temporary folder."""
         if config.storage is not None:
             return config.storage
-        return self._runtime.memory_url if config.checkpoint_storage == "jobmanager" else default_storage()
+        return (
+            self._runtime.memory_url if config.checkpoint_storage == "jobmanager" else temporary_root(self.open_store)
+        )
 
     def add_master_hook(self, hook: MasterHook) -> None:
         """Add a hook that the next job tells of its checkpoints (see `tg.MasterHook`)."""
@@ -394,6 +410,8 @@ class StreamEnvironment(Topologies):
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+        self._temporary.clear()
+        delete_unneeded(self.open_store)
 
     def __enter__(self) -> Self:
         return self

@@ -7,6 +7,7 @@ argument that is None is what the configuration says (`config_file.py`).
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from tidegate.actors.hosts.job_context import DataPlaneOptions
 from tidegate.actors.hosts.process_settings import Standbys
 from tidegate.actors.runtimes.companions import Companion
-from tidegate.actors.runtimes.local.local_runtime import LocalRuntime
+from tidegate.actors.runtimes.local.local_runtime import ENDED_MAX, LocalRuntime
 from tidegate.actors.runtimes.running_job import Runtime
 from tidegate.api.accompanied_job import AccompaniedJob
 from tidegate.api.config.config_file import Config, load_config
@@ -23,6 +24,7 @@ from tidegate.api.config.sections.setting_values import spare_processes
 from tidegate.api.program import Program
 from tidegate.api.ray_slots import check_slots, runtime_on
 from tidegate.api.streams.stream_sources import StreamSources
+from tidegate.api.submission.temporary_jobs import TemporaryJob
 from tidegate.api.web_access import WebAccess
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.extras import need
@@ -72,6 +74,8 @@ class Topologies(StreamSources):
         self._submitted: Callable[[Job, bool], object] | None = None
         """Whoever wants to know of each job, and whether it is detached."""
         self._accompanied: list[AccompaniedJob] = []
+        self._temporary: deque[TemporaryJob] = deque(maxlen=ENDED_MAX)
+        """Folders of the newest jobs without storage, which their pages show."""
         self._web = WebAccess(runtime)
 
     @classmethod

@@ -76,6 +76,8 @@ class JobContext:
     """How the processes of the job log."""
     configuration: Mapping[str, str] = field(default_factory=dict)
     """The settings in effect, by their keys, as people read them."""
+    temporary: bool = False
+    """Whether `root` is a temporary folder, from which the job is deleted when it is over and nothing needs it."""
 
     @property
     def layout(self) -> CheckpointLayout:

@@ -13,6 +13,7 @@ from tidegate.actors.operators.user_metrics import UserMetric
 from tidegate.actors.runtimes.running_job import JobProgress, RunningJob, SnapshotRequest, TaskProcessInfo
 from tidegate.actors.runtimes.vertex_metrics import VertexMetrics
 from tidegate.api.given_names import location
+from tidegate.api.submission.temporary_jobs import TemporaryJob, keep
 from tidegate.api.web_access import WebAccess
 from tidegate.recovery.checkpoints import CheckpointSummary, list_checkpoints
 from tidegate.storage.checkpoints.event_log import EventLog
@@ -39,8 +40,11 @@ class Job:
         open_store: OpenStore = open_store,
         savepoints: str | None = None,
         web: WebAccess | None = None,
+        temporary: TemporaryJob | None = None,
     ) -> None:
         self._running = running
+        self._temporary = temporary
+        """Keeps the folder of a job without storage for as long as this handle is there."""
         self._web = web
         self._open_store = open_store
         self.job_id = job_id
@@ -104,6 +108,7 @@ class Job:
         """Take a checkpoint now; returns its path. CheckpointError if it fails, JobTimeoutError if it takes longer."""
         timeout_s = parse_duration_ms(timeout, setting="trigger_checkpoint(timeout)") / 1000
         answer = self._running.request(SnapshotRequest(SnapshotKind.CHECKPOINT), timeout_s)
+        keep(self.root, self.job_id)
         return f"{self.root}/{self.job_id}/chk-{answer.checkpoint_id}"
 
     def savepoint(

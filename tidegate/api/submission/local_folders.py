@@ -9,6 +9,9 @@ import tempfile
 from tidegate.storage.errors import StorageError
 from tidegate.storage.files.private_folders import make_private
 
+CHECKPOINTS = "checkpoints"
+"""What the folder for jobs without storage is called."""
+
 
 def temporary_folder(purpose: str) -> str:
     """A folder of this user among the temporary files of a machine."""
@@ -20,7 +23,7 @@ def default_storage() -> str:
 
     ConfigurationError if what is there is not this user's alone, StorageError if it cannot be made.
     """
-    folder = temporary_folder("checkpoints")
+    folder = temporary_folder(CHECKPOINTS)
     try:
         make_private(folder)
     except OSError as error:

@@ -96,6 +96,8 @@ class JobRequest:
     log: LogSettings = field(default_factory=LogSettings)
     former: JobGraph | None = None
     """The graph of the same program as older versions made it, if that is another one."""
+    temporary: bool = False
+    """Whether `root` is the temporary folder of jobs without storage."""
 
 
 def make_job_id(name: str, suffix: str) -> JobId:
@@ -244,6 +246,7 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
         frozenset(source.uid for source in assigned),
         log=request.log,
         configuration=shown_settings(request.checkpoints, request.restart),
+        temporary=request.temporary,
     )
     spec = replace(_spec(request, graph, restore), assigned_sources=assigned, aligned_sources=aligned)
     keeps = request.checkpoints.keep_events

@@ -160,6 +160,7 @@ class CollectedRows:
         self._open_store = open_store
         self._table: OutputTable | None = None
         self._status: Callable[[], str] | None = None
+        self._folder: object = None
 
     @property
     def placeholder(self) -> str:
@@ -177,9 +178,12 @@ class CollectedRows:
         assert self._table is not None, "a place is found when the job is submitted"
         return self._table.url
 
-    def follow(self, status: Callable[[], str]) -> None:
-        """Learn how the job stands, once it was submitted: `status` returns it."""
-        self._status = status
+    def follow(self, status: Callable[[], str], folder: object = None) -> None:
+        """Learn how the job stands, once it was submitted: `status` returns it.
+
+        `folder` keeps the folder of a job without storage, in which the rows are, for as long as it is referred to.
+        """
+        self._status, self._folder = status, folder
 
     def to_arrow(self) -> pa.Table:
         """The committed rows: all rows, once a bounded job has finished.

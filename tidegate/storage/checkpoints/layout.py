@@ -40,6 +40,14 @@ class CheckpointLayout:
         """Folder of everything of the job."""
         return self.job_id
 
+    def keep_mark(self) -> str:
+        """A file that says that the checkpoints of a job without storage of its own stay, because the user wants it."""
+        return f"{self.job_id}/keep"
+
+    def savepoint_mark(self) -> str:
+        """A file that says that a savepoint of a job without storage of its own refers to what its tasks own."""
+        return f"{self.job_id}/has-savepoint"
+
     def checkpoint_dir(self, checkpoint_id: CheckpointId) -> str:
         """Folder of one checkpoint."""
         return f"{self.job_id}/{checkpoint_name(checkpoint_id)}"

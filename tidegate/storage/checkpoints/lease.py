@@ -32,7 +32,7 @@ LEASE_MS_DEFAULT = 30_000
 RENEWALS_A_LEASE = 3
 CLOCKS_DIFFER_MS_MAX = 10_000
 """How far the clock of a reader may be from that of the writer: an expired lease counts for so much longer."""
-LEASE_VERSION = 2
+LEASE_VERSION = 3
 _LAST_MS = 253_402_300_799_000
 """The last second of the year 9999, beyond which calendars do not go."""
 _MAGIC = b"TGLEASE"
@@ -63,6 +63,8 @@ class Lease:
     driver: ProcessId | None = None
     ended: bool = False
     asking: bool = False
+    finished: bool = False
+    """Of a job that has ended: whether it has finished, so that there is nothing left to restore or to commit."""
 
     @property
     def counts_until_ms(self) -> int:
@@ -73,9 +75,9 @@ class Lease:
         """The same, a renewal later."""
         return replace(self, renewed_at_ms=at_ms, renewals=self.renewals + 1)
 
-    def ended_at(self, at_ms: int) -> Lease:
+    def ended_at(self, at_ms: int, *, finished: bool = False) -> Lease:
         """The last one: the job is over."""
-        return replace(self.renewed(at_ms), ended=True)
+        return replace(self.renewed(at_ms), ended=True, finished=finished)
 
 
 class Life(enum.Enum):

@@ -91,6 +91,9 @@ class CoordinatorEffects:
         checkpoint_id = instruction.metadata.checkpoint_id
         try:
             root, target = self._context.root, instruction.target
+            if self._context.temporary:
+                # Staged inputs and collected rows, which the savepoint refers to, stay with the job.
+                self._open_store(root).write(self._context.layout.savepoint_mark(), ())
             path = write_savepoint(self._open_store, root, target, instruction.metadata, instruction.permit)
         except TidegateError as error:
             return ev.SavepointWriteFailed(self._now_ms(), checkpoint_id, str(error), _away_ms(error) is None)

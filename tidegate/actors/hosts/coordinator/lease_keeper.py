@@ -84,14 +84,14 @@ class LeaseKeeper:
             self._lease = replace(self._lease.renewed(self._clock()), asking=False)
             write_lease(self._store, self._lease)
 
-    def end(self) -> None:
-        """The job is over, and says so. Nothing more follows; may be called again."""
+    def end(self, *, finished: bool = False) -> None:
+        """The job is over, and says so, and whether it has finished. Nothing more follows; may be called again."""
         if not self.abandon():
             return
         try:
             found = read_lease(self._store, self._lease.job_id)
             if found is None or found.token == self._token:  # Else somebody else goes on with the job.
-                write_lease(self._store, self._lease.ended_at(self._clock()))
+                write_lease(self._store, self._lease.ended_at(self._clock(), finished=finished))
         except Exception as error:  # noqa: BLE001 (it is the last that a job does, and must not keep it from its end)
             log.warning("the lease of job %s was not ended, and will expire: %s", self._lease.job_id, error)
 

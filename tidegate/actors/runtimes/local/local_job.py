@@ -27,6 +27,7 @@ from dataclasses import replace
 from typing import Any
 
 from tidegate.actors.coordinator.invariants import permit_sweep
+from tidegate.actors.coordinator.job.phases import JobStatus
 from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.messages.events import CoordinatorEvent
@@ -398,7 +399,7 @@ class LocalJob:
         state = self.coordinator.machine.state
         self._effects.sweep(permit_sweep(state))
         self.coordinator.halt()
-        self._lease.end()
+        self._lease.end(finished=state.status is JobStatus.FINISHED and not state.gave_up)
         self._done.set_result(progress_of(state, {}))
 
 

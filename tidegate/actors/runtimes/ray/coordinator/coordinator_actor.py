@@ -24,6 +24,7 @@ import ray
 from tidegate.actors.coordinator.chronicle import Chronicle
 from tidegate.actors.coordinator.invariants import permit_sweep
 from tidegate.actors.coordinator.job.job_spec import JobSpec
+from tidegate.actors.coordinator.job.phases import JobStatus
 from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.messages.events import CoordinatorEvent
@@ -293,7 +294,8 @@ class CoordinatorProcess(Shown):
     def _tell_end(self) -> None:
         self._report_late_rows(now_ms(), over=True)
         if self._lease is not None:
-            self._lease.end()
+            state = self._host.machine.state if self._host is not None else None
+            self._lease.end(finished=state is not None and state.status is JobStatus.FINISHED and not state.gave_up)
         self._ended.set()
 
     def _make_way(self, reason: str) -> None:
