@@ -15,6 +15,7 @@ from local_jobs import NO_RESTART, GatedSource, opening
 from waiting import until
 
 import tidegate as tg
+from tidegate.actors.runtimes.local import local_runtime
 from tidegate.api.submission import temporary_jobs
 from tidegate.api.submission.local_folders import default_storage
 from tidegate.storage.files.file_system_store import open_store
@@ -108,6 +109,25 @@ def test_one_environment_keeps_the_folders_of_its_newest_jobs(root: Path, monkey
             env.execute("many").wait()
             gc.collect()
         assert len(os.listdir(root)) <= 21
+
+
+@pytest.mark.slow
+def test_jobs_that_are_over_leave_no_objects(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One environment runs many jobs, one after the other: what it keeps of them is bounded."""
+    monkeypatch.setattr(local_runtime, "ENDED_MAX", 2)
+
+    def objects_after(jobs: int) -> int:
+        for _ in range(jobs):
+            env.from_batches(pa.table({"k": [1]})).key_by("k").aggregate(n=tg.count(), emit="final").collect()
+            env.execute("counted").wait()
+        gc.collect()
+        # Log records, for example, are kept by pytest.
+        return sum(1 for each in gc.get_objects() if str(type(each).__module__).startswith("tidegate"))
+
+    with tg.StreamEnvironment.local(1) as env:
+        objects_after(25)  # As many as the environment keeps the folders of.
+        before = objects_after(5)
+        assert objects_after(10) - before < 10 * 3
 
 
 @pytest.mark.slow

@@ -114,6 +114,18 @@ def test_a_job_without_resources_reserves_nothing(
     assert (cluster.asked, started[0].own_slots) == ([], None)
 
 
+def test_a_session_forgets_the_jobs_that_are_over(
+    cluster: Cluster, started: list[FleetOptions], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that runs many jobs, one after the other, does not grow with them."""
+    over: set[RayJob] = set()
+    monkeypatch.setattr(RayJob, "over", property(lambda job: job in over))
+    runtime, made = RayRuntime(COMMON), submission(tmp_path, None)
+    for _ in range(5):
+        over.add(runtime.submit(made))
+    assert len(runtime._jobs) == 1
+
+
 def test_a_detached_job_reserves_all_of_its_slots(
     cluster: Cluster, started: list[FleetOptions], tmp_path: Path
 ) -> None:

@@ -152,6 +152,8 @@ class RayRuntime:
             release(own)
             raise
         job = RayJob(submission.card, coordinator, context, slots, self.open_store, own)
+        # A job that is over has given its slots back: nothing is left to do for it.
+        self._jobs = [each for each in self._jobs if not each.over]
         self._jobs.append(job)
         return job
 
