@@ -272,7 +272,7 @@ class Topologies(StreamSources):
         slots, placement = _or(slots, where.slots), where.placement if placement is None else placement
         parallelism = _or(parallelism, _or(where.parallelism, 1))
         check_slots(slots, placement, parallelism)
-        connection = connect(_or(address, where.address))
+        connection = connect(_or(address, where.address), show_log=bool(settings.log.given()))
         env = cls(
             runtime_on(connection, slots, placement, settings.checkpoints),
             parallelism,

@@ -32,6 +32,7 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.spark import cluster_init
 
 from tidegate.actors.protocol.failure_reasons import bounded_text
+from tidegate.actors.runtimes.ray.driver.worker_output import filter_worker_output
 from tidegate.actors.runtimes.ray.process.calls import NAMESPACE
 from tidegate.actors.runtimes.ray.slots.reservation import ask_for, await_room
 from tidegate.actors.runtimes.ray.slots.wanted import Wanted
@@ -44,7 +45,6 @@ from tidegate.spark_bridge.ray_in_spark.head_node import head_waited_for
 from tidegate.spark_bridge.ray_in_spark.ray_token import environment_of_nodes, token_of_cluster
 from tidegate.spark_bridge.ray_in_spark.spark_guard import SparkGuard
 from tidegate.spark_bridge.ray_in_spark.start_hook import nodes_get
-from tidegate.spark_bridge.session.worker_output import filter_worker_output
 from tidegate.spark_bridge.spark_watch import driver_gone
 from tidegate.spark_bridge.worker_python import refuse_unfit_workers
 from tidegate.storage.errors import ConfigurationError

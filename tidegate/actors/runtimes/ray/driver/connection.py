@@ -50,8 +50,12 @@ class Connection:
             ray.shutdown()
 
 
-def connect(address: str | None = None) -> Connection:
-    """Connect this process, unless it is connected. ConfigurationError where that cannot be, saying what to do."""
+def connect(address: str | None = None, show_log: bool = False) -> Connection:
+    """Connect this process to Ray, unless it is connected.
+
+    `show_log`: print the lines of tidegate's processes, whatever their level, where Ray prints lines of processes here.
+    Raises ConfigurationError where no cluster, another cluster or a cluster with another token answers.
+    """
     if "ray" in sys.modules:
         import ray
 
@@ -59,6 +63,7 @@ def connect(address: str | None = None) -> Connection:
         if ray.is_initialized():
             close_token_file(os.environ)
             check_same_cluster(address)
+            _filter_output(show_log)
             return Connection(None, False)
     where = address or os.environ.get(_ADDRESS) or _FIND
     if where == _FIND:
@@ -69,6 +74,7 @@ def connect(address: str | None = None) -> Connection:
 
     from tidegate.actors.runtimes.ray.process.calls import NAMESPACE
 
+    _filter_output(show_log)
     try:
         ray.init(address=where, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
     except (RayError, ConnectionError, RuntimeError, ValueError) as error:
@@ -77,6 +83,13 @@ def connect(address: str | None = None) -> Connection:
             f"this user its token ({TOKEN_VARIABLE}, {PATH_VARIABLE} or {default_token_path()})?"
         ) from error
     return Connection(where, True)
+
+
+def _filter_output(show_log: bool) -> None:
+    # This import loads Ray.
+    from tidegate.actors.runtimes.ray.driver.worker_output import filter_worker_output
+
+    filter_worker_output(show_log)
 
 
 def prepare_connection(address: str) -> None:

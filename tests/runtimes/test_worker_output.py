@@ -8,12 +8,13 @@ import pytest
 from ray._private import worker as ray_worker
 from ray._private.ray_logging import global_worker_stdstream_dispatcher as dispatcher
 
-from tidegate.spark_bridge.session.worker_output import filter_worker_output, is_dropped
+from tidegate.actors.runtimes.ray.driver.worker_output import filter_worker_output, is_dropped
 
 NOTICES = [
     "NOTE: Picked up JDK_JAVA_OPTIONS: --add-opens=java.base/java.lang=ALL-UNNAMED -XX:+UseSerialGC",
     "[2026-11-23 19:31:07,730 I 28376 45] gcs_client.cc:96: GcsClient has no Cluster ID set, and won't fetch from GCS.",
     "Task TaskProcess.frame failed. There are infinite retries remaining, so the task will be retried. Error: a\nb",
+    "WARNING: 18 PYTHON worker processes have been started on node: 7e with address: 10.0.0.7, which is 3x the maximum",
 ]
 QUIET = "2026-11-23 19:31:24,407 INFO tidegate.actors.coordinator: quiet: Deploying attempt 0 afresh: all 2 tasks"
 SHOWN = [
