@@ -11,7 +11,7 @@ from state_harness import WHOLE, Keyed, rows_of, stored, table
 
 from tidegate.actors.operators.state.keyed_state import ListState, MapState, ValueState
 from tidegate.actors.operators.state.reducing_state import AggregatingState, ReducingState
-from tidegate.storage.errors import ConfigurationError, CorruptionError
+from tidegate.storage.errors import ConfigurationError, CorruptionError, IncompatibleStateError
 
 
 def test_a_value_is_kept_for_each_key() -> None:
@@ -245,7 +245,7 @@ def test_what_does_not_fit_is_not_loaded() -> None:
     keyed.bind(ValueState("v", pa.int64()))
     with pytest.raises(ConfigurationError, match=r"(?s)state 'v' of operator 'op-uid'.*string.*int64"):
         keyed.load([table(pa.record_batch({"k": ["a"], "v": ["x"]}))])
-    with pytest.raises(CorruptionError, match=r"state 'v' have columns \['k', 'w'\], not"):
+    with pytest.raises(IncompatibleStateError, match=r"state 'v' have columns \['k', 'w'\], not"):
         keyed.load([table(pa.record_batch({"k": ["a"], "w": [1]}))])
     with pytest.raises(CorruptionError, match=r"'v' holds a key twice"):
         keyed.load([table(pa.record_batch({"k": ["a", "a"], "v": [1, 2]}))])

@@ -149,9 +149,14 @@ def _is_of_library(filename: str) -> bool:
 
 
 def is_permanent(error: BaseException) -> bool:
-    """Whether the program itself is wrong, so that no restart helps: a ConfigurationError, perhaps in an operator."""
+    """Whether the program itself is wrong, so that no restart helps.
+
+    That is a ConfigurationError, perhaps in an operator, or an operator's error that would come again.
+    """
     at: BaseException | None = error
     while isinstance(at, OperatorError):
+        if at.permanent:
+            return True
         at = at.__cause__
     return isinstance(at, ConfigurationError)
 

@@ -2,7 +2,8 @@
 
 Rules:
 - All state and all in-flight data of the checkpoint has a place in the graph.
-- Stored state means to the program what it meant when it was written (`meaning_checks.py`).
+- Stored state means to the program what it meant when it was written (`meaning_checks.py`), and functions declare the
+  states that are stored (`rehearsal.py`).
 - The number of key groups is that of the checkpoint.
 - Each source has the splits that the checkpoint knows.
 - An operator that had finished gets no more input (FLIP-147, Flink's `VertexFinishedStateChecker`).
@@ -22,7 +23,8 @@ from difflib import get_close_matches
 from tidegate.actors.graph.job_graph import JobEdge, JobGraph, JobVertex
 from tidegate.actors.graph.source_checks import splits_of
 from tidegate.actors.protocol.partitioning import PartitioningKind
-from tidegate.actors.restore.meaning_checks import comparisons
+from tidegate.actors.restore.meaning_checks import Comparison, comparisons
+from tidegate.actors.restore.rehearsal import rehearsed
 from tidegate.actors.restore.restore_in_flight import can_take_in_flight, edges_with_in_flight
 from tidegate.actors.restore.restore_task import subtasks_of
 from tidegate.actors.sources.source import DynamicSource, LastingInputSource, SourceSplit
@@ -46,18 +48,21 @@ def check_restorable(
     ignore_in_flight: bool = False,
     allow_non_restored_state: bool = False,
     announce: bool = True,
+    rehearsal: Sequence[Comparison] = (),
 ) -> None:
     """Raise IncompatibleStateError if the graph cannot go on from the checkpoint.
 
     The error lists every problem, so that the user can mend them all at once. `store` is opened at the root of the
     checkpoint. With `allow_non_restored_state` the state of operators that the graph lacks is dropped, with a warning;
-    all other problems are still errors. `announce`: whether the log reports what is dropped. Raises StorageError if the
-    positions of a source cannot be read.
+    all other problems are still errors. `announce`: whether the log reports what is dropped. `rehearsal`: what
+    operators refuse that were opened on the columns of the checkpoint. Raises StorageError if the positions of a source
+    cannot be read.
     """
     found = misfits(
         metadata, graph, ignore_in_flight=ignore_in_flight, allow_non_restored_state=allow_non_restored_state
     )
-    refuse(metadata, [*found, *_changed_sources(store, metadata, graph)])
+    refused = [_refusal(metadata, each, problem) for each in rehearsal for problem in each.problems]
+    refuse(metadata, [*found, *refused, *_changed_sources(store, metadata, graph)])
     if not announce:
         return
     for compared in comparisons(metadata, graph, allow_non_restored_state):
@@ -83,6 +88,22 @@ def check_unread(store: Store, metadata: CheckpointMetadata, graph: JobGraph) ->
             spec.source.check_unread([*unread, *_pooled(metadata, spec.uid)])
         except ConfigurationError as error:
             raise ConfigurationError(f"source {spec.uid!r} cannot go on from {_where(metadata)}: {error}") from error
+
+
+def rehearse(
+    store: Store, metadata: CheckpointMetadata, graph: JobGraph, *, allow_non_restored_state: bool = False
+) -> list[Comparison]:
+    """What becomes of states that only the operators themselves know: they are opened on the checkpoint's columns.
+
+    Operators whose meaning does not fit, or whose state is dropped, are left out. `store` is opened at the root of the
+    checkpoint. Raises CorruptionError, NotFoundError, CodecError and StorageError if the state cannot be read.
+    """
+    described = comparisons(metadata, graph, allow_non_restored_state)
+    stateful = {info.uid for info in graph.operator_infos() if info.meaning is not None}
+    held = {info.uid for info in metadata.operators if info.meaning is None}
+    misfit = {compared.uid for compared in described if compared.problems}
+    left_out = {info.uid for info in metadata.operators if info.uid not in stateful | held} | misfit
+    return rehearsed(store, metadata, graph, left_out)
 
 
 def misfits(
@@ -210,7 +231,11 @@ def _other_meanings(metadata: CheckpointMetadata, graph: JobGraph, allow_non_res
     """State that means something else to the program: another function, window, order or time to live."""
     for compared in comparisons(metadata, graph, allow_non_restored_state):
         for problem in compared.problems:
-            yield f"operator {compared.uid!r} ({compared.name!r}) at {_where(metadata)}: {problem}{_WAYS_OUT}"
+            yield _refusal(metadata, compared, problem)
+
+
+def _refusal(metadata: CheckpointMetadata, compared: Comparison, problem: str) -> str:
+    return f"operator {compared.uid!r} ({compared.name!r}) at {_where(metadata)}: {problem}{_WAYS_OUT}"
 
 
 _WAYS_OUT = (

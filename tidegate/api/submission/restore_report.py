@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tidegate.actors.graph.job_graph import JobGraph
-from tidegate.actors.restore.meaning_checks import comparisons
+from tidegate.actors.restore.meaning_checks import Comparison, comparisons
 from tidegate.actors.restore.restore_checks import non_restored
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata
 from tidegate.storage.ids import OperatorUid
@@ -53,12 +54,16 @@ def restore_report(
     graph: JobGraph,
     allow_non_restored_state: bool,
     refused: str | None,
+    rehearsal: Sequence[Comparison] = (),
 ) -> RestoreReport:
-    """The report on a program and a checkpoint. `refused`: the error of the check, if there is one."""
+    """The report on a program and a checkpoint.
+
+    `refused`: the error of the check, if there is one. `rehearsal`: what operators report of their own states.
+    """
     with_state = {uid for subtask in metadata.subtasks for uid in operators_with_state(subtask)}
     known = {info.uid for info in metadata.operators}
     described = {info.uid for info in graph.operator_infos() if info.meaning is not None}
-    compared = comparisons(metadata, graph, allow_non_restored_state)
+    compared = [*comparisons(metadata, graph, allow_non_restored_state), *rehearsal]
     wrong = {each.uid for each in compared if each.problems}
     gone: set[OperatorUid] = set(non_restored(metadata, graph)) if allow_non_restored_state else set()
     return RestoreReport(

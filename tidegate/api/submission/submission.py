@@ -32,7 +32,14 @@ from tidegate.actors.hosts.task.write_pace import paused_ms_max
 from tidegate.actors.operators.sinks.partitioned_sink import table_sink
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.protocol.partitioning import PartitioningKind
-from tidegate.actors.restore.restore_checks import as_written, check_restorable, check_unread, with_key_groups_of
+from tidegate.actors.restore.meaning_checks import Comparison
+from tidegate.actors.restore.restore_checks import (
+    as_written,
+    check_restorable,
+    check_unread,
+    rehearse,
+    with_key_groups_of,
+)
 from tidegate.actors.runtimes.running_job import FedJob, Submission
 from tidegate.actors.sources.master_hooks import MasterHook
 from tidegate.actors.state_backends.common.options import StateBackendOptions
@@ -122,8 +129,13 @@ def check_meaning(request: JobRequest, open_store: OpenStore) -> None:
     """
     if request.restore is None:
         return
+    rehearsal: list[Comparison] = []
     try:
-        checked(request, open_store, announce=False)
+        rehearsal = _rehearsal(request, open_store)
+    except TidegateError as error:
+        log.debug("restore=%r: the columns of its states cannot be read: %s", request.restore, error)
+    try:
+        checked(request, open_store, rehearsal=rehearsal, announce=False)
     except IncompatibleStateError:
         raise
     except TidegateError as error:
@@ -140,17 +152,37 @@ def report_on(request: JobRequest, open_store: OpenStore) -> RestoreReport:
     )
     if restore is None or metadata is None:
         return RestoreReport(None)
-    refused = None
+    refused, rehearsal = None, _rehearsal(request, open_store)
     try:
-        request, _, _ = checked(request, open_store, announce=False)
+        request, _, _ = checked(request, open_store, rehearsal=rehearsal, announce=False)
     except ConfigurationError as error:
         refused = str(error)
     pointer = CheckpointPointer(restore.root, restore.job_id, restore.checkpoint_id, restore.savepoint)
-    return restore_report(str(pointer), metadata, request.graph, request.allow_non_restored_state, refused)
+    return restore_report(str(pointer), metadata, request.graph, request.allow_non_restored_state, refused, rehearsal)
+
+
+def _rehearsal(request: JobRequest, open_store: OpenStore) -> list[Comparison]:
+    """What operators report of their states that are opened on the columns of the checkpoint.
+
+    A process opens them once in each submission: `prepare` does not, because functions of users may be slow to open.
+    """
+    restore, metadata = restore_point(
+        request.restore, request.name, request.root, request.checkpoints.ignore_in_flight_of, open_store
+    )
+    if restore is None or metadata is None:
+        return []
+    if any(subtask.native for subtask in metadata.subtasks):
+        need(f"restore={request.restore!r}, a checkpoint with files of RocksDB,", "rocksdb")
+    return rehearse(
+        open_store(restore.root),
+        metadata,
+        request.graph,
+        allow_non_restored_state=request.allow_non_restored_state,
+    )
 
 
 def checked(
-    request: JobRequest, open_store: OpenStore, *, announce: bool = True
+    request: JobRequest, open_store: OpenStore, *, rehearsal: Sequence[Comparison] = (), announce: bool = True
 ) -> tuple[JobRequest, RestorePoint | None, CheckpointMetadata | None]:
     """The request with the graph and the key groups of the checkpoint that it starts from, and that checkpoint.
 
@@ -174,6 +206,7 @@ def checked(
         ignore_in_flight=restore.ignore_in_flight,
         allow_non_restored_state=request.allow_non_restored_state,
         announce=announce,
+        rehearsal=rehearsal,
     )
     return request, restore, metadata
 

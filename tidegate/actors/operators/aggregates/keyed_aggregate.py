@@ -33,7 +33,7 @@ from tidegate.actors.operators.operator import Columns, Emit, Operator, Operator
 from tidegate.actors.operators.operator_errors import blame, failure
 from tidegate.actors.operators.state.keys import check_owner, key_columns, key_schema
 from tidegate.actors.operators.state.operator_backend import frozen_backend, make_backend
-from tidegate.actors.protocol.errors import OperatorError
+from tidegate.actors.protocol.errors import ChangedTypeError
 from tidegate.actors.state_backends.common.backend import KeyedBackend, ValueSpec, VectorTable
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError, CorruptionError, IncompatibleStateError
@@ -201,7 +201,7 @@ class KeyedAggregate(Operator):
         elif self._seen_schema is None and found.equals(self._key_schema) and fields != self._fields:
             self._evolve(fields)
         elif not found.equals(self._key_schema) or fields != self._fields:
-            raise OperatorError(
+            raise ChangedTypeError(
                 f"operator {self.context.name!r} (uid {self.context.uid!r}) keeps "
                 f"{columns_text(state_columns(self._key_schema, self._fields))}, but the batch needs "
                 f"{columns_text(state_columns(found, fields))}: a column has changed its type; cast it with "

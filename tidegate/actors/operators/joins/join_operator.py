@@ -26,7 +26,7 @@ from tidegate.actors.operators.state.rows_operator import RowsOperator
 from tidegate.actors.operators.watermarks.group_moments import GroupMoments
 from tidegate.actors.operators.watermarks.late_rows import LATE_RECORDS
 from tidegate.actors.operators.watermarks.watermark_generator import event_times_ms
-from tidegate.actors.protocol.errors import OperatorError
+from tidegate.actors.protocol.errors import ChangedTypeError, OperatorError
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.schemas.reserved_names import own_name
 from tidegate.storage.state.key_groups import key_group_range
@@ -102,7 +102,7 @@ class JoinOperator(RowsOperator):
             times = pa.repeat(0, batch.num_rows) if time is None else event_times_ms(batch, time)
         expected = self.stored[STATE_NAMES[index]].types[1:]
         if keys.schema.types != self.keys.types or [value.type for value in values] != expected:
-            raise OperatorError(
+            raise ChangedTypeError(
                 f"operator {self.context.name!r} (uid {self.context.uid!r}): a batch of the {STATE_NAMES[index]} input "
                 f"has other types than its stream was declared with: {batch.schema}; cast them with with_columns"
             )

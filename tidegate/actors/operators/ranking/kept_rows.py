@@ -20,7 +20,7 @@ from tidegate.actors.kernels.partition import gather, subtask_table
 from tidegate.actors.operators.operator import OperatorContext
 from tidegate.actors.operators.state.keys import check_owner, key_columns, key_schema
 from tidegate.actors.operators.state.operator_backend import frozen_backend, make_backend
-from tidegate.actors.protocol.errors import OperatorError
+from tidegate.actors.protocol.errors import ChangedTypeError
 from tidegate.actors.state_backends.common.backend import KeyedBackend, ValueSpec, VectorTable
 from tidegate.storage.errors import ConfigurationError, CorruptionError
 from tidegate.storage.schemas.columns_text import columns_text
@@ -69,7 +69,7 @@ class KeptRows:
         elif wanted.names == self._schema.names and not wanted.equals(self._schema) and self._seen is None:
             self._retype(wanted)
         elif not wanted.equals(self._schema):
-            raise OperatorError(
+            raise ChangedTypeError(
                 f"operator {self._context.name!r} (uid {self._context.uid!r}) keeps {columns_text(self._schema)}, but "
                 f"the batch needs {columns_text(wanted)}: a column has changed its type; cast it with with_columns "
                 "before key_by, or give the operator a new uid to start without what is kept"
@@ -128,7 +128,7 @@ class KeptRows:
         before, self._schema = self._schema, wanted
         assert before is not None
         if any(before.field(name).type != wanted.field(name).type for name in self._keys):
-            raise OperatorError(
+            raise ChangedTypeError(
                 f"operator {self._context.name!r} (uid {self._context.uid!r}) keeps {columns_text(before)}, and a key "
                 f"column has another type now: {columns_text(wanted)}; cast it with with_columns before key_by"
             )

@@ -39,7 +39,7 @@ from tidegate.actors.operators.state.state_names import StateNames
 from tidegate.actors.operators.state.timer_chains import TimerChains
 from tidegate.actors.operators.state.timers import TimeDomain, Timers
 from tidegate.actors.operators.watermarks.watermark_generator import event_times_ms
-from tidegate.actors.protocol.errors import OperatorError
+from tidegate.actors.protocol.errors import ChangedTypeError, OperatorError
 from tidegate.actors.protocol.side_outputs import OutputTag
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.actors.state_backends.common.backend import KeyedBackend
@@ -101,6 +101,12 @@ class ProcessOperator(Operator):
     def function(self) -> BaseProcessFunction:
         """The function, which is this operator's own."""
         return self._function
+
+    @property
+    def bound_states(self) -> dict[str, pa.DataType]:
+        """The stored type of each state that the function has bound in `open`, by name."""
+        keyed = {} if self._states is None else self._states.stored_fields
+        return {name: field.type for name, field in (keyed | self._operator_states.stored_fields).items()}
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
         """Open the function, then take the state back from tables of any number of former subtasks.
@@ -263,7 +269,7 @@ class ProcessOperator(Operator):
             if self._states is not None:
                 self._states.fix_keys(self._codec)
         elif not schema.equals(self._codec.schema):
-            raise OperatorError(
+            raise ChangedTypeError(
                 f"operator {self.context.name!r} (uid {self.context.uid!r}) has keys of types "
                 f"{_types(self._codec.schema)} and was given keys of {_types(schema)}: cast the key columns to the "
                 "same types with with_columns before key_by"

@@ -26,7 +26,7 @@ from tidegate.actors.operators.state.state_types import check_serializers, holds
 from tidegate.actors.operators.state.timers import Timers
 from tidegate.actors.operators.state.ttl import Clock, FrozenUnexpired, timed_now
 from tidegate.actors.state_backends.common.cells import KeyRef
-from tidegate.storage.errors import ConfigurationError, CorruptionError
+from tidegate.storage.errors import ConfigurationError, IncompatibleStateError
 from tidegate.storage.schemas.dictionaries import widened
 from tidegate.storage.schemas.evolution import migrated
 from tidegate.storage.state.snapshot import Cut, FrozenChanged, FrozenState, OperatorSnapshot, StateChunk, StateTable
@@ -66,6 +66,11 @@ class KeyedStates:
     def complete(self) -> None:
         """No state is bound from now on."""
         self._complete = True
+
+    @property
+    def stored_fields(self) -> dict[str, pa.Field]:
+        """The field of the column in which each bound state is stored, by name."""
+        return {name: state.stored_field for name, state in self._states.items()}
 
     def bind(self, declared: S) -> S:
         """Bind a declared state. ConfigurationError if it is too late, or for a name that is taken."""
@@ -186,7 +191,7 @@ class KeyedStates:
         rows, field = widened(stored), state.stored_field
         position = rows.num_columns - 1
         if rows.schema.names != [*self._key_names, state.name]:
-            raise CorruptionError(
+            raise IncompatibleStateError(
                 f"stored rows of state {state.name!r} have columns {rows.schema.names}, not "
                 f"{[*self._key_names, state.name]}; restore with the program that wrote them, or change the uid"
             )

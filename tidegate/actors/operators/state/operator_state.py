@@ -241,6 +241,11 @@ class OperatorStates:
                 "the operator's uid"
             )
 
+    @property
+    def stored_fields(self) -> dict[str, pa.Field]:
+        """The field of the column in which the values of each bound state are stored, by name."""
+        return {name: state.schema.field(len(state.schema) - 1) for name, state in self._states.items()}
+
     def freeze(self) -> tuple[FrozenState, ...]:
         """All states as they are now."""
         frozen = (state.freeze() for state in self._states.values())

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tidegate.actors.kernels.hashing import hash_columns
 from tidegate.actors.protocol.stream_elements import MIN_WATERMARK_MS
 from tidegate.storage.checkpoints.metadata import StateKind
-from tidegate.storage.errors import CorruptionError
+from tidegate.storage.errors import IncompatibleStateError
 from tidegate.storage.state.key_groups import key_groups_of
 from tidegate.storage.state.snapshot import FrozenTable, StateTable
 
@@ -71,10 +71,10 @@ class GroupMoments:
         return FrozenTable(self._state, StateKind.UNION, lambda: rows)
 
     def load(self, table: StateTable) -> None:
-        """Take what a former subtask has stored. CorruptionError if it is something else."""
+        """Take what a former subtask has stored. IncompatibleStateError if it is something else."""
         rows = table.rows
         if table.state != self._state or rows.schema.names != self._rows().schema.names:
-            raise CorruptionError(
+            raise IncompatibleStateError(
                 f"state {table.state!r} with columns {rows.schema.names} is not that of {self._owner}; restore with "
                 "the operators that wrote it, or change the uid"
             )

@@ -27,7 +27,7 @@ from tidegate.actors.operators.operator import OperatorContext
 from tidegate.actors.operators.operator_errors import failure
 from tidegate.actors.operators.state.keys import check_owner, key_schema
 from tidegate.actors.operators.state.operator_backend import make_backend
-from tidegate.actors.protocol.errors import OperatorError
+from tidegate.actors.protocol.errors import ChangedTypeError
 from tidegate.actors.state_backends.common.backend import (
     KeyedBackend,
     NamespacedTable,
@@ -111,7 +111,7 @@ class WindowState:
         elif self._seen is None and found.equals(self.key_schema) and fields != self.fields:
             self._evolve(fields)
         elif not found.equals(self.key_schema) or fields != self.fields:
-            raise OperatorError(
+            raise ChangedTypeError(
                 f"operator {self._context.name!r} (uid {self._context.uid!r}) keeps "
                 f"{columns_text(state_columns(self.key_schema, self.fields))}, but the batch needs "
                 f"{columns_text(state_columns(found, fields))}: a column has changed its type; cast it with "
