@@ -70,7 +70,7 @@ class SeenCommits(threading.Thread):
 
 def latencies(env: tg.StreamEnvironment, folder: Path, arguments: argparse.Namespace) -> dict[str, list[float]]:
     """Milliseconds, at the quantiles, to the function and to the table."""
-    rows = env.from_rate(arguments.rate, rows=int(arguments.rate * arguments.seconds), uid="rows")
+    rows = env.from_rate(arguments.rate, rows=int(arguments.rate * arguments.seconds), splits=8, uid="rows")
     noted = rows.rebalance().map_batches(NotesLatency(folder), schema=rows.schema, uid="noted")
     table = noted.to_table(str(folder / "table"), uid="table")
     commits = SeenCommits(folder / "table" / "_tidegate" / "log")

@@ -41,7 +41,7 @@ def main() -> None:
     console = Console(width=120)
     with tempfile.TemporaryDirectory() as folder, environment(options=tg.DataPlaneOptions()) as env:
         (
-            env.from_rate(1_000, uid="rows")
+            env.from_rate(1_000, splits=2, uid="rows")
             .key_by("value")
             .aggregate(n=tg.count(), uid="counts")
             .to_table(f"{folder}/table", mode="upsert", keys=["value"], uid="table")

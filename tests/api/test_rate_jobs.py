@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import polars as pl
 import pyarrow as pa
 import pytest
 from local_jobs import NO_RESTART, config, local
@@ -52,6 +55,31 @@ def test_the_method_makes_a_stream_with_event_time(tmp_path: Path) -> None:
         job = env.execute("job", checkpoints=config(tmp_path / "c"), restart=NO_RESTART)
         assert job.wait("4min") == "finished"
     assert sorted(rows.to_arrow()["value"].to_pylist()) == list(range(100))
+
+
+class OutOfOrder(tg.ProcessFunction):
+    """Emits each row whose number is lower than that of the row before it, by key."""
+
+    def open(self, context: tg.ProcessContext) -> None:
+        """The number of the row before."""
+        self.last = context.state(tg.ValueState("last", int))
+
+    def process(self, row: dict[str, Any], context: tg.ProcessContext) -> Iterator[dict[str, Any]]:
+        """Compare a row with the one before it."""
+        if row["value"] < (self.last.value() or 0):
+            yield {"value": row["value"]}
+        self.last.update(row["value"])
+
+
+def test_rows_come_in_order_unless_splits_are_asked_for(tmp_path: Path) -> None:
+    """At parallelism 2 each key has its rows by number; with splits= the rows of a key mix."""
+    for splits, ordered in (None, True), (8, False):
+        with local(2) as env:
+            rows = env.from_rate(None, rows=2_000, splits=splits, uid="rate").with_columns(key=pl.col("value") % 3)
+            swapped = rows.key_by("key").process(OutOfOrder(), schema=pa.schema({"value": pa.int64()})).collect()
+            job = env.execute("job", checkpoints=config(tmp_path / f"{splits}"), restart=NO_RESTART)
+            assert job.wait("4min") == "finished"
+            assert (len(swapped.to_arrow()) == 0) == ordered
 
 
 def test_another_rate_is_refused_when_a_job_is_restored(tmp_path: Path) -> None:

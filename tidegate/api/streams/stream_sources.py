@@ -38,9 +38,6 @@ if TYPE_CHECKING:
     import polars as pl
     from pyspark.sql import DataFrame
 
-"""Splits of data in memory. Fixed, because the parallelism may change when a job is restored."""
-RATE_SPLITS = 8
-"""Splits of a rate."""
 FOLDER_SPLITS = 16
 """Splits of a folder that grows."""
 MAX_FILE_AGE = "7d"
@@ -307,9 +304,12 @@ class StreamSources:
         `select`. It ends after `rows` rows, or never. No row comes early, and none is left out: what is overdue after a
         restore comes at once. Without a rate (None) rows come as fast as they are taken, and are dated 1 ms apart.
 
+        Rows come in the order of their numbers, from one subtask. With `splits` every n-th row is in the same split, and
+        splits are read side by side: then rows of different splits come in any order, also rows of one key.
+
         With `timestamp="timestamp"` that is event time. A restored job needs the same rate, rows and splits.
         """
-        source = RateSource(rows_per_second, rows, RATE_SPLITS if splits is None else splits)
+        source = RateSource(rows_per_second, rows, 1 if splits is None else splits)
         stream = self.from_source(source, name=name, uid=uid, parallelism=parallelism)
         return timed(stream, timestamp, max_out_of_orderness, uid, alignment=alignment)
 
