@@ -304,8 +304,8 @@ class StreamSources:
         `select`. It ends after `rows` rows, or never. No row comes early, and none is left out: what is overdue after a
         restore comes at once. Without a rate (None) rows come as fast as they are taken, and are dated 1 ms apart.
 
-        Rows come in the order of their numbers, from one subtask. With `splits` every n-th row is in the same split, and
-        splits are read side by side: then rows of different splits come in any order, also rows of one key.
+        Rows come in the order of their numbers, from one subtask. With `splits` every n-th row is in the same split,
+        and splits are read side by side. Rows of different splits then come in any order, also rows of one key.
 
         With `timestamp="timestamp"` that is event time. A restored job needs the same rate, rows and splits.
         """
