@@ -91,6 +91,13 @@ def test_what_cannot_be_a_delta_table_is_refused_before_anything_runs(
             env.from_batches(nanoseconds).to_delta(tmp_path / "out")
         with pytest.raises(tg.ConfigurationError, match=r"to_delta .* cannot follow .*, which emits updates"):
             env.from_batches(FLIGHTS).key_by("day").aggregate(n=tg.count(), emit="update").to_delta(tmp_path / "out")
+    for folder in "a%20b", "a\\b":
+        with local() as env:
+            # `deltalake` would write to the log of a table at "a b" or in "a/b".
+            env.from_batches(FLIGHTS).to_delta(tmp_path / folder)
+            with pytest.raises(tg.ConfigurationError, match="would look in another folder"):
+                env.execute("elsewhere", checkpoints=config(tmp_path / "checkpoints"))
+        assert not (tmp_path / folder / "_tidegate").exists()
     with local() as env:
         env.from_batches(FLIGHTS).to_delta(tmp_path / "out")
         monkeypatch.setitem(sys.modules, "deltalake", None)

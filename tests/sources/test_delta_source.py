@@ -208,6 +208,8 @@ def test_no_table_and_no_version_are_errors(tmp_path: Path, url: str) -> None:
             DeltaSource.open(there, version)
     with pytest.raises(ConfigurationError, match="cannot be in memory"):
         DeltaSource.open("memory://x")
+    with pytest.raises(ConfigurationError, match="decode '%20' and would look in another folder"):
+        DeltaSource.open(f"{tmp_path}/a%20b")
 
 
 def _rewrite(url: str, change: Callable[[dict[str, Any]], None]) -> None:

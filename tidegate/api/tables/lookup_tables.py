@@ -19,7 +19,7 @@ from tidegate.storage.errors import ConfigurationError, TableError
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.schemas.plain_types import plain_schema, settled_type
 from tidegate.storage.schemas.polars_frames import arrow_of, is_polars_frame
-from tidegate.storage.tables.delta.delta_mirror import imported, storage_options
+from tidegate.storage.tables.delta.delta_mirror import check_place, imported, storage_options
 
 if TYPE_CHECKING:
     import polars as pl
@@ -72,6 +72,7 @@ def _delta(url: str) -> pa.Table:
     import pyarrow.dataset as ds
 
     where = open_store(url).url
+    check_place(where)
     table = imported().DeltaTable(where, storage_options=storage_options(where))
     # Delta's timestamps are microseconds. Arrow would read those of Spark's files (INT96) in nanoseconds, for which
     # years before 1678 and after 2261 have no room.

@@ -28,7 +28,7 @@ from tidegate.storage.codec import decode, encode, wire
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.schemas.plain_types import plain_schema
-from tidegate.storage.tables.delta.delta_mirror import imported, storage_options
+from tidegate.storage.tables.delta.delta_mirror import check_place, imported, storage_options
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -70,10 +70,7 @@ class DeltaSource:
     def open(url: str, version: int | None = None) -> DeltaSource:
         """The newest version, or an earlier one. Raises ConfigurationError, StorageError."""
         store = open_store(url)
-        if store.url.startswith("memory://"):
-            raise ConfigurationError(
-                f"from_delta: a Delta table cannot be in memory ({store.url}): give a folder or a bucket"
-            )
+        check_place(store.url)
         with _told(url):
             table = imported().DeltaTable(store.url, version=version, storage_options=storage_options(store.url))
             _check_readable(url, table)

@@ -81,7 +81,7 @@ class DeltaMirror:
         Raises TableError where it has not, ConfigurationError where the package or a way to the storage is missing.
         """
         with self._telling("read"):
-            self._check_place()
+            check_place(self._url)
             check_delta_schema(self._info.arrow_schema)
             if self._is_there():
                 self._check(self._loaded(), self._info.added)
@@ -303,10 +303,6 @@ class DeltaMirror:
         values = [None if text == HIVE_NULL else unescape(text) for text in texts]
         return dict(zip(self._info.partition_by, values, strict=True))
 
-    def _check_place(self) -> None:
-        if self._url.startswith("memory://"):
-            raise ConfigurationError(f"a Delta table cannot be in memory ({self._url}): give a folder or a bucket")
-
     @contextmanager
     def _telling(self, what: str) -> Iterator[None]:
         """Whatever Delta raises comes out as ours, and what may be half known is read anew."""
@@ -341,6 +337,20 @@ def storage_options(url: str) -> dict[str, str]:
 def imported() -> Any:
     """The package `deltalake`; ConfigurationError, which says how to install it, where it is missing."""
     return load("a Delta Lake table", "delta", "deltalake")
+
+
+def check_place(url: str) -> None:
+    """Raise ConfigurationError where no Delta table can be, or where `deltalake` would look in another folder.
+
+    It decodes percent escapes in paths and reads a backslash as a slash, so `a%20b` would lead to the folder `a b`.
+    """
+    if url.startswith("memory://"):
+        raise ConfigurationError(f"a Delta table cannot be in memory ({url}): give a folder or a bucket")
+    if (wrong := re.search(r"%[0-9A-Fa-f]{2}|\\", url)) is not None:
+        raise ConfigurationError(
+            f"a Delta table cannot be at {url}: Delta readers decode {wrong[0]!r} and would look in another folder. "
+            "Rename the folder"
+        )
 
 
 _FINAL = re.compile("unsupported|invalid protocol|catalog-managed|append only|append-only", re.IGNORECASE)
