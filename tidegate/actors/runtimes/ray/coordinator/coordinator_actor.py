@@ -57,6 +57,7 @@ from tidegate.actors.runtimes.ray.process.lifeline import end_process
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
 from tidegate.actors.runtimes.ray.process.termination import end_at_sigterm
 from tidegate.actors.runtimes.ray.shared_value import open_shared
+from tidegate.actors.runtimes.ray.slots.pending_demand import PendingDemand
 from tidegate.actors.runtimes.running_job import (
     Answer,
     JobCard,
@@ -121,6 +122,7 @@ class CoordinatorProcess(Shown):
         self._heartbeats, self._deployment = Heartbeats(context.heartbeats, fleet, self._mailbox, *told), deployment
         late = LateTasks(deployment.doing, self._mailbox.post, self._mailbox.call_later)
         self._late_checkpoints, self._late_deployments = LateCheckpoints(late), LateDeployments(late)
+        self._demand = PendingDemand(self._mailbox)
         self._effects = CoordinatorEffects(context, options.open_store, now_ms)
         self._timers: dict[str, do.SetTimer] = {}
         self._takeovers = 0
@@ -248,7 +250,10 @@ class CoordinatorProcess(Shown):
         deployment, (ready, starting) = self._deployment, self._deployment.standbys()
         return replace(
             progress_of(state, self._reports.rows_in(state)),
-            waits_for=deployment.waits_for() or host.waits_for or waits_of(self._reports.vertices(host)),
+            waits_for=deployment.waits_for()
+            or host.waits_for
+            or waits_of(self._reports.vertices(host))
+            or self._demand.waits_for,
             suspect_nodes=deployment.suspect_nodes,
             standbys_ready=ready,
             standbys_starting=starting,
@@ -264,6 +269,7 @@ class CoordinatorProcess(Shown):
             self._metrics.update(state, self._progress(), at_ms, self._deployment.recoveries.newest)
             self._late_checkpoints.look(state.pending.values(), at_ms)
             self._late_deployments.look(state, self._deployment.waits_for() is None, at_ms)
+            self._demand.look(self._heartbeats.busy_ms(), at_ms)
             self._report_late_rows(at_ms)
 
     def _end(self) -> None:
@@ -271,6 +277,7 @@ class CoordinatorProcess(Shown):
         assert self._host is not None
         host, permit = self._host, permit_sweep(self._host.machine.state)
         self._heartbeats.close()
+        self._demand.close()
         gone = self._deployment.close()
         final = self._progress()
         host.halt()
@@ -315,6 +322,7 @@ class CoordinatorProcess(Shown):
             if self._host is not None:
                 self._host.halt()
             self._heartbeats.close()
+            self._demand.close()
             self._deployment.dismiss()
         finally:
             self._tell_end()

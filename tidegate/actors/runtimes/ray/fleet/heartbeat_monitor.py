@@ -98,6 +98,14 @@ class HeartbeatMonitor:
         watched = self._watched.get(name)
         return 0 if watched is None else self._awake_ms - watched.heard_ms
 
+    def busy_ms(self) -> dict[str, int]:
+        """Return how long each process that is in a call had been in it when it last answered, by its name."""
+        return {
+            name: watched.heard_ms - watched.since_ms
+            for name, watched in self._watched.items()
+            if watched.call is not None
+        }
+
     def watch(self, name: str, elsewhere: bool = False) -> None:
         """A process has started: from now on it answers. `elsewhere`: there is a link to it, which may be cut."""
         now_ms = self._awake_ms

@@ -76,6 +76,10 @@ class Heartbeats:
         self._closed = True
         self._pool.close()
 
+    def busy_ms(self) -> dict[str, int]:
+        """Return how long each process has been in its present call, by its name."""
+        return self._monitor.busy_ms()
+
     def _tick(self) -> None:
         if self._closed:
             return

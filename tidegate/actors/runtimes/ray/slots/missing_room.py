@@ -45,7 +45,12 @@ def missing_room(needs: Sequence[Need], nodes: Sequence[NodeRoom], *, one_node: 
     counts = Counter(needs)
     what = " and ".join(f"{_count(n)} of {amounts_text(dict(b.bundle))} for {b.label}" for b, n in counts.items())
     verb = "has" if len(needs) == 1 else "have"
-    return f"{what} {verb} no node. {_why(needs, nodes, one_node)}. {_where(needs, nodes)}"
+    return f"{what} {verb} no node. {why_no_room(needs, nodes, one_node=one_node)}"
+
+
+def why_no_room(needs: Sequence[Need], nodes: Sequence[NodeRoom], *, one_node: bool = False) -> str:
+    """Return why these bundles have no node, and what the nodes have left of what they need."""
+    return f"{_why(needs, nodes, one_node)}. {_where(needs, nodes)}"
 
 
 def never_fits(needs: Sequence[Need], nodes: Sequence[NodeRoom], *, one_node: bool = False) -> bool:
