@@ -192,7 +192,7 @@ def fussy(row: Row, context: ProcessContext) -> Rows:
     ("function", "text"),
     [
         (Calls(process=fussy), r"'op' .* KeyError: 'oops'; row 1 of the batch: \{'k': 9"),
-        (Calls(process=lambda row, context: {"a": 1}), "returned one dict; return an iterable of rows"),
+        (Calls(process=lambda row, context: {"a": 1}), "returned one row; return an iterable of rows"),
         (Calls(process=lambda row, context: ["a"]), "a row must be a dict, not str"),
         (Calls(process=lambda row, context: [{"n": 1}, {"n": "x"}]), "no common type.*first of the rows"),
         (Calls(process=lambda row, context: register(context, 1.5)), "moment in whole milliseconds"),

@@ -26,6 +26,24 @@ def test_durations_are_amount_times_unit(amount: int, unit: str, space: str) -> 
     assert parse_duration_ms(f" {amount}{space}{unit.upper()} ") == expected
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("5 seconds", 5_000),
+        ("1 hour 30 minutes", 5_400_000),
+        ("1h30min", 5_400_000),
+        ("2 weeks", 1_209_600_000),
+        ("PT5S", 5_000),
+        ("PT0.5S", 500),
+        ("P1DT2H3M", 93_780_000),
+        ("pt1h", 3_600_000),
+    ],
+)
+def test_durations_in_words_and_in_iso_8601(text: str, expected: int) -> None:
+    """As Spark's intervals and Java's durations are written."""
+    assert parse_duration_ms(text) == expected
+
+
 @given(amount=_amounts, unit=st.sampled_from(sorted(_SIZES)))
 @settings(max_examples=30)
 def test_sizes_are_amount_times_unit(amount: int, unit: str) -> None:
@@ -58,8 +76,13 @@ def test_fractions_are_exact_or_refused(text: str, expected: int | None) -> None
         "",
         "s",
         "-1s",
-        "1 week",
-        "1s2s",
+        "1 fortnight",
+        "1 month",
+        "P1M",
+        "PT",
+        "PT0.0001S",
+        "1h 2x",
+        "5s3",
         "1e3",
         "\u0661s",
         "1..5s",

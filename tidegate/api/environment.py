@@ -27,7 +27,7 @@ from tidegate.actors.sources.master_hooks import MasterHook
 from tidegate.api.accompanied_job import AccompaniedJob
 from tidegate.api.checkpoint_calls import CheckpointCalls, call_with_arrow, calling_with_spark, check_functions
 from tidegate.api.config.sections.checkpoint_config import CheckpointConfig
-from tidegate.api.given_names import check_given, combining_mode, pointer
+from tidegate.api.given_names import check_given, combining_mode, pointer, script_name
 from tidegate.api.progress.display import ProgressKind, progress_kind, show_progress, stop_progress
 from tidegate.api.streams.stream import Stream
 from tidegate.api.submission.captured_objects import check_captures
@@ -160,8 +160,8 @@ class StreamEnvironment(Topologies):
     ) -> Job:
         """Run the streams made so far as one job, and start anew with an empty environment.
 
-        What is not given here is as the configuration of the environment says, setting by setting. `restore` says where
-        the job starts:
+        What is not given here is as the configuration of the environment says, setting by setting. Without a `name`
+        the job is called as the script is (`orders` for `orders.py`), or "job". `restore` says where the job starts:
 
         - None: at the beginning.
         - "latest": at the newest whole checkpoint of a job of this name; afresh if no run of the name ever completed
@@ -330,8 +330,13 @@ class StreamEnvironment(Topologies):
         check_given("restart", restart, RestartStrategy, 'tg.RestartStrategy.fixed_delay(attempts=3, delay="1s")')
         settings, config = self._config.job, self._config.checkpoints_of(checkpoints, self._standbys)
         name = settings.name if name is None else name
+        restore = pointer(settings.restore if restore is None else restore)
         if name is None:
-            raise ConfigurationError("execute(): a job needs a name; give it here, or as pipeline.name")
+            if restore in ("latest", "latest_or_fresh"):
+                raise ConfigurationError(
+                    f"execute(restore={restore!r}): a job is found again by its name; give it, or as pipeline.name"
+                )
+            name = script_name()
         check_functions(self._program.functions, config, detached=detached)
         named = starts or config.storage is not None
         store = self.open_store(self._storage_of(config) if named else self._runtime.memory_url)
@@ -367,7 +372,7 @@ class StreamEnvironment(Topologies):
             restart=restart
             or self._config.restart
             or default_strategy(periodic_checkpoints=config.interval is not None),
-            restore=pointer(settings.restore if restore is None else restore),
+            restore=restore,
             hooks=(*self._program.hooks, *hooks),
             options=self._options,
             seed=seed if seed is not None else uuid.uuid4().int % 2**32,

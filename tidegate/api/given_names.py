@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import get_args
 
 from tidegate.actors.operators.local_aggregation.combining_rule import CombiningMode
@@ -28,6 +29,13 @@ def pointer(restore: str | os.PathLike[str] | None) -> str | None:
     if restore is None or (isinstance(restore, str) and "/" not in restore):
         return restore
     return location(restore, "restore")
+
+
+def script_name() -> str:
+    """Returns the name of the script that runs, without its ending: the name of a job that was given none."""
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    stem = "" if file is None else os.path.splitext(os.path.basename(file))[0]
+    return stem if stem.isidentifier() and not stem.startswith("__") else "job"
 
 
 def check_name(setting: str, what: str, name: object, characters_max: int | None = _NAME_CHARACTERS_MAX) -> None:

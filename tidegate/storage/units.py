@@ -1,6 +1,7 @@
 """Parses durations and sizes as people write them, exactly: no rounding, no guessed unit. Writes durations for people.
 
-Units follow Flink: `kb` is 1,024 bytes, and a number without a unit is milliseconds or bytes.
+Units follow Flink: `kb` is 1,024 bytes, and a number without a unit is milliseconds or bytes. Durations may also be
+written as Spark's intervals ("1 hour 30 minutes") and in ISO 8601 ("PT1H30M").
 """
 
 from __future__ import annotations
@@ -11,25 +12,55 @@ from decimal import Decimal
 
 from tidegate.storage.errors import ConfigurationError
 
-_DURATION_UNITS_MS = {"ms": 1, "s": 1_000, "min": 60_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_DURATION_UNITS_MS = {
+    name: unit_ms
+    for unit_ms, names in {
+        1: ("ms", "milli", "millis", "millisecond", "milliseconds"),
+        1_000: ("s", "sec", "secs", "second", "seconds"),
+        60_000: ("min", "m", "mins", "minute", "minutes"),
+        3_600_000: ("h", "hr", "hrs", "hour", "hours"),
+        86_400_000: ("d", "day", "days"),
+        7 * 86_400_000: ("w", "week", "weeks"),
+    }.items()
+    for name in names
+}
 _SIZE_UNITS_BYTES = {"b": 1} | {
     unit: 1024**power for power, prefix in enumerate("kmgt", start=1) for unit in (prefix, f"{prefix}b", f"{prefix}ib")
 }
 _AMOUNT = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([A-Za-z]*)\s*")
+_SUM = re.compile(r"(?:\s*[0-9.]+\s*[A-Za-z]+\s*){2,6}")
+_ISO = re.compile(
+    r"P(?:([0-9]{1,9})W)?(?:([0-9]{1,9})D)?(?:T(?:([0-9]{1,9})H)?(?:([0-9]{1,9})M)?(?:([0-9]{1,9}(?:\.[0-9]{1,9})?)S)?)?",
+    re.IGNORECASE,
+)
+_ISO_UNITS = ("w", "d", "h", "min", "s")
 
 
 def parse_duration_ms(value: str | timedelta | int, *, setting: str = "duration") -> int:
-    """Milliseconds of `"250ms"`, `"10s"`, `"5min"`, `"1h"`, `"2d"`, a timedelta, or a number of milliseconds.
+    """Returns the milliseconds of `"250ms"`, `"5 seconds"`, `"1h 30min"`, `"PT1H30M"`, a timedelta, or a number.
 
-    Raises ConfigurationError, naming `setting`, for anything else, a negative value, or a part of a
-    millisecond.
+    Raises ConfigurationError, naming `setting`, for anything else, a negative value, or a part of a millisecond.
     """
     if isinstance(value, timedelta):
         microseconds = value // timedelta(microseconds=1)
         if microseconds < 0 or microseconds % 1000:
             raise ConfigurationError(f"{setting}: {value!r} is negative or finer than a millisecond")
         return microseconds // 1000
-    return _parse(value, setting, _DURATION_UNITS_MS, 'write "250ms", "10s", "5min", "1h" or "2d"')
+    advice = 'write "250ms", "10s", "5 minutes", "1h", "2d" or "PT1H30M"'
+    if isinstance(value, str):
+        parts = _duration_parts(value)
+        if parts:
+            return sum(_parse(part, setting, _DURATION_UNITS_MS, advice) for part in parts)
+    return _parse(value, setting, _DURATION_UNITS_MS, advice)
+
+
+def _duration_parts(text: str) -> list[str]:
+    """Returns the amounts with units that a duration consists of; empty if it is a single one, or none."""
+    if (iso := _ISO.fullmatch(text.strip())) is not None and any(iso.groups()) and text.strip()[-1] not in "Tt":
+        return [f"{amount}{unit}" for amount, unit in zip(iso.groups(), _ISO_UNITS, strict=True) if amount]
+    if _SUM.fullmatch(text):
+        return [found[0] for found in re.finditer(r"[0-9.]+\s*[A-Za-z]+", text)]
+    return []
 
 
 def parse_size_bytes(value: str | int, *, setting: str = "size") -> int:

@@ -3,6 +3,7 @@
 A row that was yielded, returned or emitted belongs to tidegate from that moment, as in engines that serialise it there.
 Operators call this module at that moment, before the function runs on. Rules:
 
+- A row is a mapping, a dataclass object or a named tuple. It becomes a dict, and so do such objects inside it.
 - A row is always copied. A value in it is copied if it can be changed: lists, dicts, arrays, byte arrays.
 - `PinnedSchema.own_row` skips the look at each value where no column has a type that such a value fits.
 - Batches are copied by `owned_arrays.py`.
@@ -11,6 +12,7 @@ Operators call this module at that moment, before the function runs on. Rules:
 from __future__ import annotations
 
 import copy
+import dataclasses
 import datetime as dt
 import decimal
 import uuid
@@ -39,19 +41,17 @@ OwnRow = Callable[[Any], dict[str, Any]]
 
 
 def owned_row(row: Any) -> dict[str, Any]:
-    """Returns a copy of a row that shares nothing with it that could be changed. TypeError if it is not a mapping."""
+    """Returns a copy of a row that shares nothing with it that could be changed. TypeError if it is not a row."""
     if not isinstance(row, Mapping):
-        raise _no_row(row)
+        row = _fields_of(row)
     return {name: value if type(value) in _FIXED else owned_value(value) for name, value in row.items()}
 
 
 def owned_flat_row(row: Any) -> dict[str, Any]:
-    """Returns a copy of a row whose values cannot be changed. TypeError if it is not a mapping."""
+    """Returns a copy of a row whose values cannot be changed. TypeError if it is not a row."""
     if type(row) is dict:
         return row.copy()
-    if not isinstance(row, Mapping):
-        raise _no_row(row)
-    return dict(row)
+    return dict(row) if isinstance(row, Mapping) else _fields_of(row)
 
 
 def own_row_of(schema: pa.Schema | None) -> OwnRow:
@@ -74,12 +74,14 @@ def owned_value(value: Any) -> Any:
         return tuple([owned_value(part) for part in value])
     if kind is memoryview:
         return bytes(value)
+    if is_record(value):
+        return {name: owned_value(part) for name, part in _fields_of(value).items()}
     return value if isinstance(value, _LEFT_ALONE) else copy.deepcopy(value)
 
 
 def owned_result(result: Any) -> Any:
     """Returns a copy of what a function returned as a whole: a row, a batch or a table. Anything else as it is."""
-    if isinstance(result, Mapping):
+    if isinstance(result, Mapping) or is_record(result):
         return owned_row(result)
     if isinstance(result, pa.RecordBatch):
         return owned_batch(result)
@@ -105,5 +107,16 @@ def _may_change(data_type: pa.DataType) -> bool:
     )
 
 
-def _no_row(row: Any) -> TypeError:
-    return TypeError(f"a row must be a dict, not {type(row).__name__}: {row!r}")
+def is_record(value: object) -> bool:
+    """Returns whether a value is a dataclass object or a named tuple, which stands for a dict of its fields."""
+    kind = type(value)
+    return dataclasses.is_dataclass(kind) or (issubclass(kind, tuple) and hasattr(kind, "_fields"))
+
+
+def _fields_of(row: Any) -> dict[str, Any]:
+    """Returns the fields of a dataclass object or a named tuple. TypeError for anything else."""
+    if dataclasses.is_dataclass(type(row)):
+        return {field.name: getattr(row, field.name) for field in dataclasses.fields(row)}
+    if is_record(row):
+        return dict(zip(row._fields, row, strict=True))
+    raise TypeError(f"a row must be a dict, not {type(row).__name__}: {row!r}")

@@ -42,10 +42,12 @@ class SideRows:
             raise ConfigurationError(
                 f"emit({name!r}): rows can be emitted for a row, a timer or in finish, not in open"
             )
-        if not isinstance(row, Mapping):
-            raise TypeError(f"emit({name!r}): a row must be a dict, not {type(row).__name__}: {row!r}")
+        try:
+            owned = self._schemas[name].own_row(row)
+        except TypeError as error:
+            raise TypeError(f"emit({name!r}): {error}") from error
         rows = self._rows.setdefault(name, [])
-        rows.append(self._schemas[name].own_row(row))
+        rows.append(owned)
         if len(rows) >= OUTPUT_ROWS_MAX:
             self._leave(name, self._context.emit_aside)
 

@@ -19,13 +19,14 @@ import pyarrow as pa
 from tidegate.storage.codec import wire
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import OperatorUid
+from tidegate.storage.schemas.row_schemas import SchemaLike, as_schema
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class OutputTag:
-    """Names a side output, and says which columns its rows have: `tg.OutputTag("bad", pa.schema(...))`.
+    """Names a side output and the columns of its rows: `tg.OutputTag("bad", {"k": str, "reason": str})`.
 
     The name has letters, digits, `_`, `-` and `.`, at most 100 of them. Raises ConfigurationError.
     """
@@ -33,12 +34,13 @@ class OutputTag:
     name: str
     schema: pa.Schema
 
-    def __post_init__(self) -> None:
-        check_tag_name(self.name)
-        if not isinstance(self.schema, pa.Schema):
-            raise ConfigurationError(
-                f"OutputTag({self.name!r}): schema must be a pyarrow Schema, not {type(self.schema).__name__}"
-            )
+    def __init__(self, name: str, schema: SchemaLike) -> None:
+        check_tag_name(name)
+        columns = as_schema(schema, f"OutputTag({name!r}, schema=)")
+        if columns is None:
+            raise ConfigurationError(f"OutputTag({name!r}): give the columns of its rows, such as schema={{'k': str}}")
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "schema", columns)
 
 
 @wire

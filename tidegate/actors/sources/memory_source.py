@@ -5,6 +5,7 @@ It can be replayed, because the data travels with the job.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias
@@ -18,9 +19,11 @@ from tidegate.storage.schemas.plain_types import plain_schema, settled_type
 from tidegate.storage.schemas.polars_frames import arrow_of, is_polars_frame
 
 if TYPE_CHECKING:
+    import pandas as pd
     import polars as pl
 
-InMemory: TypeAlias = "pa.Table | pa.RecordBatch | pl.DataFrame | Sequence[pa.RecordBatch | pl.DataFrame]"
+Frame: TypeAlias = "pa.Table | pa.RecordBatch | pl.DataFrame | pd.DataFrame"
+InMemory: TypeAlias = "Frame | Sequence[Frame]"
 """What `from_batches` takes."""
 
 
@@ -43,13 +46,9 @@ class MemorySource:
 
     @staticmethod
     def of(data: InMemory, splits: int) -> MemorySource:
-        """A source of a table, a polars DataFrame, a record batch, or batches with one schema."""
-        if is_polars_frame(data):
-            data = _table_of(data)
-        if isinstance(data, pa.RecordBatch):
-            data = pa.Table.from_batches([data])
-        elif not isinstance(data, pa.Table):
-            data = _joined(data)
+        """A source of a table, a polars or pandas DataFrame, a record batch, or several of these with one schema."""
+        table = _as_table(data)
+        data = _joined(data) if table is None else table
         plain = plain_schema(data.schema)
         return MemorySource(owned_table(data if plain is data.schema else data.cast(plain)), splits)
 
@@ -101,17 +100,21 @@ def _table_of(frame: pl.DataFrame) -> pa.Table:
     return table.cast(pa.schema([pa.field(field.name, settled_type(field.type)) for field in table.schema]))
 
 
-def _joined(given: Sequence[pa.RecordBatch | pl.DataFrame]) -> pa.Table:
+def _joined(given: object) -> pa.Table:
     """The batches as one table. Raises ConfigurationError if there are none, or their schemas differ."""
     if isinstance(given, str | bytes) or not isinstance(given, Sequence):
         raise ConfigurationError(
-            f"from_batches takes an Arrow table, a polars DataFrame, or record batches, not {type(given).__name__}"
+            "from_batches takes an Arrow table, a polars or pandas DataFrame, or a list of some, not "
+            f"{type(given).__name__}"
         )
     tables = []
     for number, part in enumerate(given):
-        if not isinstance(part, pa.RecordBatch | pa.Table) and not is_polars_frame(part):
-            raise ConfigurationError(f"from_batches: item {number} is {type(part).__name__}, not an Arrow record batch")
-        tables.append(_table_of(part) if is_polars_frame(part) else _as_table(part))
+        if (table := _as_table(part)) is None:
+            hint = "; for rows use from_rows" if isinstance(part, dict | tuple | str) else ""
+            raise ConfigurationError(
+                f"from_batches: item {number} is {type(part).__name__}, not an Arrow record batch{hint}"
+            )
+        tables.append(table)
     if not tables:
         raise ConfigurationError("from_batches needs at least one batch, for its schema; give an empty one")
     first = tables[0].schema
@@ -125,8 +128,35 @@ def _joined(given: Sequence[pa.RecordBatch | pl.DataFrame]) -> pa.Table:
     return pa.concat_tables(tables)
 
 
-def _as_table(part: pa.RecordBatch | pa.Table) -> pa.Table:
-    return pa.Table.from_batches([part]) if isinstance(part, pa.RecordBatch) else part
+def _as_table(given: object) -> pa.Table | None:
+    """Returns Arrow data or a DataFrame as a table, or None for anything else."""
+    if isinstance(given, pa.Table):
+        return given
+    if isinstance(given, pa.RecordBatch):
+        return pa.Table.from_batches([given])
+    if is_polars_frame(given):
+        return _table_of(given)
+    pandas = sys.modules.get("pandas")
+    return _of_pandas(given) if pandas is not None and isinstance(given, pandas.DataFrame) else None
+
+
+def _of_pandas(frame: pd.DataFrame) -> pa.Table:
+    """Returns a pandas frame as a table, with nulls where pandas has NaN or NaT. A plain index of numbers is dropped.
+
+    ConfigurationError for an index with a name, and for columns that Arrow cannot take.
+    """
+    index = frame.index
+    if index.nlevels > 1 or index.name is not None:
+        raise ConfigurationError(
+            f"from_batches: the index {list(index.names)} of the pandas DataFrame would be lost; make it columns with "
+            "reset_index(), or drop it with reset_index(drop=True)"
+        )
+    if bad := [name for name in frame.columns if not isinstance(name, str)]:
+        raise ConfigurationError(f"from_batches: the pandas column {bad[0]!r} has no string as its name; rename it")
+    try:
+        return pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata(None)
+    except pa.ArrowException as error:
+        raise ConfigurationError(f"from_batches: the pandas DataFrame does not fit into Arrow: {error}") from error
 
 
 def _fields(schema: pa.Schema) -> list[str]:

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Generic, TypeVar, Unpack
 
-import pyarrow as pa
-
 from tidegate.actors.operators.aggregates.column_expressions import column_names
 from tidegate.actors.operators.rows.broadcast_process import (
     BroadcastProcessFunction,
@@ -27,6 +25,7 @@ from tidegate.api.streams.steps.slot_options import SlotOptions
 from tidegate.api.streams.steps.stream_steps import StreamSteps
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.dictionaries import decoded_type
+from tidegate.storage.schemas.row_schemas import SchemaLike, as_schema, returned_schema
 
 S = TypeVar("S", bound=StreamSteps)
 
@@ -55,7 +54,7 @@ class ConnectedStreams(Generic[S]):
         self,
         function: CoProcessFunction | BroadcastProcessFunction,
         *,
-        schema: pa.Schema | None = None,
+        schema: SchemaLike | None = None,
         name: str = "process",
         uid: str | None = None,
         parallelism: int | None = None,
@@ -72,6 +71,7 @@ class ConnectedStreams(Generic[S]):
         `side_outputs` it may emit rows under these tags as well. Processing-time timers that are left when the inputs
         end fire with `fire_at_end=True` alone.
         """
+        schema = as_schema(schema, f"{name}(schema=)") or returned_schema(function, many=True, method="process1")
         keys, timestamps = self._keys, (self._first.timestamp, self._second.timestamp)
         made_by = ProcessOperator
         if isinstance(function, BroadcastProcessFunction):

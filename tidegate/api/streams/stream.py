@@ -38,6 +38,7 @@ from tidegate.api.streams.stream_tables import StreamTables
 from tidegate.api.streams.windowed_stream import WindowedStream, WindowsTaken, WindowTime
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.columns_text import columns_text
+from tidegate.storage.schemas.row_schemas import SchemaLike, as_schema, returned_schema
 from tidegate.storage.units import parse_duration_ms
 
 if TYPE_CHECKING:
@@ -216,7 +217,7 @@ class KeyedStream:
         self,
         function: ProcessFunction,
         *,
-        schema: pa.Schema | None = None,
+        schema: SchemaLike | None = None,
         name: str = "process",
         uid: str | None = None,
         parallelism: int | None = None,
@@ -231,6 +232,7 @@ class KeyedStream:
         `side_outputs` it may emit rows under these tags as well (see `Stream.side_output`). Processing-time timers that
         are left when the input ends fire with `fire_at_end=True` alone.
         """
+        schema = as_schema(schema, f"{name}(schema=)") or returned_schema(function, many=True, method="process")
         of_stream = (self.keys,), (self.stream.timestamp,), schema, side_outputs, fire_at_end
         (factory := partial(process_operator, function, *of_stream))()
         return self.partitioned()._then(

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
@@ -30,8 +30,10 @@ from tidegate.actors.sources.rate_source import RateSource
 from tidegate.actors.sources.socket_source import SocketSource
 from tidegate.actors.sources.source import DeadLetterSource, Source
 from tidegate.api.program import Program
+from tidegate.api.streams.given_rows import table_of_rows
 from tidegate.api.streams.stream import Stream, timed
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.row_schemas import SchemaLike, as_schema
 from tidegate.storage.units import parse_duration_ms, parse_size_bytes
 
 if TYPE_CHECKING:
@@ -68,7 +70,7 @@ class StreamSources:
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
-        """A stream over data in memory: Arrow, or a polars frame. The data travels with the job: keep it small.
+        """A stream over data in memory: Arrow, polars or pandas. The data travels with the job: keep it small.
 
         Rows are read in their order, by one subtask. With `splits` they are cut into that many parts, which are dealt
         out to the subtasks and read side by side; rows of different parts then come in any order, also rows of one
@@ -78,6 +80,39 @@ class StreamSources:
         source = MemorySource.of(data, 1 if splits is None else splits)
         stream = self.from_source(source, name=name, uid=uid, parallelism=parallelism)
         return timed(stream, timestamp, max_out_of_orderness, uid, alignment=alignment)
+
+    def from_rows(
+        self,
+        rows: Iterable[Any],
+        *,
+        schema: SchemaLike | None = None,
+        columns: Sequence[str] | None = None,
+        splits: int | None = None,
+        timestamp: str | pl.Expr | None = None,
+        max_out_of_orderness: str | timedelta | int = 0,
+        alignment: WatermarkAlignment | None = None,
+        name: str = "from_rows",
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> Stream:
+        """A stream over rows that are Python objects: `env.from_rows([{"k": "a", "n": 1}, {"k": "b", "n": 2}])`.
+
+        A row is a dict, a dataclass object or a named tuple; or a tuple, whose names are `columns`; or a string or a
+        number, which becomes the column `value`. Types are those of the values, or of `schema`
+        (`{"k": str, "n": int}`, a dataclass, a `pa.schema`). The other parameters are those of `from_batches`.
+        Raises ConfigurationError for rows that have no common columns and types.
+        """
+        table = table_of_rows(rows, schema, columns)
+        return self.from_batches(
+            table,
+            splits=splits,
+            timestamp=timestamp,
+            max_out_of_orderness=max_out_of_orderness,
+            alignment=alignment,
+            name=name,
+            uid=uid,
+            parallelism=parallelism,
+        )
 
     def from_dataframe(
         self,
@@ -144,11 +179,11 @@ class StreamSources:
         files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
         *,
         format: FileFormat | None = None,
-        schema: pa.Schema | None = None,
+        schema: SchemaLike | None = None,
         columns: Sequence[str] | None = None,
         options: Mapping[str, object] | None = None,
         max_row_size: str | int = "4mb",
-        partitions: pa.Schema | None = None,
+        partitions: SchemaLike | None = None,
         discover: str | timedelta | int | None = None,
         max_file_age: str | timedelta | int | None = None,
         splits: int | None = None,
@@ -196,7 +231,9 @@ class StreamSources:
                 raise ConfigurationError(f"from_files(discover={discover!r}, splits={lanes}): both must be positive")
             make = partial(FolderSource, discover_ms=every_ms, age_ms=age_ms, lanes=lanes)
             idleness = idleness if idleness is not None or timestamp is None else IDLENESS
-        source = source_of_files(urls, format, schema, columns, make, policy, partitions, options, size_max)
+        columns_given = as_schema(schema, "from_files(schema=)")
+        folders = as_schema(partitions, "from_files(partitions=)")
+        source = source_of_files(urls, format, columns_given, columns, make, policy, folders, options, size_max)
         stream = self.from_source(source, name=name, uid=uid, parallelism=parallelism)
         return timed(stream, timestamp, max_out_of_orderness, uid, idleness, alignment)
 

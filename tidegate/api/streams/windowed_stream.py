@@ -46,6 +46,7 @@ from tidegate.api.streams.stream_aggregates import windowed_inputs
 from tidegate.api.streams.stream_ranking import ranked_windows, ranking_of, window_keys
 from tidegate.api.streams.stream_tables import StreamTables
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.row_schemas import SchemaLike, as_schema, returned_schema
 from tidegate.storage.units import parse_duration_ms
 
 WindowsTaken = Tumbling | Sliding | Cumulating | Session | Count
@@ -260,7 +261,7 @@ class WindowedStream(Generic[S]):
         self,
         fn: WindowCall,
         *,
-        schema: pa.Schema | None = None,
+        schema: SchemaLike | None = None,
         name: str = "apply",
         uid: str | None = None,
         parallelism: int | None = None,
@@ -280,6 +281,7 @@ class WindowedStream(Generic[S]):
         """
         if not callable(fn):
             raise ConfigurationError(f"{name}: {fn!r} is no function; it takes one of an Arrow table")
+        schema = as_schema(schema, f"{name}(schema=)") or returned_schema(fn) or returned_schema(fn, many=True)
         if schema is None and self._stream.schema is not None:
             schema = derived_schema(fn, plain_rows(self._stream.schema))
         return self._called(lambda *of: WindowCalls(fn, *of), "apply", schema, name, uid, parallelism, slot)
@@ -288,7 +290,7 @@ class WindowedStream(Generic[S]):
         self,
         function: ProcessWindowFunction,
         *,
-        schema: pa.Schema | None = None,
+        schema: SchemaLike | None = None,
         name: str = "process",
         uid: str | None = None,
         parallelism: int | None = None,
@@ -301,6 +303,7 @@ class WindowedStream(Generic[S]):
 
         `schema` is that of the rows that it returns; give it if a table, an aggregate or a key follows.
         """
+        schema = as_schema(schema, f"{name}(schema=)") or returned_schema(function, many=True, method="process")
         return self._called(lambda *of: FunctionCalls(function, *of), "process", schema, name, uid, parallelism, slot)
 
     def _called(

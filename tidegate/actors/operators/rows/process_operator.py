@@ -29,6 +29,7 @@ from tidegate.actors.operators.operator import Emit, Operator, OperatorContext
 from tidegate.actors.operators.operator_errors import Blame, blame, blame_call, failure, is_failure
 from tidegate.actors.operators.output_schema import PinnedSchema
 from tidegate.actors.operators.own_copies import own_copy
+from tidegate.actors.operators.owned_values import is_record
 from tidegate.actors.operators.rows.process_functions import BaseProcessFunction, ProcessContext
 from tidegate.actors.operators.side_rows import SideRows
 from tidegate.actors.operators.state.key_scope import KeyScope
@@ -367,8 +368,12 @@ class ProcessOperator(Operator):
     def _collect(self, rows: Iterable[Mapping[str, Any]] | None) -> None:
         if rows is None:
             return
-        if type(rows) is not GeneratorType and isinstance(rows, Mapping):
-            raise TypeError("the function returned one dict; return an iterable of rows, or yield each row")
+        if (
+            type(rows) is not GeneratorType
+            and type(rows) is not list
+            and (isinstance(rows, Mapping) or is_record(rows))
+        ):
+            raise TypeError("the function returned one row; return an iterable of rows, or yield each row")
         append, own_row = self._rows.append, self._pinned.own_row
         for row in rows:
             append(own_row(row))

@@ -30,18 +30,9 @@ from tidegate.actors.operators.row_values import column_of, exact_array, shown
 from tidegate.actors.operators.state.quick_values import NOT_QUICK, Quick, never_quick, one_nan, quick_conversion
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.dictionaries import widened_type
+from tidegate.storage.schemas.row_schemas import ARROW_TYPES
 
 SERIALIZER_KEY, _PICKLE = b"tidegate.serializer", b"pickle"
-_PLAIN = {
-    int: pa.int64(),
-    float: pa.float64(),
-    str: pa.string(),
-    bytes: pa.binary(),
-    bool: pa.bool_(),
-    dt.date: pa.date32(),
-    dt.time: pa.time64("us"),
-    dt.timedelta: pa.duration("us"),
-}
 
 
 class Pickled:
@@ -341,8 +332,8 @@ def _form(declared: Any, around: tuple[type, ...]) -> _Form:
         return _MomentForm()
     if declared is Pickled:
         return _PickledForm()
-    if isinstance(declared, type) and declared in _PLAIN:
-        return _ArrowForm(_PLAIN[declared])
+    if isinstance(declared, type) and declared in ARROW_TYPES:
+        return _ArrowForm(ARROW_TYPES[declared])
     if isinstance(declared, type) and dataclasses.is_dataclass(declared):
         return _record_form(declared, around)
     origin, arguments = typing.get_origin(declared), typing.get_args(declared)

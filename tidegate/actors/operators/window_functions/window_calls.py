@@ -23,6 +23,7 @@ from tidegate.actors.operators.batches.batch_results import BatchResult, BatchRe
 from tidegate.actors.operators.operator import OperatorContext
 from tidegate.actors.operators.operator_errors import Blame, first_row
 from tidegate.actors.operators.output_schema import FromPolars, PinnedSchema
+from tidegate.actors.operators.owned_values import is_record, owned_row
 from tidegate.actors.operators.windows.window_rows import WINDOW_END, WINDOW_START, bounds_of
 from tidegate.actors.operators.windows.window_specs import Times
 from tidegate.storage.errors import ConfigurationError
@@ -141,8 +142,8 @@ class WindowCalls:
     def _conformed(
         self, result: WindowResult, source: pa.Schema, known: Set[int] = frozenset()
     ) -> list[pa.RecordBatch]:
-        if isinstance(result, Mapping):
-            found = [self._pinned.from_rows([result])]
+        if isinstance(result, Mapping) or is_record(result):
+            found = [self._pinned.from_rows([owned_row(result)])]
         elif result is None or isinstance(result, pa.RecordBatch | pa.Table) or is_polars_frame(result):
             found = self._results.conformed(result, source, known)
         elif isinstance(result, Iterable) and not isinstance(result, str | bytes):
@@ -189,8 +190,8 @@ def derived_schema(fn: WindowCall, rows: pa.Schema) -> pa.Schema | None:
             schema = result.schema.remove_metadata()
         elif is_polars_frame(result):
             schema = FromPolars().convert(result, rows).schema
-        elif isinstance(result, Mapping):
-            schema = PinnedSchema().from_rows([result]).schema
+        elif isinstance(result, Mapping) or is_record(result):
+            schema = PinnedSchema().from_rows([owned_row(result)]).schema
         else:
             return None
     except Exception as error:  # noqa: BLE001 - any: the function may need rows, and is called with some later

@@ -7,8 +7,6 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Self, Unpack
 
-import pyarrow as pa
-
 from tidegate.actors.operators.batches.async_function import AsyncFunction
 from tidegate.actors.operators.batches.async_map import AsyncMap
 from tidegate.actors.operators.batches.failing_rows import error_tag
@@ -16,6 +14,7 @@ from tidegate.actors.protocol.side_outputs import OutputTag
 from tidegate.api.streams.steps.slot_options import SlotOptions
 from tidegate.api.streams.steps.stream_steps import StreamSteps
 from tidegate.storage.checkpoints.state_meaning import StateMeaning
+from tidegate.storage.schemas.row_schemas import SchemaLike, as_schema, returned_schema
 from tidegate.storage.units import parse_duration_ms
 
 
@@ -26,7 +25,7 @@ class StreamCalls(StreamSteps):
         self,
         fn: Callable[[Any], Any],
         *,
-        schema: pa.Schema | None = None,
+        schema: SchemaLike | None = None,
         capacity: int = 100,
         timeout: str | timedelta | int = "5s",
         ordered: bool = True,
@@ -49,6 +48,7 @@ class StreamCalls(StreamSteps):
         rows go to that side output (see `map`). Rows under way are in checkpoints, and asked for again after a restore:
         results are exactly once, calls at least once. See `docs/batches.md`.
         """
+        schema = as_schema(schema, f"{name}(schema=)") or returned_schema(fn)
         function = AsyncFunction(fn, capacity, parse_duration_ms(timeout, setting="timeout"), retries, batch_size)
         function.check(name)
         tag = None if errors_to is None else error_tag(errors_to, self.schema, name)

@@ -36,6 +36,7 @@ from tidegate.api.streams.steps.updating import Updating, after_function
 from tidegate.storage.checkpoints.state_meaning import StateMeaning
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.polars_frames import is_polars_expression
+from tidegate.storage.schemas.row_schemas import SchemaLike, as_schema, returned_schema
 
 if TYPE_CHECKING:
     import polars as pl
@@ -89,7 +90,7 @@ class StreamSteps:
         self,
         fn: Callable[[pa.RecordBatch], BatchResult] | BatchFunction,
         *,
-        schema: pa.Schema | None = None,
+        schema: SchemaLike | None = None,
         name: str = "map_batches",
         uid: str | None = None,
         parallelism: int | None = None,
@@ -105,6 +106,7 @@ class StreamSteps:
         """
         if not isinstance(fn, BatchFunction):
             check_function(fn, name, "a batch, or an object of a class derived from tg.BatchFunction")
+        schema = as_schema(schema, f"{name}(schema=)")
         updating = after_function(self._updating, schema, repr(name))
         factory = batch_operator(fn, schema, name)
         return self._then(factory, schema, name, uid, parallelism, batch_rows, slot, updating=updating)
@@ -113,7 +115,7 @@ class StreamSteps:
         self,
         fn: Callable[[Row], Mapping[str, Any]],
         *,
-        schema: pa.Schema | None = None,
+        schema: SchemaLike | None = None,
         traced: bool = True,
         name: str = "map",
         uid: str | None = None,
@@ -130,6 +132,7 @@ class StreamSteps:
         with the column `error` (see `Stream.side_output`).
         """
         check_function(fn, name, "a row, a dict")
+        schema = self._mapped_schema(fn, schema, traced, name)
         if errors_to is not None:
             tag = error_tag(errors_to, self.schema, name)
             made = partial(GuardedMap, fn, schema, tag)
@@ -141,7 +144,7 @@ class StreamSteps:
         self,
         fn: Callable[[Row], Iterable[Mapping[str, Any]]],
         *,
-        schema: pa.Schema | None = None,
+        schema: SchemaLike | None = None,
         name: str = "flat_map",
         uid: str | None = None,
         parallelism: int | None = None,
@@ -151,6 +154,7 @@ class StreamSteps:
     ) -> Self:
         """Call `fn` with each row as a dict; it returns any number of new rows. `errors_to` as in `map`."""
         check_function(fn, name, "a row, a dict")
+        schema = as_schema(schema, f"{name}(schema=)") or returned_schema(fn, many=True)
         if errors_to is not None:
             tag = error_tag(errors_to, self.schema, name)
             made = partial(GuardedFlatMap, fn, schema, tag)
@@ -277,7 +281,7 @@ class StreamSteps:
         self,
         function: ProcessFunction,
         *,
-        schema: pa.Schema | None = None,
+        schema: SchemaLike | None = None,
         name: str = "process",
         uid: str | None = None,
         parallelism: int | None = None,
@@ -290,6 +294,7 @@ class StreamSteps:
         `schema` is that of the rows that it returns; give it if a table, an aggregate or a key follows. With
         `side_outputs` it may emit rows under these tags as well (see `Stream.side_output`).
         """
+        schema = as_schema(schema, f"{name}(schema=)") or returned_schema(function, many=True, method="process")
         (factory := partial(process_operator, function, ((),), (self.timestamp,), schema, side_outputs))()
         return self._then(
             factory,
@@ -302,6 +307,17 @@ class StreamSteps:
             side_outputs=side_outputs,
             meaning=StateMeaning("process without keys"),
         )
+
+    def _mapped_schema(
+        self, fn: Callable[[Row], Mapping[str, Any]], given: SchemaLike | None, traced: bool, name: str
+    ) -> pa.Schema | None:
+        """Returns the columns that `map` makes, by `schema=`, the annotation of `fn`, or its trace. None if unknown."""
+        schema = as_schema(given, f"{name}(schema=)") or returned_schema(fn)
+        if schema is not None or not traced or self.schema is None:
+            return schema
+        from tidegate.actors.operators.batches.tracing.trace import traced_schema
+
+        return traced_schema(fn, self.schema)
 
     def rebalance(self) -> Self:
         """Deal batches out evenly over the subtasks of the next operator."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import polars as pl
@@ -103,10 +104,23 @@ def trace_map(function: Callable[[dict[str, Any]], object], schema: pa.Schema, g
     UntraceableError if it cannot be told what it does.
     """
     outside, notes, found = _explored(function, schema)
-    outputs = _outputs(found, schema)
+    outputs = _outputs(found, schema, partial(_keeps_its_type, given))
     if given is not None:
         _check_types(outputs, given)
     return Trace(outputs, notes, outside)
+
+
+def traced_schema(function: Callable[[dict[str, Any]], object], schema: pa.Schema) -> pa.Schema | None:
+    """Returns the columns of the rows that a function returns, found without a row. None if it cannot be traced.
+
+    A column that the function copies keeps its type, whatever that is.
+    """
+    try:
+        _, _, found = _explored(function, schema)
+        outputs = _outputs(found, schema, lambda name, data_type: True)
+    except UntraceableError:
+        return None
+    return pa.schema([(name, out.data_type) for name, out in outputs.items()])
 
 
 def trace_filter(function: Callable[[dict[str, Any]], object], schema: pa.Schema) -> Trace:
@@ -117,7 +131,7 @@ def trace_filter(function: Callable[[dict[str, Any]], object], schema: pa.Schema
         return {"kept": bool(result) if isinstance(result, Symbol) and result.kind is not bool else result}
 
     outside, notes, found = _explored(function, schema, kept)
-    outputs = _outputs(found, schema)
+    outputs = _outputs(found, schema, partial(_keeps_its_type, None))
     if outputs["kept"].data_type != pa.bool_():
         raise UntraceableError("it does not always give a bool")
     return Trace({"kept": outputs["kept"]}, notes, outside)
@@ -174,7 +188,7 @@ def _column(tracer: Tracer, field: pa.Field) -> Symbol:
         return Symbol(tracer, bool, column, column=name)
     if pa.types.is_string(data_type) or pa.types.is_large_string(data_type):
         return Symbol(tracer, str, column, column=name)
-    return Symbol(tracer, None, column, column=name if data_type in _COPIED else None)
+    return Symbol(tracer, None, column, column=name)
 
 
 def _row(tracer: Tracer, result: object) -> dict[str, Symbol]:
@@ -183,10 +197,12 @@ def _row(tracer: Tracer, result: object) -> dict[str, Symbol]:
     return {name: v if isinstance(v, Symbol) else constant(tracer, v) for name, v in result.items()}
 
 
-def _outputs(found: _Branch | dict[str, Symbol], schema: pa.Schema) -> dict[str, Output]:
+def _outputs(
+    found: _Branch | dict[str, Symbol], schema: pa.Schema, may_copy: Callable[[str, pa.DataType], bool]
+) -> dict[str, Output]:
     if isinstance(found, dict):
-        return {name: _output(symbol, schema) for name, symbol in found.items()}
-    yes, no = _outputs(found.yes, schema), _outputs(found.no, schema)
+        return {name: _output(name, symbol, schema, may_copy) for name, symbol in found.items()}
+    yes, no = _outputs(found.yes, schema, may_copy), _outputs(found.no, schema, may_copy)
     if [(name, out.data_type) for name, out in yes.items()] != [(name, out.data_type) for name, out in no.items()]:
         raise UntraceableError("its rows do not always have the same columns and types")
     return {
@@ -197,12 +213,22 @@ def _outputs(found: _Branch | dict[str, Symbol], schema: pa.Schema) -> dict[str,
     }
 
 
-def _output(symbol: Symbol, schema: pa.Schema) -> Output:
+def _output(name: str, symbol: Symbol, schema: pa.Schema, may_copy: Callable[[str, pa.DataType], bool]) -> Output:
     if symbol.kind is not None:
         return Output(symbol.expression, _OF_KIND[symbol.kind], symbol.column)
     if symbol.column is None:
         raise UntraceableError("it copies a column whose type could change on its way through Python")
-    return Output(symbol.expression, schema.field(symbol.column).type, symbol.column)
+    data_type = schema.field(symbol.column).type
+    if not may_copy(name, data_type):
+        raise UntraceableError("it copies a column whose type could change on its way through Python")
+    return Output(symbol.expression, data_type, symbol.column)
+
+
+def _keeps_its_type(given: pa.Schema | None, name: str, data_type: pa.DataType) -> bool:
+    """Whether the rows of a function have a copied column in its own type: as `schema=` says, or as Python keeps it."""
+    if data_type in _COPIED:
+        return True
+    return given is not None and name in given.names and given.field(name).type == data_type
 
 
 def _check_types(outputs: Mapping[str, Output], given: pa.Schema) -> None:

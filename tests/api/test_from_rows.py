@@ -1,0 +1,110 @@
+"""Programs take rows, frames and schemas as people have them."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+from collections.abc import Iterator
+from typing import Any, NamedTuple, TypedDict
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+from local_jobs import local
+
+import tidegate as tg
+
+
+class Pair(NamedTuple):
+    k: str
+    n: int
+
+
+class Word(TypedDict):
+    word: str
+    n: int
+
+
+@dataclasses.dataclass
+class Counted:
+    word: str
+    parts: list[Pair]
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "expected"),
+    [
+        ([{"k": "a", "n": 1}, {"k": "b"}], {}, [{"k": "a", "n": 1}, {"k": "b", "n": None}]),
+        ([("a", 1)], {"columns": ["k", "n"]}, [{"k": "a", "n": 1}]),
+        ([Pair("a", 1)], {}, [{"k": "a", "n": 1}]),
+        (["x", "y"], {}, [{"value": "x"}, {"value": "y"}]),
+        ([("a", 1)], {"schema": {"k": str, "n": float}}, [{"k": "a", "n": 1.0}]),
+        ([], {"schema": Word}, []),
+        (range(2), {}, [{"value": 0}, {"value": 1}]),
+    ],
+)
+def test_rows_of_any_kind(rows: Any, options: dict[str, Any], expected: list[dict[str, Any]]) -> None:
+    """Dicts, tuples with names, single values, with and without a schema."""
+    with local() as env:
+        found = env.from_rows(rows, **options).collect()
+        env.execute().wait()
+        assert found.to_arrow().to_pylist() == expected
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "words"),
+    [
+        ([("a", 1)], {}, r"row 0 is a tuple; name its values with columns="),
+        ([("a",)], {"columns": ["k", "n"]}, r"row 0 has 1 values, and the columns are \['k', 'n'\]"),
+        ([], {}, "without rows give the columns"),
+        ([{"k": None}], {}, "column 'k' is null in every row"),
+        ([{"k": 1}, {"k": "a"}], {}, "column 'k' have no common type"),
+        ([{"k": 1.5}], {"schema": {"k": int}}, "column 'k'.*1.5"),
+        ([{"k": 1}], {"schema": Word}, r"missing|new"),
+        ("abc", {}, "a list of rows, not str"),
+        ({"k": 1}, {}, "a list of rows, not dict"),
+        ([object()], {}, "row 0 is a object"),
+    ],
+)
+def test_rows_without_common_columns_are_refused(rows: Any, options: dict[str, Any], words: str) -> None:
+    """The error names the row or the column."""
+    with local() as env, pytest.raises(tg.ConfigurationError, match=words):
+        env.from_rows(rows, **options)
+
+
+def test_a_pandas_frame_is_taken() -> None:
+    """NaN and NaT are nulls; an index with a name would be lost, so it is refused."""
+    frame = pd.DataFrame({"k": ["a", "b", "c"], "x": [1.5, None, 2.0]})
+    with local() as env:
+        found = env.from_batches([frame[frame.k != "c"], frame[frame.k == "c"]]).collect()
+        env.execute().wait()
+        assert found.to_arrow().to_pydict() == {"k": ["a", "b", "c"], "x": [1.5, None, 2.0]}
+        with pytest.raises(tg.ConfigurationError, match=r"index \['k'\].*reset_index"):
+            env.from_batches(frame.set_index("k"))
+
+
+def test_columns_are_known_without_a_schema() -> None:
+    """A traced lambda knows them, an annotated function names them, and both may return dataclass objects."""
+
+    def words(row: Any) -> Iterator[Word]:
+        for word in row["text"].split():
+            yield {"word": word, "n": row["n"]}
+
+    def counted(row: Any) -> Counted:
+        return Counted(row["word"], [Pair(row["word"], row["n"])])
+
+    at = pa.array([dt.datetime(2020, 1, 1)], pa.timestamp("us", "UTC"))
+    with local() as env:
+        stream = env.from_batches(pa.table({"text": ["a b"], "n": [3], "at": at, "l": [[1]]}))
+        traced = stream.map(lambda row: {"text": row["text"], "m": row["n"] * 2, "when": row["at"], "l": row["l"]})
+        assert traced.schema is not None
+        assert traced.schema.types == [pa.string(), pa.int64(), at.type, pa.list_(pa.int64())]
+        found = traced.collect(uid="traced"), stream.flat_map(words).map(counted).collect(uid="annotated")
+        env.execute().wait()
+        assert found[0].to_arrow().to_pylist() == [
+            {"text": "a b", "m": 6, "when": dt.datetime(2020, 1, 1, tzinfo=dt.UTC), "l": [1]}
+        ]
+        assert found[1].to_arrow().to_pylist() == [
+            {"word": "a", "parts": [{"k": "a", "n": 3}]},
+            {"word": "b", "parts": [{"k": "b", "n": 3}]},
+        ]
