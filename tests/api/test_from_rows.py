@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple, TypedDict
 
 import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pytest
 from local_jobs import local
@@ -108,3 +109,19 @@ def test_columns_are_known_without_a_schema() -> None:
             {"word": "a", "parts": [{"k": "a", "n": 3}]},
             {"word": "b", "parts": [{"k": "b", "n": 3}]},
         ]
+
+
+def test_the_error_of_a_missing_schema_shows_one_that_fits() -> None:
+    """It is what the function makes of the first row that gets there, and it can be pasted."""
+
+    def split(row: Any) -> Any:
+        return [{"word": word, "n": row["n"], "at": dt.datetime(2020, 1, 1)} for word in row["text"].split()]
+
+    with local() as env:
+        words = env.from_rows([("", 1), ("a b", 2)], columns=["text", "n"]).flat_map(split).filter(pl.col("n") > 0)
+        fitting = r'Give schema= to .flat_map.: schema=\{"word": str, "n": int, "at": datetime\}, which fits'
+        with pytest.raises(tg.ConfigurationError, match="collect: the columns of the stream.*" + fitting):
+            words.collect()
+        failing = env.from_rows([1]).map(lambda row: {"x": 1 // (row["value"] - 1)}, traced=False)
+        with pytest.raises(tg.ConfigurationError, match=r"Give schema= to 'map': schema=\{\.\.\.\}"):
+            failing.collect()

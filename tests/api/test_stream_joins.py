@@ -68,7 +68,7 @@ def test_what_cannot_be_joined_is_refused() -> None:
         window = tg.Tumbling("1s")
         with pytest.raises(tg.ConfigurationError, match="the right stream has no event time"):
             orders.join(untimed, on="v", window=window)
-        with pytest.raises(tg.ConfigurationError, match="columns of the left stream are known only when the job runs"):
+        with pytest.raises(tg.ConfigurationError, match="columns of the left stream are not known before"):
             unknown.interval_join(bills, on="v", between=(0, 1))
         with pytest.raises(tg.ConfigurationError, match="names of columns, or pairs"):
             orders.join(bills, on=[("k", "id", "v")], window=window)  # type: ignore[list-item]

@@ -39,7 +39,7 @@ Build = Callable[[tg.StreamEnvironment, Path], object]
         ),
         pytest.param(
             lambda env, _: env.from_batches(DATA).map(lambda row: row, traced=False).collect(),
-            "give schema=",
+            "Give schema= to .map.",
             id="no schema",
         ),
         pytest.param(

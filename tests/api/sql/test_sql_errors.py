@@ -198,7 +198,7 @@ def test_a_view_has_a_name_of_its_own_and_known_columns() -> None:
         assert schema is not None
         assert schema.names == ["id", "seller", "opened"]
         env.create_temporary_view("later", other.map_batches(lambda batch: batch))
-        with pytest.raises(tg.ConfigurationError, match="columns of 'later' are known only when the job runs"):
+        with pytest.raises(tg.ConfigurationError, match="columns of 'later' are not known before the job runs"):
             env.sql("SELECT * FROM later")
         env.create_temporary_view("wide", env.from_batches(pa.table({"u": pa.array([1], pa.uint64())}), uid="wide"))
         assert env.sql("SELECT u FROM wide").schema == pa.schema({"u": pa.uint64()})

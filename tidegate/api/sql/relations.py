@@ -23,8 +23,8 @@ from tidegate.api.sql.expressions import balanced, field_of
 from tidegate.api.sql.text.places import refused
 from tidegate.api.sql.values.typed import Typed, column
 from tidegate.api.sql.values.types import check_known
+from tidegate.api.streams.steps.known_columns import known_schema
 from tidegate.api.streams.stream import Stream
-from tidegate.storage.errors import ConfigurationError
 
 Spec = Tumbling | Sliding | Cumulating | Session
 WINDOW_TIME = "window_time"
@@ -81,11 +81,7 @@ class Relation:
     @staticmethod
     def of(stream: Stream, table: str | None) -> Relation:
         """A stream as it is registered. ConfigurationError where its columns are not known."""
-        if stream.schema is None:
-            raise ConfigurationError(
-                f"SQL: the columns of {table!r} are known only when the job runs; give schema= to the step before"
-            )
-        names = stream.schema.names
+        names = known_schema(stream, "SQL", repr(table)).names
         if stream._updating is not None and stream._updating.changes:
             names = [name for name in names if name != CHANGE]
         return Relation(stream, tuple(Name(table, name, name) for name in names))

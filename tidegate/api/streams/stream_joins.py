@@ -22,6 +22,7 @@ from tidegate.actors.operators.windows.window_rows import WINDOW_END
 from tidegate.actors.operators.windows.window_specs import Sliding, Tumbling
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.api.streams.steps.given import check_stream
+from tidegate.api.streams.steps.known_columns import known_schema
 from tidegate.api.streams.steps.meanings import join_facts, meaning, window_text, with_rows
 from tidegate.api.streams.steps.stream_changes import StreamChanges
 from tidegate.api.streams.steps.stream_steps import StreamSteps
@@ -163,7 +164,7 @@ class StreamJoins(StreamChanges):
         if self._updating is not None:
             raise self._updating.refuse(name, "a later version of the table would take back another row than came")
         read, found, changes = reader_of(table)
-        schemas = _schemas("lookup_join", self.schema, found)
+        schemas = known_schema(self, "lookup_join"), found
         keys = _keys("lookup_join", on, schemas)
         schemas = schemas[0], with_keys_of(*schemas, keys)
         if max_rows < 1:
@@ -197,7 +198,7 @@ class StreamJoins(StreamChanges):
     ) -> Self:
         ttl_ms = None if ttl is None else parse_duration_ms(ttl, setting="join(ttl=...)")
         if ttl_ms is None:
-            schemas = _schemas("join", self.schema, other.schema)
+            schemas = _schemas("join", self, other)
             sides = JoinSides(_keys("join", on, schemas), (None, None), suffix)
         else:
             sides, schemas = _sides("join", self, other, on, suffix)
@@ -254,7 +255,7 @@ def _sides(
     what: str, left: StreamSteps, right: StreamSteps, on: On, suffix: str
 ) -> tuple[JoinSides, tuple[pa.Schema, pa.Schema]]:
     """Keys, times and columns of both streams. ConfigurationError if something is not known, or does not fit."""
-    schemas = _schemas(what, left.schema, right.schema)
+    schemas = _schemas(what, left, right)
     if left.timestamp is None or right.timestamp is None:
         which = "left" if left.timestamp is None else "right"
         raise ConfigurationError(
@@ -265,14 +266,8 @@ def _sides(
     return JoinSides(keys, (left.timestamp, right.timestamp), suffix), schemas
 
 
-def _schemas(what: str, left: pa.Schema | None, right: pa.Schema | None) -> tuple[pa.Schema, pa.Schema]:
-    if left is None or right is None:
-        which = "left" if left is None else "right"
-        raise ConfigurationError(
-            f"{what}: the columns of the {which} stream are known only when the job runs; pass schema= to the step "
-            "that makes it"
-        )
-    return left, right
+def _schemas(what: str, left: StreamSteps, right: StreamSteps) -> tuple[pa.Schema, pa.Schema]:
+    return known_schema(left, what, "the left stream"), known_schema(right, what, "the right stream")
 
 
 def _keys(what: str, on: On, schemas: tuple[pa.Schema, pa.Schema]) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -11,8 +11,6 @@ from datetime import timedelta
 from functools import partial
 from typing import Literal, TypeVar
 
-import pyarrow as pa
-
 from tidegate.actors.operators.aggregates.column_expressions import column_names
 from tidegate.actors.operators.ranking.top_n import Ranking, TopN
 from tidegate.actors.operators.watermarks.late_rows import LATE
@@ -23,6 +21,7 @@ from tidegate.actors.operators.windows.window_rows import WINDOW_END, WINDOW_STA
 from tidegate.actors.operators.windows.window_specs import Cumulating, Sliding, Tumbling
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.actors.protocol.side_outputs import OutputTag
+from tidegate.api.streams.steps.known_columns import known_schema
 from tidegate.api.streams.steps.meanings import meaning, ranking_facts, time_text, ttl_text, window_text, with_rows
 from tidegate.api.streams.steps.stream_steps import StreamSteps
 from tidegate.storage.errors import ConfigurationError
@@ -61,14 +60,14 @@ def ranked_stream(
 ) -> S:
     """The first rows of each key, as they change. Raises ConfigurationError."""
     ttl_ms = None if ttl is None else parse_duration_ms(ttl, setting="top_n(ttl=...)")
-    factory = partial(TopN, ranking, _known(stream.schema, name), stream.timestamp, ttl_ms)
+    factory = partial(TopN, ranking, known_schema(stream, name), stream.timestamp, ttl_ms)
     means = meaning(
         "top n",
         {**ranking_facts(ranking), "ttl": ttl_text(ttl_ms, stream.timestamp)},
         rows={"": (stream.schema, ranking.keys)},
     )
     return _by_keys(stream, ranking)._then(
-        factory, factory().output, name, uid, parallelism, meaning=with_rows(means, rows=_known(stream.schema, name))
+        factory, factory().output, name, uid, parallelism, meaning=with_rows(means, rows=known_schema(stream, name))
     )
 
 
@@ -84,7 +83,7 @@ def ranked_windows(
 
     The event time of the result is the last millisecond of its window.
     """
-    schema = _known(stream.schema, name)
+    schema = known_schema(stream, name)
     if window is None and not (isinstance(stream.timestamp, WindowEnd) and stream.timestamp == WINDOW_END):
         raise ConfigurationError(
             f'{name}: emit="final" is for results of a window, whose event time is the end of the window, '
@@ -125,11 +124,3 @@ def window_keys(keys: tuple[str, ...]) -> tuple[str, ...]:
 
 def _by_keys(stream: S, ranking: Ranking) -> S:
     return stream._partitioned(Partitioning(PartitioningKind.HASH, ranking.keys))
-
-
-def _known(schema: pa.Schema | None, name: str) -> pa.Schema:
-    if schema is None:
-        raise ConfigurationError(
-            f"{name}: the columns of the stream are not known yet; give schema= to the step before"
-        )
-    return schema

@@ -22,6 +22,7 @@ from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.api.checkpoint_calls import CheckpointFunction, check_function
 from tidegate.api.given_names import location
 from tidegate.api.streams.steps.event_times import EventTimes
+from tidegate.api.streams.steps.known_columns import known_schema
 from tidegate.api.streams.steps.slot_options import SlotOptions
 from tidegate.api.streams.steps.stream_calls import StreamCalls
 from tidegate.api.streams.steps.stream_steps import StreamSteps
@@ -236,11 +237,7 @@ class StreamTables(StreamJoins, StreamCalls, EventTimes):
         delta_id: str | None = None,
         order_by: str | None = None,
     ) -> TableInfo:
-        if self.schema is None:
-            raise ConfigurationError(
-                f"{name}: the columns of the stream are not known yet; give schema= to the map, flat_map or "
-                "map_batches before it"
-            )
+        columns = known_schema(self, name)
         if mode not in get_args(TableMode):
             raise ConfigurationError(f'{name}: a table is written in mode "append" or "upsert", not {mode!r}')
         if mode == "upsert" and not keys:
@@ -251,12 +248,12 @@ class StreamTables(StreamJoins, StreamCalls, EventTimes):
             self._updating.check_kind_is_no_key(repr(name), keys)
         if mode == "append" and keys:
             raise ConfigurationError(f'{name}: keys={list(keys)} are for mode="upsert"; mode="append" keeps every row')
-        if keys and set(keys) <= set(self.schema.names):
+        if keys and set(keys) <= set(columns.names):
             try:
-                key_schema(self.schema, keys)
+                key_schema(columns, keys)
             except ConfigurationError as error:
                 raise ConfigurationError(f"{name}: keys={list(keys)}: {error}") from error
-        schema, deletes = self.schema, mode == "upsert" and self._updating is not None and self._updating.changes
+        schema, deletes = columns, mode == "upsert" and self._updating is not None and self._updating.changes
         if deletes:
             schema = schema.remove(schema.get_field_index(CHANGE))
         return TableInfo.of(schema, mode, keys, partition_by, delta_id, deletes, order_by)

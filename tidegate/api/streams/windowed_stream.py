@@ -38,6 +38,7 @@ from tidegate.actors.operators.windows.window_rows import WINDOW_END, WINDOW_STA
 from tidegate.actors.operators.windows.window_specs import Clock, Count, Cumulating, Session, Sliding, Tumbling
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.actors.protocol.side_outputs import OutputTag
+from tidegate.api.streams.steps.known_columns import known_schema
 from tidegate.api.streams.steps.meanings import meaning, time_text, window_text, with_rows
 from tidegate.api.streams.steps.named_columns import aggregates_and_options
 from tidegate.api.streams.steps.slot_options import SlotOptions
@@ -321,14 +322,11 @@ class WindowedStream(Generic[S]):
         `calls` makes its calls, for keys, the columns that it returns, bounds, and whether results replace each other.
         """
         keys, spec, stream = self._keys, self._spec, self._stream
-        if stream.schema is None:
-            raise ConfigurationError(
-                f"{name}: the columns of the stream are not known yet; give schema= to the step before"
-            )
+        rows_schema = known_schema(stream, name)
         if not keys and parallelism not in (None, 1):
             raise ConfigurationError(f"{name}: windows of all rows are in one subtask; leave parallelism= out")
         lateness_ms = self._lateness_ms
-        rows_schema, time = stream.schema, self._time if self._clock is None else self._clock
+        time = self._time if self._clock is None else self._clock
         bounds = None if isinstance(spec, Count) else bounds_type(rows_schema, time, spec)
 
         def windows() -> WindowBuffer:

@@ -71,7 +71,7 @@ class EventTimes(StreamSteps):
             uid,
             parallelism,
             updating=updating,
-            side_outputs=nulls_tag(nulls_to, rows.schema, updating),
+            side_outputs=nulls_tag(nulls_to, rows, updating),
             meaning=meaning(
                 "event time",
                 {

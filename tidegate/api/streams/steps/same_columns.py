@@ -7,21 +7,15 @@ from functools import partial
 from typing import TypeVar
 
 from tidegate.actors.operators.batches.same_columns import SameColumns, united
+from tidegate.api.streams.steps.known_columns import known_schema
 from tidegate.api.streams.steps.stream_steps import StreamSteps
-from tidegate.storage.errors import ConfigurationError
 
 S = TypeVar("S", bound=StreamSteps)
 
 
 def with_same_columns(streams: Sequence[S], allow_missing: bool) -> list[S]:
     """A step before each stream whose columns differ. ConfigurationError if they have none together."""
-    schemas = [stream.schema for stream in streams if stream.schema is not None]
-    if len(schemas) < len(streams):
-        number = [stream.schema for stream in streams].index(None) + 1
-        raise ConfigurationError(
-            f"union: the columns of stream {number} are not known yet; give schema= to the map, flat_map or "
-            "map_batches before it"
-        )
+    schemas = [known_schema(stream, "union", f"stream {number}") for number, stream in enumerate(streams, start=1)]
     schema = united(schemas, allow_missing)
     return [
         stream

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from tidegate.actors.operators.aggregates.column_expressions import column_names
 from tidegate.actors.operators.changes import CHANGE
+from tidegate.api.streams.steps.known_columns import known_schema
 from tidegate.api.streams.steps.stream_steps import StreamSteps
 from tidegate.api.streams.steps.updating import Updating
 from tidegate.storage.errors import ConfigurationError
@@ -26,17 +27,14 @@ class StreamChanges(StreamSteps):
         if self._updating is not None:
             raise self._updating.refuse("as_changes")
         keys = column_names(keys, "as_changes(keys=...)")
-        if self.schema is None:
-            raise ConfigurationError(
-                "as_changes: the columns of the stream are not known yet; give schema= to the step before"
-            )
-        missing = [name for name in (*keys, CHANGE) if name not in self.schema.names]
+        schema = known_schema(self, "as_changes")
+        missing = [name for name in (*keys, CHANGE) if name not in schema.names]
         if missing or not keys or CHANGE in keys:
             raise ConfigurationError(
                 f"as_changes(keys={list(keys)}): it needs at least one key and the column {CHANGE!r}; the stream has "
-                f"{self.schema.names}"
+                f"{schema.names}"
             )
-        found = self.schema.field(CHANGE).type
+        found = schema.field(CHANGE).type
         if not pa.types.is_string(found):
             raise ConfigurationError(f"as_changes: column {CHANGE!r} is {found}; it must be string")
         made_by = f"as_changes({list(keys)})"
