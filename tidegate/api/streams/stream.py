@@ -27,10 +27,12 @@ from tidegate.actors.sources.bad_rows import BAD_ROWS
 from tidegate.api.streams.connected_streams import ConnectedStreams
 from tidegate.api.streams.steps.columns import check_keys
 from tidegate.api.streams.steps.given import check_stream
+from tidegate.api.streams.steps.known_columns import known_schema
 from tidegate.api.streams.steps.meanings import column_of, meaning, ttl_text, with_rows
 from tidegate.api.streams.steps.named_columns import aggregates_and_options
 from tidegate.api.streams.steps.same_columns import with_same_columns
 from tidegate.api.streams.steps.slot_options import SlotOptions
+from tidegate.api.streams.steps.stream_verbs import StreamVerbs
 from tidegate.api.streams.steps.updating import Updating, united
 from tidegate.api.streams.stream_aggregates import Life, aggregated, aggregated_all
 from tidegate.api.streams.stream_ranking import RankEmit, ranked_stream, ranked_windows, ranking_of
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 
-class Stream(StreamTables):
+class Stream(StreamTables, StreamVerbs):
     """Batches of rows with the same columns. `schema` is None where it is known only when the job runs.
 
     Every method that adds an operator takes `name` (shown to people), `uid` (names its state in checkpoints; set it on
@@ -103,6 +105,22 @@ class Stream(StreamTables):
         if self._updating is not None:
             self._updating.check_kind_is_no_key("key_by", names)
         return KeyedStream(stream, names, replaced)
+
+    def distinct(
+        self,
+        *columns: str,
+        ttl: str | timedelta | int | None = None,
+        name: str = "distinct",
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> Stream:
+        """The first row of each combination of values in `columns`, or in all columns: `distinct("user", "day")`.
+
+        It is `key_by(columns).deduplicate()`. `ttl` bounds the state, as there. ConfigurationError for columns that
+        cannot be keys.
+        """
+        keys = columns or tuple(known_schema(self, name).names)
+        return self.key_by(*keys).deduplicate(ttl=ttl, name=name, uid=uid, parallelism=parallelism)
 
     def aggregate(
         self,

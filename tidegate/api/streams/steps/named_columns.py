@@ -2,7 +2,7 @@
 
 A step takes its columns in three ways, and its options (`name`, `uid`, `parallelism` and others) by keyword:
 
-- by position: names, or expressions that have a name;
+- by position: names, or expressions that have a name; also lists of these;
 - by keyword, under any word. Under the word of an option, an expression or an aggregate is a column all the same,
   because no option takes one. It comes behind the other columns;
 - in a mapping, `select({"name": "full_name"})`, which has columns only, so it always works.
@@ -32,7 +32,7 @@ _OF_STRINGS = ("name", "uid")
 
 def expressions_and_options(
     method: str,
-    given: Sequence[pl.Expr | str | Mapping[str, pl.Expr | str]],
+    given: Sequence[pl.Expr | str | Mapping[str, pl.Expr | str] | Sequence[pl.Expr | str]],
     named: Mapping[str, pl.Expr | str],
     options: Mapping[str, Any],
     defaults: Mapping[str, Any],
@@ -57,7 +57,7 @@ def expressions_and_options(
         if is_polars_expression(value) or (isinstance(value, str) and word not in _OF_STRINGS):
             columns[word], found[word] = value, defaults[word]
     expressions: list[pl.Expr | str] = []
-    for item in given:
+    for item in _flat(given):
         if isinstance(item, Mapping):
             expressions += _named(item, method)
         elif isinstance(item, str) and item == "*" and schema is not None and "*" in schema.names:
@@ -98,6 +98,12 @@ def aggregates_and_options(
     if twice := sorted(of_mapping.keys() & columns.keys()):
         raise ConfigurationError(f"{method}: {twice} are in the mapping and by keyword; give each aggregate once")
     return of_mapping | columns, found
+
+
+def _flat(given: Sequence[Any]) -> Iterator[Any]:
+    """What was given by position, where a list stands for its items: `select(["a", "b"])`."""
+    for item in given:
+        yield from item if isinstance(item, list | tuple) else (item,)
 
 
 def _named(named: Mapping[str, pl.Expr | str], method: str) -> Iterator[pl.Expr]:

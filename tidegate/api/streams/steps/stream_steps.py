@@ -242,13 +242,15 @@ class StreamSteps:
 
     def select(
         self,
-        *expressions: pl.Expr | str | Mapping[str, pl.Expr | str],
+        *expressions: pl.Expr | str | Mapping[str, pl.Expr | str] | Sequence[pl.Expr | str],
         name: str | pl.Expr = "select",
         uid: str | pl.Expr | None = None,
         parallelism: int | str | pl.Expr | None = None,
         **named: pl.Expr | str,
     ) -> Self:
         """Keep only these columns: names, or polars expressions, also by keyword: `select("k", x=pl.col("y") * 2)`.
+
+        A list stands for its items: `select(["k", "x"])`.
 
         `name`, `uid` and `parallelism` are those of the step. An expression under such a word is a column of that name,
         and a mapping has columns only: `select("id", {"name": "full_name"})`. Event time follows its column to another
