@@ -21,6 +21,7 @@ from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.actors.protocol.side_outputs import OutputTag
 from tidegate.api.streams.steps.columns import check_keys
 from tidegate.api.streams.steps.meanings import meaning
+from tidegate.api.streams.steps.method_checks import check_methods
 from tidegate.api.streams.steps.slot_options import SlotOptions
 from tidegate.api.streams.steps.stream_steps import StreamSteps
 from tidegate.storage.errors import ConfigurationError
@@ -71,6 +72,7 @@ class ConnectedStreams(Generic[S]):
         `side_outputs` it may emit rows under these tags as well. Processing-time timers that are left when the inputs
         end fire with `fire_at_end=True` alone.
         """
+        check_methods(function)
         schema = as_schema(schema, f"{name}(schema=)") or returned_schema(function, many=True, method="process1")
         keys, timestamps = self._keys, (self._first.timestamp, self._second.timestamp)
         made_by = ProcessOperator

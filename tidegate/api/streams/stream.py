@@ -29,7 +29,9 @@ from tidegate.api.streams.steps.columns import check_keys
 from tidegate.api.streams.steps.given import check_stream
 from tidegate.api.streams.steps.known_columns import known_schema
 from tidegate.api.streams.steps.meanings import column_of, meaning, ttl_text, with_rows
+from tidegate.api.streams.steps.method_checks import check_methods
 from tidegate.api.streams.steps.named_columns import aggregates_and_options
+from tidegate.api.streams.steps.other_names import KEYED_STREAMS, OtherNames
 from tidegate.api.streams.steps.same_columns import with_same_columns
 from tidegate.api.streams.steps.slot_options import SlotOptions
 from tidegate.api.streams.steps.stream_verbs import StreamVerbs
@@ -200,8 +202,10 @@ class Stream(StreamTables, StreamVerbs):
         return Stream(self._program, self._inputs, keys, self.timestamp, updating)
 
 
-class KeyedStream:
+class KeyedStream(OtherNames):
     """A stream partitioned by key."""
+
+    other_names = KEYED_STREAMS
 
     def __init__(self, stream: Stream, keys: tuple[str, ...], replaced: frozenset[str] = frozenset()) -> None:
         self._replaced = replaced
@@ -250,6 +254,7 @@ class KeyedStream:
         `side_outputs` it may emit rows under these tags as well (see `Stream.side_output`). Processing-time timers that
         are left when the input ends fire with `fire_at_end=True` alone.
         """
+        check_methods(function)
         schema = as_schema(schema, f"{name}(schema=)") or returned_schema(function, many=True, method="process")
         of_stream = (self.keys,), (self.stream.timestamp,), schema, side_outputs, fire_at_end
         (factory := partial(process_operator, function, *of_stream))()

@@ -31,6 +31,7 @@ from tidegate.actors.sources.socket_source import SocketSource
 from tidegate.actors.sources.source import DeadLetterSource, Source
 from tidegate.api.program import Program
 from tidegate.api.streams.given_rows import table_of_rows
+from tidegate.api.streams.steps.other_names import ENVIRONMENTS, OtherNames
 from tidegate.api.streams.stream import Stream, timed
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.row_schemas import SchemaLike, as_schema
@@ -52,8 +53,10 @@ LOG_LIMIT = "1gb"
 """Bytes of rows of a streaming DataFrame that may wait for a checkpoint to cover them."""
 
 
-class StreamSources:
+class StreamSources(OtherNames):
     """Begins streams of one program."""
+
+    other_names = ENVIRONMENTS
 
     def __init__(self, program: Program) -> None:
         self._program = program

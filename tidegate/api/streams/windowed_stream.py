@@ -40,7 +40,9 @@ from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.actors.protocol.side_outputs import OutputTag
 from tidegate.api.streams.steps.known_columns import known_schema
 from tidegate.api.streams.steps.meanings import meaning, time_text, window_text, with_rows
+from tidegate.api.streams.steps.method_checks import check_methods
 from tidegate.api.streams.steps.named_columns import aggregates_and_options
+from tidegate.api.streams.steps.other_names import WINDOWED_STREAMS, OtherNames
 from tidegate.api.streams.steps.slot_options import SlotOptions
 from tidegate.api.streams.steps.updating import Updating
 from tidegate.api.streams.stream_aggregates import windowed_inputs
@@ -55,11 +57,13 @@ WindowTime = Literal["event", "processing"]
 S = TypeVar("S", bound=StreamTables)
 
 
-class WindowedStream(Generic[S]):
+class WindowedStream(OtherNames, Generic[S]):
     """Rows of a stream by window, and by key if there are keys.
 
     `made` makes the stream of the results. `replaced` are columns whose place a key has taken.
     """
+
+    other_names = WINDOWED_STREAMS
 
     def __init__(
         self,
@@ -304,6 +308,7 @@ class WindowedStream(Generic[S]):
 
         `schema` is that of the rows that it returns; give it if a table, an aggregate or a key follows.
         """
+        check_methods(function)
         schema = as_schema(schema, f"{name}(schema=)") or returned_schema(function, many=True, method="process")
         return self._called(lambda *of: FunctionCalls(function, *of), "process", schema, name, uid, parallelism, slot)
 

@@ -30,7 +30,9 @@ from tidegate.actors.protocol.side_outputs import OutputTag
 from tidegate.api.program import Program
 from tidegate.api.streams.steps.columns import computed_columns, passed_columns, schema_after, time_after
 from tidegate.api.streams.steps.given import check_function
+from tidegate.api.streams.steps.method_checks import check_methods
 from tidegate.api.streams.steps.named_columns import expressions_and_options
+from tidegate.api.streams.steps.other_names import STREAMS, OtherNames
 from tidegate.api.streams.steps.slot_options import SlotOptions, resources_of
 from tidegate.api.streams.steps.updating import Updating, after_function
 from tidegate.storage.checkpoints.state_meaning import StateMeaning
@@ -46,8 +48,10 @@ log = logging.getLogger(__name__)
 StreamInput = tuple[StreamNode, Partitioning | None]
 
 
-class StreamSteps:
+class StreamSteps(OtherNames):
     """Batches of rows with the same columns, as they pass from operator to operator."""
+
+    other_names = STREAMS
 
     def __init__(
         self,
@@ -296,6 +300,7 @@ class StreamSteps:
         `schema` is that of the rows that it returns; give it if a table, an aggregate or a key follows. With
         `side_outputs` it may emit rows under these tags as well (see `Stream.side_output`).
         """
+        check_methods(function)
         schema = as_schema(schema, f"{name}(schema=)") or returned_schema(function, many=True, method="process")
         (factory := partial(process_operator, function, ((),), (self.timestamp,), schema, side_outputs))()
         return self._then(
