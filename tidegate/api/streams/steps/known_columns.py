@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import pyarrow as pa
 
 from tidegate.actors.graph.stream_graph import StreamNode
 from tidegate.actors.operators.operator import Operator, OperatorContext
+from tidegate.actors.protocol.partitioning import Partitioning
 from tidegate.actors.sources.files.file_source import FilesSource
 from tidegate.actors.sources.memory_source import MemorySource
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import OperatorUid, SubtaskIndex
 from tidegate.storage.schemas.row_schemas import python_schema
-
-if TYPE_CHECKING:
-    from tidegate.api.streams.steps.stream_steps import StreamSteps
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +27,17 @@ _ROWS_MAX = 20
 """A filter may drop the first rows: up to this many are tried."""
 
 
-def known_schema(stream: StreamSteps, where: str, called: str = "the stream") -> pa.Schema:
+class Columns(Protocol):
+    """What is asked of a stream here: its schema, and the steps that make it."""
+
+    @property
+    def schema(self) -> pa.Schema | None: ...
+
+    @property
+    def _inputs(self) -> tuple[tuple[StreamNode, Partitioning | None], ...]: ...
+
+
+def known_schema(stream: Columns, where: str, called: str = "the stream") -> pa.Schema:
     """Returns the schema of a stream. ConfigurationError, which begins with `where`, if it is not known.
 
     `called` names the stream in the error. It shows the `schema=` that fits the first row, if the source is in memory

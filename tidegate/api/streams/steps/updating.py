@@ -24,13 +24,11 @@ from tidegate.actors.operators.changes import CHANGE
 from tidegate.actors.operators.output_schema import empty_frame
 from tidegate.actors.protocol.side_outputs import OutputTag
 from tidegate.api.streams.steps.columns import name_after, reads_only
-from tidegate.api.streams.steps.known_columns import known_schema
+from tidegate.api.streams.steps.known_columns import Columns, known_schema
 from tidegate.storage.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import polars as pl
-
-    from tidegate.api.streams.steps.stream_steps import StreamSteps
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +206,7 @@ def after_function(updating: Updating | None, schema: pa.Schema | None, operator
     return updating.renamed(operator, {column: column for column in schema.names})
 
 
-def nulls_tag(nulls_to: str | None, rows: StreamSteps, updating: Updating | None) -> tuple[OutputTag, ...]:
+def nulls_tag(nulls_to: str | None, rows: Columns, updating: Updating | None) -> tuple[OutputTag, ...]:
     """The tag of rows without a time, if it has a name. ConfigurationError for unknown columns, and for updates."""
     if nulls_to is None:
         return ()
