@@ -62,14 +62,52 @@ def test_each_row_leaves_by_one_output(tmp_path: Path) -> None:
     assert found == {"main": every[::2], "aside": odd, "twice": odd, "keyed": every, "second": every}
 
 
+def divided(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch, unless one of its numbers is a hundred: then none of it."""
+    for k in batch["k"].to_pylist():
+        7 // (k % 100)
+    return batch
+
+
+class Dividing(tg.ProcessFunction):
+    """Returns each row, and once more aside, and fails behind that for every hundredth."""
+
+    def process(self, row: dict[str, Any], context: tg.ProcessContext) -> Iterator[dict[str, Any]]:
+        context.emit(ODD, {"k": row["k"], "half": None})
+        yield row
+        7 // (row["k"] % 100)
+
+
+class TwoDividing(tg.CoProcessFunction):
+    """Fails for every hundredth row of the first stream; drops the second."""
+
+    def process1(self, row: dict[str, Any], context: tg.ProcessContext) -> Iterator[dict[str, Any]]:
+        context.emit(ODD, {"k": row["k"], "half": None})
+        yield row
+        7 // (row["k"] % 100)
+
+    def process2(self, row: dict[str, Any], context: tg.ProcessContext) -> None:
+        return None
+
+
 def test_rows_that_fail_leave_with_their_error(tmp_path: Path) -> None:
-    """The job goes on."""
+    """The job continues, and nothing else of such a row is emitted."""
     env = local()
     made = numbers(env).map(lambda row: {"k": 7 // (row["k"] % 100)}, schema=SCHEMA, errors_to="bad")
     several = numbers(env).flat_map(lambda row: [row] * (7 // (row["k"] % 100)), schema=SCHEMA, errors_to="bad")
     kept = numbers(env).filter(lambda row: 7 // (row["k"] % 100) > 99, errors_to="bad")
-    read = [step.side_output("bad").collect() for step in (made, several, kept)]
+    batches = numbers(env).map_batches(divided, schema=SCHEMA, errors_to="bad")
+    processed = numbers(env).process(Dividing(), schema=SCHEMA, side_outputs=[ODD], errors_to="bad")
+    keyed = numbers(env).key_by("k").process(Dividing(), schema=SCHEMA, side_outputs=[ODD], errors_to="bad")
+    two = numbers(env).connect(numbers(env)).key_by("k", "k")
+    connected = two.process(TwoDividing(), schema=SCHEMA, side_outputs=[ODD], errors_to=("bad", None))
+    steps = (made, several, kept, batches, processed, keyed, connected)
+    read = [step.side_output("bad").collect() for step in steps]
+    good = [step.collect() for step in (batches, processed, keyed, connected)]
+    good += [step.side_output(ODD).collect() for step in (processed, keyed, connected)]
     finish(env, tmp_path)
+    for rows in good:
+        assert sorted(rows.to_arrow()["k"].to_pylist()) == [k for k in range(ROWS) if k % 100]
     for rows in read:
         table = rows.to_arrow().to_pydict()
         assert sorted(table["k"]) == [0, 100, 200]
@@ -88,6 +126,11 @@ def test_what_no_step_emits_is_refused_with_the_program() -> None:
         parted.union(numbers(env)).side_output("odd")
     with pytest.raises(tg.ConfigurationError, match="errors_to is for functions"):
         numbers(env).filter(pl.col("k") > 1, errors_to="bad")
+    two = numbers(env).connect(numbers(env)).key_by("k", "k")
+    with pytest.raises(tg.ConfigurationError, match="give a name for each"):
+        two.process(TwoDividing(), schema=SCHEMA, side_outputs=[ODD], errors_to="bad")  # type: ignore[arg-type]
+    with pytest.raises(tg.ConfigurationError, match="errors_to= needs schema="):
+        numbers(env).process(Dividing(), side_outputs=[ODD], errors_to="bad")
     views = tg.OutputTag("views", pa.schema([("s", pa.string_view())]))
     with pytest.raises(tg.ConfigurationError, match=r"side output 'views' of operator 'process'.*string_view"):
         numbers(env).process(Parted(), side_outputs=[views])

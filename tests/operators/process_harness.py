@@ -14,6 +14,7 @@ from tidegate.actors.operators.operator import OperatorContext, ProcessingTime
 from tidegate.actors.operators.rows.process_batches import process_operator
 from tidegate.actors.operators.rows.process_functions import CoProcessFunction, ProcessFunction
 from tidegate.actors.operators.rows.process_operator import ProcessOperator
+from tidegate.actors.protocol.side_outputs import OutputTag
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.actors.state_backends.common.options import StateBackendOptions
 from tidegate.actors.task.pipeline.partitioners import HashPartitioner
@@ -40,15 +41,18 @@ class Driven:
         backend: StateBackendOptions | None = None,
         now_ms: int = 0,
         fire_at_end: bool = False,
+        side_outputs: Sequence[OutputTag] = (),
+        errors_to: Sequence[OutputTag | None] = (),
     ) -> None:
         self.out: list[Row] = []
+        self.aside: list[tuple[str, Row]] = []
         self.batches: list[pa.RecordBatch] = []
         self._time = ProcessingTime(now_ms)
         self._partitioners = [HashPartitioner(k, MAX_PARALLELISM, parallelism) if k else None for k in keys]
         self.operators: list[ProcessOperator] = []
         for subtask in range(parallelism):
             operator = process_operator(
-                function, keys, timestamps or [None] * len(keys), schema, fire_at_end=fire_at_end
+                function, keys, timestamps or [None] * len(keys), schema, side_outputs, fire_at_end, errors_to
             )
             uid, index = OperatorUid("op-uid"), SubtaskIndex(subtask)
             owned = key_group_range(subtask, MAX_PARALLELISM, parallelism)
@@ -57,7 +61,7 @@ class Driven:
             if options.directory is not None:
                 options = replace(options, directory=f"{options.directory}/{subtask}")
             place = uid, "op", index, parallelism, MAX_PARALLELISM, self._time
-            operator.open(OperatorContext(*place, backend=options), tables)
+            operator.open(OperatorContext(*place, backend=options, emit_aside=self._emit_aside), tables)
             self.operators.append(operator)
 
     def rows(self, *rows: Row, schema: pa.Schema | None = None, input_index: int = 0) -> list[Row]:
@@ -107,6 +111,10 @@ class Driven:
             assert table.rows.num_rows > 0
             table.rows.validate(full=True)
         return tables
+
+    def _emit_aside(self, tag: str, batch: pa.RecordBatch) -> None:
+        batch.validate(full=True)
+        self.aside += [(tag, row) for row in batch.to_pylist()]
 
     def _emit(self, batch: pa.RecordBatch) -> None:
         batch.validate(full=True)

@@ -18,10 +18,15 @@ from tidegate.storage.errors import ConfigurationError
 
 
 class SideRows:
-    """The side outputs of one operator. ConfigurationError for tags that are none, or share a name."""
+    """The side outputs of one operator. ConfigurationError for tags that are none, or share a name.
 
-    def __init__(self, tags: Sequence[OutputTag], operator: str = "process") -> None:
+    `holds`: rows can be taken back (`back_to`), so they leave with `leave_full` and `flush` alone, and are checked when
+    they come.
+    """
+
+    def __init__(self, tags: Sequence[OutputTag], operator: str = "process", holds: bool = False) -> None:
         check_tags(operator, tags)
+        self._holds = holds
         self._schemas = {tag.name: PinnedSchema(tag.schema) for tag in tags}
         self._rows: dict[str, list[Mapping[str, Any]]] = {}
         self._context: OperatorContext | None = None
@@ -47,9 +52,29 @@ class SideRows:
         except TypeError as error:
             raise TypeError(f"emit({name!r}): {error}") from error
         rows = self._rows.setdefault(name, [])
+        if self._holds:
+            self._schemas[name].from_rows([owned])
         rows.append(owned)
-        if len(rows) >= OUTPUT_ROWS_MAX:
+        if len(rows) >= OUTPUT_ROWS_MAX and not self._holds:
             self._leave(name, self._context.emit_aside)
+
+    def mark(self) -> dict[str, int]:
+        """Returns what `back_to` goes back to: the number of rows that wait under each tag."""
+        return {name: len(rows) for name, rows in self._rows.items()}
+
+    def back_to(self, mark: Mapping[str, int]) -> None:
+        """Drop the rows that came after a mark."""
+        for name, rows in tuple(self._rows.items()):
+            del rows[mark.get(name, 0) :]
+            if not rows:
+                del self._rows[name]
+
+    def leave_full(self) -> None:
+        """Rows that fill a batch leave. Marks from before do not hold any more."""
+        for name, rows in tuple(self._rows.items()):
+            if len(rows) >= OUTPUT_ROWS_MAX:
+                assert self._context is not None
+                self._leave(name, self._context.emit_aside)
 
     def flush(self) -> None:
         """All rows leave. OperatorError for rows that do not have the columns of their tag."""

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Generic, TypeVar, Unpack
 
 from tidegate.actors.operators.aggregates.column_expressions import column_names
+from tidegate.actors.operators.batches.failing_rows import error_tag
 from tidegate.actors.operators.rows.broadcast_process import (
     BroadcastProcessFunction,
     BroadcastProcessOperator,
@@ -62,6 +63,7 @@ class ConnectedStreams(Generic[S]):
         batch_rows: tuple[int, int] | None = None,
         side_outputs: Sequence[OutputTag] = (),
         fire_at_end: bool = False,
+        errors_to: tuple[OutputTag | str | None, OutputTag | str | None] | None = None,
         **slot: Unpack[SlotOptions],
     ) -> S:
         """Call `process1` with each row of the first stream and `process2` with each of the second, in no fixed order.
@@ -71,6 +73,11 @@ class ConnectedStreams(Generic[S]):
         `schema` is that of the rows that it returns; give it if a table, an aggregate or a key follows. With
         `side_outputs` it may emit rows under these tags as well. Processing-time timers that are left when the inputs
         end fire with `fire_at_end=True` alone.
+
+        `errors_to`, which needs `schema`, has a name for each stream: `("bad_orders", "bad_rates")`. A row for which
+        the function raises goes to the side output of that name, as in `KeyedStream.process`. None: it fails the job,
+        and so does a row of a broadcast stream, which every subtask gets. Timers that fail go where rows of the first
+        stream go.
         """
         check_methods(function)
         schema = as_schema(schema, f"{name}(schema=)") or returned_schema(function, many=True, method="process1")
@@ -83,7 +90,8 @@ class ConnectedStreams(Generic[S]):
             self._check_keys()
         if fire_at_end and not keys[0]:
             raise ConfigurationError(f"{name}: without key_by there are no timers; leave fire_at_end= out")
-        (factory := partial(made_by, function, keys, timestamps, schema, side_outputs, fire_at_end))()
+        errors = self._error_tags(errors_to, name)
+        (factory := partial(made_by, function, keys, timestamps, schema, side_outputs, fire_at_end, errors))()
         first, second = (
             stream._partitioned(Partitioning(PartitioningKind.HASH, names)) if names else stream
             for stream, names in zip((self._first, self._second), keys, strict=True)
@@ -97,12 +105,31 @@ class ConnectedStreams(Generic[S]):
             batch_rows,
             slot,
             second=second,
-            side_outputs=side_outputs,
+            side_outputs=(*side_outputs, *(tag for tag in errors if tag is not None)),
             meaning=meaning(
                 "process of two streams",
                 {"first keys": keys[0], "second keys": keys[1]},
                 rows={"first": (self._first.schema, keys[0]), "second": (self._second.schema, keys[1])},
             ),
+        )
+
+    def _error_tags(self, errors_to: object, name: str) -> tuple[OutputTag | None, ...]:
+        """The tags of rows that fail, by stream; none if rows that fail fail the job. ConfigurationError."""
+        if errors_to is None:
+            return ()
+        if not isinstance(errors_to, tuple | list) or len(errors_to) != 2:
+            raise ConfigurationError(
+                f"{name}(errors_to={errors_to!r}): the streams have columns of their own, so give a name for each, or "
+                'None: errors_to=("bad_first", None)'
+            )
+        if errors_to[1] is not None and self._second.is_broadcast:
+            raise ConfigurationError(
+                f"{name}(errors_to={errors_to!r}): every subtask gets the rows of a broadcast stream, and all must "
+                "change their state alike; give None for it, and let the function keep such rows out itself"
+            )
+        return tuple(
+            None if each is None else error_tag(each, stream.schema, name, keys)
+            for each, stream, keys in zip(errors_to, (self._first, self._second), self._keys, strict=True)
         )
 
     def _check_broadcast(self, function: BroadcastProcessFunction) -> None:

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from tidegate.actors.operators.aggregates.aggregate import Aggregate
 from tidegate.actors.operators.aggregates.column_expressions import column_names
+from tidegate.actors.operators.batches.failing_rows import error_tag
 from tidegate.actors.operators.ranking.deduplicate import Deduplicate
 from tidegate.actors.operators.rows.process_batches import process_operator
 from tidegate.actors.operators.rows.process_functions import ProcessFunction
@@ -246,6 +247,7 @@ class KeyedStream(OtherNames):
         batch_rows: tuple[int, int] | None = None,
         side_outputs: Sequence[OutputTag] = (),
         fire_at_end: bool = False,
+        errors_to: OutputTag | str | None = None,
         **slot: Unpack[SlotOptions],
     ) -> Stream:
         """Call a `tg.ProcessFunction` with each row or batch, with state and timers of the row's key.
@@ -253,10 +255,15 @@ class KeyedStream(OtherNames):
         `schema` is that of the rows that it returns; give it if a table, an aggregate or a key follows. With
         `side_outputs` it may emit rows under these tags as well (see `Stream.side_output`). Processing-time timers that
         are left when the input ends fire with `fire_at_end=True` alone.
+
+        With `errors_to`, which needs `schema`, a row for which the function raises goes to the side output of that
+        name, as in `map`, and so does a timer: a row that has the key columns alone. All that it has emitted, put into
+        state and registered is taken back.
         """
         check_methods(function)
         schema = as_schema(schema, f"{name}(schema=)") or returned_schema(function, many=True, method="process")
-        of_stream = (self.keys,), (self.stream.timestamp,), schema, side_outputs, fire_at_end
+        errors = () if errors_to is None else (error_tag(errors_to, self.stream.schema, name, self.keys),)
+        of_stream = (self.keys,), (self.stream.timestamp,), schema, side_outputs, fire_at_end, errors
         (factory := partial(process_operator, function, *of_stream))()
         return self.partitioned()._then(
             factory,
@@ -266,7 +273,7 @@ class KeyedStream(OtherNames):
             parallelism,
             batch_rows,
             slot,
-            side_outputs=side_outputs,
+            side_outputs=(*side_outputs, *errors),
             meaning=meaning("process", {"keys": self.keys}, rows={"": (self.stream.schema, self.keys)}),
         )
 

@@ -11,7 +11,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, TypeAlias
@@ -19,13 +19,15 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from tidegate.actors.operators.batch_rows import OUTPUT_ROWS_MAX
-from tidegate.actors.operators.operator import Emit, Operator
+from tidegate.actors.operators.batches.map_and_filter import MapBatches
+from tidegate.actors.operators.operator import Emit, Operator, OperatorContext, OperatorFactory
 from tidegate.actors.operators.operator_errors import is_failure
 from tidegate.actors.operators.output_schema import PinnedSchema, SchemaMismatchError
 from tidegate.actors.protocol.failure_reasons import error_text
 from tidegate.actors.protocol.side_outputs import OutputTag
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.columns_text import columns_text
+from tidegate.storage.state.snapshot import StateTable
 
 ERROR = "error"
 """The column that says what was raised."""
@@ -33,8 +35,13 @@ ERROR = "error"
 Row: TypeAlias = Mapping[str, Any]
 
 
-def error_tag(errors_to: OutputTag | str, schema: pa.Schema | None, step: str) -> OutputTag:
-    """The tag of the rows that fail in a step with this input. ConfigurationError if it cannot take them."""
+def error_tag(
+    errors_to: OutputTag | str, schema: pa.Schema | None, step: str, keys: Sequence[str] | None = None
+) -> OutputTag:
+    """The tag of the rows that fail in a step with this input. ConfigurationError if it cannot take them.
+
+    `keys`: key columns if timers may fail as well. A timer has no other columns, so these may be null.
+    """
     if schema is None:
         raise ConfigurationError(
             f"{step}(errors_to=...): the columns that come in are known only when the job runs; give schema= to the "
@@ -42,6 +49,8 @@ def error_tag(errors_to: OutputTag | str, schema: pa.Schema | None, step: str) -
         )
     if ERROR in schema.names:
         raise ConfigurationError(f"{step}(errors_to=...): there is a column {ERROR!r} already; rename it before")
+    if keys is not None:
+        schema = pa.schema([field if field.name in keys else field.with_nullable(True) for field in schema])
     name = errors_to.name if isinstance(errors_to, OutputTag) else errors_to
     tag = OutputTag(name, schema.append(pa.field(ERROR, pa.string())))
     if isinstance(errors_to, OutputTag) and not errors_to.schema.equals(tag.schema):
@@ -56,7 +65,7 @@ class FailingRows:
     """Collects the rows of one batch that have failed. `with failing.catch(number): ...` is for one row."""
 
     def __init__(self, tag: OutputTag) -> None:
-        self._tag = tag
+        self.tag = tag
         self._numbers: list[int] = []
         self._errors: list[str] = []
 
@@ -64,10 +73,23 @@ class FailingRows:
         """Take what is raised inside for a failure of this row."""
         return _Catch(self, number)
 
-    def add(self, number: int, error: BaseException) -> None:
-        """A row has failed."""
+    def add(self, number: int, error: BaseException, place: str = "") -> None:
+        """A row has failed. `place`: which of the calls for it, if that is not clear."""
         self._numbers.append(number)
-        self._errors.append(error_text(error))
+        self._errors.append(f"{place}: {error_text(error)}" if place else error_text(error))
+
+    def halves(
+        self, start: int, rows: pa.RecordBatch, error: BaseException, place: str = ""
+    ) -> list[tuple[int, pa.RecordBatch]]:
+        """Returns what to try again of rows that failed together: the second half and the first, with their starts.
+
+        A single row has failed for good: it is added, and there is nothing to try again.
+        """
+        half = rows.num_rows // 2
+        if half:
+            return [(start + half, rows.slice(half)), (start, rows.slice(0, half))]
+        self.add(start, error, place)
+        return []
 
     def take(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
         """The rows of the batch that have failed, in order; None if there are none."""
@@ -75,9 +97,14 @@ class FailingRows:
             return None
         failed = sorted(zip(self._numbers, self._errors, strict=True))
         rows = batch.take(pa.array([number for number, _ in failed], pa.int64()))
-        columns = [*rows.columns, pa.array([text for _, text in failed], pa.string())]
+        names = set(batch.schema.names)
+        columns = [
+            rows.column(field.name) if field.name in names else pa.nulls(len(failed), field.type)
+            for field in list(self.tag.schema)[:-1]
+        ]
+        columns.append(pa.array([text for _, text in failed], pa.string()))
         self._numbers, self._errors = [], []
-        return pa.RecordBatch.from_arrays(columns, schema=self._tag.schema)
+        return pa.RecordBatch.from_arrays(columns, schema=self.tag.schema)
 
 
 class _Catch(AbstractContextManager[None]):
@@ -156,6 +183,51 @@ class GuardedMap(GuardedFlatMap):
 
     def __init__(self, fn: Callable[[dict[str, Any]], Row], schema: pa.Schema | None, tag: OutputTag) -> None:
         super().__init__(lambda row: (fn(row),), schema, tag)
+
+
+class GuardedMapBatches(Operator):
+    """`map_batches` with a side output for the rows that fail. A batch that fails is halved, down to single rows.
+
+    So the function is called again with rows of a batch that has failed: what it does besides returning rows is done
+    again. `made` makes the operator that calls it.
+    """
+
+    def __init__(self, made: OperatorFactory, tag: OutputTag) -> None:
+        inner = made()
+        assert isinstance(inner, MapBatches)
+        self._inner = inner
+        self._tag = tag
+        self._failing = FailingRows(tag)
+
+    def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
+        """Open the function."""
+        super().open(context, restored)
+        self._inner.open(context, restored)
+
+    def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
+        """Emit what the function makes of the rows, in order, and those that fail on the side."""
+        if not batch.num_rows:
+            self._inner.process(batch, emit)
+            return
+        waiting = [(0, batch)]
+        while waiting:
+            start, part = waiting.pop()
+            results: list[pa.RecordBatch] = []
+            try:
+                results = self._inner.results_of(part)
+            except BaseException as error:
+                if not is_failure(error):
+                    raise
+                waiting += self._failing.halves(start, part, error)
+            for result in results:
+                emit(result)
+        failed = self._failing.take(batch)
+        if failed is not None:
+            self.context.emit_aside(self._tag.name, failed)
+
+    def close(self) -> None:
+        """Close the function."""
+        self._inner.close()
 
 
 class GuardedFilter(Operator):

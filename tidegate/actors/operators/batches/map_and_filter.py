@@ -43,9 +43,13 @@ class MapBatches(Operator):
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
         """Emit what the function makes of the batch. OperatorError if it raises or returns something else."""
         with blame(self.context, batch):
-            results = self._results.conformed(self._fn(batch), batch.schema, memory_of(batch))
+            results = self.results_of(batch)
         for result in results:
             emit(result)
+
+    def results_of(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+        """Returns what the function makes of a batch. Raises what it raises, and TypeError for something else."""
+        return self._results.conformed(self._fn(batch), batch.schema, memory_of(batch))
 
 
 class FlatMap(Operator):

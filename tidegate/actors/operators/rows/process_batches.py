@@ -5,18 +5,21 @@ Rules, beside those of `ProcessOperator`:
 - A function defines `process` or `process_batch`, and beside the latter `on_timer` or `on_timer_batch`.
 - State that is read in a call is what the call before left, and what this call has put so far. Rows of one key share
   it.
+- With `errors_to` a call that fails is made again with the first half of its rows, then with the other, down to single
+  rows. What it has put into state by then is taken back. What it has done elsewhere is done again.
 - Timers that are due come to `on_timer_batch` a step at a time. They are deleted when the call begins. Those that it
   registers come in a later step, so a step never has the same timer twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import pyarrow as pa
 
 from tidegate.actors.operators.batches.batch_results import BatchResults
+from tidegate.actors.operators.batches.failing_rows import FailingRows
 from tidegate.actors.operators.operator import Emit
 from tidegate.actors.operators.operator_errors import Blame, blame, first_row
 from tidegate.actors.operators.rows.process_functions import BaseProcessFunction, ProcessBatchContext, ProcessFunction
@@ -42,8 +45,9 @@ class BatchProcessOperator(ProcessOperator):
         schema: pa.Schema | None = None,
         side_outputs: Sequence[OutputTag] = (),
         fire_at_end: bool = False,
+        errors_to: Sequence[OutputTag | None] = (),
     ) -> None:
-        super().__init__(function, keys, timestamps, schema, side_outputs, fire_at_end)
+        super().__init__(function, keys, timestamps, schema, side_outputs, fire_at_end, errors_to)
         self._results = BatchResults(self._pinned)
         self._timers_by_batch = _defines(function, "on_timer_batch")
         self._parts: list[pa.RecordBatch] = []
@@ -51,13 +55,23 @@ class BatchProcessOperator(ProcessOperator):
     def process_input(self, index: int, batch: pa.RecordBatch, emit: Emit) -> None:
         """Process a batch. OperatorError if the function raises or the keys do not fit."""
         function, ask = self._of_batches()
-        with blame(self.context, batch):
-            if self._keys[0] and self._states is not None:
-                self._states.enter_batch(self._keys_of(index, batch))
-            ask.begin_batch(partial(self._times_of, index, batch))
-            self._parts += self._results.conformed(function.process_batch(batch, ask), batch.schema, memory_of(batch))
-        if self._keys[0]:
-            self._leave(batch.num_rows)
+
+        def call(part: pa.RecordBatch) -> list[pa.RecordBatch]:
+            return self._results.conformed(function.process_batch(part, ask), part.schema, memory_of(part))
+
+        failing, waiting = self._failing[index], [(0, batch)]
+        while waiting:
+            start, part = waiting.pop()
+            with blame(self.context, part):
+                if self._keys[0] and self._states is not None:
+                    self._states.enter_batch(self._keys_of(index, part))
+                ask.begin_batch(partial(self._times_of, index, part))
+                failed = self._call(failing, call, part)
+            if self._keys[0]:
+                self._leave(part.num_rows)
+            if failing is not None and failed is not None:
+                waiting += failing.halves(start, part, failed)
+        self._set_aside(failing, batch)
         self._end_call(emit)
 
     def _fire_step(self, domain: TimeDomain, time_ms: int, chains: TimerChains) -> None:
@@ -69,18 +83,41 @@ class BatchProcessOperator(ProcessOperator):
         ask.time_domain = domain
         due = self._timers.due(domain, time_ms, self.context.pace.timers_max)
         rows = due.keys.num_rows
-        self._states.enter_batch(due.keys)
-        self._timers.change_many(domain, list(due.moments), False, list(range(rows)))
-        ask.begin_batch(lambda: pa.array(due.moments, pa.int64()))
+
+        def call(keys: pa.RecordBatch) -> list[pa.RecordBatch]:
+            return self._results.conformed(function.on_timer_batch(keys, ask), keys.schema, memory_of(keys))
+
+        failing, waiting = self._failing[0], [(0, due.keys)]
         with Blame(self.context, lambda: (f"the first of {rows} timers, at {due.moments[0]}", first_row(due.keys))):
             chains.begin_step()
             for moment_ms in due.moments:
                 chains.fires(moment_ms)
-            self._parts += self._results.conformed(
-                function.on_timer_batch(due.keys, ask), due.keys.schema, memory_of(due.keys)
-            )
+            while waiting:
+                start, keys = waiting.pop()
+                moments = list(due.moments[start : start + keys.num_rows])
+                self._states.enter_batch(keys)
+                self._timers.change_many(domain, moments, False, list(range(keys.num_rows)))
+                ask.begin_batch(partial(pa.array, moments, pa.int64()))
+                failed = self._call(failing, call, keys)
+                self._leave(keys.num_rows)
+                if failing is not None and failed is not None:
+                    waiting += failing.halves(start, keys, failed, f"timer at {moments[0]}")
+        self._set_aside(failing, due.keys)
         self.context.pace.timers += rows
-        self._leave(rows)
+
+    def _call(
+        self, failing: FailingRows | None, call: Callable[[pa.RecordBatch], list[pa.RecordBatch]], rows: pa.RecordBatch
+    ) -> BaseException | None:
+        """Call the function for some rows or timers. Returns the error if it has failed and that is taken back."""
+        if failing is None:
+            self._parts += call(rows)
+            return None
+        caught: list[BaseException] = []
+        made: list[pa.RecordBatch] = []
+        with self._guarded(caught):
+            made = call(rows)
+        self._parts += made
+        return caught[0] if caught else None
 
     def _end_call(self, emit: Emit) -> None:
         super()._end_call(emit)
@@ -101,6 +138,7 @@ def process_operator(
     schema: pa.Schema | None = None,
     side_outputs: Sequence[OutputTag] = (),
     fire_at_end: bool = False,
+    errors_to: Sequence[OutputTag | None] = (),
 ) -> ProcessOperator:
     """The operator of a function: by row or by batch, as its methods say. Raises as `ProcessOperator`.
 
@@ -115,13 +153,13 @@ def process_operator(
                     "keep the one that is meant"
                 )
         if by_batch:
-            return BatchProcessOperator(function, keys, timestamps, schema, side_outputs, fire_at_end)
+            return BatchProcessOperator(function, keys, timestamps, schema, side_outputs, fire_at_end, errors_to)
         if _defines(function, "on_timer_batch"):
             raise ConfigurationError(
                 f"{type(function).__name__} defines on_timer_batch without process_batch: where rows come one by one, "
                 "timers do too; define on_timer"
             )
-    return ProcessOperator(function, keys, timestamps, schema, side_outputs, fire_at_end)
+    return ProcessOperator(function, keys, timestamps, schema, side_outputs, fire_at_end, errors_to)
 
 
 def _defines(function: ProcessFunction, method: str) -> bool:

@@ -8,6 +8,8 @@ Rules:
   are gone, and what they emitted has left.
 - A key must come to the subtask that owns its key group. Each batch is checked for that.
 - The types of the key columns are those of the first batch, or of the restored state, and never change.
+- With `errors_to` a row or a timer that fails leaves nothing behind but a row of that side output: what it has
+  emitted, put into state and registered before it failed is taken back. So results must fit a schema that is given.
 - At the end of the input all event-time timers have fired, by the last watermark. Processing-time timers are dropped,
   or fire then if that is asked for. What is registered of processing time from then on is dropped, so the end is one.
 """
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from types import GeneratorType
 from typing import Any
@@ -24,9 +27,10 @@ import pyarrow as pa
 
 from tidegate.actors.kernels.partition import compact, subtask_table
 from tidegate.actors.operators.batch_rows import OUTPUT_ROWS_MAX
+from tidegate.actors.operators.batches.failing_rows import FailingRows
 from tidegate.actors.operators.batches.python_rows import python_rows
 from tidegate.actors.operators.operator import Emit, Operator, OperatorContext
-from tidegate.actors.operators.operator_errors import Blame, blame, blame_call, failure, is_failure
+from tidegate.actors.operators.operator_errors import Blame, blame, blame_call, blame_row, failure, is_failure
 from tidegate.actors.operators.output_schema import PinnedSchema
 from tidegate.actors.operators.own_copies import own_copy
 from tidegate.actors.operators.owned_values import is_record
@@ -36,17 +40,19 @@ from tidegate.actors.operators.state.key_scope import KeyScope
 from tidegate.actors.operators.state.keyed_state_store import KeyedStates
 from tidegate.actors.operators.state.keys import KeyCodec, check_owner, key_columns, key_schema
 from tidegate.actors.operators.state.operator_state import OperatorStates, WriteGate
+from tidegate.actors.operators.state.quick_values import NOT_QUICK, never_quick, quick_conversion
 from tidegate.actors.operators.state.state_names import StateNames
 from tidegate.actors.operators.state.timer_chains import TimerChains
 from tidegate.actors.operators.state.timers import TimeDomain, Timers
+from tidegate.actors.operators.state.undo import StateUndo
 from tidegate.actors.operators.watermarks.watermark_generator import event_times_ms
 from tidegate.actors.protocol.errors import ChangedTypeError, OperatorError
-from tidegate.actors.protocol.side_outputs import OutputTag
+from tidegate.actors.protocol.side_outputs import OutputTag, check_tags
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.actors.state_backends.common.backend import KeyedBackend
 from tidegate.actors.state_backends.common.cells import KeyRef
 from tidegate.storage.checkpoints.metadata import StateKind
-from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.errors import ConfigurationError, TidegateError
 from tidegate.storage.state.handover import taken
 from tidegate.storage.state.snapshot import Cut, FrozenState, OperatorSnapshot, StateTable
 
@@ -61,7 +67,8 @@ class ProcessOperator(Operator):
     `keys`: the key columns, none if the stream is not keyed. The names of the first input are those of the state.
     `timestamps`: the column of event time, or None. `schema`: that of the output; None: the first rows fix it.
     `side_outputs`: the tags under which the function may emit rows. `fire_at_end`: whether processing-time timers that
-    are left at the end of the input fire then.
+    are left at the end of the input fire then. `errors_to`: for each input the tag of the rows that fail, or None if
+    they fail the job; empty if all do. Timers that fail go where rows of the first input go.
     Raises ConfigurationError for a function of the wrong kind, or one that cannot be copied.
     """
 
@@ -78,6 +85,7 @@ class ProcessOperator(Operator):
         schema: pa.Schema | None = None,
         side_outputs: Sequence[OutputTag] = (),
         fire_at_end: bool = False,
+        errors_to: Sequence[OutputTag | None] = (),
     ) -> None:
         inputs = len(function.INPUT_METHODS) if isinstance(function, BaseProcessFunction) else 0
         if not inputs or len(keys) != inputs or len(timestamps) != inputs:
@@ -96,7 +104,16 @@ class ProcessOperator(Operator):
         self._changed_rows = 0
         self._seen: dict[int, pa.Schema] = {}
         self._rows: list[Mapping[str, Any]] = []
-        self._sides = SideRows(side_outputs)
+        tags = [tag for tag in errors_to if tag is not None]
+        check_tags("process", (*side_outputs, *tags))
+        if tags and schema is None:
+            raise ConfigurationError(
+                f"{type(function).__name__}: errors_to= needs schema=, because a row whose results do not fit it fails"
+            )
+        self._failing = tuple(None if tag is None else FailingRows(tag) for tag in errors_to or (None,) * inputs)
+        self._undo = StateUndo() if tags else None
+        self._sides = SideRows(side_outputs, holds=bool(tags))
+        self._fits = never_quick if schema is None else quick_conversion(pa.struct(list(schema)))
 
     @property
     def function(self) -> BaseProcessFunction:
@@ -119,7 +136,7 @@ class ProcessOperator(Operator):
         self._owners = subtask_table(context.max_parallelism, context.parallelism)
         names = StateNames()
         if self._keys[0]:
-            self._states = KeyedStates(context, self._keys[0], self._scope, names, self.by_batch)
+            self._states = KeyedStates(context, self._keys[0], self._scope, names, self.by_batch, self._undo)
             self._timers = self._states.timers
         unkeyed = [table for table in restored if table.kind is not StateKind.KEYED]
         self._operator_states = OperatorStates(context.uid, unkeyed, self._gate, names)
@@ -156,8 +173,12 @@ class ProcessOperator(Operator):
             moments = self._times_of(index, batch)
         times = None if moments is None else moments.to_pylist()
         rows = enumerate(python_rows(batch))
-        while self._process_rows(self._handlers[index], rows, refs, times):
-            self._emit_rows(emit, OUTPUT_ROWS_MAX)
+        failing = self._failing[index]
+        if failing is not None:
+            self._process_guarded(failing, self._handlers[index], batch, rows, refs, times, emit)
+        else:
+            while self._process_rows(self._handlers[index], rows, refs, times):
+                self._emit_rows(emit, OUTPUT_ROWS_MAX)
         if self._keys[index]:
             self._leave(batch.num_rows)
         self._end_call(emit)
@@ -334,6 +355,66 @@ class ProcessOperator(Operator):
             raise failure(self.context, error, f"row {number} of the batch", row) from error
         return False
 
+    def _process_guarded(
+        self,
+        failing: FailingRows,
+        handler: Handler,
+        batch: pa.RecordBatch,
+        rows: Iterator[tuple[int, dict[str, Any]]],
+        refs: Sequence[KeyRef],
+        times: Sequence[int | None] | None,
+        emit: Emit,
+    ) -> None:
+        """Process all rows; those that fail leave by their side output."""
+        for number, row in rows:
+            self._scope.number, self._scope.ref = number, refs[number]
+            if times is not None:
+                self._ask.timestamp = times[number]
+            caught: list[BaseException] = []
+            with blame_row(self.context, row, number), self._guarded(caught):
+                self._collect(handler(row, self._ask))
+            if caught:
+                failing.add(number, caught[0])
+            self._emit_rows(emit, OUTPUT_ROWS_MAX)
+            self._sides.leave_full()
+        self._set_aside(failing, batch)
+
+    @contextmanager
+    def _guarded(self, caught: list[BaseException]) -> Iterator[None]:
+        """A call of the function. If it fails, all that it has done is taken back, and `caught` gets the error."""
+        assert self._undo is not None, "errors_to was not given"
+        rows, sides = len(self._rows), self._sides.mark()
+        timers, lists = self._timers.mark(), self._operator_states.mark()
+        self._undo.begin()
+        try:
+            yield
+            for made in self._rows[rows:]:
+                if self._fits(made) is NOT_QUICK:
+                    self._pinned.from_rows([made])
+        except BaseException as error:
+            if not self._is_of_function(error):
+                raise
+            del self._rows[rows:]
+            self._sides.back_to(sides)
+            self._timers.back_to(timers)
+            self._operator_states.back_to(lists)
+            self._undo.back()
+            caught.append(error)
+
+    def _is_of_function(self, error: BaseException) -> bool:
+        """Whether a call has failed because of its row, and not because of storage or a fault of tidegate."""
+        if self._undo is not None and self._undo.failure is not None:
+            return False
+        if isinstance(error, TidegateError) and not isinstance(error, ConfigurationError):
+            return False
+        return is_failure(error)
+
+    def _set_aside(self, failing: FailingRows | None, batch: pa.RecordBatch) -> None:
+        """Emit the rows that have failed, of a batch or of a step of timers."""
+        failed = None if failing is None else failing.take(batch)
+        if failing is not None and failed is not None:
+            self.context.emit_aside(failing.tag.name, failed)
+
     def _fire(self, domain: TimeDomain, time_ms: int, emit: Emit) -> Iterator[None]:
         timers = self._timers
         at_end = domain is TimeDomain.EVENT_TIME and time_ms == MAX_WATERMARK_MS
@@ -347,7 +428,7 @@ class ProcessOperator(Operator):
 
     def _fire_step(self, domain: TimeDomain, time_ms: int, chains: TimerChains) -> None:
         """Fire as many of the timers that are due as one step may, and collect their rows."""
-        timers, pace = self._timers, self.context.pace
+        timers, pace, failing = self._timers, self.context.pace, self._failing[0]
         self._ask.time_domain = domain
         assert self._states is not None and self._codec is not None, "timers without keys"
         step = timers.begin_step(domain, time_ms, pace.timers_max, self._codec)
@@ -361,9 +442,17 @@ class ProcessOperator(Operator):
                 self._ask.timestamp, number = timer
                 self._scope.choose(number, refs[number])
                 chains.fires(timer[0])
-                self._collect(self._function.on_timer(timer[0], self._ask))
+                if failing is None:
+                    self._collect(self._function.on_timer(timer[0], self._ask))
+                else:
+                    caught: list[BaseException] = []
+                    with self._guarded(caught):
+                        self._collect(self._function.on_timer(timer[0], self._ask))
+                    if caught:
+                        failing.add(number, caught[0], f"timer at {timer[0]}")
                 pace.timers += 1
         self._leave(len(step.keys))
+        self._set_aside(failing, step.columns)
 
     def _collect(self, rows: Iterable[Mapping[str, Any]] | None) -> None:
         if rows is None:

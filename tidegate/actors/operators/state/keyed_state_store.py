@@ -25,6 +25,7 @@ from tidegate.actors.operators.state.state_names import StateNames
 from tidegate.actors.operators.state.state_types import check_serializers, holds_pickles
 from tidegate.actors.operators.state.timers import Timers
 from tidegate.actors.operators.state.ttl import Clock, FrozenUnexpired, timed_now
+from tidegate.actors.operators.state.undo import StateUndo
 from tidegate.actors.state_backends.common.cells import KeyRef
 from tidegate.storage.errors import ConfigurationError, IncompatibleStateError
 from tidegate.storage.schemas.dictionaries import widened
@@ -38,7 +39,8 @@ _KEYS_BATCH_ROWS = 4096
 class KeyedStates:
     """The states of an operator; `key_names` are its key columns, `names` those of all its states.
 
-    `by_batch`: its function reads and writes state by the batch.
+    `by_batch`: its function reads and writes state by the batch. `undo`: notes how to take changes back, if that may be
+    necessary.
     """
 
     def __init__(
@@ -48,8 +50,10 @@ class KeyedStates:
         scope: KeyScope,
         names: StateNames,
         by_batch: bool = False,
+        undo: StateUndo | None = None,
     ) -> None:
         self._context = context
+        self._undo = undo
         self._by_batch = by_batch
         self._names = names
         self.backend = make_backend(context, key_names)
@@ -83,7 +87,8 @@ class KeyedStates:
         if declared.ttl is not None:
             self._clocks[name] = Clock(declared.ttl, self._context.time)
         migrate = partial(self._declared, declared)
-        state = declared.bound(self._scope, self.backend, self._clocks.get(name), migrate, self._by_batch)
+        backend = self.backend if self._undo is None else self._undo.backend(self.backend)
+        state = declared.bound(self._scope, backend, self._clocks.get(name), migrate, self._by_batch)
         self._states[name] = state
         return state
 

@@ -103,6 +103,15 @@ class OperatorListState:
         """Forget all values."""
         self._values = []
 
+    def mark(self) -> tuple[list[Any], int]:
+        """Returns what `back_to` goes back to."""
+        return self._values, len(self._values)
+
+    def back_to(self, mark: tuple[list[Any], int]) -> None:
+        """Take back what has changed since a mark."""
+        self._values, count = mark
+        del self._values[count:]
+
     def load(self, table: StateTable) -> None:
         """Append the rows of a stored table, which are of the declared type."""
         self._values.extend(one_nan(value) for value in table.rows.column(0).to_pylist())
@@ -175,6 +184,15 @@ class BroadcastState(MapEntries):
     def __contains__(self, key: Any) -> bool:
         return self._key_typed.taken(key) in self._entries
 
+    def mark(self) -> dict[Any, Any]:
+        """Returns what `back_to` goes back to. The map is copied before it is changed, as after a freeze."""
+        self._frozen = True
+        return self._entries
+
+    def back_to(self, mark: dict[Any, Any]) -> None:
+        """Take back what has changed since a mark."""
+        self._entries, self._frozen = mark, True
+
     def load(self, table: StateTable) -> None:
         """Add the rows of a stored table, which are of the declared types. CorruptionError if a key comes twice."""
         for key, value in zip(*(column.to_pylist() for column in table.rows.columns), strict=True):
@@ -245,6 +263,15 @@ class OperatorStates:
     def stored_fields(self) -> dict[str, pa.Field]:
         """The field of the column in which the values of each bound state are stored, by name."""
         return {name: state.schema.field(len(state.schema) - 1) for name, state in self._states.items()}
+
+    def mark(self) -> list[Any]:
+        """Returns what `back_to` goes back to: all states as they are now."""
+        return [state.mark() for state in self._states.values()]
+
+    def back_to(self, marks: Sequence[Any]) -> None:
+        """Take back what has changed since a mark."""
+        for state, mark in zip(self._states.values(), marks, strict=True):
+            state.back_to(mark)
 
     def freeze(self) -> tuple[FrozenState, ...]:
         """All states as they are now."""

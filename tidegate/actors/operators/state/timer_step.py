@@ -41,18 +41,31 @@ class TimerStep:
         self._last = self._waiting[-1] if due.more else None
         self._registered = {(moment, number) for moment, _, number in self._waiting}
 
-    def register(self, moment: int, number: int) -> None:
-        """A timer of a key was registered."""
+    def register(self, moment: int, number: int) -> bool:
+        """A timer of a key was registered. Returns whether that changes the step."""
         entry = self._entry(moment, number)
         if moment > self._time_ms or (self._last is not None and entry > self._last):
-            return
-        if (moment, number) not in self._registered:
-            self._registered.add((moment, number))
-            heapq.heappush(self._waiting, entry)
+            return False
+        if (moment, number) in self._registered:
+            return False
+        self._registered.add((moment, number))
+        heapq.heappush(self._waiting, entry)
+        return True
 
-    def delete(self, moment: int, number: int) -> None:
-        """A timer of a key was deleted."""
-        self._registered.discard((moment, number))
+    def delete(self, moment: int, number: int) -> bool:
+        """A timer of a key was deleted. Returns whether that changes the step."""
+        if (moment, number) not in self._registered:
+            return False
+        self._registered.remove((moment, number))
+        return True
+
+    def undo(self, registered: bool, moment: int, number: int) -> None:
+        """Take back the last change: a timer that was registered or deleted, and has not fired."""
+        if registered:
+            self._registered.discard((moment, number))
+        else:
+            # Its entry waits still, because only `pop` removes entries.
+            self._registered.add((moment, number))
 
     def pop(self) -> tuple[int, int] | None:
         """The timer that fires next: its moment, and the number of its key; it is not registered any more."""

@@ -54,6 +54,8 @@ class Timers:
         self._moments: list[int] = []
         self._registered: list[bool] = []
         self._step: TimerStep | None = None
+        self._step_changes: list[tuple[bool, int, int]] = []
+        """What has changed the step since the last mark: registered or not, moment, number of the key."""
         self._ended: TimeDomain | None = None
 
     def count(self, limit: int) -> int:
@@ -67,7 +69,9 @@ class Timers:
         number = self._scope.current_number("a timer")
         self._note(number, domain.number, moment, registered)
         if self._step is not None and self._step.domain == domain.number:
-            (self._step.register if registered else self._step.delete)(moment, number)
+            changed = (self._step.register if registered else self._step.delete)(moment, number)
+            if changed:
+                self._step_changes.append((registered, moment, number))
 
     def change_many(self, domain: TimeDomain, moments: Sequence[int], registered: bool, numbers: Sequence[int]) -> None:
         """Register or delete timers of the keys with these numbers."""
@@ -107,9 +111,23 @@ class Timers:
             self._note(timer[1], self._step.domain, timer[0], False)
         return timer
 
+    def mark(self) -> int:
+        """Returns where `back_to` goes back to: what is registered and deleted from now on can be taken back."""
+        self._step_changes.clear()
+        return len(self._numbers)
+
+    def back_to(self, mark: int) -> None:
+        """Take back what was registered and deleted since the last mark."""
+        for changes in (self._numbers, self._domains, self._moments, self._registered):
+            del changes[mark:]
+        while self._step_changes:
+            assert self._step is not None, "a step changes only while it is under way"
+            self._step.undo(*self._step_changes.pop())
+
     def flush(self) -> None:
         """End of a batch of rows, or of a step: hand what was registered and deleted to the backend."""
         self._step = None
+        self._step_changes.clear()
         if self._numbers:
             assert self._backend is not None
             keys = self._scope.entered_columns(self._numbers)

@@ -18,7 +18,13 @@ from tidegate.actors.operators.batch_rows import check_batch_rows
 from tidegate.actors.operators.batches.async_function import AsyncFunction
 from tidegate.actors.operators.batches.batch_function import BatchFunction, batch_operator
 from tidegate.actors.operators.batches.batch_results import BatchResult
-from tidegate.actors.operators.batches.failing_rows import GuardedFilter, GuardedFlatMap, GuardedMap, error_tag
+from tidegate.actors.operators.batches.failing_rows import (
+    GuardedFilter,
+    GuardedFlatMap,
+    GuardedMap,
+    GuardedMapBatches,
+    error_tag,
+)
 from tidegate.actors.operators.batches.map_and_filter import FilterRows, FlatMap, Map, Row
 from tidegate.actors.operators.local_aggregation.local_aggregation import LocalAggregation
 from tidegate.actors.operators.operator import OperatorFactory
@@ -99,6 +105,7 @@ class StreamSteps(OtherNames):
         uid: str | None = None,
         parallelism: int | None = None,
         batch_rows: tuple[int, int] | None = None,
+        errors_to: OutputTag | str | None = None,
         **slot: Unpack[SlotOptions],
     ) -> Self:
         """Call `fn` with each Arrow batch. It returns a batch, a table, a polars DataFrame, or None for no rows.
@@ -107,12 +114,19 @@ class StreamSteps(OtherNames):
 
         `schema` is that of the result; give it if a table or an aggregate follows. After an aggregate that emits
         updates, `fn` must keep every row and its keys.
+
+        With `errors_to`, a batch for which `fn` raises is halved and tried again, down to single rows. Those that fail
+        go to the side output of that name, as in `map`. What `fn` does besides returning rows is then done again.
         """
         if not isinstance(fn, BatchFunction):
             check_function(fn, name, "a batch, or an object of a class derived from tg.BatchFunction")
         schema = as_schema(schema, f"{name}(schema=)")
         updating = after_function(self._updating, schema, repr(name))
         factory = batch_operator(fn, schema, name)
+        if errors_to is not None:
+            tag = error_tag(errors_to, self.schema, name)
+            made = partial(GuardedMapBatches, factory, tag)
+            return self._then(made, schema, name, uid, parallelism, batch_rows, slot, side_outputs=(tag,))
         return self._then(factory, schema, name, uid, parallelism, batch_rows, slot, updating=updating)
 
     def map(
@@ -293,16 +307,22 @@ class StreamSteps(OtherNames):
         parallelism: int | None = None,
         batch_rows: tuple[int, int] | None = None,
         side_outputs: Sequence[OutputTag] = (),
+        errors_to: OutputTag | str | None = None,
         **slot: Unpack[SlotOptions],
     ) -> Self:
         """Call a `tg.ProcessFunction` with each row or batch. Without key_by there is neither keyed state nor timers.
 
         `schema` is that of the rows that it returns; give it if a table, an aggregate or a key follows. With
         `side_outputs` it may emit rows under these tags as well (see `Stream.side_output`).
+
+        With `errors_to`, which needs `schema`, a row for which the function raises goes to the side output of that
+        name, as in `map`. All that it has emitted, and put into state, is taken back.
         """
         check_methods(function)
         schema = as_schema(schema, f"{name}(schema=)") or returned_schema(function, many=True, method="process")
-        (factory := partial(process_operator, function, ((),), (self.timestamp,), schema, side_outputs))()
+        errors = () if errors_to is None else (error_tag(errors_to, self.schema, name),)
+        of_stream = ((),), (self.timestamp,), schema, side_outputs, False, errors
+        (factory := partial(process_operator, function, *of_stream))()
         return self._then(
             factory,
             schema,
@@ -311,7 +331,7 @@ class StreamSteps(OtherNames):
             parallelism,
             batch_rows,
             slot,
-            side_outputs=side_outputs,
+            side_outputs=(*side_outputs, *errors),
             meaning=StateMeaning("process without keys"),
         )
 
