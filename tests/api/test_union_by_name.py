@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -60,6 +62,28 @@ def test_a_type_has_all_values_of_both_or_it_is_refused(
                     first.union(second, by_name=True)
             else:
                 assert first.union(second, by_name=True).schema == pa.schema({"x": wanted})
+
+
+@pytest.mark.parametrize("around", [lambda x: x, lambda x: [x], lambda x: {"in": x}], ids=["plain", "list", "struct"])
+def test_fields_of_structs_are_matched_by_name(tmp_path: Path, around: Callable[[Any], Any]) -> None:
+    """In any order and wider where one is; a field that one stream lacks is null, or refused without allow_missing."""
+    some = [pa.table({"x": pa.array([around({"a": 1, "b": "x"})])})]
+    some.append(pa.table({"x": pa.array([around({"b": "y", "a": 2})])}))
+    more = pa.table({"x": pa.array([around({"c": 0.5, "a": 3})])})
+    with local() as env:
+        first, second, third = (env.from_batches(table) for table in (*some, more))
+        alike = first.union(second, by_name=True).collect()
+        for streams in ((first, third), (third, first)):
+            with pytest.raises(tg.ConfigurationError, match="with allow_missing=True a field that a struct lacks"):
+                streams[0].union(streams[1], by_name=True)
+        both = first.union(third, by_name=True, allow_missing=True).collect()
+        turned = third.union(first, by_name=True, allow_missing=True).collect()
+        finish(env, tmp_path)
+    expected = [around({"a": 1, "b": "x", "c": None}), around({"a": 3, "b": None, "c": 0.5})]
+    for found in both, turned:
+        rows_found = found.to_arrow()["x"].to_pylist()
+        assert sorted(rows_found, key=lambda row: "3" in str(row)) == expected
+    assert sorted(alike.to_arrow()["x"].to_pylist(), key=str) == [row["x"] for t in some for row in t.to_pylist()]
 
 
 def test_what_cannot_be_united_is_told(tmp_path: Path) -> None:

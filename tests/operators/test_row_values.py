@@ -25,6 +25,7 @@ from tidegate.actors.protocol.errors import OperatorError
 _NAIVE = dt.datetime(2020, 1, 2, 3, 4, 5, 678901)
 _AWARE = _NAIVE.replace(tzinfo=dt.UTC)
 _BATCH = pa.record_batch({"n": [0, 1]})
+_PAIR = pa.struct([("a", pa.int64()), ("b", pa.int64())])
 
 REFUSED: list[tuple[Any, pa.DataType]] = [
     (1.7, pa.int64()),
@@ -186,8 +187,17 @@ def test_a_null_in_a_column_without_nulls_is_refused() -> None:
         (pa.array([_NAIVE]), pa.timestamp("s")),
         (pa.array([{"a": 1, "b": 2}]), pa.struct([("a", pa.int64())])),
         (pa.array([[{"a": 1, "b": 2}]]), pa.list_(pa.struct([("a", pa.int64())]))),
+        (pa.array([{"a": 1}]), pa.struct([("a", pa.int64()), ("b", pa.int64())])),
+        (pa.array([[7]]), pa.list_(pa.bool_())),
+        (pa.array(["007"]), pa.int64()),
+        (pa.array(["2020-01-01"]), pa.date32()),
+        (pa.array([7]), pa.string()),
+        (pa.array([True]), pa.int64()),
+        (pa.array([7], pa.duration("ms")), pa.int64()),
+        (pa.array([Decimal("0.1234567890123456789")]), pa.float64()),
+        (pa.array([_NAIVE], pa.timestamp("us", "Asia/Tokyo")), pa.timestamp("us")),
     ],
-    ids=str,
+    ids=lambda value: str(value.to_pylist()) if isinstance(value, pa.Array) else str(value),
 )
 def test_batches_are_not_cut_either(column: pa.Array, data_type: pa.DataType) -> None:
     """A cast to schema= that would lose something is refused; one that does not is made."""
@@ -196,6 +206,50 @@ def test_batches_are_not_cut_either(column: pa.Array, data_type: pa.DataType) ->
     whole = pa.record_batch({"x": pa.array([dt.datetime(2020, 1, 2)])})
     (out,) = run(opened(MapBatches(lambda _: whole, pa.schema([("x", pa.date32())]))), [_BATCH])
     assert out.to_pylist() == [{"x": dt.date(2020, 1, 2)}]
+
+
+@pytest.mark.parametrize(
+    ("column", "data_type"),
+    [
+        (pa.array([1, None]), pa.float32()),
+        (pa.array([0.1, math.inf]), pa.float32()),
+        (pa.array([[0.1]]), pa.list_(pa.float32())),
+        (pa.array([1.0, 2.0]), pa.int8()),
+        (pa.array([Decimal("1.50")]), pa.decimal128(3, 1)),
+        (pa.array([1000]), pa.timestamp("ms")),
+        (pa.array([_NAIVE], pa.timestamp("us", "Asia/Tokyo")), pa.timestamp("us", "UTC")),
+        (pa.array(["a"]).dictionary_encode(), pa.string()),
+        (pa.array(["a"]), pa.dictionary(pa.int32(), pa.string())),
+        (pa.nulls(2), pa.struct([("a", pa.int64())])),
+        (pa.array([{"b": 1, "a": "x"}]), pa.struct([("a", pa.large_string()), ("b", pa.int8())])),
+    ],
+    ids=lambda value: str(value.to_pylist()) if isinstance(value, pa.Array) else str(value),
+)
+def test_columns_of_batches_are_cast_where_nothing_is_lost(column: pa.Array, data_type: pa.DataType) -> None:
+    """To the type that schema= gives, which float32 may round."""
+    schema = pa.schema([("x", data_type)])
+    (out,) = run(opened(MapBatches(lambda _: pa.record_batch({"x": column}), schema)), [_BATCH])
+    assert out.schema == schema
+    assert out["x"].to_pylist() == column.cast(data_type, safe=False).to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("value", "data_type"),
+    [
+        ({"a": 1}, _PAIR),
+        ({}, _PAIR),
+        ([{"a": 1, "b": 2}, {"b": 2}], pa.list_(_PAIR)),
+        ({"k": {"a": 1}}, pa.map_(pa.string(), _PAIR)),
+        ({"in": {"a": 1}}, pa.struct([("in", _PAIR)])),
+    ],
+    ids=str,
+)
+def test_a_field_that_a_function_forgets_is_refused(value: Any, data_type: pa.DataType) -> None:
+    """At any depth, as a column is; None stands for a null. Without schema= it is null, as nothing was promised."""
+    with pytest.raises(OperatorError, match=r"column 'x': .* it lacks '[ab]'"):
+        run(opened(Map(lambda row: {"x": value}, pa.schema([("x", data_type)]))), [_BATCH])
+    (out,) = run(opened(Map(lambda row: {"x": {"a": 1} if row["n"] else {"b": 2}})), [_BATCH])
+    assert out["x"].to_pylist() == [{"a": None, "b": 2}, {"a": 1, "b": None}]
 
 
 @pytest.mark.parametrize(

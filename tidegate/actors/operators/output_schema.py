@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 _ADVICE = "pass schema= to fix names and types"
+_GIVEN_ADVICE = "return what fits, or give the column another type in schema="
 
 
 class SchemaMismatchError(ValueError):
@@ -67,7 +68,9 @@ class PinnedSchema:
                     raise _mismatch(name, wanted, column.type)
                 try:
                     column = exact_cast(column, wanted)
-                except (pa.ArrowException, InexactValueError) as error:
+                except InexactValueError as error:
+                    raise SchemaMismatchError(f"column {name!r}: {error}; {_GIVEN_ADVICE}") from error
+                except pa.ArrowException as error:
                     raise _mismatch(name, wanted, column.type, str(error)) from error
             if column.null_count and not self.schema.field(position).nullable:
                 raise SchemaMismatchError(f"column {name!r} cannot be null in schema=, and is null in a row")
@@ -108,11 +111,10 @@ class PinnedSchema:
     def _column(self, name: str, values: list[Any]) -> pa.Array:
         wanted = pa.null() if self.schema is None else self.schema.field(name).type
         try:
-            return exact_array(values, None if pa.types.is_null(wanted) else wanted)
+            return exact_array(values, None if pa.types.is_null(wanted) else wanted, complete=self._given)
         except InexactValueError as error:
             if self._given:
-                advice = "return what fits, or give the column another type in schema="
-                raise SchemaMismatchError(f"column {name!r}: {error}; {advice}") from error
+                raise SchemaMismatchError(f"column {name!r}: {error}; {_GIVEN_ADVICE}") from error
             was = "" if pa.types.is_null(wanted) else f" was {wanted} before"
             raise SchemaMismatchError(f"column {name!r}{was}: {error}; {_ADVICE}") from error
         except (pa.ArrowException, OverflowError) as error:

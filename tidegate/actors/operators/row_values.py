@@ -4,6 +4,8 @@ Rows that functions return (`PinnedSchema`) and values of state (`StateType`) co
 
 - A value comes back equal, or an error names it. Arrow alone would cut off what does not fit: the fraction of a float
   in an integer column, the time of day in a date, microseconds, keys that a struct does not have.
+- A dict in a row that a function returns has every field of its struct: one that it forgets would be null.
+- A column that a function returns is cast by the same rules (`exact_casts.py`), and not from numbers to text or back.
 - A float without a fraction counts as an integer. A float in a column of float32 or float16 is rounded, because such a
   column is for that, but never to infinity.
 - An integer in a column of times counts their unit. A moment with a time zone needs a column with one, and the other
@@ -27,6 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.actors.protocol.failure_reasons import value_text
+from tidegate.storage.schemas import exact_casts
 
 _VALUE_CHARACTERS_MAX = 200
 _MILLISECOND = 1_000
@@ -55,21 +58,23 @@ def check_text(value: str) -> None:
         raise InexactValueError(value, pa.string(), _SURROGATE) from error
 
 
-def exact_array(values: Sequence[Any], wanted: pa.DataType | None = None) -> pa.Array:
+def exact_array(values: Sequence[Any], wanted: pa.DataType | None = None, *, complete: bool = False) -> pa.Array:
     """The values as a column of a type; without one, of the type that they have in common.
 
+    `complete`: a dict must have every field of its struct. Otherwise fields that it lacks are null.
     InexactValueError for a value that would change; ArrowException where values have no common type.
     """
     kinds = set(map(type, values))
     if any(issubclass(kind, pa.Scalar) for kind in kinds):
-        return exact_array([value.as_py() if isinstance(value, pa.Scalar) else value for value in values], wanted)
+        plain = [value.as_py() if isinstance(value, pa.Scalar) else value for value in values]
+        return exact_array(plain, wanted, complete=complete)
     try:
         array = _inferred(values) if wanted is None else pa.array(values, type=wanted)
     except (pa.ArrowException, OverflowError, ValueError, TypeError) as error:
         if wanted is None and not isinstance(error, UnicodeError):
             raise
         raise _first_refused(values, pa.string() if wanted is None else wanted, error) from error
-    _check(values, array.type, array, kinds)
+    _check(values, array.type, complete, array, kinds)
     return array
 
 
@@ -84,23 +89,24 @@ def _inferred(values: Sequence[Any]) -> pa.Array:
 
 
 def exact_cast(column: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """The column in another type. InexactValueError or ArrowException where a value would change.
+    """The column in another type, by the rules for single values. InexactValueError where a value would change."""
+    if pa.types.is_integer(column.type) and pa.types.is_temporal(wanted):
+        return column.cast(wanted)
+    if (reason := exact_casts.refusal_of(column.type, wanted, may_drop=False)) is not None:
+        first = pc.index(column.is_valid(), True).as_py()
+        raise InexactValueError(None if first < 0 else _python(column[first]), wanted, f"the column {reason}")
+    try:
+        return exact_casts.exact_cast(column, pa.field("", wanted), rounds=True)
+    except exact_casts.InexactValueError as error:
+        raise InexactValueError(_python(column[error.row]), wanted, "it would change") from error
 
-    Arrow refuses most such casts. This also finds values that its safe casts cut all the same.
-    """
-    _check_fields(column.type, wanted)
-    result = column.cast(wanted)
-    if pa.types.is_floating(wanted) and pa.types.is_floating(column.type):
-        lost = pc.and_(pc.is_inf(result), pc.invert(pc.is_inf(column)))
-    elif pa.types.is_date(wanted) or pa.types.is_decimal(wanted) or pa.types.is_boolean(wanted):
-        lost = pc.not_equal(result.cast(column.type), column)
-    else:
-        return result
-    position = pc.index(lost, True).as_py()
-    if position >= 0:
-        became = shown(result[position].as_py())
-        raise InexactValueError(column[position].as_py(), wanted, f"it would become {became}")
-    return result
+
+def _python(value: pa.Scalar) -> object:
+    """A value for an error. Arrow has dates that Python has not."""
+    try:
+        return value.as_py()
+    except (ValueError, OverflowError):
+        return str(value)
 
 
 def column_of(values: Any, wanted: pa.DataType) -> pa.Array:
@@ -130,7 +136,11 @@ def _first_refused(values: Sequence[Any], wanted: pa.DataType, error: Exception)
 
 
 def _check(
-    values: Sequence[Any], wanted: pa.DataType, array: pa.Array | None = None, kinds: set[type] | None = None
+    values: Sequence[Any],
+    wanted: pa.DataType,
+    complete: bool,
+    array: pa.Array | None = None,
+    kinds: set[type] | None = None,
 ) -> None:
     """Raise InexactValueError for a value that Arrow has changed in a column of this type.
 
@@ -139,7 +149,7 @@ def _check(
     kinds = set(map(type, values)) if kinds is None else kinds
     kinds.discard(NoneType)
     if pa.types.is_nested(wanted) or pa.types.is_dictionary(wanted):
-        _check_nested(values, kinds, wanted)
+        _check_nested(values, kinds, wanted, complete)
     elif pa.types.is_floating(wanted) and all(kind is int or issubclass(kind, _FLOATING) for kind in kinds):
         if not pa.types.is_float64(wanted):
             _check_finite(values, wanted, array)
@@ -152,10 +162,10 @@ def _check(
         _check_times([value for value in values if value is not None] if None in values else values, kinds, wanted)
 
 
-def _check_nested(values: Sequence[Any], kinds: set[type], wanted: pa.DataType) -> None:
+def _check_nested(values: Sequence[Any], kinds: set[type], wanted: pa.DataType, complete: bool) -> None:
     present = [value for value in values if value is not None]
     if pa.types.is_dictionary(wanted):
-        _check(values, wanted.value_type)
+        _check(values, wanted.value_type, complete)
     elif pa.types.is_struct(wanted):
         _check_kinds(present, kinds, (dict, Mapping), wanted, "it is no dict")
         names = {field.name for field in wanted}
@@ -163,28 +173,34 @@ def _check_nested(values: Sequence[Any], kinds: set[type], wanted: pa.DataType) 
             value = next(value for value in present if not value.keys() <= names)
             extra = ", ".join(repr(name) for name in value if name not in names)
             raise InexactValueError(value, wanted, f"the type has no field {extra}")
+        if complete and any(len(value) < len(names) for value in present):
+            value = next(value for value in present if len(value) < len(names))
+            lacks = [field.name for field in wanted if field.name not in value]
+            raise InexactValueError(
+                value, wanted, f"it lacks {', '.join(map(repr, lacks))}; give {lacks[0]!r}: None for a null"
+            )
         for field in wanted:
-            _check_field([value.get(field.name) for value in present], field, wanted)
+            _check_field([value.get(field.name) for value in present], field, wanted, complete)
     elif pa.types.is_map(wanted):
         _check_kinds(present, kinds, (dict, Mapping, list, tuple), wanted, "it is no dict")
         pairs = [pair for value in present for pair in (value.items() if isinstance(value, Mapping) else value)]
-        _check([key for key, _ in pairs], wanted.key_type)
-        _check_field([item for _, item in pairs], wanted.item_field, wanted)
+        _check([key for key, _ in pairs], wanted.key_type, complete)
+        _check_field([item for _, item in pairs], wanted.item_field, wanted, complete)
     elif isinstance(
         wanted, pa.ListType | pa.LargeListType | pa.FixedSizeListType | pa.ListViewType | pa.LargeListViewType
     ):
         _check_kinds(present, kinds, (list, tuple, np.ndarray), wanted, "it is neither a list nor a tuple")
         if np.ndarray in kinds:
             present = [value.tolist() if isinstance(value, np.ndarray) else value for value in present]
-        _check_field(list(chain.from_iterable(present)), wanted.value_field, wanted)
+        _check_field(list(chain.from_iterable(present)), wanted.value_field, wanted, complete)
     else:
         _check_round_trip(values, wanted, None)
 
 
-def _check_field(values: list[Any], field: pa.Field, around: pa.DataType) -> None:
+def _check_field(values: list[Any], field: pa.Field, around: pa.DataType, complete: bool) -> None:
     if not field.nullable and None in values:
         raise InexactValueError(None, around, f"{field.name!r} in it cannot be null")
-    _check(values, field.type)
+    _check(values, field.type, complete)
 
 
 def _check_kinds(
@@ -232,21 +248,6 @@ def _check_round_trip(values: Sequence[Any], wanted: pa.DataType, array: pa.Arra
         if value is None or taken == value or (taken != taken and value != value):
             continue
         raise InexactValueError(value, wanted, f"it would become {shown(taken)}")
-
-
-def _check_fields(found: pa.DataType, wanted: pa.DataType) -> None:
-    """Raise InexactValueError where a cast would drop a field of a struct."""
-    if pa.types.is_struct(found) and pa.types.is_struct(wanted):
-        lost = [field.name for field in found if wanted.get_field_index(field.name) < 0]
-        if lost:
-            raise InexactValueError(str(found), wanted, f"the fields {lost} would be lost")
-    if found.num_fields == wanted.num_fields or pa.types.is_struct(found):
-        for position in range(found.num_fields):
-            inner = found.field(position)
-            if not pa.types.is_struct(wanted):
-                _check_fields(inner.type, wanted.field(position).type)
-            elif pa.types.is_struct(found):
-                _check_fields(inner.type, wanted.field(inner.name).type)
 
 
 _TZINFO, _MICROSECOND, _MICROSECONDS = attrgetter("tzinfo"), attrgetter("microsecond"), attrgetter("microseconds")

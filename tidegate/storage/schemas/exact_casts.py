@@ -14,9 +14,11 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as types
 
 _VALUE_CHARACTERS_MAX = 80
@@ -32,11 +34,15 @@ class InexactValueError(ValueError):
         self.data_type = data_type
 
 
-def refusal_of(stored: pa.DataType, wanted: pa.DataType, *, may_lack: bool = False) -> str | None:
+def refusal_of(
+    stored: pa.DataType, wanted: pa.DataType, *, may_lack: bool = False, may_drop: bool = True
+) -> str | None:
     """Why no value of one type can be cast to another, to follow the name of a column; None if some can.
 
-    `may_lack`: fields of structs that the stored type lacks become null.
+    `may_lack`: fields of structs that the stored type lacks become null. `may_drop`: those that only the stored type
+    has are left out.
     """
+    inner = partial(refusal_of, may_lack=may_lack, may_drop=may_drop)
     if types.is_dictionary(stored):
         stored = stored.value_type
     if types.is_dictionary(wanted):
@@ -46,13 +52,15 @@ def refusal_of(stored: pa.DataType, wanted: pa.DataType, *, may_lack: bool = Fal
     if _is_list(stored) and _is_list(wanted):
         if types.is_fixed_size_list(wanted) and not types.is_fixed_size_list(stored):
             return f"is {stored} and not {wanted}"
-        return _within("its elements", refusal_of(stored.value_type, wanted.value_type, may_lack=may_lack))
+        return _within("its elements", inner(stored.value_type, wanted.value_type))
     if types.is_map(stored) and types.is_map(wanted):
-        keys = refusal_of(stored.key_type, wanted.key_type, may_lack=may_lack)
-        items = refusal_of(stored.item_type, wanted.item_type, may_lack=may_lack)
+        keys = inner(stored.key_type, wanted.key_type)
+        items = inner(stored.item_type, wanted.item_type)
         return _within("its keys", keys) or _within("its values", items)
     if types.is_struct(stored) and types.is_struct(wanted):
         names = [field.name for field in stored]
+        if not may_drop and (lost := [name for name in names if wanted.get_field_index(name) < 0]):
+            return f"has the field {lost[0]!r}, which would be lost"
         for field in wanted:
             if names.count(field.name) > 1:
                 return f"has {names.count(field.name)} fields {field.name!r}"
@@ -60,7 +68,7 @@ def refusal_of(stored: pa.DataType, wanted: pa.DataType, *, may_lack: bool = Fal
                 if may_lack and field.nullable:
                     continue
                 return f"has no field {field.name!r}; it has {names}"
-            found = refusal_of(stored.field(field.name).type, field.type, may_lack=may_lack)
+            found = inner(stored.field(field.name).type, field.type)
             if found is not None:
                 return _within(f"its field {field.name!r}", found)
         return None
@@ -69,13 +77,14 @@ def refusal_of(stored: pa.DataType, wanted: pa.DataType, *, may_lack: bool = Fal
     return None
 
 
-def exact_cast(array: pa.Array, wanted: pa.Field) -> pa.Array:
+def exact_cast(array: pa.Array, wanted: pa.Field, *, rounds: bool = False) -> pa.Array:
     """The values in the type of a field. `refusal_of` must have found nothing against it.
 
+    `rounds`: floats may lose digits in a floating type of less precision; none becomes infinite.
     Raises InexactValueError for the first value that does not fit, also for a null where the field allows none.
     """
-    if not _fits(array, wanted):
-        row = _first_row(len(array), lambda begin, end: _fits(array.slice(begin, end - begin), wanted))
+    if not _fits(array, wanted, rounds):
+        row = _first_row(len(array), lambda begin, end: _fits(array.slice(begin, end - begin), wanted, rounds))
         raise InexactValueError(row, text_of(array[row]), wanted.type)
     # All values are known to fit. A safe cast would also check what lies outside of a slice or below a null.
     return array if array.type.equals(wanted.type) else array.cast(wanted.type, safe=False)
@@ -121,7 +130,7 @@ def _first_row(rows: int, fits: Callable[[int, int], bool]) -> int:
     return begin
 
 
-def _fits(array: pa.Array, wanted: pa.Field) -> bool:
+def _fits(array: pa.Array, wanted: pa.Field, rounds: bool) -> bool:
     if not wanted.nullable and array.null_count:
         return False
     kind, stored = wanted.type, array.type
@@ -131,24 +140,30 @@ def _fits(array: pa.Array, wanted: pa.Field) -> bool:
         values = array.dictionary if types.is_dictionary(stored) else array
         plain = kind.value_type if types.is_dictionary(kind) else kind
         # A dictionary may hold values that no row has.
-        return _fits(values, pa.field("", plain)) or _fits(_decoded(array), pa.field("", plain))
+        return _fits(values, pa.field("", plain), rounds) or _fits(_decoded(array), pa.field("", plain), rounds)
     if types.is_map(kind) and types.is_map(stored):
         entries = pa.list_(pa.struct([stored.key_field, stored.item_field]))
         fields = array.cast(entries).flatten().flatten()
-        return all(_fits(*each) for each in zip(fields, (kind.key_field, kind.item_field), strict=True))
+        keys, items = fields
+        return _fits(keys, kind.key_field, rounds) and _fits(items, kind.item_field, rounds)
     if _is_list(kind) and _is_list(stored):
-        return _fits(array.flatten(), kind.value_field)
+        return _fits(array.flatten(), kind.value_field, rounds)
     if types.is_struct(kind) and types.is_struct(stored):
         children = dict(zip((field.name for field in stored), array.flatten(), strict=True))
         # A null struct has null fields, whatever the fields allow.
         there = array.is_valid()
         return all(
-            _fits(children[field.name] if field.nullable else children[field.name].filter(there), field)
+            _fits(children[field.name] if field.nullable else children[field.name].filter(there), field, rounds)
             for field in kind
             if field.name in children
         )
+    if types.is_null(stored):
+        return True
     try:
-        return _are_equal(array, array.cast(kind).cast(stored))
+        result = array.cast(kind)
+        if rounds and types.is_floating(kind) and types.is_floating(stored):
+            return not pc.any(pc.and_(pc.is_inf(result), pc.invert(pc.is_inf(array)))).as_py()
+        return _are_equal(array, result.cast(stored))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return False
 

@@ -1,7 +1,8 @@
 """`SameColumns`: brings rows into the columns that several streams share, so that these can be united by name.
 
-Rules: a column is found by its name; one that is missing is null. A type may be widened to one that has all its values,
-as stored rows may be (`storage/schemas/evolution.py`); `united` finds these types. So no value changes its meaning.
+Rules: a column is found by its name, and so is a field of a struct, at any depth; what is missing is null. A type may
+be widened to one that has all its values (`storage/schemas/evolution.py`); `united` finds these types. So no value
+changes its meaning, and none is left out.
 """
 
 from __future__ import annotations
@@ -59,26 +60,63 @@ def united(schemas: Sequence[pa.Schema], allow_missing: bool) -> pa.Schema:
                 f"union: stream {number} has no column {missing[0]!r}, only {columns_text(schema)}; with "
                 "allow_missing=True it is null in its rows"
             )
-    return pa.schema([_field(name, schemas) for name in names])
+    return pa.schema([_field(name, schemas, allow_missing) for name in names])
 
 
-def _field(name: str, schemas: Sequence[pa.Schema]) -> pa.Field:
+def _field(name: str, schemas: Sequence[pa.Schema], allow_missing: bool) -> pa.Field:
     fields = [schema.field(name) for schema in schemas if name in schema.names]
     found = fields[0].type
     for other in (field.type for field in fields[1:]):
-        wider = _wider(found, other)
+        wider = _wider(found, other, allow_missing)
         if wider is None:
+            advice = "cast one of them with with_columns"
+            if not allow_missing and _wider(found, other, True) is not None:
+                advice = "with allow_missing=True a field that a struct lacks is null"
             raise ConfigurationError(
                 f"union: column {name!r} is {found} in one stream and {other} in another, and neither type has all "
-                "values of the other; cast one of them with with_columns"
+                f"values of the other; {advice}"
             )
         found = wider
     nullable = len(fields) < len(schemas) or any(field.nullable for field in fields)
     return pa.field(name, found, nullable)
 
 
-def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+def _wider(one: pa.DataType, other: pa.DataType, allow_missing: bool) -> pa.DataType | None:
+    """A type that has all values of two others, if there is one."""
     if one.equals(other):
         return one
+    if pa.types.is_struct(one) and pa.types.is_struct(other):
+        return _wider_struct(one, other, allow_missing)
+    if pa.types.is_list(one) and pa.types.is_list(other):
+        item = _wider_field(one.value_field, other.value_field, allow_missing)
+        return None if item is None else pa.list_(item)
+    if pa.types.is_map(one) and pa.types.is_map(other) and one.key_type.equals(other.key_type):
+        item = _wider_field(one.item_field, other.item_field, allow_missing)
+        return None if item is None else pa.map_(one.key_field, item)
     one, other = decoded_type(one), decoded_type(other)
+    if pa.types.is_nested(one) and pa.types.is_nested(other):
+        return None
     return next((t for t in (one, other, *_CANDIDATES) if widens(one, t) and widens(other, t)), None)
+
+
+def _wider_struct(one: pa.StructType, other: pa.StructType, allow_missing: bool) -> pa.DataType | None:
+    left, right = {field.name: field for field in one}, {field.name: field for field in other}
+    if len(left) < one.num_fields or len(right) < other.num_fields:
+        return None
+    if left.keys() != right.keys() and not allow_missing:
+        return None
+    fields: list[pa.Field] = []
+    for name in dict.fromkeys([*left, *right]):
+        if name in left and name in right:
+            field = _wider_field(left[name], right[name], allow_missing)
+            if field is None:
+                return None
+            fields.append(field)
+        else:
+            fields.append((left if name in left else right)[name].with_nullable(True))
+    return pa.struct(fields)
+
+
+def _wider_field(one: pa.Field, other: pa.Field, allow_missing: bool) -> pa.Field | None:
+    found = _wider(one.type, other.type, allow_missing)
+    return None if found is None else pa.field(one.name, found, one.nullable or other.nullable)
