@@ -54,9 +54,18 @@ class Story:
             assert not missing, f"{missing} after {self._told}:\n{self._errors.read_text()[-5_000:]}"
             return [self._told[key] for key in keys]
 
-    def check_nothing_is_left(self) -> None:
-        """The program comes to its end, and so does all that it has started: Spark's Java ends a little after it."""
-        assert self._process.wait(WAIT_S) == 0, self._errors.read_text()[-5_000:]
+    @property
+    def errors(self) -> str:
+        """What the program has written to its standard error."""
+        return self._errors.read_text()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send the program a signal."""
+        self._process.send_signal(number)
+
+    def check_nothing_is_left(self, code: int = 0) -> None:
+        """The program ends with this exit code, and so does all that it has started: Spark's Java ends a little later."""
+        assert self._process.wait(WAIT_S) == code, self._errors.read_text()[-5_000:]
         until(
             "the end of what it has started", lambda: not processes_with(self._mark), lambda: processes_with(self._mark)
         )

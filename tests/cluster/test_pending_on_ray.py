@@ -19,7 +19,7 @@ def test_tasks_without_room_are_described(plain_ray: None) -> None:
     large: Any = ray.remote(num_cpus=CPUS)(lambda: None)
     waiting = [large.remote() for _ in range(2)]
     until("the pending tasks", lambda: f"2 that need {CPUS} CPU each" in str(look_at_demand()), look_at_demand)
-    assert f"no node has {CPUS} CPU, not even when it is empty. Free on the nodes" in str(look_at_demand())
+    assert f"No node has {CPUS} CPU, not even when it is empty. Free on the nodes" in str(look_at_demand())
     for reference in waiting:
         ray.cancel(reference)
     until("no pending tasks", lambda: f"need {CPUS} CPU" not in str(look_at_demand()), look_at_demand)

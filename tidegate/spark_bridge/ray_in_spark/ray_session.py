@@ -32,6 +32,7 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.spark import cluster_init
 
 from tidegate.actors.protocol.failure_reasons import bounded_text
+from tidegate.actors.runtimes.ray.driver.driver_signals import clean_end_at_sigterm
 from tidegate.actors.runtimes.ray.driver.worker_output import filter_worker_output
 from tidegate.actors.runtimes.ray.process.calls import NAMESPACE
 from tidegate.actors.runtimes.ray.slots.reservation import ask_for, await_room
@@ -131,7 +132,8 @@ class RayOnSparkSession:
         options["worker_node_options"] = {**of_nodes, "resources": resources}
         try:
             session._start_nodes(options, hosts[0].path, start_timeout_s)
-            session._connect(dict(ray_options or {}))
+            with clean_end_at_sigterm():
+                session._connect(dict(ray_options or {}))
             filter_worker_output(show_log)
             session._reserve(start_timeout_s)
         except BaseException:

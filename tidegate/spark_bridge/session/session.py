@@ -35,6 +35,7 @@ from tidegate.actors.runtimes.ray.driver.connection import (
     cluster_of_this_user,
     prepare_connection,
 )
+from tidegate.actors.runtimes.ray.driver.driver_signals import clean_end_at_sigterm
 from tidegate.actors.runtimes.ray.driver.head_probe import refuse_ray_client
 from tidegate.actors.runtimes.ray.driver.worker_output import filter_worker_output
 from tidegate.actors.runtimes.ray.process.calls import NAMESPACE
@@ -112,7 +113,8 @@ class RayDPSession:
             cls._active = session
         atexit.register(session.stop)
         try:
-            session._start_ray(ray_address, dict(ray_options or {}), include_dashboard)
+            with clean_end_at_sigterm():
+                session._start_ray(ray_address, dict(ray_options or {}), include_dashboard)
             filter_worker_output(show_log)
             session._reserve(start_timeout_s)
             session._start_spark(dict(spark_configs or {}), start_timeout_s)

@@ -27,6 +27,7 @@ from tidegate.actors.runtimes.ray.driver.auth_token import (
     switch_on_token,
     token_that_is_sent,
 )
+from tidegate.actors.runtimes.ray.driver.driver_signals import clean_end_at_sigterm
 from tidegate.actors.runtimes.ray.driver.head_probe import probe, refuse_ray_client
 from tidegate.storage.errors import ConfigurationError
 
@@ -56,6 +57,11 @@ def connect(address: str | None = None, show_log: bool = False) -> Connection:
     `show_log`: print the lines of tidegate's processes, whatever their level, where Ray prints lines of processes here.
     Raises ConfigurationError where no cluster, another cluster or a cluster with another token answers.
     """
+    with clean_end_at_sigterm():
+        return _connect(address, show_log)
+
+
+def _connect(address: str | None, show_log: bool) -> Connection:
     if "ray" in sys.modules:
         import ray
 
