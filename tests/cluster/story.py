@@ -64,7 +64,7 @@ class Story:
         self._process.send_signal(number)
 
     def check_nothing_is_left(self, code: int = 0) -> None:
-        """The program ends with this exit code, and so does all that it has started: Spark's Java ends a little later."""
+        """The program ends with this exit code, and so does all that it has started: Spark's Java ends a bit later."""
         assert self._process.wait(WAIT_S) == code, self._errors.read_text()[-5_000:]
         until(
             "the end of what it has started", lambda: not processes_with(self._mark), lambda: processes_with(self._mark)

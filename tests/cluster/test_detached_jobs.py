@@ -19,7 +19,7 @@ from ray_jobs import expected_table, shown_table, until
 from tidegate.actors.runtimes.ray.driver.detached import leave_nothing
 from tidegate.actors.runtimes.ray.driver.listing import jobs_on_ray
 from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime
-from tidegate.actors.runtimes.running_job import SnapshotRequest
+from tidegate.actors.runtimes.running_job import JobOverview, SnapshotRequest
 from tidegate.spark_bridge import RayDPSession
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 
@@ -74,7 +74,7 @@ def driver(address: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
 
 def names() -> list[str]:
     """Of the jobs on this Ray."""
-    return [job.overview.card.name for job in jobs_on_ray() if job.overview is not None]
+    return [job.overview.card.name for job in jobs_on_ray() if isinstance(job.overview, JobOverview)]
 
 
 def test_a_detached_job_outlives_its_driver_and_is_finished_by_another(

@@ -19,10 +19,18 @@ import tidegate as tg
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
 from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
 from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.runtimes.running_job import JobCard, JobOverview, TaskProcessInfo, not_taken, progress_of
+from tidegate.actors.runtimes.running_job import (
+    JobCard,
+    JobOverview,
+    SilentJob,
+    TaskProcessInfo,
+    not_taken,
+    progress_of,
+)
 from tidegate.actors.runtimes.vertex_metrics import VertexMetrics
 from tidegate.cli import app
 from tidegate.commands import jobs_command as jobs_cli
+from tidegate.commands.checkpoint_printing import time_text
 from tidegate.commands.job_printing import job_lines, jobs_as_json, status_lines, task_lines, tasks_of
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.ids import JobId, SubtaskIndex, VertexId
@@ -279,16 +287,18 @@ def test_durations_have_two_units(duration_ms: int, text: str) -> None:
 
 
 def test_a_list_says_what_is_known() -> None:
-    """One whose coordinator does not answer is in it, too."""
+    """One whose coordinator does not answer is in it, too, with since when."""
+    silent = SilentJob(60_000, "its coordinator has not answered for 30 s")
     assert job_lines([], 0) == ["No job runs on this Ray"]
     fresh = JobOverview(replace(CARD, name="fresh"), replace(RUNNING, last_checkpoint=None), None)
-    lines = job_lines([("delays", OVERVIEW), ("fresh", fresh), ("gone", None)], 61_000)
-    assert [line.split() for line in lines[1:]] == [
+    lines = job_lines([("delays", OVERVIEW), ("fresh", fresh), ("gone", silent)], 61_000)
+    assert lines[-1] == f"gone: its coordinator has not answered for 30 s, since {time_text(60_000)}"
+    assert [line.split() for line in lines[1:-1]] == [
         ["delays", "running", "1", "min", "0", "s", "2", "17,", "3", "s", "ago", "delays-1"],
         ["fresh", "running", "1", "min", "0", "s", "2", "-", "delays-1"],
         ["gone", "unreachable", "-", "-", "-", "-"],
     ]
-    assert json.loads(jobs_as_json([("delays", OVERVIEW), ("gone", None)], 61_000)) == [
+    assert json.loads(jobs_as_json([("delays", OVERVIEW), ("gone", silent)], 61_000)) == [
         {
             "name": "delays",
             "id": "delays-1",
@@ -300,7 +310,7 @@ def test_a_list_says_what_is_known() -> None:
             "detached": True,
             "root": "s3://bucket/ckpt",
         },
-        {"name": "gone", "state": "unreachable"},
+        {"name": "gone", "state": "unreachable", "since_ms": 60_000, "why": silent.why},
     ]
 
 

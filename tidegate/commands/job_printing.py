@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import tidegate.actors.coordinator.messages.instructions
 import tidegate.actors.coordinator.state.coordinator_state  # noqa: F401 (imported for the classes that they register)
 from tidegate.actors.coordinator.messages.words import in_words
-from tidegate.actors.runtimes.running_job import JobOverview
+from tidegate.actors.runtimes.running_job import JobOverview, SilentJob
 from tidegate.api.submission.job import Job
 from tidegate.commands.checkpoint_printing import time_text
 from tidegate.commands.timeline_printing import line_object, line_text
@@ -21,8 +21,8 @@ from tidegate.recovery.event_history import EventHistory
 from tidegate.storage.checkpoints.event_log import EventLog
 from tidegate.storage.units import duration_text
 
-Listing = Sequence[tuple[str, JobOverview | None]]
-"""Jobs by name; None for one whose coordinator does not answer."""
+Listing = Sequence[tuple[str, JobOverview | SilentJob]]
+"""Jobs by name."""
 
 _HEAD = ("NAME", "STATE", "UPTIME", "ATTEMPT", "LAST CHECKPOINT", "ID")
 
@@ -32,11 +32,16 @@ def job_lines(jobs: Listing, now_ms: int) -> list[str]:
     if not jobs:
         return ["No job runs on this Ray"]
     rows = [_HEAD, *(_row(name, overview, now_ms) for name, overview in jobs)]
-    return _columns(rows)
+    silent = [
+        f"{name}: {overview.why}, since {time_text(overview.since_ms)}"
+        for name, overview in jobs
+        if isinstance(overview, SilentJob)
+    ]
+    return [*_columns(rows), *silent]
 
 
-def _row(name: str, overview: JobOverview | None, now_ms: int) -> tuple[str, ...]:
-    if overview is None:
+def _row(name: str, overview: JobOverview | SilentJob, now_ms: int) -> tuple[str, ...]:
+    if isinstance(overview, SilentJob):
         return (name, "unreachable", "-", "-", "-", "-")
     card, progress = overview.card, overview.progress
     return (
@@ -61,9 +66,9 @@ def jobs_as_json(jobs: Listing, now_ms: int) -> str:
     return as_json_text([_job_object(name, overview, now_ms) for name, overview in jobs])
 
 
-def _job_object(name: str, overview: JobOverview | None, now_ms: int) -> dict[str, object]:
-    if overview is None:
-        return {"name": name, "state": "unreachable"}
+def _job_object(name: str, overview: JobOverview | SilentJob, now_ms: int) -> dict[str, object]:
+    if isinstance(overview, SilentJob):
+        return {"name": name, "state": "unreachable", "since_ms": overview.since_ms, "why": overview.why}
     card, progress = overview.card, overview.progress
     return {
         "name": card.name,

@@ -161,6 +161,15 @@ class JobOverview:
 
 
 @dataclass(frozen=True, slots=True)
+class SilentJob:
+    """A line of a list of jobs for one whose coordinator does not answer, or has died."""
+
+    since_ms: int
+    """Since when: when it died, or when it was first asked in vain. In ms since the epoch."""
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """The answer to a request: the checkpoint, and the path of a savepoint, or why there is none."""
 
@@ -306,7 +315,7 @@ class Runtime(Protocol):
         """Start a job."""
         ...
 
-    def overviews(self) -> list[tuple[str, JobOverview | None]]:
+    def overviews(self) -> list[tuple[str, JobOverview | SilentJob]]:
         """The running jobs by name; None for one that does not answer."""
         ...
 

@@ -23,7 +23,7 @@ from tidegate.actors.hosts.job_context import DataPlaneOptions, JobContext
 from tidegate.actors.hosts.process_settings import ProcessSettings
 from tidegate.actors.hosts.task.task_effects import TaskEffects
 from tidegate.actors.operators.local_aggregation.combining_rule import CombiningMode
-from tidegate.actors.runtimes.running_job import JobCard, JobOverview, RunningJob, Submission
+from tidegate.actors.runtimes.running_job import JobCard, JobOverview, RunningJob, SilentJob, Submission
 from tidegate.actors.sources.master_hooks import MasterHook
 from tidegate.actors.sources.source import Source
 from tidegate.actors.task.task_machine import TaskMachine
@@ -307,7 +307,7 @@ class _PlanOnly:
     def start_early(self, processes: ProcessSettings) -> None:
         """Nothing."""
 
-    def overviews(self) -> list[tuple[str, JobOverview | None]]:
+    def overviews(self) -> list[tuple[str, JobOverview | SilentJob]]:
         """Nothing runs here."""
         return []
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.hosts.process_settings import ProcessSettings
 from tidegate.actors.runtimes.local.local_job import LocalJob, jobs_here
-from tidegate.actors.runtimes.running_job import JobCard, JobOverview, RunningJob, Submission, not_there
+from tidegate.actors.runtimes.running_job import JobCard, JobOverview, RunningJob, SilentJob, Submission, not_there
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.files.store import OpenStore
@@ -59,7 +59,7 @@ class LocalRuntime:
         """Returns the newest jobs of this runtime that are over, oldest first; about `ENDED_MAX` of them are kept."""
         return [job for job in list(self._jobs) if job.over]
 
-    def overviews(self) -> list[tuple[str, JobOverview | None]]:
+    def overviews(self) -> list[tuple[str, JobOverview | SilentJob]]:
         """The jobs of this process, of all its environments."""
         return [(job.name, job.overview()) for job in jobs_here()]
 

@@ -41,7 +41,7 @@ from tidegate.actors.runtimes.ray.slots.slot_plan import SLOT_BUNDLE, Placement,
 from tidegate.actors.runtimes.ray.slots.wanted import Wanted
 from tidegate.actors.runtimes.ray.token_check import is_on_spark, warn_if_open
 from tidegate.actors.runtimes.ray.vertex_labels import vertex_labels
-from tidegate.actors.runtimes.running_job import JobCard, JobOverview, Submission
+from tidegate.actors.runtimes.running_job import JobCard, JobOverview, SilentJob, Submission
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.store import OpenStore
 from tidegate.storage.ids import JobId
@@ -171,7 +171,7 @@ class RayRuntime:
         """Refuse a job that could not outlive its driver, and one whose name is taken on this Ray."""
         check_detachable(name, self._namespace, urls)
 
-    def overviews(self) -> list[tuple[str, JobOverview | None]]:
+    def overviews(self) -> list[tuple[str, JobOverview | SilentJob]]:
         """The jobs of all drivers on this Ray."""
         return [(job.actor, job.overview) for job in jobs_on_ray(self._namespace)]
 
