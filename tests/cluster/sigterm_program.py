@@ -16,7 +16,7 @@ from tidegate.actors.sources.memory_source import MemorySource
 
 def main(folder: Path) -> None:
     """Submit a job that does not end, and wait for it."""
-    ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level="ERROR")
+    ray.init(address="local", num_cpus=2, include_dashboard=False)
     with tg.StreamEnvironment.ray(parallelism=2) as env:
         rows = env.from_source(Gated(MemorySource(pa.table({"x": range(600)}), 4), folder / "gate"))
         rows.to_table(str(folder / "out"))
