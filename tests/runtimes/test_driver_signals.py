@@ -68,5 +68,5 @@ except SystemExit:
 
 def test_the_exit_code_is_that_of_sigterm() -> None:
     """Although something has raised another SystemExit; exit functions run, once."""
-    done = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (EXIT_CODE, "a block is left\nan exit function\n", "")

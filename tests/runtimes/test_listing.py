@@ -25,6 +25,8 @@ from tidegate.storage.ids import JobId
 
 NAMESPACE = "test-listing"
 
+_remote: Any = ray.remote
+
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 ACTORS = [
     "orders/coordinator",
@@ -66,7 +68,7 @@ class Stuck:
 @pytest.fixture
 def stuck(plain_ray: None) -> Iterator[Any]:
     """A coordinator that does not answer, and a process of its job."""
-    actor: Any = ray.remote(num_cpus=0, max_concurrency=2)(Stuck)
+    actor = _remote(num_cpus=0, max_concurrency=2)(Stuck)
     coordinator = actor.options(name="orders/coordinator", namespace=NAMESPACE).remote()
     task = actor.options(name="orders/rows (1/1)#0", namespace=NAMESPACE).remote()
     ray.get([coordinator.here.remote(), task.here.remote()])
