@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+__version__ = "0.1.0"
+
 if TYPE_CHECKING:
     from tidegate.actors.hosts.job_context import DataPlaneOptions
     from tidegate.actors.operators.aggregates.aggregate import (

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from tidegate.commands.checkpoints_command import app, checkpoints_app, state_app
 from tidegate.commands.config_command import config_app
+from tidegate.commands.doctor_command import doctor_command, main_options
 from tidegate.commands.events_command import (
     events_command,
     explain_command,
@@ -23,7 +24,9 @@ from tidegate.storage.errors import TidegateError
 
 __all__ = ["app", "main"]
 
+app.callback()(main_options)
 app.command("run")(run_command)
+app.command("doctor")(doctor_command)
 app.add_typer(config_app, name="config", no_args_is_help=True)
 app.command("jobs")(jobs_command)
 app.add_typer(job_app, name="job", no_args_is_help=True)
