@@ -129,3 +129,25 @@ def test_a_limit_counts_over_a_restore(tmp_path: Path) -> None:
                 assert job.wait("4min") == "finished"
                 found = [row["x"] for row in rows.to_arrow().to_pylist()]
     assert sorted(found) == list(range(30))
+
+
+def test_a_stream_is_looked_at(capfd: pytest.CaptureFixture[str]) -> None:
+    """`print` and `peek` pass rows on as they are, and `peek` cannot change them."""
+    seen = []
+
+    def look(row: dict[str, Any]) -> None:
+        seen.append(row["n"])
+        row["n"] = 99
+
+    with local() as env:
+        rows = env.from_rows([{"n": 1}, {"n": 2}])
+        found = rows.print("row: ").peek(look).collect()
+        assert repr(rows) == "Stream('from_rows-0': (n: int64))"
+        assert repr(rows.key_by("n")) == "KeyedStream(by n; Stream('from_rows-0': (n: int64)))"
+        assert repr(found).endswith("not executed yet: (n: int64))")
+        env.execute().wait()
+        assert seen == [1, 2]
+        assert "row: {'n': 1}\nrow: {'n': 2}\n" in capfd.readouterr().out
+        assert found.to_polars().rows() == [(1,), (2,)]
+        assert found.to_pandas()["n"].tolist() == [1, 2]
+        assert repr(found).endswith("the job is finished: (n: int64))")

@@ -215,6 +215,9 @@ class KeyedStream(OtherNames):
         self.keys = keys
         """The key columns."""
 
+    def __repr__(self) -> str:
+        return f"KeyedStream(by {', '.join(self.keys)}; {self.stream!r})"
+
     def partitioned(self) -> Stream:
         """The rows, partitioned by key on their way into the next operator."""
         return self.stream._partitioned(Partitioning(PartitioningKind.HASH, self.keys))

@@ -21,6 +21,7 @@ from tidegate.storage.errors import ConfigurationError, TableError
 from tidegate.storage.files.file_system_store import join_url, open_store
 from tidegate.storage.files.store import OpenStore, Store
 from tidegate.storage.ids import OperatorUid
+from tidegate.storage.schemas.columns_text import columns_text
 from tidegate.storage.schemas.polars_frames import check_polars_has, in_zones_of_polars
 from tidegate.storage.tables.compaction.small_files import FILE_BYTES
 from tidegate.storage.tables.log.log_versions import AsOf, TableCommit
@@ -29,6 +30,7 @@ from tidegate.storage.tables.table_files import read_table
 from tidegate.storage.tables.table_log import TableInfo, TableLog
 
 if TYPE_CHECKING:
+    import pandas as pd
     import polars as pl
     from pyspark.sql import DataFrame, SparkSession
 
@@ -48,6 +50,10 @@ class OutputTable:
         self.info = info
         self.options = TableOptions() if options is None else options
         self._open_store = open_store
+
+    def __repr__(self) -> str:
+        keys = f", keys {list(self.info.keys)}" if self.info.keys else ""
+        return f"OutputTable({self.url!r}, {self.info.mode}{keys}: {columns_text(self.info.arrow_schema)})"
 
     def read(
         self, spark: SparkSession, *, as_of: AsOf | None = None, filters: Sequence[PartitionFilter] = ()
@@ -72,13 +78,11 @@ class OutputTable:
         Times of a zone that Polars lacks, such as +05:30, come in UTC. Raises ConfigurationError for a column type
         that Polars lacks.
         """
-        import polars as pl
+        return _in_polars(self.to_arrow(as_of=as_of, filters=filters))
 
-        table = self.to_arrow(as_of=as_of, filters=filters)
-        schema = pa.schema([field.with_type(in_zones_of_polars(field.type)) for field in table.schema])
-        check_polars_has(schema, "polars cannot hold; read the table with to_arrow")
-        frame = pl.from_arrow(table.cast(schema))
-        assert isinstance(frame, pl.DataFrame)
+    def to_pandas(self, *, as_of: AsOf | None = None, filters: Sequence[PartitionFilter] = ()) -> pd.DataFrame:
+        """The rows that are committed now, or were then, as a pandas DataFrame; arguments as those of `read`."""
+        frame: pd.DataFrame = self.to_arrow(as_of=as_of, filters=filters).to_pandas()
         return frame
 
     def files(self, *, as_of: AsOf | None = None, filters: Sequence[PartitionFilter] = ()) -> list[str]:
@@ -207,3 +211,27 @@ class CollectedRows:
                 found.num_rows,
             )
         return found
+
+    def to_polars(self) -> pl.DataFrame:
+        """The same rows as a Polars DataFrame; see `OutputTable.to_polars`."""
+        return _in_polars(self.to_arrow())
+
+    def to_pandas(self) -> pd.DataFrame:
+        """The same rows as a pandas DataFrame."""
+        frame: pd.DataFrame = self.to_arrow().to_pandas()
+        return frame
+
+    def __repr__(self) -> str:
+        status = "not executed yet" if self._status is None else f"the job is {self._status()}"
+        return f"CollectedRows({self.uid!r}, {status}: {columns_text(self.info.arrow_schema)})"
+
+
+def _in_polars(table: pa.Table) -> pl.DataFrame:
+    """Returns a table as a Polars DataFrame. ConfigurationError for a column type that Polars lacks."""
+    import polars as pl
+
+    schema = pa.schema([field.with_type(in_zones_of_polars(field.type)) for field in table.schema])
+    check_polars_has(schema, "polars cannot hold; read the table with to_arrow")
+    frame = pl.from_arrow(table.cast(schema))
+    assert isinstance(frame, pl.DataFrame)
+    return frame

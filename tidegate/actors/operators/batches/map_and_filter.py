@@ -129,6 +129,18 @@ class Map(Operator):
         )
 
 
+class Peek(Operator):
+    """Calls `fn` with each row, a dict, and emits the batch as it is."""
+
+    def __init__(self, fn: Callable[[dict[str, Any]], object]) -> None:
+        self._fn = fn
+
+    def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
+        """Emit the batch once the function has seen its rows. OperatorError if the function raises."""
+        _called(self.context, lambda rows: map(self._fn, rows), batch, 0)
+        emit(batch)
+
+
 class FilterRows(Operator):
     """Keeps the rows, each a dict, for which `fn` is true. With `traced` as `Map`."""
 

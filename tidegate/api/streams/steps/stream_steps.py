@@ -43,6 +43,7 @@ from tidegate.api.streams.steps.slot_options import SlotOptions, resources_of
 from tidegate.api.streams.steps.updating import Updating, after_function
 from tidegate.storage.checkpoints.state_meaning import StateMeaning
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.columns_text import columns_text
 from tidegate.storage.schemas.polars_frames import is_polars_expression
 from tidegate.storage.schemas.row_schemas import SchemaLike, as_schema, returned_schema
 
@@ -80,6 +81,10 @@ class StreamSteps(OtherNames):
     def schema(self) -> pa.Schema | None:
         """The columns; None if they are known only when the job runs."""
         return self._inputs[0][0].schema
+
+    def __repr__(self) -> str:
+        columns = "columns known when the job runs" if self.schema is None else columns_text(self.schema)
+        return f"{type(self).__name__}({self._inputs[0][0].uid!r}: {columns})"
 
     @property
     def input_parallelism(self) -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 import pyarrow as pa
 
 from tidegate.actors.operators.batches.explode import Explode
-from tidegate.actors.operators.batches.map_and_filter import Row
+from tidegate.actors.operators.batches.map_and_filter import Peek, Row
 from tidegate.actors.operators.rows.limit import Limit
 from tidegate.actors.operators.rows.process_batches import process_operator
 from tidegate.api.streams.steps.columns import schema_after
@@ -20,6 +20,7 @@ from tidegate.api.streams.steps.given import check_function
 from tidegate.api.streams.steps.known_columns import known_schema
 from tidegate.api.streams.steps.meanings import meaning
 from tidegate.api.streams.steps.stream_steps import StreamSteps
+from tidegate.api.streams.steps.updating import after_function
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.columns_text import columns_text
 from tidegate.storage.schemas.polars_frames import check_polars_has, exact_column, is_polars_expression
@@ -145,9 +146,36 @@ class StreamVerbs(StreamSteps):
             others = partial(_is_not, condition)
         return self.filter(condition, name=name, uid=uids[0]), self.filter(others, name=f"not {name}", uid=uids[1])
 
+    def peek(
+        self, fn: Callable[[Row], object], *, name: str = "peek", uid: str | None = None, parallelism: int | None = None
+    ) -> Self:
+        """Call `fn` with each row, a dict, and pass the rows on unchanged: to look at a stream, or to count something.
+
+        What `fn` returns is ignored, and what it changes in its dict changes no row. Rows come again after a restart.
+        """
+        check_function(fn, name, "a row, a dict")
+        updating = after_function(self._updating, self.schema, repr(name))
+        return self._then(partial(Peek, fn), self.schema, name, uid, parallelism, updating=updating)
+
+    def print(
+        self, prefix: str = "", *, name: str = "print", uid: str | None = None, parallelism: int | None = None
+    ) -> Self:
+        """Print each row as a dict, behind `prefix`, and pass the rows on unchanged.
+
+        Rows are printed by the tasks. In a local environment that is this process; on Ray the driver shows the output
+        of the tasks. Rows come again after a restart, and those of a stream with updates are all updates.
+        """
+        if not isinstance(prefix, str):
+            raise ConfigurationError(f"print({prefix!r}): the prefix must be a string")
+        return self.peek(partial(_print_row, prefix), name=name, uid=uid, parallelism=parallelism)
+
     def pipe(self, fn: Callable[Concatenate[Self, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Return `fn(stream, *args, **kwargs)`, so that functions chain: `s.pipe(cleaned).pipe(joined, other)`."""
         return fn(self, *args, **kwargs)
+
+
+def _print_row(prefix: str, row: Row) -> None:
+    print(f"{prefix}{row}", flush=True)
 
 
 def _is_not(condition: Callable[[Row], bool], row: Row) -> bool:
