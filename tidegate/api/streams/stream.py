@@ -7,19 +7,22 @@ another one of its kind, `stream_tables.py` those that write.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import pyarrow as pa
 
 from tidegate.actors.operators.aggregates.aggregate import Aggregate
 from tidegate.actors.operators.aggregates.column_expressions import column_names
 from tidegate.actors.operators.batches.failing_rows import error_tag
+from tidegate.actors.operators.batches.map_and_filter import Row
 from tidegate.actors.operators.ranking.deduplicate import Deduplicate
 from tidegate.actors.operators.rows.process_batches import process_operator
 from tidegate.actors.operators.rows.process_functions import ProcessFunction
+from tidegate.actors.operators.rows.single_functions import MapGroups, Reduce, StatefulMap
+from tidegate.actors.operators.state.ttl import StateTtl
 from tidegate.actors.operators.watermarks.alignment import WatermarkAlignment
 from tidegate.actors.operators.watermarks.window_end import WindowEnd, same_time
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
@@ -27,7 +30,7 @@ from tidegate.actors.protocol.side_outputs import OutputTag
 from tidegate.actors.sources.bad_rows import BAD_ROWS
 from tidegate.api.streams.connected_streams import ConnectedStreams
 from tidegate.api.streams.steps.columns import check_keys
-from tidegate.api.streams.steps.given import check_stream
+from tidegate.api.streams.steps.given import check_function, check_stream
 from tidegate.api.streams.steps.known_columns import known_schema
 from tidegate.api.streams.steps.meanings import column_of, meaning, ttl_text, with_rows
 from tidegate.api.streams.steps.method_checks import check_methods
@@ -278,6 +281,79 @@ class KeyedStream(OtherNames):
             slot,
             side_outputs=(*side_outputs, *errors),
             meaning=meaning("process", {"keys": self.keys}, rows={"": (self.stream.schema, self.keys)}),
+        )
+
+    def stateful_map(
+        self,
+        fn: Callable[[Any, Row], tuple[Any, Any]],
+        *,
+        state: Any,
+        schema: SchemaLike | None = None,
+        ttl: StateTtl | str | timedelta | int | None = None,
+        name: str = "stateful_map",
+        uid: str | None = None,
+        parallelism: int | None = None,
+        errors_to: OutputTag | str | None = None,
+    ) -> Stream:
+        """Map each row with one state of its key: `fn(state, row)` returns the new state and the new row.
+
+            def running(total: int | None, row: dict) -> tuple[int, dict]:
+                total = (total or 0) + row["n"]
+                return total, {"k": row["k"], "total": total}
+
+            totals = rows.key_by("k").stateful_map(running, state=int, schema={"k": str, "total": int})
+
+        `state` is the type of the state, as `tg.ValueState` takes it: `int`, `list[float]`, a dataclass, a type of
+        Arrow, or `tg.Pickled`. It is None for a key that has none yet, and to return None clears it. With `ttl` (a
+        duration of processing time) it expires. `schema` is that of the rows; an annotation
+        `-> tuple[int, Total]`, where `Total` is a dataclass or a TypedDict, tells it as well. `errors_to` is that of
+        `process`.
+        """
+        check_function(fn, name, "the state and a row")
+        given = as_schema(schema, f"{name}(schema=)") or returned_schema(fn, part=1)
+        lifetime = ttl if ttl is None or isinstance(ttl, StateTtl) else StateTtl(ttl)
+        return self.process(StatefulMap(fn, state, lifetime), schema=given, name=name, uid=uid, parallelism=parallelism)
+
+    def reduce(
+        self,
+        fn: Callable[[Row, Row], Row],
+        *,
+        name: str = "reduce",
+        uid: str | None = None,
+        parallelism: int | None = None,
+        errors_to: OutputTag | str | None = None,
+    ) -> Stream:
+        """Combine the rows of each key: `fn(before, row)` returns the row so far, which has the columns of the stream.
+
+        Each row gives a result, as with Flink's `reduce`; the first one of a key is its own. Results stand for
+        themselves. The newest of each key is `reduce(fn).key_by(...).deduplicate(keep="last")`, or an upsert table.
+        """
+        check_function(fn, name, "two rows")
+        schema = known_schema(self.stream, name)
+        return self.process(
+            Reduce(fn, schema), schema=schema, name=name, uid=uid, parallelism=parallelism, errors_to=errors_to
+        )
+
+    def map_groups(
+        self,
+        fn: Callable[[pa.Table], Any],
+        *,
+        schema: SchemaLike | None = None,
+        name: str = "map_groups",
+        uid: str | None = None,
+        parallelism: int | None = None,
+        errors_to: OutputTag | str | None = None,
+    ) -> Stream:
+        """Call `fn` once for each key, with all of its rows as an Arrow table, when a bounded input has ended.
+
+        It returns a table, a row, an iterable of rows, or None. All rows are state until then. An input without an end
+        never gets there; use `window(...).apply(fn)` for that.
+        """
+        check_function(fn, name, "an Arrow table")
+        rows = known_schema(self.stream, name)
+        given = as_schema(schema, f"{name}(schema=)") or returned_schema(fn) or returned_schema(fn, many=True)
+        return self.process(
+            MapGroups(fn, rows), schema=given, name=name, uid=uid, parallelism=parallelism, errors_to=errors_to
         )
 
     def aggregate(

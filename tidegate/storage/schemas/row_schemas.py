@@ -72,11 +72,14 @@ def as_schema(given: SchemaLike | None, where: str) -> pa.Schema | None:
     return pa.schema([_field(name, kind, where) for name, kind in fields.items()])
 
 
-def returned_schema(fn: object, *, many: bool = False, method: str | None = None) -> pa.Schema | None:
+def returned_schema(
+    fn: object, *, many: bool = False, method: str | None = None, part: int | None = None
+) -> pa.Schema | None:
     """Returns the schema of the rows that a function returns by its annotation, or None if that names no columns.
 
     With `many` the function returns rows, annotated `list[Trip]` or `Iterator[Trip]`. `method` is what is called where
-    `fn` is an object. A dict without names, `dict[str, Any]`, names no columns. ConfigurationError for a field whose
+    `fn` is an object. With `part` the function returns a tuple, whose item of that number is the row.
+    A dict without names, `dict[str, Any]`, names no columns. ConfigurationError for a field whose
     type has no Arrow type.
     """
     called = getattr(fn, method, None) if method is not None else fn
@@ -88,6 +91,9 @@ def returned_schema(fn: object, *, many: bool = False, method: str | None = None
         returned = typing.get_type_hints(called, include_extras=True).get("return")
     except (NameError, TypeError, AttributeError):
         return None  # an annotation for type checkers alone, whose names cannot be resolved here
+    if part is not None:
+        arguments = typing.get_args(returned) if typing.get_origin(returned) is tuple else ()
+        returned = arguments[part] if part < len(arguments) else None
     if many:
         returned = _without_none(returned)
         if typing.get_origin(returned) not in _STREAMS_OF_ROWS:

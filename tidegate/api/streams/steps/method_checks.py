@@ -74,7 +74,7 @@ def check_methods(function: object) -> None:
         base: type = ProcessWindowFunction
         inputs: Mapping[str, Sequence[str]] = {"process": ("rows", "context")}
     elif isinstance(function, BaseProcessFunction):
-        base = next(each for each in kind.__mro__ if each.__module__.startswith("tidegate."))
+        base = next(each for each in kind.__mro__ if "INPUT_METHODS" in vars(each))
         inputs = dict.fromkeys(function.INPUT_METHODS, ("row", "context"))
     else:
         return

@@ -49,7 +49,8 @@ STREAMS: Mapping[str, str] = {
     "coalesce": "parallelism= of the next step",
     "astype": "cast({...})",
     "assign": "with_columns(...)",
-    "reduce": "key_by(...).aggregate(...) with tg.udaf, or key_by(...).process(...)",
+    "reduce": "key_by(...).reduce(fn)",
+    "stateful_map": "key_by(...).stateful_map(fn, state=...)",
 }
 KEYED_STREAMS: Mapping[str, str] = {
     "agg": "aggregate(...)",
@@ -57,16 +58,15 @@ KEYED_STREAMS: Mapping[str, str] = {
     "sum": "aggregate(total=tg.sum(column))",
     "min": "aggregate(least=tg.min(column))",
     "max": "aggregate(greatest=tg.max(column))",
-    "applyInPandas": "process(...), or window(...).apply(fn)",
+    "applyInPandas": "map_groups(fn) of a bounded input, or window(...).apply(fn)",
     "dropDuplicates": "deduplicate(...)",
     "transformWithState": "process(function)",
     "transformWithStateInPandas": "process(function)",
     "applyInPandasWithState": "process(function)",
     "flatMapGroupsWithState": "process(function)",
-    "map": "process(function), which has state; without state call map before key_by",
+    "map": "stateful_map(fn, state=...); without state call map before key_by",
     "flat_map": "process(function), which has state; without state call flat_map before key_by",
     "filter": "process(function), which has state; without state call filter before key_by",
-    "reduce": "aggregate(...) with tg.udaf, or process(function)",
 }
 WINDOWED_STREAMS: Mapping[str, str] = {
     "agg": "aggregate(...)",

@@ -15,6 +15,7 @@ from tidegate.actors.operators.batches.explode import Explode
 from tidegate.actors.operators.batches.map_and_filter import Peek, Row
 from tidegate.actors.operators.rows.limit import Limit
 from tidegate.actors.operators.rows.process_batches import process_operator
+from tidegate.actors.protocol.side_outputs import OutputTag
 from tidegate.api.streams.steps.columns import schema_after
 from tidegate.api.streams.steps.given import check_function
 from tidegate.api.streams.steps.known_columns import known_schema
@@ -48,12 +49,13 @@ class StreamVerbs(StreamSteps):
         name: str = "where",
         uid: str | None = None,
         parallelism: int | None = None,
+        errors_to: OutputTag | str | None = None,
     ) -> Self:
         """Keep the rows for which a polars expression or a function of the row is true: `where(pl.col("x") > 1)`.
 
         It is `filter` under SQL's name.
         """
-        return self.filter(condition, name=name, uid=uid, parallelism=parallelism)
+        return self.filter(condition, name=name, uid=uid, parallelism=parallelism, errors_to=errors_to)
 
     def drop(self, *columns: str | Iterable[str], name: str = "drop", uid: str | None = None) -> Self:
         """Leave columns out: `drop("a", "b")`. ConfigurationError for one that there is not, and for all of them."""

@@ -1,0 +1,134 @@
+"""One function with one state: `stateful_map`, `reduce` and `map_groups`."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any, TypedDict
+
+import pyarrow as pa
+import pytest
+from local_jobs import NO_RESTART, GatedSource, config, local, opening
+
+import tidegate as tg
+
+ROWS = [{"k": "a", "n": 1}, {"k": "b", "n": 5}, {"k": "a", "n": 2}, {"k": "a", "n": 3}]
+
+
+class Total(TypedDict):
+    k: str
+    total: int
+
+
+@dataclasses.dataclass
+class Mean:
+    rows: int
+    total: float
+
+
+def _running(total: int | None, row: Any) -> tuple[int | None, Total]:
+    total = (total or 0) + row["n"]
+    return total, {"k": row["k"], "total": total}
+
+
+def _mean(state: Mean | None, row: Any) -> tuple[Mean, dict[str, Any]]:
+    state = Mean(0, 0.0) if state is None else state
+    state.rows += 1
+    state.total += row["n"]
+    return state, {"k": row["k"], "mean": state.total / state.rows}
+
+
+def _collected(step: Any, rows: Any = ROWS) -> list[dict[str, Any]]:
+    with local(2, 2) as env:
+        found = step(env.from_rows(rows).key_by("k")).collect()
+        env.execute("functions", restart=NO_RESTART).wait()
+        return sorted(found.to_arrow().to_pylist(), key=lambda row: row["k"])
+
+
+def test_a_state_and_a_row() -> None:
+    """In the order of the rows of a key; types come from the annotation or from schema=."""
+    assert _collected(lambda s: s.stateful_map(_running, state=int)) == [
+        {"k": "a", "total": 1},
+        {"k": "a", "total": 3},
+        {"k": "a", "total": 6},
+        {"k": "b", "total": 5},
+    ]
+    means = _collected(lambda s: s.stateful_map(_mean, state=Mean, schema={"k": str, "mean": float}))
+    assert [row["mean"] for row in means] == [1.0, 1.5, 2.0, 5.0]
+
+
+def test_none_clears_the_state() -> None:
+    """The next row of the key begins anew."""
+
+    def every_second(seen: int | None, row: Any) -> tuple[int | None, Total]:
+        return (None if seen else 1), {"k": row["k"], "total": seen or 0}
+
+    found = _collected(lambda s: s.stateful_map(every_second, state=int), [{"k": "a"}] * 4)
+    assert [row["total"] for row in found] == [0, 1, 0, 1]
+
+
+def test_rows_are_reduced() -> None:
+    """Each row gives a result; the first of a key is its own."""
+    found = _collected(lambda s: s.reduce(lambda before, row: {**row, "n": before["n"] + row["n"]}))
+    assert found == [{"k": "a", "n": 1}, {"k": "a", "n": 3}, {"k": "a", "n": 6}, {"k": "b", "n": 5}]
+
+
+def test_groups_come_once_at_the_end() -> None:
+    """All rows of a key, as a table."""
+
+    def summary(rows: pa.Table) -> Total:
+        return {"k": rows["k"][0].as_py(), "total": sum(rows["n"].to_pylist())}
+
+    assert _collected(lambda s: s.map_groups(summary)) == [{"k": "a", "total": 6}, {"k": "b", "total": 5}]
+    same = _collected(lambda s: s.map_groups(lambda rows: rows, schema={"k": str, "n": int}))
+    assert sorted(row["n"] for row in same) == [1, 2, 3, 5]
+
+
+def test_a_function_that_returns_no_pair_fails_the_job() -> None:
+    """The error says what it returned."""
+    with pytest.raises(tg.JobFailedError, match=r"returns a pair \(state, row\), not dict"):
+        _collected(lambda s: s.stateful_map(lambda state, row: row, state=int, schema={"k": str, "n": int}))
+
+
+@pytest.mark.slow
+def test_states_of_functions_are_restored(tmp_path: Path) -> None:
+    """From a savepoint in the middle: the results are those of one run."""
+    paths: list[str] = []
+    found: dict[str, list[Any]] = {}
+    for restore in (False, True):
+        with opening(GatedSource(60, gates=() if restore else (37,))) as source, local(1, 5) as env:
+            keyed = env.from_source(source, uid="in").key_by("k")
+            steps = {
+                "map": keyed.stateful_map(
+                    lambda n, row: ((n or 0) + 1, {"k": row["k"], "n": (n or 0) + 1}),
+                    state=int,
+                    schema={"k": int, "n": int},
+                    uid="map",
+                ),
+                "reduce": keyed.reduce(lambda before, row: {**row, "x": before["x"] + row["x"]}, uid="reduce"),
+                "groups": keyed.map_groups(
+                    lambda rows: {"k": rows["k"][0].as_py(), "n": rows.num_rows},
+                    schema={"k": int, "n": int},
+                    uid="groups",
+                ),
+            }
+            collected = {name: step.collect(uid=f"out {name}") for name, step in steps.items()}
+            job = env.execute(
+                "functions",
+                checkpoints=config(tmp_path / "c"),
+                restart=NO_RESTART,
+                restore=paths[0] if restore else None,
+            )
+            if not restore:
+                source.await_gate(37)
+                paths.append(job.stop(savepoint=str(tmp_path / "savepoint")))
+            else:
+                assert job.wait("4min") == "finished"
+                found = {name: rows.to_arrow().to_pylist() for name, rows in collected.items()}
+    keys = {row["k"] for row in found["groups"]}
+    assert sum(row["n"] for row in found["groups"]) == 60
+    for key in keys:
+        assert max(row["n"] for row in found["map"] if row["k"] == key) == next(
+            row["n"] for row in found["groups"] if row["k"] == key
+        )
+    assert sum(max(row["x"] for row in found["reduce"] if row["k"] == key) for key in keys) == sum(range(60))
