@@ -179,3 +179,13 @@ def test_specifications_are_values() -> None:
         assert pickle.loads(pickle.dumps(spec)) == spec
         assert hash(spec) == hash(pickle.loads(pickle.dumps(spec)))
     assert Tumbling("1h") != Tumbling("2h")
+
+
+def test_an_offset_may_be_negative() -> None:
+    """Days that begin 8 hours before midnight are those that begin at 16:00; as text, number and timedelta."""
+    of_china = Tumbling("1d", offset="16h")
+    for offset in ("-8h", "- 8 hours", -8 * 3_600_000, timedelta(hours=-8)):
+        assert Tumbling("1d", offset=offset).offset_ms == of_china.offset_ms
+    assert Sliding("10s", "5s", offset="-1s").offset_ms == 4_000
+    with pytest.raises(ConfigurationError, match="must be less than the time between two windows"):
+        Tumbling("1h", offset="-1h")

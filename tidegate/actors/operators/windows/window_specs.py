@@ -59,6 +59,8 @@ class EventTimeWindow(ABC):
 class Tumbling(EventTimeWindow):
     """Windows of one size, one after the other. They begin at multiples of the size, plus the offset.
 
+    An offset may be negative: days with `offset="-8h"` begin at 16:00 UTC.
+
     With a `timezone` (`"Europe/Berlin"`) these are days there, or several: `size` and `offset` are as a clock on the
     wall shows them, so a day may have 23 or 25 hours. Then the size must be whole days.
     """
@@ -271,13 +273,20 @@ def _positive_ms(duration: Duration, setting: str) -> int:
 
 
 def _offset_ms(offset: Duration, period_ms: int, spec: str) -> int:
-    parsed = parse_duration_ms(offset, setting=f"{spec}: offset")
+    setting = f"{spec}: offset"
+    if isinstance(offset, str):
+        text = offset.strip()
+        negative = text.startswith("-")
+        parsed = parse_duration_ms(text[1:] if negative else text, setting=setting)
+    else:
+        negative = offset < timedelta() if isinstance(offset, timedelta) else offset < 0
+        parsed = parse_duration_ms(-offset if negative else offset, setting=setting)
     if parsed >= period_ms:
         raise ConfigurationError(
             f"{spec}: the offset {offset!r} must be less than the time between two windows, {period_ms} ms; windows "
             "repeat, so a larger one says nothing else"
         )
-    return parsed
+    return -parsed % period_ms if negative else parsed  # the windows repeat, so both name the same ones
 
 
 def _check_timezone(timezone: str) -> None:
