@@ -201,7 +201,15 @@ def test_deleted_records_are_refused_or_counted(kafka_server: KafkaServer, caplo
         going_on = replace(found, on_missing=on_missing)
         going_on.check_unread([reading.split])
         later = Reading(going_on.reader(), reading.split)
-        until("the new place", lambda: later.once().payload is not None)  # noqa: B023
+        counts: list[int] = []
+
+        def moved() -> bool:
+            result = later.once()  # noqa: B023
+            counts.append(result.lost)  # noqa: B023
+            return result.payload is not None
+
+        until("the new place", moved)
+        assert counts[-1] == lost
         kafka_server.add("expired", 0, *objects(rows[-1]))
         assert later.until(len(rows)) == rows
         later.reader.close()

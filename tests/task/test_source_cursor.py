@@ -70,7 +70,7 @@ def test_an_answer_that_comes_twice_is_dropped_and_one_to_no_question_refused() 
     second = read_of(source)
     source.batch_read(first)
 
-    taken, _, induces = source.take()
+    taken, _, _, induces = source.take()
     assert taken is not None
     assert (taken.num_rows, second.offset, source.has_batch, induces) == (2, 2, False, None)
     with pytest.raises(ProtocolError, match="never asked for"):
@@ -82,7 +82,7 @@ def test_an_empty_end_moves_on_without_a_batch() -> None:
     source = cursor(SplitPosition(SECOND, 5))
     source.batch_read(answer(read_of(source), 0, at_end=True))
 
-    assert source.take() == (None, None, None)
+    assert source.take() == (None, None, 0, None)
     assert source.freeze().positions == (SplitPosition(SECOND, 5, True),)
     assert source.at_end
 
@@ -140,7 +140,7 @@ def test_a_split_is_idle_when_what_came_before_was_taken() -> None:
         source.batch_read(at(answer(read_of(source), rows), at_ms))
     assert (splits.active, splits.idle) == ({0, 1}, set())
     while source.has_batch:
-        batch, _, _ = source.take()
+        batch, *_ = source.take()
         seen.append((batch is not None, splits.current, sorted(splits.active)))
 
     assert seen == [

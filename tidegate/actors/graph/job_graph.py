@@ -46,6 +46,8 @@ class OperatorSpec:
     """The function that the operator wants to be called."""
     meaning: StateMeaning | None = None
     """What the state of the operator means; None for an operator without state."""
+    error_tags: tuple[str, ...] = ()
+    """The side outputs of rows for which its function fails."""
 
 
 @dataclass(frozen=True, slots=True)

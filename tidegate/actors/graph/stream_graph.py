@@ -29,7 +29,7 @@ from tidegate.actors.operators.local_aggregation.local_aggregation import LocalA
 from tidegate.actors.operators.operator import OperatorFactory
 from tidegate.actors.operators.sinks.sink import Sink
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
-from tidegate.actors.protocol.side_outputs import OutputTag, SideOutput
+from tidegate.actors.protocol.side_outputs import ErrorTag, OutputTag, SideOutput
 from tidegate.actors.sources.source import Source, is_unbounded
 from tidegate.storage.checkpoints.state_meaning import StateMeaning
 from tidegate.storage.errors import ConfigurationError
@@ -223,7 +223,15 @@ def _vertex(chain: Sequence[StreamNode], names: Mapping[OperatorUid, str]) -> Jo
     source = None if head.source is None else SourceSpec(head.uid, names[head.uid], head.source)
     operators = tuple(
         OperatorSpec(
-            node.uid, names[node.uid], node.factory, node.table, node.batch_rows, node.sink, node.calls, node.meaning
+            node.uid,
+            names[node.uid],
+            node.factory,
+            node.table,
+            node.batch_rows,
+            node.sink,
+            node.calls,
+            node.meaning,
+            tuple(tag.name for tag in node.side_outputs if isinstance(tag, ErrorTag)),
         )
         for node in chain
         if node.factory is not None

@@ -21,6 +21,8 @@ from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import OperatorUid
 from tidegate.storage.schemas.row_schemas import SchemaLike, as_schema
 
+RECORDS_IN_ERRORS = "numRecordsInErrors"
+"""The metric of rows that a source could not read, or for which a function has failed. The name is Flink's."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
@@ -41,6 +43,12 @@ class OutputTag:
             raise ConfigurationError(f"OutputTag({name!r}): give the columns of its rows, such as schema={{'k': str}}")
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "schema", columns)
+
+
+class ErrorTag(OutputTag):
+    """The tag of rows for which the function of a step has failed."""
+
+    __slots__ = ()
 
 
 @wire

@@ -33,8 +33,8 @@ class RowsRead:
 BadRows = Literal["fail", "skip", "side"]
 BAD_ROWS = "bad_rows"
 """The side output of a source that has dead letters."""
-RECORDS_IN_ERRORS = "numRecordsInErrors"
-"""Flink's name for how many there were."""
+RECORDS_LOST = "numRecordsLost"
+"""The metric of records that were deleted before a source could read them."""
 LOGGED_MAX = 20
 LOGGED_EVERY = 1_000
 

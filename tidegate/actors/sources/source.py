@@ -52,6 +52,9 @@ class ReadResult:
 
     `bad`: dead letters, the records among these rows that are no rows (`bad_rows.py`). They count as read.
 
+    `lost`: so many records were passed over, because they had been deleted before they could be read. They have no
+    numbers among the rows.
+
     `skipped`: so many rows up to `next_offset` are not in the batch, because the filter of a `FilterableSource` drops
     them. They count as read.
     """
@@ -64,6 +67,7 @@ class ReadResult:
     found: tuple[SourceSplit, ...] = ()
     skipped: int = 0
     bad: pa.RecordBatch | None = None
+    lost: int = 0
 
     def says_nothing(self, offset: int) -> bool:
         """Whether, asked for rows from `offset` on, the split has nothing at the moment, and nothing else to tell."""

@@ -14,7 +14,7 @@ import pyarrow as pa
 from tidegate.actors.operators.user_metrics import UserMetric, UserMetrics
 from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
 from tidegate.actors.protocol.identity import ChannelId
-from tidegate.actors.protocol.side_outputs import SideOutput
+from tidegate.actors.protocol.side_outputs import RECORDS_IN_ERRORS, SideOutput
 from tidegate.actors.protocol.stream_elements import (
     MAX_WATERMARK_MS,
     Barrier,
@@ -25,7 +25,7 @@ from tidegate.actors.protocol.stream_elements import (
     Watermark,
     WatermarkStatus,
 )
-from tidegate.actors.sources.bad_rows import BAD_ROWS, RECORDS_IN_ERRORS
+from tidegate.actors.sources.bad_rows import BAD_ROWS, RECORDS_LOST
 from tidegate.actors.state_backends.common.backend import KeyedBackend
 from tidegate.actors.task.barriers import make_handler
 from tidegate.actors.task.channels.input_endings import InputEndings
@@ -297,7 +297,9 @@ class TaskMachine:
 
     def _process_source(self, source: SourceCursor) -> None:
         if source.has_batch:
-            batch, bad, induces = source.take()
+            batch, bad, lost, induces = source.take()
+            if lost:
+                self._source_metrics.counter(RECORDS_LOST).inc(lost)
             if bad is not None:
                 self._set_aside(bad)
             if batch is not None:

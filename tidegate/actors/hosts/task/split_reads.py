@@ -78,7 +78,9 @@ class SplitReads:
                     reader.close()
         result = tried.result
         read = instruction.read, result.batch, result.next_offset, result.at_end, result.induces, tried.held
-        return SourceBatchRead(self._now_ms(), *read, result.payload, result.found, tried.empty, result.bad)
+        return SourceBatchRead(
+            self._now_ms(), *read, result.payload, result.found, tried.empty, result.bad, result.lost
+        )
 
     def _try(self, reader: SourceReader, instruction: ReadSource) -> _Tried:
         if self._held.wait():

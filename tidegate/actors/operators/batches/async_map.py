@@ -30,7 +30,7 @@ from tidegate.actors.operators.operator import Emit, Operator, OperatorContext
 from tidegate.actors.operators.operator_errors import blame, failure, first_row
 from tidegate.actors.operators.output_schema import FromPolars, PinnedSchema
 from tidegate.actors.protocol.failure_reasons import error_text
-from tidegate.actors.protocol.side_outputs import OutputTag
+from tidegate.actors.protocol.side_outputs import RECORDS_IN_ERRORS, OutputTag
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.schemas.dictionaries import widened
@@ -276,6 +276,7 @@ class AsyncMap(Operator):
         texts = pa.array([error_text(error)] * rows.num_rows, pa.string())
         columns = [column.cast(f.type) for column, f in zip(rows.columns, self._errors_to.schema, strict=False)]
         batch = pa.RecordBatch.from_arrays([*columns, texts], schema=self._errors_to.schema)
+        self.context.metrics.counter(RECORDS_IN_ERRORS).inc(batch.num_rows)
         self.context.emit_aside(self._errors_to.name, batch)
 
 

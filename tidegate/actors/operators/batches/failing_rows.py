@@ -24,7 +24,7 @@ from tidegate.actors.operators.operator import Emit, Operator, OperatorContext, 
 from tidegate.actors.operators.operator_errors import is_failure
 from tidegate.actors.operators.output_schema import PinnedSchema, SchemaMismatchError
 from tidegate.actors.protocol.failure_reasons import error_text
-from tidegate.actors.protocol.side_outputs import OutputTag
+from tidegate.actors.protocol.side_outputs import RECORDS_IN_ERRORS, ErrorTag, OutputTag
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.columns_text import columns_text
 from tidegate.storage.state.snapshot import StateTable
@@ -52,7 +52,7 @@ def error_tag(
     if keys is not None:
         schema = pa.schema([field if field.name in keys else field.with_nullable(True) for field in schema])
     name = errors_to.name if isinstance(errors_to, OutputTag) else errors_to
-    tag = OutputTag(name, schema.append(pa.field(ERROR, pa.string())))
+    tag = ErrorTag(name, schema.append(pa.field(ERROR, pa.string())))
     if isinstance(errors_to, OutputTag) and not errors_to.schema.equals(tag.schema):
         raise ConfigurationError(
             f"{step}(errors_to={errors_to.name!r}): rows that fail have the columns {columns_text(tag.schema)}, and "
@@ -90,6 +90,13 @@ class FailingRows:
             return [(start + half, rows.slice(half)), (start, rows.slice(0, half))]
         self.add(start, error, place)
         return []
+
+    def leave(self, batch: pa.RecordBatch, context: OperatorContext) -> None:
+        """The rows of the batch that have failed are counted, and go to the side output."""
+        failed = self.take(batch)
+        if failed is not None:
+            context.metrics.counter(RECORDS_IN_ERRORS).inc(failed.num_rows)
+            context.emit_aside(self.tag.name, failed)
 
     def take(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
         """The rows of the batch that have failed, in order; None if there are none."""
@@ -131,7 +138,6 @@ class GuardedFlatMap(Operator):
     def __init__(self, fn: Callable[[dict[str, Any]], Iterable[Row]], schema: pa.Schema | None, tag: OutputTag) -> None:
         self._fn = fn
         self._pinned = PinnedSchema(schema)
-        self._tag = tag
         self._failing = FailingRows(tag)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
@@ -148,9 +154,7 @@ class GuardedFlatMap(Operator):
             ready.append((number, results))
             waiting += len(results)
         self._emit(ready, emit)
-        failed = self._failing.take(batch)
-        if failed is not None:
-            self.context.emit_aside(self._tag.name, failed)
+        self._failing.leave(batch, self.context)
 
     def _own_rows(self, returned: object) -> list[Row]:
         if not isinstance(returned, Iterable):
@@ -196,7 +200,6 @@ class GuardedMapBatches(Operator):
         inner = made()
         assert isinstance(inner, MapBatches)
         self._inner = inner
-        self._tag = tag
         self._failing = FailingRows(tag)
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
@@ -221,9 +224,7 @@ class GuardedMapBatches(Operator):
                 waiting += self._failing.halves(start, part, error)
             for result in results:
                 emit(result)
-        failed = self._failing.take(batch)
-        if failed is not None:
-            self.context.emit_aside(self._tag.name, failed)
+        self._failing.leave(batch, self.context)
 
     def close(self) -> None:
         """Close the function."""
@@ -235,7 +236,6 @@ class GuardedFilter(Operator):
 
     def __init__(self, fn: Callable[[dict[str, Any]], object], tag: OutputTag) -> None:
         self._fn = fn
-        self._tag = tag
         self._failing = FailingRows(tag)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
@@ -249,6 +249,4 @@ class GuardedFilter(Operator):
         kept = batch.filter(pa.array(mask, pa.bool_()))
         if kept.num_rows:
             emit(kept)
-        failed = self._failing.take(batch)
-        if failed is not None:
-            self.context.emit_aside(self._tag.name, failed)
+        self._failing.leave(batch, self.context)

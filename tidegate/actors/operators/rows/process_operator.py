@@ -411,9 +411,8 @@ class ProcessOperator(Operator):
 
     def _set_aside(self, failing: FailingRows | None, batch: pa.RecordBatch) -> None:
         """Emit the rows that have failed, of a batch or of a step of timers."""
-        failed = None if failing is None else failing.take(batch)
-        if failing is not None and failed is not None:
-            self.context.emit_aside(failing.tag.name, failed)
+        if failing is not None:
+            failing.leave(batch, self.context)
 
     def _fire(self, domain: TimeDomain, time_ms: int, emit: Emit) -> Iterator[None]:
         timers = self._timers

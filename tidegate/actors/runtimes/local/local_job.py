@@ -41,7 +41,7 @@ from tidegate.actors.hosts.task.task_host import TaskHost
 from tidegate.actors.hosts.threads import WorkerPool, join_all, leave_if_forked
 from tidegate.actors.protocol.failure_reasons import error_text, failure_text, fingerprint, is_permanent, log_failure
 from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.runtimes.late_row_reports import EVERY_MS, LateRowReports
+from tidegate.actors.runtimes.dropped_row_reports import EVERY_MS, DroppedRowReports
 from tidegate.actors.runtimes.local.io_pool import IO_THREADS, io_pool
 from tidegate.actors.runtimes.local.local_ports import LocalCoordinatorPort, LocalTaskPort
 from tidegate.actors.runtimes.local.task_looks import TaskLooks
@@ -99,8 +99,8 @@ class LocalJob:
         self._kept: dict[TaskId, Mapping[OperatorUid, KeyedBackend]] = {}
         """Keyed state that tasks have left to their next attempts."""
         self._looks = TaskLooks(self.context.graph)
-        self._late_rows = LateRowReports(self.context.graph)
-        self._late_rows_due_ms = now_ms() + EVERY_MS
+        self._dropped_rows = DroppedRowReports(self.context.graph)
+        self._dropped_rows_due_ms = now_ms() + EVERY_MS
         self._pools: dict[TaskId, WorkerPool] = {}
         """The threads for the I/O of each task: those of the tasks that were deployed with it."""
         self._pid = os.getpid()
@@ -277,10 +277,10 @@ class LocalJob:
         self.post(lambda: self.break_down(text))
 
     def _step(self) -> None:
-        if now_ms() >= self._late_rows_due_ms:
-            self._late_rows_due_ms = now_ms() + EVERY_MS
+        if now_ms() >= self._dropped_rows_due_ms:
+            self._dropped_rows_due_ms = now_ms() + EVERY_MS
             self._looks.look(self._tasks)
-            self._report_late_rows()
+            self._report_dropped_rows()
         while self.messages:
             self.messages.popleft()()
         if self._done.done():
@@ -332,8 +332,8 @@ class LocalJob:
         )
         log_failure(log, f"task {task} of attempt {attempt} failed", error)
 
-    def _report_late_rows(self, over: bool = False) -> None:
-        for line in self._late_rows.lines(now_ms(), self._looks.vertices(), over):
+    def _report_dropped_rows(self, over: bool = False) -> None:
+        for line in self._dropped_rows.lines(now_ms(), self._looks.vertices(), over):
             log.warning("%s: %s", self.name, line)
 
     def post(self, action: Callable[[], None]) -> None:
@@ -395,7 +395,7 @@ class LocalJob:
     def end(self, instruction: do.EndJob) -> None:
         """The job is over: sweep and tell."""
         self._drop_tasks()
-        self._report_late_rows(over=True)
+        self._report_dropped_rows(over=True)
         state = self.coordinator.machine.state
         self._effects.sweep(permit_sweep(state))
         self.coordinator.halt()

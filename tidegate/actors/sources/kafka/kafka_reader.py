@@ -275,7 +275,7 @@ class KafkaReader:
         to = low if self._on_missing == "earliest" else high
         lost = max(0, to - partition.fetch_offset)
         log.warning("%s: up to %d records before offset %d are lost; on_missing=%r", where, lost, to, self._on_missing)
-        return self._move(at, replace(at, offset=to), offset)
+        return self._move(at, replace(at, offset=to), offset, lost)
 
     def _go_on_in(self, at: PartitionAt, info: TopicInfo, offset: int) -> ReadResult:
         """Where a topic was created again: go on in it as `on_missing` allows. ConfigurationError if it does not."""
@@ -291,10 +291,10 @@ class KafkaReader:
         log.warning("%s belongs to another topic now, and is read from offset %d on", where, to)
         return self._move(at, replace(at, offset=to, topic_id=info.topic_id), offset)
 
-    def _move(self, at: PartitionAt, to: PartitionAt, offset: int) -> ReadResult:
+    def _move(self, at: PartitionAt, to: PartitionAt, offset: int, lost: int = 0) -> ReadResult:
         if (at.topic, at.partition) in self._partitions:
             self._let_go(at)
-        return ReadResult(None, offset, at_end=False, payload=encode(to))
+        return ReadResult(None, offset, at_end=False, payload=encode(to), lost=lost)
 
     def _is_gone(self, topic: str, info: TopicInfo) -> bool:
         """Whether a topic is not there at the moment. ConfigurationError if it does not come back."""

@@ -130,7 +130,8 @@ class SourceBatchRead:
     `induces`: the reader of an externally induced source wants this checkpoint to be taken right after the batch.
     `held`: the source was not asked, because the job's sources are held back for now. It may have rows.
     `payload`: that of the split from `next_offset` on; None if it stays as it is. `found`: new splits of this subtask.
-    `bad`: dead letters among the rows up to `next_offset`.
+    `bad`: dead letters among the rows up to `next_offset`. `lost`: records that were passed over, because they were
+    deleted.
     `empty`: so many splits of the read had nothing at all; what is said here is of the one after them.
     """
 
@@ -145,6 +146,7 @@ class SourceBatchRead:
     found: tuple[SourceSplit, ...] = ()
     empty: int = 0
     bad: pa.RecordBatch | None = None
+    lost: int = 0
 
 
 @wire

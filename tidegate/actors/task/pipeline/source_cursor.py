@@ -45,10 +45,14 @@ SPLITS_MAX = 100_000
 
 
 class Taken(NamedTuple):
-    """What an answer has: rows, dead letters, and the checkpoint that it induces. Each is None if there is none."""
+    """What an answer has: rows, dead letters, and the checkpoint that it induces. Each is None if there is none.
+
+    `lost`: records that the source has passed over because they were deleted.
+    """
 
     batch: pa.RecordBatch | None
     bad: pa.RecordBatch | None
+    lost: int
     induces: CheckpointId | None
 
 
@@ -294,7 +298,7 @@ class SourceCursor:
                 self._splits.has_nothing(index)
             if event.at_end:
                 self._splits.has_ended(index)
-        return Taken(batch, event.bad, event.induces)
+        return Taken(batch, event.bad, event.lost, event.induces)
 
     def freeze(self) -> FrozenPositions:
         """Positions of all splits of this subtask."""

@@ -37,7 +37,7 @@ from tidegate.actors.hosts.job_context import JobContext
 from tidegate.actors.hosts.threads import WorkerPool
 from tidegate.actors.protocol.failure_reasons import bounded_text, error_text, log_failure
 from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.runtimes.late_row_reports import LateRowReports
+from tidegate.actors.runtimes.dropped_row_reports import DroppedRowReports
 from tidegate.actors.runtimes.ray.coordinator.answers import Answers, JobView
 from tidegate.actors.runtimes.ray.coordinator.attempt_supervisor import AttemptSupervisor
 from tidegate.actors.runtimes.ray.coordinator.job_metrics import JobMetrics
@@ -95,7 +95,7 @@ class CoordinatorProcess(Shown):
         self._broken: str | None = None
         self._final: JobProgress | None = None
         self._reports = TaskReports(context.graph)
-        self._late_rows = LateRowReports(context.graph)
+        self._dropped_rows = DroppedRowReports(context.graph)
         self._answers = Answers()
         self._inherited: frozenset[str] = frozenset()
         """Requests that a predecessor had written down."""
@@ -270,7 +270,7 @@ class CoordinatorProcess(Shown):
             self._late_checkpoints.look(state.pending.values(), at_ms)
             self._late_deployments.look(state, self._deployment.waits_for() is None, at_ms)
             self._demand.look(self._heartbeats.busy_ms(), at_ms)
-            self._report_late_rows(at_ms)
+            self._report_dropped_rows(at_ms)
 
     def _end(self) -> None:
         """The job is over: wait until the last task has gone, sweep, and tell."""
@@ -294,12 +294,12 @@ class CoordinatorProcess(Shown):
         self._final = final
         self._pool.submit(sweep, swept)
 
-    def _report_late_rows(self, at_ms: int, over: bool = False) -> None:
-        for line in self._late_rows.lines(at_ms, self._reports.vertices(self._host), over):
+    def _report_dropped_rows(self, at_ms: int, over: bool = False) -> None:
+        for line in self._dropped_rows.lines(at_ms, self._reports.vertices(self._host), over):
             log.warning("%s: %s", self._spec.job_name, line)
 
     def _tell_end(self) -> None:
-        self._report_late_rows(now_ms(), over=True)
+        self._report_dropped_rows(now_ms(), over=True)
         if self._lease is not None:
             state = self._host.machine.state if self._host is not None else None
             self._lease.end(finished=state is not None and state.status is JobStatus.FINISHED and not state.gave_up)
