@@ -62,6 +62,9 @@ class Port:
     def set_timer(self, instruction: do.SetTimer, delay_ms: int) -> None:
         self.timers[instruction.timer] = instruction.due_at_ms
 
+    def cancel_timer(self, timer: str) -> None:
+        del self.timers[timer]
+
     def call_later(self, delay_ms: int, action: Callable[[], None]) -> None:
         self.later.append((delay_ms, action))
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tidegate.actors.coordinator.job.job_spec import CheckpointSettings
 from tidegate.actors.coordinator.requests.request_decider import Demand, Pause, Start, decide
@@ -53,6 +55,48 @@ def test_a_wait_is_as_long_as_it_was_when_it_began(hands: Clock, jump_ms: int) -
     assert timers.due
     timers.pop()()
     assert ran == ["it"]
+
+
+def test_a_named_action_replaces_the_one_before_it(hands: Clock) -> None:
+    """Also where that one was due already, and waits for its turn."""
+    timers, ran = Timers(), list[str]()
+    timers.after(10, lambda: ran.append("first"), "name")
+    hands.passed_ms = 10
+    taken = timers.pop()
+    timers.after(10, lambda: ran.append("second"), "name")
+    taken()
+    hands.passed_ms = 20
+    timers.pop()()
+    assert (ran, timers.wait_ms, len(timers)) == (["second"], None, 0)
+
+
+@settings(max_examples=200)
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 5), st.booleans()), max_size=30))
+def test_timers_do_what_a_dictionary_of_names_does(steps: list[tuple[str, int, bool]]) -> None:
+    """Whatever is set, set again and cancelled: the newest action of each name runs, in the order of their times."""
+    timers, waiting, ran = Timers(), dict[str, tuple[int, int]](), list[str]()
+    for number, (name, delay_ms, cancels) in enumerate(steps):
+        if cancels:
+            timers.cancel(name)
+            waiting.pop(name, None)
+        else:
+            timers.after(delay_ms - 1_000_000, lambda name=name: ran.append(name), name)  # type: ignore[misc]
+            waiting[name] = (0, number)
+        assert len(timers) == len(waiting)
+    while timers.due:
+        timers.pop()()
+    assert sorted(ran) == sorted(waiting)
+
+
+def test_a_timer_that_was_cancelled_takes_no_memory(hands: Clock) -> None:
+    """However far away it was."""
+    timers = Timers()
+    timers.after(HOUR_MS, lambda: None)
+    for number in range(1_000):
+        timers.after(HOUR_MS, lambda: None, str(number))
+        timers.cancel(str(number))
+        assert len(timers._heap) <= 3
+    assert timers.wait_ms == HOUR_MS
 
 
 def test_a_moment_at_the_end_of_time_is_waited_for_in_parts(hands: Clock) -> None:

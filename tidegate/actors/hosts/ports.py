@@ -110,6 +110,10 @@ class CoordinatorPort(Protocol):
         """
         ...
 
+    def cancel_timer(self, timer: str) -> None:
+        """Drop a timer: nothing would follow from it any more."""
+        ...
+
     def call_later(self, delay_ms: int, action: Callable[[], None]) -> None:
         """Run an action on the coordinator's mailbox after a delay."""
         ...

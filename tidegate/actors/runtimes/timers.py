@@ -18,26 +18,68 @@ WAIT_MS_MAX = 24 * 3_600_000
 
 
 class Timers:
-    """Actions and when they are due. For one thread."""
+    """Actions and when they are due. For one thread.
+
+    An action with a name replaces the one of that name, and can be cancelled. What was cancelled is taken out of the
+    heap in bulk, when it is half of it: so a cancellation costs no more than a timer.
+    """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, Callable[[], object]]] = []
-        self._ids = itertools.count()
+        self._heap: list[tuple[int, int, Callable[[], object], str | None]] = []
+        self._ids = itertools.count(1)
+        self._named: dict[str, int] = {}
+        """The numbers of the named ones that wait; less than 0 for one that was popped and has not run yet."""
+        self._cancelled: set[int] = set()
 
-    def after(self, delay_ms: int, action: Callable[[], object]) -> None:
+    def __len__(self) -> int:
+        """How many wait."""
+        return len(self._heap) - len(self._cancelled)
+
+    def after(self, delay_ms: int, action: Callable[[], object], name: str | None = None) -> None:
         """Have an action run after a while."""
-        heapq.heappush(self._heap, (monotonic_ms() + max(0, delay_ms), next(self._ids), action))
+        number = next(self._ids)
+        if name is not None:
+            self.cancel(name)
+            self._named[name] = number
+        heapq.heappush(self._heap, (monotonic_ms() + max(0, delay_ms), number, action, name))
+
+    def cancel(self, name: str) -> None:
+        """Drop the action of this name, if one waits."""
+        number = self._named.pop(name, -1)
+        if number < 0:
+            return
+        self._cancelled.add(number)
+        if 2 * len(self._cancelled) > len(self._heap):
+            self._heap = [each for each in self._heap if each[1] not in self._cancelled]
+            heapq.heapify(self._heap)
+            self._cancelled.clear()
 
     @property
     def due(self) -> bool:
         """Whether the time of the first one has come."""
-        return bool(self._heap) and self._heap[0][0] <= monotonic_ms()
+        return self._first is not None and self._first <= monotonic_ms()
 
     def pop(self) -> Callable[[], object]:
-        """The action that is due first."""
-        return heapq.heappop(self._heap)[2]
+        """The action that is due first. Call it when one is `due`."""
+        _, number, action, name = heapq.heappop(self._heap)
+        if name is None:
+            return action
+        self._named[name] = -number
+
+        def run() -> None:
+            if self._named.get(name) == -number:
+                del self._named[name]
+                action()
+
+        return run
 
     @property
     def wait_ms(self) -> int | None:
         """How long to wait for the first one, at most. None: there is none."""
-        return min(WAIT_MS_MAX, max(0, self._heap[0][0] - monotonic_ms())) if self._heap else None
+        return None if self._first is None else min(WAIT_MS_MAX, max(0, self._first - monotonic_ms()))
+
+    @property
+    def _first(self) -> int | None:
+        while self._heap and self._heap[0][1] in self._cancelled:
+            self._cancelled.discard(heapq.heappop(self._heap)[1])
+        return self._heap[0][0] if self._heap else None

@@ -344,6 +344,9 @@ class SimulatedCoordinatorPort:
 
         world.after(_delay_ms(world, instruction.due_at_ms, delay_ms), fire)
 
+    def cancel_timer(self, timer: str) -> None:
+        self._timers.pop(timer, None)
+
     def call_later(self, delay_ms: int, action: Callable[[], None]) -> None:
         self._job.world.after(delay_ms, action)
 

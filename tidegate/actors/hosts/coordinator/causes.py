@@ -73,6 +73,10 @@ class Causes:
         for instruction in instructions:
             self.carried_out(number, instruction)
 
+    def dropped(self, timer: str) -> None:
+        """A timer was dropped before it fired."""
+        self._orders.pop(("timer", timer), None)
+
     def stored(self) -> StoredOrders:
         """What is remembered, to be kept with the fold of the log."""
         return tuple((kind, about, number) for (kind, about), number in self._orders.items())

@@ -53,6 +53,8 @@ NAMES_AN_ENTRY_MAX = 10_000
 """Files and states that the acknowledgements of an entry name: they are most of its bytes."""
 HOLD_MS = 1_000
 """How long an event without instructions waits for others, but for those that mean nothing alone."""
+_TIMEOUT = "timeout:"
+"""How the names of the timers begin that end a checkpoint which takes too long."""
 _MEANS_NOTHING_ALONE = (ev.CheckpointAcknowledged, ev.CheckpointDiscarded, ev.SavepointDiscarded, ev.TaskReady)
 """A coordinator that takes over drops what was not acknowledged by all, asks for deletions again, deploys anew."""
 
@@ -135,6 +137,8 @@ class CoordinatorHost:
         """Taken in by the machine, and not logged yet."""
         self._held_causes: list[EventId | None] = []
         self._causes = Causes(position.orders)
+        self._timeouts: list[str] = []
+        """The timers of checkpoints that may still be pending."""
         self._next_event = position.next_event
         """The number of the next event that the machine takes in."""
         self._held_names = 0
@@ -341,8 +345,22 @@ class CoordinatorHost:
         self._causes.carried_out(ordered.cause, instruction)
         if isinstance(instruction, do.SetTimer):
             self._port.set_timer(instruction, max(0, ordered.due_ms - self._port.monotonic_ms()))
+            if instruction.timer.startswith(_TIMEOUT):
+                self._timeouts.append(instruction.timer)
+                self._drop_timeouts()
         else:
             self._perform(instruction)
+
+    def _drop_timeouts(self) -> None:
+        """Drop the timeouts of checkpoints that are over: otherwise each would wait for minutes."""
+        waiting = []
+        for timer in self._timeouts:
+            if self.machine.ignores(ev.TimerFired(self._port.now_ms(), timer)):
+                self._port.cancel_timer(timer)
+                self._causes.dropped(timer)
+            else:
+                waiting.append(timer)
+        self._timeouts = waiting
 
     def _perform(self, instruction: do.CoordinatorInstruction) -> None:
         port, effects, generation = self._port, self._effects, self.generation

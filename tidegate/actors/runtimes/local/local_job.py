@@ -94,7 +94,6 @@ class LocalJob:
         self.timers = Timers()
         self._next_task = 0
         """Which of the tasks is offered the next turn first."""
-        self.timer_instructions: dict[str, do.SetTimer] = {}
         self._tasks: dict[TaskId, TaskHost] = {}
         self._kept: dict[TaskId, Mapping[OperatorUid, KeyedBackend]] = {}
         """Keyed state that tasks have left to their next attempts."""

@@ -36,7 +36,6 @@ class JobOfPorts(Protocol):
     coordinator_pool: WorkerPool
     log_pool: WorkerPool
     timers: Timers
-    timer_instructions: dict[str, do.SetTimer]
     """The newest timer of each name; one that was set again does not fire for the old instruction."""
     requests: dict[str, Future[Answer]]
 
@@ -168,14 +167,10 @@ class LocalCoordinatorPort:
 
     def set_timer(self, instruction: do.SetTimer, delay_ms: int) -> None:
         timer = instruction.timer
-        self._job.timer_instructions[timer] = instruction
+        self._job.timers.after(delay_ms, lambda: self._job.coordinator.handle(co.TimerFired(now_ms(), timer)), timer)
 
-        def fire() -> None:
-            if self._job.timer_instructions.get(timer) is instruction:
-                del self._job.timer_instructions[timer]
-                self._job.coordinator.handle(co.TimerFired(now_ms(), timer))
-
-        self._job.timers.after(delay_ms, fire)
+    def cancel_timer(self, timer: str) -> None:
+        self._job.timers.cancel(timer)
 
     def call_later(self, delay_ms: int, action: Callable[[], None]) -> None:
         self._job.timers.after(delay_ms, action)

@@ -41,6 +41,8 @@ log = logging.getLogger(__name__)
 
 RACES_MAX = 32
 T = TypeVar("T")
+PARTS_WEIGHT_MAX = 20_000
+"""Entries and files of the parts that stay in memory once they were read, if that is more than one part."""
 
 
 class _OvertakenError(Exception):
@@ -63,7 +65,7 @@ class TableTail:
         self._due: list[TableFold] = []
         """Folds that snapshots should be made of."""
         self._columns: dict[TablePart, PartColumns] = {}
-        """Parts that have been read."""
+        """Parts that were read lately, the latest one last: a writer that lives for years keeps a bounded number."""
         self._newest: tuple[int, str] | None = None
         """Number and checksum of the newest entry that was part of the log."""
 
@@ -247,12 +249,17 @@ class TableTail:
         return () if self._state is None else self._state.parts
 
     def read_part(self, part: TablePart) -> PartColumns:
-        """A part; read once. NotFoundError, CorruptionError."""
-        if part not in self._columns:
-            known = self.parts
-            self._columns = {old: columns for old, columns in self._columns.items() if old in known}
-            self._columns[part] = self._files.read_part(part)
-        return self._columns[part]
+        """A part, from memory if it was read lately. NotFoundError, CorruptionError."""
+        if (columns := self._columns.pop(part, None)) is None:
+            columns, known = self._files.read_part(part), self.parts
+            self._columns = {old: kept for old, kept in self._columns.items() if old in known}
+        self._columns[part] = columns
+        weight = sum(_weight(each) for each in self._columns)
+        while weight > PARTS_WEIGHT_MAX and len(self._columns) > 1:
+            oldest = next(iter(self._columns))
+            weight -= _weight(oldest)
+            del self._columns[oldest]
+        return columns
 
     def entries_after(self, seq: int) -> list[TableEntry]:
         """All entries after `seq`, in order. Call it in `with_parts`: NotFoundError, CorruptionError."""
@@ -282,3 +289,7 @@ class TableTail:
         ]
         files += [(e.position, file) for e in self.loose if covers(shown, e.seq) for file in e.files]
         return tuple(file for _, file in sorted(files, key=lambda numbered: numbered[0]))
+
+
+def _weight(part: TablePart) -> int:
+    return part.last - part.first + 1 + part.files

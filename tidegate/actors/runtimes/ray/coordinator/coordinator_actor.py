@@ -124,7 +124,6 @@ class CoordinatorProcess(Shown):
         self._late_checkpoints, self._late_deployments = LateCheckpoints(late), LateDeployments(late)
         self._demand = PendingDemand(self._mailbox)
         self._effects = CoordinatorEffects(context, options.open_store, now_ms)
-        self._timers: dict[str, do.SetTimer] = {}
         self._takeovers = 0
         self._mailbox.post(self._start)
         self._mailbox.post(self._heartbeats.start)
@@ -381,14 +380,10 @@ class _Port:
 
     def set_timer(self, instruction: do.SetTimer, delay_ms: int) -> None:
         process, timer = self._process, instruction.timer
-        process._timers[timer] = instruction
+        process._mailbox.call_later(delay_ms, lambda: process._handle(co.TimerFired(now_ms(), timer)), timer)
 
-        def fire() -> None:
-            if process._timers.get(timer) is instruction:
-                del process._timers[timer]
-                process._handle(co.TimerFired(now_ms(), timer))
-
-        process._mailbox.call_later(delay_ms, fire)
+    def cancel_timer(self, timer: str) -> None:
+        self._process._mailbox.cancel_call(timer)
 
     def call_later(self, delay_ms: int, action: Callable[[], None]) -> None:
         self._process._mailbox.call_later(delay_ms, action)

@@ -74,10 +74,15 @@ class Mailbox:
         """Have an action run on the thread. From any thread."""
         self._inbox.put(action)
 
-    def call_later(self, delay_ms: int, action: Action) -> None:
-        """Have an action run after a while. From the mailbox's own thread only."""
+    def call_later(self, delay_ms: int, action: Action, name: str | None = None) -> None:
+        """Have an action run after a while, in place of the one of this name. From the mailbox's own thread only."""
         assert threading.current_thread() is self._thread
-        self._timers.after(delay_ms, action)
+        self._timers.after(delay_ms, action, name)
+
+    def cancel_call(self, name: str) -> None:
+        """Drop the action of this name, if one waits. From the mailbox's own thread only."""
+        assert threading.current_thread() is self._thread
+        self._timers.cancel(name)
 
     def _run(self) -> None:
         try:
