@@ -70,6 +70,8 @@ class JobContext:
     """Tables whose commits somebody follows, who may hold the sources back."""
     compactions: Mapping[str, CompactionSettings] = field(default_factory=dict)
     """Tables whose small files are put together while the job runs, by URL."""
+    histories: Mapping[str, int] = field(default_factory=dict)
+    """For how long tables keep what they do not show any more, in ms, by URL; others keep it for ever."""
     assigned: frozenset[OperatorUid] = frozenset()
     """Sources whose splits the coordinator assigns."""
     log: LogSettings = field(default_factory=LogSettings)

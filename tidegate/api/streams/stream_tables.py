@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from functools import partial
 from typing import Any, Unpack, get_args
 
@@ -28,7 +29,7 @@ from tidegate.api.streams.steps.stream_calls import StreamCalls
 from tidegate.api.streams.steps.stream_steps import StreamSteps
 from tidegate.api.streams.stream_joins import StreamJoins
 from tidegate.api.tables.output_tables import CollectedRows, OutputTable
-from tidegate.api.tables.table_options import SchemaEvolution, TableOptions
+from tidegate.api.tables.table_options import HISTORY_DEFAULT, SchemaEvolution, TableOptions
 from tidegate.storage.checkpoints.metadata import own_sink_place
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.tables.compaction.small_files import FILE_BYTES
@@ -52,6 +53,7 @@ class StreamTables(StreamJoins, StreamCalls, EventTimes):
         target_file_size: str | int = FILE_BYTES,
         auto_compact: bool = True,
         schema_evolution: SchemaEvolution | None = None,
+        history: str | timedelta | int | None = HISTORY_DEFAULT,
         name: str = "to_table",
         uid: str | None = None,
         parallelism: int | None = None,
@@ -73,8 +75,14 @@ class StreamTables(StreamJoins, StreamCalls, EventTimes):
 
         A table that is there must have the columns of the stream. With `schema_evolution="add_columns"` it gets the
         nullable columns that the stream has behind them; rows that are there have nulls in these.
+
+        `history`, such as "7d": for how long the table keeps what it does not show any more. While the job runs its
+        coordinator deletes older files, beside its commits. Older commits can then not be read any more, and older
+        savepoints not be restored: both are a TableError that says so. None keeps everything until a `vacuum`.
         """
-        options = TableOptions.of(f"to_table {name!r}", if_exists, target_file_size, auto_compact, schema_evolution)
+        options = TableOptions.of(
+            f"to_table {name!r}", if_exists, target_file_size, auto_compact, schema_evolution, history
+        )
         if order_by is not None and self._updating is not None:
             raise self._updating.refuse(f"to_table {name!r}", "the newest row counts: leave order_by= out")
         by = None if order_by is None else column_names(order_by, f"to_table {name!r}: order_by=")[0]
@@ -94,6 +102,7 @@ class StreamTables(StreamJoins, StreamCalls, EventTimes):
         target_file_size: str | int = FILE_BYTES,
         auto_compact: bool = True,
         schema_evolution: SchemaEvolution | None = None,
+        history: str | timedelta | int | None = HISTORY_DEFAULT,
         name: str = "to_delta",
         uid: str | None = None,
         parallelism: int | None = None,
@@ -101,9 +110,13 @@ class StreamTables(StreamJoins, StreamCalls, EventTimes):
         """Write to a Delta Lake table, exactly once, which Spark, Polars, DuckDB and Trino read without tidegate.
 
         Like `to_table` in mode "append", with one transaction of Delta for each completed checkpoint that has rows.
-        Others may add to the table. Needs `pip install 'tidegate[delta]'`; see `docs/delta.md`.
+        Others may add to the table. A Delta table that is made keeps its log and the files of its older versions for
+        `history`; of one that is there the property `delta.deletedFileRetentionDuration` counts if it is longer.
+        Needs `pip install 'tidegate[delta]'`; see `docs/delta.md`.
         """
-        options = TableOptions.of(f"to_delta {name!r}", if_exists, target_file_size, auto_compact, schema_evolution)
+        options = TableOptions.of(
+            f"to_delta {name!r}", if_exists, target_file_size, auto_compact, schema_evolution, history
+        )
         if self._updating is not None:
             raise self._updating.refuse(f"to_delta {name!r}")
         parts = column_names(partition_by, f"to_delta {name!r}: partition_by=")

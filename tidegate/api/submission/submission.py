@@ -276,6 +276,7 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
         processes_of(request.checkpoints),
         tuple(rows.url for rows in request.collected if rows.handed_on),
         {t.url: t.options.compaction for t in request.tables if t.options.compaction is not None},
+        {t.url: t.options.history_ms for t in request.tables if t.options.history_ms is not None},
         frozenset(source.uid for source in assigned),
         log=request.log,
         configuration=shown_settings(request.checkpoints, request.restart),

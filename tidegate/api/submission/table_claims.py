@@ -67,7 +67,7 @@ def claim_tables(
     first_versions = {}
     for table in tables:
         table_log = table.log
-        table_log.create(table.info, evolves=table.options.evolves)
+        table_log.create(table.info, evolves=table.options.evolves, history_ms=table.options.history_ms)
         files = tuple(file for _, files in left.get(table.url, ()) for file in files)
         table_log.claim(job_id, _origin(covering), table.options.if_exists, home=home, uncommitted=files)
         if covering and covering[-1].final:

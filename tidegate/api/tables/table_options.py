@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Literal
 
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.tables.compaction.compaction_plan import CompactionSettings
 from tidegate.storage.tables.compaction.small_files import FILE_BYTES
 from tidegate.storage.tables.table_log import IfExists
-from tidegate.storage.units import parse_size_bytes
+from tidegate.storage.units import parse_duration_ms, parse_size_bytes
 
+HISTORY_DEFAULT = "7d"
 SchemaEvolution = Literal["add_columns"]
 
 
@@ -22,6 +24,8 @@ class TableOptions:
     file_bytes: int = FILE_BYTES
     compaction: CompactionSettings | None = None
     """None: small files stay while the job runs."""
+    history_ms: int | None = None
+    """For how long files stay that the table does not show any more, while the job runs; None: until a vacuum."""
     evolves: bool = False
     """Whether a table that is there gets the columns that the job adds."""
 
@@ -32,6 +36,7 @@ class TableOptions:
         target_file_size: str | int,
         auto_compact: bool,
         schema_evolution: SchemaEvolution | None,
+        history: str | timedelta | int | None,
     ) -> TableOptions:
         """What a user has said. ConfigurationError, which names `where`, for what is none of what there is."""
         if schema_evolution not in (None, "add_columns"):
@@ -41,9 +46,13 @@ class TableOptions:
         file_bytes = parse_size_bytes(target_file_size, setting=f"{where}: target_file_size")
         if file_bytes == 0:
             raise ConfigurationError(f"{where}: target_file_size must be positive; leave it out for 64 MB")
+        history_ms = None if history is None else parse_duration_ms(history, setting=f"{where}: history")
+        if history_ms == 0:
+            raise ConfigurationError(f"{where}: history must be greater than 0; None keeps everything until a vacuum")
         return TableOptions(
             if_exists,
             file_bytes,
             CompactionSettings(file_bytes) if auto_compact else None,
+            history_ms,
             schema_evolution is not None,
         )

@@ -11,17 +11,17 @@ Rules:
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 
 from tidegate.recovery.checkpoints import list_checkpoints
 from tidegate.storage.clock import now_ms
 from tidegate.storage.errors import ConfigurationError, StorageError, TableError
-from tidegate.storage.files.store import OpenStore, Store
+from tidegate.storage.files.store import OpenStore
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.tables.handed_rows import newest_mark
 from tidegate.storage.tables.log.log_vacuum import Retention
+from tidegate.storage.tables.table_files import files_there
 from tidegate.storage.tables.table_log import TableLog
 from tidegate.storage.units import parse_duration_ms
 
@@ -64,7 +64,7 @@ def vacuum_table(
     table_log = TableLog(store)
     retention = Retention(now_ms() - retain_ms, retain_commits, _checkpoints_of_owner(table_log, url, open_store))
     deletable, readable_from = table_log.vacuum(retention, dry_run=dry_run)
-    there = _there(store, deletable)
+    there = files_there(store, deletable)
     if not dry_run:
         store.delete_all(there)
     return TableVacuumed(len(there), sum(deletable[path].size_bytes for path in there), there, readable_from)
@@ -87,10 +87,3 @@ def _checkpoints_of_owner(table_log: TableLog, url: str, open_store: OpenStore) 
             f"checkpoints cannot be read: {error}. See that {owner.home} can be read"
         ) from error
     return tuple(CheckpointId(summary.checkpoint_id) for summary in found if summary.job_id == owner.job_id)
-
-
-def _there(store: Store, paths: Iterable[str]) -> tuple[str, ...]:
-    """Those of the files that earlier vacuums have not deleted."""
-    wanted = set(paths)
-    folders = sorted({path.rpartition("/")[0] for path in wanted})
-    return tuple(path for folder in folders for name in store.list(folder) if (path := f"{folder}/{name}") in wanted)

@@ -20,6 +20,8 @@ SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
 SPLITS = 4
 FAN_IN = 2
 """Of the compactions of its tables."""
+HISTORY_MS: int | None = None
+"""For how long its tables keep what they do not show any more. A test sets it."""
 
 Data = Sequence[tuple[int, int]]
 
@@ -58,7 +60,7 @@ def table_of(stream: Stream, name: str, width: int, keys: tuple[str, ...] = ()) 
         f"sim://{name}", mode=mode, keys=keys, if_exists="overwrite", uid=f"{name}-table", parallelism=width
     )
     # Jobs are short: after a few commits there is something to put together.
-    table.options = replace(table.options, compaction=CompactionSettings(FILE_BYTES, FAN_IN))
+    table.options = replace(table.options, compaction=CompactionSettings(FILE_BYTES, FAN_IN), history_ms=HISTORY_MS)
 
 
 def doubled(batch: pa.RecordBatch) -> pa.RecordBatch:

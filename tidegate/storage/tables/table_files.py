@@ -309,3 +309,10 @@ def shown_rows(table: pa.Table) -> pa.Table:
     if DELETED_COLUMN in table.column_names:
         table = table.filter(pc.invert(table.column(DELETED_COLUMN))).drop_columns([DELETED_COLUMN])
     return table.drop_columns([VERSION_COLUMN])
+
+
+def files_there(store: Store, paths: Iterable[str]) -> tuple[str, ...]:
+    """Those of the files that are there. StorageError."""
+    wanted = set(paths)
+    folders = sorted({path.rpartition("/")[0] for path in wanted})
+    return tuple(path for folder in folders for name in store.list(folder) if (path := f"{folder}/{name}") in wanted)

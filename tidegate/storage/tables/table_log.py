@@ -68,8 +68,10 @@ class TableLog(TableReads):
         self._nonce = uuid.uuid4().hex[:8]
         self._mirror: LogMirror | None = None
 
-    def create(self, info: TableInfo, *, evolves: bool = False) -> None:
+    def create(self, info: TableInfo, *, evolves: bool = False, history_ms: int | None = None) -> None:
         """Make the table, or see that it is there already as described; with `evolves`, add the columns that it lacks.
+
+        `history_ms`: for how long a Delta table that is made keeps its versions and their files; None: as Delta does.
 
         Raises TableError, naming the difference, if it exists with another schema, mode or keys, ConfigurationError
         where it is to be a Delta table and cannot be one here.
@@ -81,7 +83,7 @@ class TableLog(TableReads):
                 info = self._existing().info
             if info.delta_id is not None:
                 # Before the first entry: where there can be no Delta table, none of ours is left behind.
-                LogMirror(self._store.url, info, self._tail).create()
+                LogMirror(self._store.url, info, self._tail).create(history_ms)
             if self._tail.fold is None:
                 self._tail.append(TableEntry(0, TableEntryKind.CREATED, info=info, nonce=self._nonce))
             self._existing().info.check_same(info, self._store.url)
@@ -113,6 +115,16 @@ class TableLog(TableReads):
             info = self._existing().info
             if info.delta_id is not None:
                 LogMirror(self._store.url, info, self._tail).check()
+
+    def delta_retention_ms(self) -> int:
+        """For how long the Delta table in the same folder keeps files that it does not show; 0 if there is none.
+
+        StorageError, and TableError for a property that cannot be understood.
+        """
+        with self._lock:
+            self._tail.refresh()
+            info = self._existing().info
+            return 0 if info.delta_id is None else LogMirror(self._store.url, info, self._tail).retention_ms()
 
     def expect(self, known: int) -> None:
         """Take it as known that the log has this entry: TableError from now on where it ends before it."""

@@ -58,7 +58,7 @@ class CoordinatorEffects:
         self._hooks = HookCalls(context.hooks)
         self._table_logs: dict[str, TableLog] = {}
         self._sinks = OwnSinks(context.graph.sinks, context.storage_outage_ms)
-        self.compactor = TableCompactor(context, open_store, self._table_log)
+        self.compactor = TableCompactor(context, open_store, self._table_log, now_ms)
 
     def write_metadata(self, metadata: CheckpointMetadata, permit: CompletionPermit) -> _Decided:
         """Create `_metadata`, unless a tombstone is there, and tell which of the two is."""

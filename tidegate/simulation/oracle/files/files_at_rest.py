@@ -118,6 +118,11 @@ class FilesOracle:
         self._tables.completed(metadata)
         self._completes(metadata)
 
+    def _there(self) -> list[int]:
+        """Completed checkpoints that were not deleted."""
+        names = ((n, f"{self._root}/{self._layout.metadata(m.checkpoint_id)}") for n, m in self.present.items())
+        return [number for number, name in names if name in self._disk.files]
+
     def own_names(self, number: int) -> list[str]:
         """The metadata of a checkpoint that is there, and the state files that are its alone."""
         metadata = self.present[number]
@@ -153,7 +158,7 @@ class FilesOracle:
             self._disk.reliable = reliable
 
     def _file_deleted(self, name: str) -> None:
-        if name in self._covered:
+        if name in self._covered and not self._tables.may_go(name, self._there()):
             raise InvariantViolated(5, f"{name} was deleted, and a completed checkpoint covers it")
         numbers = self._referenced.get(name)
         if numbers:

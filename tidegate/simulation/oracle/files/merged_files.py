@@ -43,6 +43,14 @@ class MergedFiles:
                 found.update(replaced)
         return list(found.elements())
 
+    def stand_for(self, name: str, covered: frozenset[str]) -> bool:
+        """Whether files that are there have the rows of a file, with others of what a checkpoint covers alone."""
+        return any(
+            name in originals and originals <= covered and new <= self._disk.files.keys()
+            for new, _ in self._merged
+            for originals in [set(self.originals(list(new)))]
+        )
+
     def _file_created(self, name: str, data: bytes) -> None:
         table, found, number = name.partition(f"/{TABLE_LOG}")
         if not found or not number.isdigit():

@@ -11,7 +11,7 @@ those of its attempt, then those before the one that the attempt was restored fr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 from tidegate.simulation.oracle.files.merged_files import MergedFiles
@@ -67,6 +67,20 @@ class TablesOracle:
         """Full names of all data files that a table's log refers to."""
         return {f"{table}/{path}" for path in self._reading(lambda: TableLog(self._store(table)).referenced_paths())}
 
+    def may_go(self, name: str, checkpoints: Iterable[int]) -> bool:
+        """Whether a data file may be deleted: no table shows it, and larger files stand for it in these checkpoints.
+
+        Where another job owns the table by now, the checkpoints of this one do not count.
+        """
+        if any(name in shown for shown in self._shown.values()):
+            return False
+        reader = self._readers[next(table for table in self._readers if name.startswith(f"{table}/data/"))]
+        owner = self._reading(reader.owner)
+        if owner is not None and owner.job_id != self._job_id:
+            return True
+        covered = (self.covered[self._job_id, CheckpointId(number)] for number in checkpoints)
+        return all(self._merged.stand_for(name, names) for names in covered if name in names)
+
     # --- what a table shows ---------------------------------------------------------------------------------------
 
     def _file_created(self, name: str, data: bytes) -> None:
@@ -106,7 +120,8 @@ class TablesOracle:
             raise InvariantViolated(6, f"{min(extra)} is shown with checkpoint {number}, which does not cover it")
         if missing:
             raise InvariantViolated(6, f"checkpoint {number} covers {min(missing)}, and its commit leaves it out")
-        gone = expected - self._disk.files.keys()
+        # Files that larger ones stand for may have been deleted: those that show must be there.
+        gone = set(self._shown[table]) - self._disk.files.keys()
         if gone:
             raise InvariantViolated(5, f"{min(gone)} was committed, and is not there")
 

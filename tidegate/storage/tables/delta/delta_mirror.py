@@ -47,6 +47,13 @@ if TYPE_CHECKING:
     from deltalake.transaction import AddAction, RemoveAction
 
 RACES_MAX = 32
+RETENTION_MS_DEFAULT = 7 * 86_400_000
+"""For how long Delta keeps files of older versions if the table does not say."""
+_FILE_RETENTION = "delta.deletedFileRetentionDuration"
+_LOG_RETENTION = "delta.logRetentionDuration"
+_UNITS_MS = {
+    "millisecond": 1, "second": 1_000, "minute": 60_000, "hour": 3_600_000, "day": 86_400_000, "week": 604_800_000,
+}  # fmt: skip
 _MOMENT_MAX_MS = 4_102_444_800_000
 """2100-01-01: later moments are the newest version as well."""
 
@@ -86,8 +93,11 @@ class DeltaMirror:
             if self._is_there():
                 self._check(self._loaded(), self._info.added)
 
-    def create(self) -> None:
-        """Make the Delta table, where there is none; add the columns that ours got since. Raises as `check` does."""
+    def create(self, history_ms: int | None = None) -> None:
+        """Make the Delta table, where there is none; add the columns that ours got since. Raises as `check` does.
+
+        One that is made keeps its log, and files that it does not show any more, for `history_ms`; None: as Delta does.
+        """
         self.check()
         with self._telling("create"):
             import deltalake
@@ -104,6 +114,7 @@ class DeltaMirror:
                     deltalake.Schema.from_arrow(self._info.arrow_schema),
                     mode="ignore",
                     partition_by=list(self._info.partition_by),
+                    configuration=None if history_ms is None else retention_properties(history_ms),
                     storage_options=storage_options(self._url),
                 )
                 self._check(self._loaded())
@@ -149,6 +160,20 @@ class DeltaMirror:
             change = change_since(table.transaction_version(self._id))
             if change is not None:
                 self._is_to_be_made(table, change)
+
+    def retention_ms(self) -> int:
+        """For how long the Delta table keeps files that it does not show any more; 0 where there is no Delta table."""
+        with self._telling("read"):
+            if not self._is_there():
+                return 0
+            said = self._loaded().metadata().configuration.get(_FILE_RETENTION)
+        found = RETENTION_MS_DEFAULT if said is None else interval_ms(said)
+        if found is None:
+            raise TableError(
+                f"the Delta table at {self._url} has {_FILE_RETENTION} = {said!r}, which is not understood: write it "
+                "as 'interval 7 days'"
+            )
+        return found
 
     def needed_files(self, since_ms: int) -> set[str]:
         """Paths of the files that readers of the Delta table need: those of now, and those of that moment."""
@@ -317,6 +342,21 @@ class DeltaMirror:
                     f"{text}. Others have given it what tidegate does not write: take that off, or write to another url"
                 ) from error
             raise StorageError(text) from error
+
+
+def retention_properties(history_ms: int) -> dict[str, str]:
+    """The properties of a Delta table that keeps its versions, and their files, for so long."""
+    kept = f"interval {max(1, -(-history_ms // 1_000))} seconds"
+    return {_FILE_RETENTION: kept, _LOG_RETENTION: kept}
+
+
+def interval_ms(text: str) -> int | None:
+    """An interval as Delta writes it (`interval 1 week 2 days`), in milliseconds; None for anything else."""
+    words = text.lower().removeprefix("interval").split()
+    numbers, units = words[::2], [word.removesuffix("s") for word in words[1::2]]
+    if not words or len(words) % 2 or not all(n.isdecimal() for n in numbers) or set(units) - _UNITS_MS.keys():
+        return None
+    return sum(int(number) * _UNITS_MS[unit] for number, unit in zip(numbers, units, strict=True))
 
 
 def storage_options(url: str) -> dict[str, str]:

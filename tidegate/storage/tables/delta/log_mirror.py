@@ -29,9 +29,13 @@ class LogMirror:
         self._known: tuple[int, Ranges] | None = None
         """An entry that Delta shows, or showed, and what the log shows with it."""
 
-    def create(self) -> None:
+    def create(self, history_ms: int | None = None) -> None:
         """Make the Delta table; see `DeltaMirror.create`."""
-        self._delta.create()
+        self._delta.create(history_ms)
+
+    def retention_ms(self) -> int:
+        """See `DeltaMirror.retention_ms`."""
+        return self._delta.retention_ms()
 
     def check(self, if_exists: IfExists = "append", claim: TableClaim | None = None) -> None:
         """Raise what `create` would raise, and TableError where the job would find rows that no entry of the log has.
