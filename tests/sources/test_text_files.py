@@ -8,6 +8,7 @@ import datetime as dt
 import gzip
 import io
 import json
+import math
 import os
 import re
 import zlib
@@ -152,6 +153,9 @@ def test_values_of_every_type(tmp_path: Path) -> None:
         (pa.timestamp("s"), "2020-01-02T03:04:05.5"),
         (pa.timestamp("us"), "2020-01-02T03:04:05Z"),
         (pa.decimal128(10, 2), "1.555"),
+        (pa.decimal128(5, 2), "12345"),
+        (pa.float32(), "-1e39"),
+        (pa.float64(), "1e400"),
     ],
 )
 def test_a_value_that_does_not_fit_is_an_error_with_its_place(tmp_path: Path, wanted: pa.DataType, value: str) -> None:
@@ -366,6 +370,31 @@ def test_dead_letters_of_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert offset is not None
         assert raw == JSON[line - 1] == data[offset : offset + len(raw)]
         assert reason in error
+
+
+@pytest.mark.parametrize("around", [lambda x: x, lambda x: [x], lambda x: {"in": x}], ids=["plain", "list", "struct"])
+@pytest.mark.parametrize(
+    ("wanted", "value", "fits"),
+    [
+        (pa.decimal128(5, 2), 12345, 123),
+        (pa.decimal128(5, 2), "12345", "1.5"),
+        (pa.float32(), -1e39, -1e38),
+        (pa.float32(), 1e39, math.inf),
+        (pa.float64(), 10**400, -math.inf),
+    ],
+    ids=["decimal", "text of a decimal", "float32", "float32 beside Infinity", "float64"],
+)
+def test_a_number_that_is_too_great_is_refused_in_json(
+    tmp_path: Path, around: Callable[[object], object], wanted: pa.DataType, value: object, fits: object
+) -> None:
+    """At any depth: it would be infinite, or a decimal that no reader of a table takes. Infinity itself is a number."""
+    sample = pa.array([around(Decimal(1) if pa.types.is_decimal(wanted) else 1.0)])
+    types = {pa.types.is_list: pa.list_(wanted), pa.types.is_struct: pa.struct([("in", wanted)])}
+    column = next((kind for holds, kind in types.items() if holds(sample.type)), wanted)
+    (tmp_path / "a.json").write_text("".join(json.dumps({"x": around(x)}) + "\n" for x in (fits, value, fits)))
+    rows, letters = rows_of(source(tmp_path, pa.schema([("x", column)]), bad_rows="skip"))
+    assert len(rows) == 2
+    assert [line for _, line, *_ in letters] == [2]
 
 
 def test_dates_and_times_of_json(tmp_path: Path) -> None:

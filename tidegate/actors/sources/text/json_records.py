@@ -5,7 +5,8 @@ Rules:
 - A kernel checks the frame of each record first: one object, whose strings are closed and have no control characters.
   So no object begins in one record and ends in another, and Arrow, which then parses all records in one go, gives
   a row for each.
-- What Arrow refuses is found by halving: most blocks are parsed once.
+- What Arrow refuses is found by halving: most blocks are parsed once. A number that is too great for its column is
+  refused as well. Arrow would make it infinite, or a decimal of more digits than its type has.
 - A member that the schema does not name is left out. One that is missing is null, and an error if its column is not
   nullable. NaN, Infinity and -Infinity are numbers, as for Spark.
 - Dates, times of a day and dictionaries, which Arrow reads from no string, are made of strings as in CSV.
@@ -13,11 +14,13 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.json as pa_json
 from numpy.typing import NDArray
 
@@ -33,6 +36,7 @@ from tidegate.actors.sources.text.records import Decoded, too_long, utf8_faults
 from tidegate.actors.sources.text.text_columns import Converter, converted, converter_of
 from tidegate.actors.sources.text.text_options import DEFAULTS, TextOptions
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.exact_casts import leaves
 
 BOM = b"\xef\xbb\xbf"
 _REASONS = {
@@ -43,6 +47,8 @@ _REASONS = {
     BLANK: "the row is empty",
 }
 _NEWLINE = 10
+_TOO_LONG = re.compile(rb"[0-9]{309}")
+"""Digits of a number that no float64 holds. Arrow refuses one that has an exponent by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +76,9 @@ class JsonDecoder:
             else:
                 parsed.append(field.with_nullable(True))
         self._parsed = pa.schema(parsed)
+        self._wide = pa.schema([field.with_type(_widened(field.type)) for field in parsed])
+        """The same columns with every float as float64: a number may be too great for a smaller one."""
+        self._has_decimals = any(map(pa.types.is_decimal, _leaf_types(self._parsed)))
         for field in self._parsed:
             try:
                 _parse(b"{}", pa.schema([field]))
@@ -161,6 +170,7 @@ class JsonDecoder:
                 found = _parse(data, self._parsed)
                 if found.num_rows != len(part):
                     raise pa.ArrowInvalid(f"{found.num_rows} rows were found, and {len(part)} were expected")
+                self._check_numbers(found, data)
                 batches += found.to_batches()
             except pa.ArrowInvalid as error:
                 if len(part) > 1:
@@ -168,6 +178,46 @@ class JsonDecoder:
                     waiting += [part[half:], part[:half]]
                 else:
                     bad[part[0]] = _reason(error)
+
+    def _check_numbers(self, found: pa.Table, data: bytes) -> None:
+        """Raise ArrowInvalid for a number that its type cannot hold, where Arrow has made something else of it."""
+        if self._has_decimals:
+            for leaf in _leaf_arrays(found):
+                if pa.types.is_decimal(leaf.type):
+                    leaf.validate(full=True)
+        if (infinite := _infinities(found)) == 0:
+            return
+        if _TOO_LONG.search(data) or (self._wide != self._parsed and infinite != _infinities(_parse(data, self._wide))):
+            raise pa.ArrowInvalid("a number is too great for its column")
+
+
+def _leaf_types(schema: pa.Schema) -> Iterator[pa.DataType]:
+    waiting = list(schema.types)
+    while waiting:
+        found = waiting.pop()
+        waiting += [found.field(position).type for position in range(found.num_fields)]
+        yield found
+
+
+def _widened(found: pa.DataType) -> pa.DataType:
+    """The type with floats as float64, at any depth of structs and lists."""
+    if pa.types.is_floating(found):
+        return pa.float64()
+    if pa.types.is_struct(found):
+        return pa.struct([field.with_type(_widened(field.type)) for field in found])
+    if pa.types.is_list(found):
+        return pa.list_(found.value_field.with_type(_widened(found.value_type)))
+    return found
+
+
+def _infinities(table: pa.Table) -> int:
+    """The number of infinite floats, at any depth."""
+    floats = (leaf for leaf in _leaf_arrays(table) if pa.types.is_floating(leaf.type))
+    return sum(pc.sum(pc.is_inf(each)).as_py() or 0 for each in floats)
+
+
+def _leaf_arrays(table: pa.Table) -> Iterator[pa.Array]:
+    return (leaf for column in table.columns for chunk in column.chunks for leaf in leaves(chunk))
 
 
 def json_schema(block: bytes, final: bool, options: TextOptions) -> pa.Schema:

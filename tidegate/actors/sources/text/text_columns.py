@@ -4,11 +4,13 @@ Rules:
 
 - A value is read as a whole or refused. Blanks around numbers, times and booleans do not count.
 - Strings stay as they are: only `nullValue` and `emptyValue` change them.
+- A number that is too great for a float is refused, and not infinite.
 - Integers are decimal digits with a sign. Floats may also be `nanValue`, `positiveInf`, `negativeInf`, NaN or Infinity.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import numpy as np
@@ -22,6 +24,7 @@ from tidegate.storage.errors import ConfigurationError
 _INTEGER = r"^[+-]?[0-9]+$"
 _PLAIN_INTEGER = r"^-?[0-9]+$"
 _ZONE = r"(?:Z|[+-][0-9]{2}(?::?[0-9]{2})?)$"
+_INFINITE = r"(?i)^[+-]?inf(inity)?$"
 _SHOWN_CHARACTERS = 60
 Converter = Callable[[pa.Array], pa.Array]
 """Makes strings, of which none is blank, values. Raises ArrowInvalid if it cannot for one of them."""
@@ -101,19 +104,20 @@ def _integers(texts: pa.Array, wanted: pa.DataType) -> pa.Array:
 
 
 def _floats(texts: pa.Array, wanted: pa.DataType, options: TextOptions) -> pa.Array:
-    try:
+    """Arrow makes a number that is too great infinite."""
+    words = ((options.nan_value, "nan"), (options.positive_inf, "inf"), (options.negative_inf, "-inf"))
+    values = None
+    if words == (("NaN", "nan"), ("Inf", "inf"), ("-Inf", "-inf")):
+        with contextlib.suppress(pa.ArrowInvalid):
+            values = texts.cast(wanted)
+    if values is None:
+        for given, known in words:
+            texts = pc.if_else(pc.equal(texts, given), known, texts)
         values = texts.cast(wanted)
-        if (options.nan_value, options.positive_inf, options.negative_inf) == ("NaN", "Inf", "-Inf"):
-            return values
-    except pa.ArrowInvalid:
-        pass
-    for given, known in (
-        (options.nan_value, "nan"),
-        (options.positive_inf, "inf"),
-        (options.negative_inf, "-inf"),
-    ):
-        texts = pc.if_else(pc.equal(texts, given), known, texts)
-    return texts.cast(wanted)
+    infinite = pc.is_inf(values)
+    if pc.any(infinite).as_py() and not _all(pc.match_substring_regex(texts.filter(infinite), _INFINITE)):
+        raise pa.ArrowInvalid(f"a number is too great for {wanted}")
+    return values
 
 
 def _timestamps(texts: pa.Array, wanted: pa.DataType) -> pa.Array:
