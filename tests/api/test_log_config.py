@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from pathlib import Path
 
 import pyarrow as pa
@@ -61,13 +62,34 @@ def test_a_level_of_the_call_counts_more(tmp_path: Path, caplog: pytest.LogCaptu
     assert [record for record in caplog.records if record.name == "tidegate.actors.coordinator"]
 
 
+def test_a_task_logs_the_parts_of_each_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """At DEBUG: barriers as they come, the alignment, the synchronous and the asynchronous part, with their times."""
+    with tg.StreamEnvironment.local(2, log_level="DEBUG") as env:
+        rows = env.from_batches(pa.table({"k": range(8)}), splits=2)
+        rows.key_by("k").aggregate(n=tg.count(), emit="final").to_table(str(tmp_path / "t"))
+        assert env.execute("parts", checkpoints=config(tmp_path / "c"), restart=NO_RESTART).wait("4min") == "finished"
+    logged = [record for record in caplog.records if record.name == TASKS and record.levelno == logging.DEBUG]
+    said = [re.sub(r"\d[\d,]* (ms|bytes)", r"N \1", record.getMessage()) for record in logged]
+    keyed = next(each.split()[1] for each in said if "aggregate" in each and "[0] " in each)
+    parts = [each.removeprefix(f"Task {keyed} of attempt 0 ") for each in said if each.startswith(f"Task {keyed} ")]
+    barrier = r"received the barrier of checkpoint 1 on channel e\d+:\d>0, N ms after its trigger"
+    assert len([each for each in parts[:2] if re.fullmatch(barrier, each)]) == 2
+    assert parts[2:] == [
+        "aligned checkpoint 1 in N ms",
+        "took the synchronous part of checkpoint 1 in N ms",
+        "completed the asynchronous part of checkpoint 1 in N ms: N bytes written of N bytes of state",
+    ]
+    assert any("received the barrier of checkpoint 1 from the coordinator" in each for each in said)
+    assert all(record.tidegate_fields["checkpoint"] == 1 for record in logged)  # type: ignore[attr-defined]
+
+
 def test_settings_reach_the_processes_of_a_job(tmp_path: Path) -> None:
     """On Ray they are other processes."""
-    settings = {"log": {"level": "debug", "format": "JSON", "levels": {"tidegate.actors": "error"}}}
+    settings = {"log": {"level": "debug", "format": "JSON", "levels": {"tidegate.actors": "error"}, "rows": True}}
     env = tg.StreamEnvironment.local(config=settings)
     env.from_batches(pa.table({"x": [1]})).collect()
     planned = env.plan("job", checkpoints=config(tmp_path), restart=NO_RESTART)
-    assert planned.context.log == LogSettings("DEBUG", {"tidegate.actors": "ERROR"}, as_json=True)
+    assert planned.context.log == LogSettings("DEBUG", {"tidegate.actors": "ERROR"}, as_json=True, rows=True)
 
 
 def test_nothing_is_set_up_where_nothing_is_said() -> None:

@@ -74,7 +74,7 @@ def test_what_open_raises_names_the_operator() -> None:
 
 def test_what_process_raises_shows_the_first_row() -> None:
     """As with a plain function."""
-    with pytest.raises(OperatorError, match=r"odd; first row of the batch: \{'x': 1\}"):
+    with pytest.raises(OperatorError, match=r"odd; first row of the batch: .\{'x': 1\}."):
         run(opened(MapWithLife(Broken("process"))), [_BATCH])
 
 

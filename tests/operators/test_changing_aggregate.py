@@ -200,7 +200,7 @@ def test_final_results_are_those_of_what_is_left() -> None:
 
 @pytest.mark.parametrize(
     ("row", "reason"),
-    [(("a", 1, "-D"), "taken back that had not come"), (("a", 1, "?"), r"has '\?' in the column 'row_kind'")],
+    [(("a", 1, "-D"), "taken back that had not come"), (("a", 1, "?"), r"has .'\?'. in the column 'row_kind'")],
 )
 def test_changes_that_contradict_themselves_are_an_error(row: tuple[str, int, str], reason: str) -> None:
     """A retraction of nothing, and a kind that there is not."""

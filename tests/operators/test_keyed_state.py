@@ -131,7 +131,7 @@ def test_values_are_folded_for_each_key() -> None:
     low.add(9)
     low.clear()
     low.add(11)
-    with pytest.raises(TypeError, match="'low' keeps int64, and was given 'x'"):
+    with pytest.raises(TypeError, match=r"'low' keeps int64, and was given .'x'."):
         low.add("x")
     restored_low, restored_mean = map(again.bind, declared)
     again.load(stored(keyed.freeze()))

@@ -312,7 +312,7 @@ def test_a_state_is_bound_in_open_only() -> None:
                 pa.record_batch({"key": ["a", "a"], "value": pa.array([{"x": 1}, {"x": 2}], POINT)}),
             ),
             CorruptionError,
-            "broadcast state 'rules' holds the key 'a' twice",
+            "broadcast state 'rules' holds the key .'a'. twice",
         ),
     ],
 )

@@ -108,7 +108,7 @@ def test_what_is_handed_out_is_a_copy() -> None:
 @pytest.mark.parametrize(
     ("declared", "value", "text"),
     [
-        (int, "1", "keeps int64, and was given '1'"),
+        (int, "1", "keeps int64, and was given .'1'."),
         (int, 1.0, "keeps int64"),
         (int, 2**63, "keeps int64"),
         (str, 1, "keeps string"),

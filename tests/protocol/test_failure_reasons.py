@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tidegate.actors.protocol.failure_reasons import TEXT_BYTES_MAX, bounded_text, error_text, value_text
+from tidegate.actors.protocol.failure_reasons import TEXT_BYTES_MAX, bounded_text, error_text
 from tidegate.storage.codec import decode, encode
+from tidegate.storage.user_values import repr_text
 
 
 class Rude(Exception):
@@ -50,9 +51,9 @@ def test_an_error_is_told_by_its_class_and_its_message() -> None:
 def test_an_error_that_cannot_be_read_is_told_all_the_same() -> None:
     """The failure is what counts."""
     assert error_text(Rude()) == "Rude, whose text cannot be read: SystemExit"
-    assert value_text(Rude()) == "<a Rude, whose repr raised SystemExit>"
+    assert repr_text(Rude()) == "<a Rude, whose repr raised SystemExit>"
 
 
 def test_a_value_is_shown_in_part_if_it_is_long() -> None:
     """As many characters as one wants to read."""
-    assert value_text("abcdef", 3) == "'ab…"
+    assert repr_text("abcdef", 3) == "'ab…"

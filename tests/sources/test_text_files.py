@@ -26,6 +26,7 @@ from tidegate.actors.sources.files.file_source import source_of_files
 from tidegate.actors.sources.files.open_file import UnreadableFileError
 from tidegate.actors.sources.source import Source
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.user_values import unmarked
 
 BLOCKS = (7, 64, 4 * 2**20)
 XS = pa.schema([("x", pa.int64()), ("s", pa.string())])
@@ -164,8 +165,8 @@ def test_a_value_that_does_not_fit_is_an_error_with_its_place(tmp_path: Path, wa
     schema = pa.schema([("x", wanted)])
     with pytest.raises(UnreadableFileError) as caught:
         read(tmp_path, data.replace(b'"1"', b'""'), schema, options={"sep": ";"})
-    assert re.search(r"a\.csv cannot be read: line 5 \(byte 14\): column 'x': '", str(caught.value))
-    assert f"{value!r} is not a value of type {wanted}" in str(caught.value)
+    assert re.search(r"a\.csv cannot be read: line 5 \(byte 14\): column 'x': .'", str(caught.value))
+    assert f"{value!r} is not a value of type {wanted}" in unmarked(str(caught.value))
 
 
 def test_names_and_positions_of_columns(tmp_path: Path) -> None:
@@ -252,16 +253,16 @@ def test_types_that_text_cannot_hold(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "data", "expected"),
     [
-        ("b.csv.gz", gzip.compress(b""), []),
+        ("b.csv.gz", gzip.compress(b"", mtime=0), []),
         ("b.csv.gz", b"", []),
-        ("b.json.gz", gzip.compress(b""), []),
+        ("b.json.gz", gzip.compress(b"", mtime=0), []),
         ("b.json", b"\n \n\r\n", []),
         ("b.json", b"\xef\xbb\xbf", []),
         ("b.csv", b"x,s", []),
         ("b.csv", b"\n\n", []),
         ("b.csv", b"x,s\n1,a", [{"x": 1, "s": "a"}]),
         ("b.json", b'\xef\xbb\xbf{"x":1,"s":"a"}', [{"x": 1, "s": "a"}]),
-        ("b.csv.gz", gzip.compress(b"x,s\n1,") + gzip.compress(b"a\n"), [{"x": 1, "s": "a"}]),
+        ("b.csv.gz", gzip.compress(b"x,s\n1,", mtime=0) + gzip.compress(b"a\n", mtime=0), [{"x": 1, "s": "a"}]),
     ],
 )
 def test_files_without_rows(

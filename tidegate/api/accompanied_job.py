@@ -172,4 +172,5 @@ class AccompaniedJob:
             complete = progress.status == "failed" or all(companion.complete for companion in self._companions)
             return progress if complete else replace(progress, status="cancelled")
         reason = self._failure if progress.status != "failed" else f"{progress.reason}; and {self._failure}"
-        return replace(progress, status="failed", reason=reason)
+        whole = progress.reason_with_values and f"{progress.reason_with_values}; and {self._failure}"
+        return replace(progress, status="failed", reason=reason, reason_with_values=whole)

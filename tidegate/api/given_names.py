@@ -9,6 +9,7 @@ from typing import get_args
 from tidegate.actors.operators.local_aggregation.combining_rule import CombiningMode
 from tidegate.storage.checkpoints.layout import escape
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.user_values import without_secrets
 
 _NAME_CHARACTERS_MAX = 200
 _ESCAPED_UID_BYTES_MAX = 110
@@ -20,6 +21,11 @@ def location(given: object, setting: str) -> str:
     path = os.fspath(given) if isinstance(given, str | os.PathLike) else given
     if not isinstance(path, str) or not path or "\0" in path:
         raise ConfigurationError(f"{setting}: {path!r} is no place; give a folder, or a URL such as s3://bucket/folder")
+    if without_secrets(path) != path:
+        raise ConfigurationError(
+            f"{setting}: {without_secrets(path)!r} contains a password or a key, and URLs are written to logs and "
+            "checkpoints. Remove it from the URL; give it by the variables of the environment that the storage reads"
+        )
     check_name(setting, "a place", path, characters_max=None)
     return os.path.expanduser(path)
 

@@ -105,9 +105,10 @@ class Topologies(StreamSources):
         config: str | os.PathLike[str] | Mapping[str, object] | None = None,
         options: DataPlaneOptions | None = None,
         log_level: str | None = None,
+        log_rows: bool | None = None,
     ) -> Self:
         """Run jobs in this process: no Ray, no JVM. `parallelism` is 1 unless it is given."""
-        settings = _settings(config, log_level)
+        settings = _settings(config, log_level, log_rows)
         where = settings.topology
         return cls(
             LocalRuntime(),
@@ -137,6 +138,7 @@ class Topologies(StreamSources):
         ray_options: Mapping[str, Any] | None = None,
         include_dashboard: bool | None = None,
         log_level: str | None = None,
+        log_rows: bool | None = None,
     ) -> Self:
         """Run jobs as Ray actors that live beside Spark executors; `env.spark` is the SparkSession.
 
@@ -150,7 +152,7 @@ class Topologies(StreamSources):
         one for each free slot: 1 to 4, and at most as many as tasks. "warm" adds one for each keyed task, which holds
         the state of that task (`docs/recovery.md`). Raises ConfigurationError for wrong settings.
         """
-        settings = _settings(config, log_level)
+        settings = _settings(config, log_level, log_rows)
         where, kept = settings.topology, _standbys(standbys)
         need("StreamEnvironment.raydp", "raydp")
         from tidegate.actors.runtimes.ray.driver.head_probe import refuse_ray_client
@@ -202,6 +204,7 @@ class Topologies(StreamSources):
         cluster_options: Mapping[str, Any] | None = None,
         include_dashboard: bool | None = None,
         log_level: str | None = None,
+        log_rows: bool | None = None,
     ) -> Self:
         """Run jobs as Ray actors in the executors of a Spark cluster that exists; `env.spark` is `spark`.
 
@@ -214,7 +217,7 @@ class Topologies(StreamSources):
         `ray.util.spark.setup_ray_cluster`. Raises ConfigurationError for a Spark in which Ray cannot run, or that Ray
         would leave no core, and SparkTimeoutError, SparkLostError or SparkBridgeError if it does not start.
         """
-        settings = _settings(config, log_level)
+        settings = _settings(config, log_level, log_rows)
         where, kept = settings.topology, _standbys(standbys)
         need("StreamEnvironment.on_spark", "ray", "spark")
         from tidegate.actors.runtimes.ray.driver.head_probe import refuse_ray_client
@@ -258,13 +261,14 @@ class Topologies(StreamSources):
         config: str | os.PathLike[str] | Mapping[str, object] | None = None,
         options: DataPlaneOptions | None = None,
         log_level: str | None = None,
+        log_rows: bool | None = None,
     ) -> Self:
         """Run jobs without Spark, or attach to jobs, on the Ray cluster at "host:port".
 
         Without `address` it is that of RAY_ADDRESS, or the one cluster of this user. `slots` reserves task slots, a CPU
         each, until the environment is closed; without it only steps with resources reserve any. `placement` and
         `standbys` as with `raydp`; without slots "auto" is 1. Raises ConfigurationError."""
-        settings = _settings(config, log_level)
+        settings = _settings(config, log_level, log_rows)
         where, kept = settings.topology, _standbys(standbys)
         need("StreamEnvironment.ray", "ray")
         from tidegate.actors.runtimes.ray.driver.connection import connect
@@ -311,12 +315,16 @@ class Topologies(StreamSources):
         self._program.max_parallelism = max_parallelism
 
 
-def _settings(config: str | os.PathLike[str] | Mapping[str, object] | None, log_level: str | None) -> Config:
-    """The configuration of an environment, with the level that its call has named."""
+def _settings(
+    config: str | os.PathLike[str] | Mapping[str, object] | None, log_level: str | None, log_rows: bool | None
+) -> Config:
+    """The configuration of an environment, with what its call says of logs."""
     settings = load_config(config)
-    if log_level is None:
+    given = {"log_level": log_level, "log_rows": log_rows}
+    called = {name: value for name, value in given.items() if value is not None}
+    if not called:
         return settings
-    return replace(settings, log=LogConfig.model_validate({**settings.log.given(), "log_level": log_level}))
+    return replace(settings, log=LogConfig.model_validate({**settings.log.given(), **called}))
 
 
 def _or(given: _Given | None, otherwise: _Otherwise) -> _Given | _Otherwise:

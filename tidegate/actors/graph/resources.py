@@ -15,8 +15,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tidegate.actors.protocol.failure_reasons import value_text
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.user_values import repr_text
 
 SLOT_CPUS = 1.0
 """CPUs of a slot that says nothing else, common or not."""
@@ -49,7 +49,7 @@ class Resources:
         if num_cpus is None and num_gpus is None and resources is None:
             return None
         if resources is not None and not isinstance(resources, Mapping):
-            raise ConfigurationError(f"{step}: resources={value_text(resources)} is no dict of names and amounts")
+            raise ConfigurationError(f"{step}: resources={repr_text(resources)} is no dict of names and amounts")
         cpus = SLOT_CPUS if num_cpus is None else _amount(step, f"num_cpus={num_cpus!r}", num_cpus)
         gpus = 0.0 if num_gpus is None else _amount(step, f"num_gpus={num_gpus!r}", num_gpus)
         if gpus > 1 and not gpus.is_integer():
@@ -70,7 +70,7 @@ class Resources:
 
 
 def _custom(step: str, name: str, amount: object) -> float:
-    found = _amount(step, f"resources={{{name!r}: {value_text(amount)}}}", amount)
+    found = _amount(step, f"resources={{{name!r}: {repr_text(amount)}}}", amount)
     if not found:
         raise ConfigurationError(f"{step}: resources={{{name!r}: 0}}: leave out what is not needed")
     return found
@@ -78,7 +78,7 @@ def _custom(step: str, name: str, amount: object) -> float:
 
 def _name(step: str, name: object) -> str:
     if not isinstance(name, str) or not name.strip():
-        raise ConfigurationError(f"{step}: resources= has the name {value_text(name)}; a name is a string")
+        raise ConfigurationError(f"{step}: resources= has the name {repr_text(name)}; a name is a string")
     if name in _NAMED:
         raise ConfigurationError(f"{step}: resources={{{name!r}: …}}: give it as {_NAMED[name]}")
     if name in _OF_RAY:

@@ -12,10 +12,11 @@ from __future__ import annotations
 import pyarrow as pa
 
 from tidegate.actors.graph.job_graph import SourceSpec
-from tidegate.actors.protocol.failure_reasons import error_text, interrupts, value_text
+from tidegate.actors.protocol.failure_reasons import error_text, interrupts
 from tidegate.actors.sources.source import FilterableSource, ReadResult, SourceSplit, is_unbounded
 from tidegate.storage.errors import ConfigurationError, TidegateError
 from tidegate.storage.schemas.columns_text import columns_text
+from tidegate.storage.user_values import repr_text
 
 
 def checked_read(source: SourceSpec, schema: pa.Schema, split: SourceSplit, offset: int, result: object) -> ReadResult:
@@ -32,10 +33,10 @@ def checked_read(source: SourceSpec, schema: pa.Schema, split: SourceSplit, offs
 def _dynamic_fault(source: SourceSpec, result: object) -> str | None:
     assert isinstance(result, ReadResult)
     if result.payload is not None and not isinstance(result.payload, bytes):
-        return f"has a payload that is no bytes: {value_text(result.payload)}"
+        return f"has a payload that is no bytes: {repr_text(result.payload)}"
     wrong = next((split for split in result.found if not isinstance(split, SourceSplit)), None)
     if wrong is not None:
-        return f"has found what is no tg.SourceSplit: {value_text(wrong)}"
+        return f"has found what is no tg.SourceSplit: {repr_text(wrong)}"
     if result.skipped and not isinstance(source.source, FilterableSource):
         return "has skipped rows; only a source that can be filtered may"
     wanted = getattr(source.source, "bad_rows_schema", None)
@@ -61,7 +62,7 @@ def splits_of(source: SourceSpec) -> tuple[SourceSplit, ...]:
         ) from error
     wrong = next((split for split in splits if not isinstance(split, SourceSplit)), None)
     if wrong is not None:
-        raise ConfigurationError(f"{named}: splits() has an item that is no tg.SourceSplit: {value_text(wrong)}")
+        raise ConfigurationError(f"{named}: splits() has an item that is no tg.SourceSplit: {repr_text(wrong)}")
     return splits
 
 

@@ -5,6 +5,7 @@ Rules:
 - A record is one line, whatever is in it: characters that cannot be printed are escaped, so that no value of a user can
   pass for another record, or reach the terminal. A stack trace is bounded and escaped as well.
 - A message has a limit: values of users come into it only as excerpts, and what is longer loses its middle.
+- Values of users' rows are withheld unless `log_rows` is on (`storage/user_values.py`).
 - With JSON a line is one object: time, level, logger, message, process, and what is known of job, job_id, attempt,
   checkpoint, task, the event that the line tells of, and the event that caused it.
 - `tidegate`'s loggers alone get a handler; a program that logs by itself goes on doing that.
@@ -20,6 +21,7 @@ from datetime import UTC, datetime
 from typing import TextIO
 
 from tidegate.actors.protocol.failure_reasons import bounded_text
+from tidegate.storage.user_values import logged_text, show_rows_in_logs
 
 TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 FIELDS = ("job", "job_id", "attempt", "checkpoint", "task", "event", "cause")
@@ -34,6 +36,8 @@ class LogSettings:
     levels: Mapping[str, str] = field(default_factory=dict)
     """Levels of single loggers, by name."""
     as_json: bool = False
+    rows: bool = False
+    """Whether values of users' rows may be in logs, the event log, pages and REST."""
 
 
 def log_fields(**given: object) -> dict[str, object]:
@@ -59,8 +63,8 @@ class LineFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The line, without its end."""
-        message = one_line(record.getMessage())
-        stack = one_line(self.formatException(record.exc_info)) if record.exc_info else None
+        message = one_line(logged_text(bounded_text(record.getMessage())))
+        stack = one_line(logged_text(bounded_text(self.formatException(record.exc_info)))) if record.exc_info else None
         if not self._as_json:
             line = f"{self.formatTime(record)} {record.levelname} {record.name}: {message}"
             return line if stack is None else f"{line} | {stack}"
@@ -96,7 +100,8 @@ def log_to(stream: TextIO, settings: LogSettings, level: str, known: Mapping[str
 
 
 def set_levels(settings: LogSettings, level: str | None = None) -> None:
-    """Set the levels of tidegate's loggers and of those that are named."""
+    """Set the levels of tidegate's loggers and of those that are named, and whether their lines may have rows."""
+    show_rows_in_logs(settings.rows)
     chosen = settings.level or level
     if chosen is not None:
         logging.getLogger("tidegate").setLevel(chosen)

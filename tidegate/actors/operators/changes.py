@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tidegate.actors.kernels.columns import plain
+from tidegate.storage.user_values import value_text
 
 CHANGE = "row_kind"
 """The column that says what a row of a stream of changes is."""
@@ -58,7 +59,7 @@ def rows_that_come(batch: pa.RecordBatch) -> Flags:
     found = pc.index_in(column, _kinds(column.type)) if _is_text(column.type) else pa.nulls(len(column))
     if found.null_count:
         wrong = column.filter(pc.is_null(found))[0].as_py()
-        raise ValueError(f"a row has {wrong!r} in the column {CHANGE!r}; it takes {', '.join(_KINDS)}")
+        raise ValueError(f"a row has {value_text(wrong)} in the column {CHANGE!r}; it takes {', '.join(_KINDS)}")
     comes: Flags = found.to_numpy() < _COMES
     return comes
 

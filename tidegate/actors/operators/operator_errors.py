@@ -6,6 +6,7 @@ Operators wrap calls of the user's functions in `blame`, `blame_row` or `blame_c
 from __future__ import annotations
 
 import hashlib
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
@@ -14,10 +15,14 @@ import pyarrow as pa
 
 from tidegate.actors.operators.operator import OperatorContext
 from tidegate.actors.protocol.errors import OperatorError
-from tidegate.actors.protocol.failure_reasons import error_text, interrupts, value_text
+from tidegate.actors.protocol.failure_reasons import error_text, interrupts
 from tidegate.storage.errors import TidegateError
+from tidegate.storage.user_values import mark_values, value_text
 
 _ROW_CHARACTERS_MAX = 500
+_ROWS_SEARCHED_MAX = 10_000
+"""Values of up to this many rows of a batch are searched for in the message of an exception."""
+_DEPTH_MAX = 8
 
 
 class Blame(AbstractContextManager[None]):
@@ -27,22 +32,30 @@ class Blame(AbstractContextManager[None]):
     fault of this one.
     """
 
-    __slots__ = ("_context", "_tell")
+    __slots__ = ("_batch", "_context", "_tell")
 
-    def __init__(self, context: OperatorContext, tell: Callable[[], tuple[str, Mapping[str, object] | None]]) -> None:
+    def __init__(
+        self,
+        context: OperatorContext,
+        tell: Callable[[], tuple[str, Mapping[str, object] | None]],
+        batch: pa.RecordBatch | pa.Table | None = None,
+    ) -> None:
+        """`batch`: the rows that the code inside works on, whose values are marked in the message of an exception."""
         self._context = context
         self._tell = tell
+        self._batch = batch
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if error is not None and not isinstance(error, OperatorError) and is_failure(error):
-            raise failure(self._context, error, *self._tell()) from error
+            place, row = self._tell()
+            raise failure(self._context, error, place, row, self._batch) from error
 
 
 def blame(context: OperatorContext, batch: pa.RecordBatch) -> Blame:
     """Blame what is raised inside on the batch; the error shows its first row."""
-    return Blame(context, lambda: ("first row of the batch", first_row(batch)))
+    return Blame(context, lambda: ("first row of the batch", first_row(batch)), batch)
 
 
 def blame_row(context: OperatorContext, row: Mapping[str, object], number: int) -> Blame:
@@ -89,16 +102,63 @@ def is_failure(error: BaseException) -> bool:
 
 
 def failure(
-    context: OperatorContext, error: BaseException, place: str, row: Mapping[str, object] | None = None
+    context: OperatorContext,
+    error: BaseException,
+    place: str,
+    row: Mapping[str, object] | None = None,
+    batch: pa.RecordBatch | pa.Table | None = None,
 ) -> OperatorError:
-    """The error to raise for `error`, found at `place` and, where there is one, `row`."""
-    row_text = "" if row is None else value_text(dict(row), _ROW_CHARACTERS_MAX)
+    """The error to raise for `error`, found at `place` and, if known, `row`, one of those of `batch`.
+
+    The row is marked as a value of the user, and so are values of the rows that the message of `error` repeats.
+    """
+    row_text = "" if row is None else value_text(row if type(row) is dict else dict(row), _ROW_CHARACTERS_MAX)
+    line = _raising_line(error)  # What the code itself writes is no value.
+    texts = [text for text in [*_texts_of(row), *_texts_of_batch(batch)] if text not in line]
+    if isinstance(error, TidegateError):  # It marks its values itself, and its other numbers are no values.
+        texts = [text for text in texts if not text.lstrip("-").replace(".", "").isdigit()]
+    said = mark_values(error_text(error), texts)
     shown = f": {row_text}" if row_text else ""
     failed = OperatorError(
         f"operator {context.name!r} (uid {context.uid!r}) failed on subtask {context.subtask + 1} of "
-        f"{context.parallelism}: {error_text(error)}; {place}{shown}"
+        f"{context.parallelism}: {said}; {place}{shown}"
     )
     if row_text and not isinstance(error, OSError):  # connections and timeouts pass by themselves
         known = "\0".join([str(context.uid), error_text(error), row_text])
         failed.fingerprint = hashlib.sha256(known.encode("utf-8", "backslashreplace")).hexdigest()[:32]
     return failed
+
+
+def _raising_line(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__, limit=-1)
+    return (frames[-1].line or "") if frames else ""
+
+
+def _texts_of(value: object, depth: int = 0) -> list[str]:
+    """How a message may write a value, or the values within it. Raises nothing."""
+    if value is None or isinstance(value, bool) or depth > _DEPTH_MAX:
+        return []
+    if isinstance(value, Mapping):
+        return [text for each in value.values() for text in _texts_of(each, depth + 1)]
+    if isinstance(value, (list, tuple)):
+        return [text for each in value for text in _texts_of(each, depth + 1)]
+    if isinstance(value, bytes):
+        return [repr(value), value.decode("utf-8", "replace")]
+    try:
+        return [str(value), repr(value)]
+    except BaseException as error:
+        if not is_failure(error):
+            raise
+        return []
+
+
+def _texts_of_batch(batch: pa.RecordBatch | pa.Table | None) -> list[str]:
+    if batch is None:
+        return []
+    texts: list[str] = []
+    for column in batch.slice(0, _ROWS_SEARCHED_MAX).columns:
+        try:
+            texts += _texts_of(column.to_pylist())
+        except (ValueError, OverflowError, pa.ArrowException):  # as in `first_row`
+            texts += [text for value in column for text in _texts_of(_shown(value))]
+    return texts

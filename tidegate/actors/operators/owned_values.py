@@ -24,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.storage.schemas.owned_arrays import owned_batch, owned_table
+from tidegate.storage.user_values import value_text
 
 _FIXED = frozenset(
     {
@@ -119,4 +120,4 @@ def _fields_of(row: Any) -> dict[str, Any]:
         return {field.name: getattr(row, field.name) for field in dataclasses.fields(row)}
     if is_record(row):
         return dict(zip(row._fields, row, strict=True))
-    raise TypeError(f"a row must be a dict, not {type(row).__name__}: {row!r}")
+    raise TypeError(f"a row must be a dict, not {type(row).__name__}: {value_text(row)}")

@@ -28,8 +28,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.actors.protocol.failure_reasons import value_text
 from tidegate.storage.schemas import exact_casts
+from tidegate.storage.user_values import value_text
 
 _VALUE_CHARACTERS_MAX = 200
 _MILLISECOND = 1_000

@@ -18,7 +18,8 @@ import traceback
 
 from tidegate.actors.protocol.errors import OperatorError
 from tidegate.storage.codec import wire
-from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.errors import ConfigurationError, TidegateError
+from tidegate.storage.user_values import logged_text, with_marks_of_cut
 
 
 @wire
@@ -93,6 +94,7 @@ def bounded_text(text: str) -> str:
     head_bytes = TEXT_BYTES_MAX - _TAIL_BYTES - _NOTE_BYTES
     head = text[:head_bytes].encode("utf-8", "backslashreplace")[:head_bytes].decode("utf-8", "ignore")
     tail = text[-_TAIL_BYTES:].encode("utf-8", "backslashreplace")[-_TAIL_BYTES:].decode("utf-8", "ignore")
+    head, tail = with_marks_of_cut(head, tail)
     return f"{head} … (cut; {len(text)} characters in all) … {tail}"
 
 
@@ -166,16 +168,6 @@ def fingerprint(error: BaseException) -> str:
     return error.fingerprint if isinstance(error, OperatorError) else ""
 
 
-def value_text(value: object, characters_max: int = 500) -> str:
-    """The repr of a value, shortened, for an error's text. Never raises, even if the value's own code does."""
-    try:
-        text = str.__str__(repr(value))
-    except BaseException as raised:  # noqa: BLE001 (as in `error_text`)
-        name = type.__dict__["__name__"].__get__(type(value))
-        return f"<a {name}, whose repr raised {type(raised).__name__}>"
-    return text if len(text) <= characters_max else text[:characters_max] + "…"
-
-
 def interrupts(error: BaseException) -> bool:
     """Whether this is Ctrl-C. It reaches only the main thread, and says nothing about the code that ran there.
 
@@ -185,13 +177,30 @@ def interrupts(error: BaseException) -> bool:
 
 
 def log_failure(log: logging.Logger, message: str, error: BaseException) -> None:
-    """Log what failed, its cause and the frames of the user's code, and the whole stack trace at DEBUG.
+    """Log what failed, its cause and the frames of the user's code, and all frames at DEBUG.
 
-    Never raises: user code may have closed the stream that the log writes to, and the failure is reported elsewhere
-    too.
+    Values of users' rows are withheld unless `log_rows` is on. Never raises: user code may have closed the stream that
+    the log writes to, and the failure is reported elsewhere too.
     """
     try:
-        log.warning("%s: %s", message, failure_text(error))
-        log.debug("%s", message, exc_info=error)
+        log.warning("%s: %s", message, logged_text(failure_text(error)))
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("%s: %s", message, logged_text(stack_text(error)))
     except BaseException:  # noqa: BLE001 (nowhere is left to report it)
         return
+
+
+def stack_text(error: BaseException) -> str:
+    """All frames of an error and of its causes, the error itself last, bounded.
+
+    The message of a cause is left out: it may have values of rows without marks, and what was raised last repeats it.
+    """
+    parts: list[str] = []
+    seen: set[int] = set()
+    at: BaseException | None = error
+    while at is not None and id(at) not in seen and len(seen) < _CAUSES_MAX:
+        seen.add(id(at))
+        said = error_text(at) if isinstance(at, TidegateError) else type(at).__name__
+        parts.append("".join([*traceback.format_tb(at.__traceback__, limit=-_TRACE_FRAMES_MAX), said]))
+        at = at.__cause__ or (None if at.__suppress_context__ else at.__context__)
+    return bounded_text("\n".join(reversed(parts)))

@@ -91,6 +91,7 @@ class JobProgress:
 
     status: str
     reason: str | None
+    """Why it has ended, without values of rows unless `log_rows` is on."""
     attempt: int
     restarts: int
     completed_checkpoints: int
@@ -118,13 +119,23 @@ class JobProgress:
     """Rows of sources that were read before the checkpoint that this attempt started from, by vertex id."""
     splits_left: dict[str, int] = field(default_factory=dict)
     """Splits that no subtask has begun, by vertex id, of sources whose splits are assigned."""
+    reason_with_values: str | None = None
+    """The reason with the values of rows that it names, if they are known: for the program's driver alone."""
     coordinator_answers: bool = True
     """False: the coordinator starts, is lost, or replays its log. Then all else here is what was known last, and the
     tasks may go on meanwhile."""
 
 
-def progress_of(state: CoordinatorState, rows_in: dict[str, int]) -> JobProgress:
-    """Progress from the coordinator's memory."""
+class KnowsValues(Protocol):
+    """What knows the values that were withheld from a text of the event log."""
+
+    def whole_text(self, text: str | None) -> str | None:
+        """The text with its values."""
+        ...
+
+
+def progress_of(state: CoordinatorState, rows_in: dict[str, int], values: KnowsValues | None = None) -> JobProgress:
+    """Progress from the coordinator's memory. `values`: the coordinator that has logged the reason, if it lives."""
     newest = state.statistics.latest_completed
     reason = state.ending_reason if state.status.terminal else None
     rows_before: dict[str, int] = {}
@@ -134,6 +145,7 @@ def progress_of(state: CoordinatorState, rows_in: dict[str, int]) -> JobProgress
     return JobProgress(
         status=RUNNING_STATUSES[state.status],
         reason=reason,
+        reason_with_values=None if values is None else values.whole_text(reason),
         attempt=max(0, state.attempt),
         restarts=max(0, state.attempt),
         completed_checkpoints=state.completed_checkpoints,

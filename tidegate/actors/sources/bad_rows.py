@@ -19,6 +19,7 @@ from typing import Literal, get_args
 import pyarrow as pa
 
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.user_values import logged_text, unmarked
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +55,11 @@ class BadRowsLog:
         self._log = log
         self._seen = 0
 
-    def add(self, letters: pa.RecordBatch, place: str) -> None:
-        """Log some. `place` is a format that takes the columns of a letter, such as "line {line} of {file}"."""
+    def add(self, letters: pa.RecordBatch, place: str) -> pa.RecordBatch:
+        """Log some, and return them as they leave their reader: without marks of values (`user_values.py`).
+
+        `place` is a format that takes the columns of a letter, such as "line {line} of {file}".
+        """
         for number in range(letters.num_rows):
             self._seen += 1
             if self._seen <= LOGGED_MAX or self._seen % LOGGED_EVERY == 0:
@@ -64,5 +68,8 @@ class BadRowsLog:
                     "%s is left out (bad row %d of this reader): %s",
                     place.format(**letter),
                     self._seen,
-                    letter["error"],
+                    logged_text(letter["error"]),
                 )
+        at = letters.schema.get_field_index("error")
+        reasons = [unmarked(text) for text in letters.column(at).to_pylist()]
+        return letters.set_column(at, letters.schema.field(at), pa.array(reasons, pa.string()))

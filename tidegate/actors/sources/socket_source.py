@@ -118,8 +118,7 @@ class _SocketReader:
                 'with from_socket(bad_rows="skip"), or give them to a stream of their own with bad_rows="side"'
             )
         letters = pa.RecordBatch.from_pylist(rows, LETTERS)
-        self._log.add(letters, _PLACE)
-        return letters
+        return self._log.add(letters, _PLACE)
 
     def _receive(self) -> None:
         if self._connection is None:

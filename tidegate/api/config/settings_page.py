@@ -41,6 +41,7 @@ _MORE = {
     "placement": "placement.md",
     "log_level": "logging.md",
     "log_format": "logging.md",
+    "log_rows": "logging.md#values-of-users",
     "target": "topologies.md",
     "progress": "sources.md",
     "local_aggregation": "aggregates.md#combined-before-they-are-sent",

@@ -83,15 +83,15 @@ class Job:
         if progress.status == "failed" and progress.superseded:
             # Do not suggest a restore: it would evict the job that has taken over from this one.
             raise JobFailedError(
-                f"job {self.name!r} ({self.job_id}) failed: {progress.reason}. Leave that job alone if it does what "
+                f"job {self.name!r} ({self.job_id}) failed: {_reason(progress)}. Leave that job alone if it does what "
                 f"this one was to do; `tidegate checkpoints list {self.root}` shows what each of them has completed"
             )
         if progress.status == "failed":
-            raise JobFailedError(self._failure(progress)) from FailureCause(progress.reason or "no reason is known")
+            raise JobFailedError(self._failure(progress)) from FailureCause(_reason(progress))
         return progress.status
 
     def _failure(self, progress: JobProgress) -> str:
-        said, *frames = (progress.reason or "no reason is known").splitlines()
+        said, *frames = _reason(progress).splitlines()
         way_back = "It has completed no checkpoint: execute it again as before"
         if progress.last_checkpoint is not None:
             way_back = (
@@ -240,3 +240,8 @@ def _savepoint_format(call: str, given: str) -> SavepointFormat:
     except ValueError:
         known = " or ".join(repr(each.value) for each in SavepointFormat)
         raise ConfigurationError(f"{call}: format={given!r} is no format of savepoints; say {known}") from None
+
+
+def _reason(progress: JobProgress) -> str:
+    """Why the job has failed, for its driver: with the values that logs withhold, if they are known."""
+    return progress.reason_with_values or progress.reason or "no reason is known"

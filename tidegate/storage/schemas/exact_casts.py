@@ -21,6 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as types
 
+from tidegate.storage.user_values import marked
+
 _VALUE_CHARACTERS_MAX = 80
 
 
@@ -91,12 +93,12 @@ def exact_cast(array: pa.Array, wanted: pa.Field, *, rounds: bool = False) -> pa
 
 
 def text_of(value: pa.Scalar) -> str:
-    """A value as an error shows it, cut after 80 characters."""
+    """A value as an error shows it, between marks (`user_values.py`), cut after 80 characters."""
     try:
         text = repr(value.as_py())
     except (ValueError, OverflowError):  # Python has no such date
         text = str(value)
-    return text if len(text) <= _VALUE_CHARACTERS_MAX else f"{text[:_VALUE_CHARACTERS_MAX]}…"
+    return marked(text if len(text) <= _VALUE_CHARACTERS_MAX else f"{text[:_VALUE_CHARACTERS_MAX]}…")
 
 
 def leaves(array: pa.Array) -> Iterator[pa.Array]:

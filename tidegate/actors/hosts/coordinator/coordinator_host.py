@@ -45,6 +45,7 @@ from tidegate.storage.checkpoints.event_log import EventLog
 from tidegate.storage.codec import decode
 from tidegate.storage.errors import CodecError, FencedError
 from tidegate.storage.ids import EventId, Generation
+from tidegate.storage.user_values import WithheldTexts
 
 log = logging.getLogger(__name__)
 
@@ -115,10 +116,13 @@ class CoordinatorHost:
         incarnation: str,
         entries_a_snapshot: int | None = None,
         chronicle: Chronicle | None = None,
+        log_rows: bool = False,
     ) -> None:
         self.machine = machine
         self.chronicle = Chronicle(machine.state) if chronicle is None else chronicle
         self.generation = Generation(machine.state.generation + 1)
+        self._log_rows = log_rows
+        self._withheld = WithheldTexts()
         self._log = LogWriter(event_log, position, self.generation, port, incarnation, entries_a_snapshot)
         self._effects = effects
         self._port = port
@@ -181,7 +185,7 @@ class CoordinatorHost:
         if isinstance(event, ev.SinksCommitted) and self._effects.compactor.compacts:
             self._port.run_io(self._effects.compactor.step)
         try:
-            event = fit_for_the_log(event)
+            event = fit_for_the_log(event, self._withhold)
         except CodecError as error:
             text = error_text(error)
             if isinstance(event, ev.CheckpointRequested):
@@ -194,6 +198,16 @@ class CoordinatorHost:
         self._inbox.append((event, self._causes.of(event), self._port.monotonic_ms()))
         if not self._appending:
             self._next_entry()
+
+    def whole_text(self, text: str | None) -> str | None:
+        """A text of the event log, with the values that were withheld from it where this incarnation has seen them.
+
+        For the program's own driver. From any thread.
+        """
+        return self._withheld.whole(text)
+
+    def _withhold(self, text: str) -> str:
+        return self._withheld.withhold(text, self._log_rows)
 
     def halt(self) -> None:
         """Stop; nothing is logged or done from now on."""

@@ -15,9 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 
 from tidegate.actors.hosts.threads import leave_if_forked
-from tidegate.actors.protocol.failure_reasons import failure_text, value_text
+from tidegate.actors.protocol.failure_reasons import failure_text
 from tidegate.actors.sources.master_hooks import MasterHook
 from tidegate.storage.ids import CheckpointId
+from tidegate.storage.user_values import repr_text
 
 TURN_TIMEOUT_S = 10.0
 """How long a call waits for those before it. One that waits holds a thread of the coordinator's."""
@@ -85,7 +86,7 @@ class HookCalls:
         name = "of unknown identifier"
         try:
             for hook in self._hooks:
-                name = value_text(hook.identifier)
+                name = repr_text(hook.identifier)
                 self._running = f"{name} {what}"
                 call(hook)
         except BaseException as raised:  # noqa: BLE001 (code of the user: whatever it raises, also an exit, is told)

@@ -19,14 +19,14 @@ from tidegate.actors.hosts.task.work_times import WorkTimes
 from tidegate.actors.hosts.threads import leave_if_forked
 from tidegate.actors.protocol.failure_reasons import interrupts, log_failure
 from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.protocol.stream_elements import element_size_bytes
+from tidegate.actors.protocol.stream_elements import Barrier, element_size_bytes
 from tidegate.actors.state_backends.common.backend import KeyedBackend
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as do
 from tidegate.actors.task.task_machine import TaskMachine
 from tidegate.actors.task.task_status import TaskStatus
 from tidegate.storage.errors import StorageError, may_pass
-from tidegate.storage.ids import OperatorUid
+from tidegate.storage.ids import CheckpointId, OperatorUid
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +65,8 @@ class TaskHost:
         self._pid = os.getpid()
         self._outages: list[OutageNotes] = []
         """Those of I/O that is under way and that the task cannot do without. Changed on threads of I/O as well."""
+        self._barriers_at_ms: dict[CheckpointId, int] = {}
+        """When the first barrier of each checkpoint came, while lines of DEBUG are logged."""
         self._at_ms = 0
         """What time it was for the machine at the last event: a timer is that far from being due."""
 
@@ -83,10 +85,46 @@ class TaskHost:
         self._tell("begins afresh" if restore is None else f"begins from {restore.pointer}")
         self._run_through_outages(lambda: self._effects.restore(restore))
 
-    def _tell(self, what: str) -> None:
+    def _tell(self, what: str, level: int = logging.INFO, checkpoint: CheckpointId | None = None) -> None:
         """Log what has become of the task."""
         task, attempt = self.machine.descriptor.task, self.machine.attempt
-        log.info("Task %s of attempt %d %s", task, attempt, what, extra=log_fields(task=str(task), attempt=attempt))
+        fields = log_fields(task=str(task), attempt=attempt, checkpoint=checkpoint)
+        log.log(level, "Task %s of attempt %d %s", task, attempt, what, extra=fields)
+
+    def _log_arrival(self, event: ev.FrameArrived | ev.CheckpointTriggered) -> None:
+        """Log barriers that come in, at DEBUG."""
+        if isinstance(event, ev.CheckpointTriggered):
+            self._log_barrier(event.checkpoint_id, event.at_ms, event.triggered_at_ms, "from the coordinator")
+            return
+        for element in event.elements:
+            if isinstance(element, Barrier):
+                origin = f"on channel {event.channel}"
+                self._log_barrier(element.checkpoint_id, event.at_ms, element.triggered_at_ms, origin)
+
+    def _log_barrier(self, checkpoint_id: CheckpointId, at_ms: int, triggered_at_ms: int, origin: str) -> None:
+        for over in [known for known in self._barriers_at_ms if known < checkpoint_id]:
+            del self._barriers_at_ms[over]
+        self._barriers_at_ms.setdefault(checkpoint_id, at_ms)
+        delay_ms = max(0, at_ms - triggered_at_ms)
+        what = f"received the barrier of checkpoint {checkpoint_id} {origin}, {delay_ms} ms after its trigger"
+        self._tell(what, logging.DEBUG, checkpoint_id)
+
+    def _log_snapshot(self, instruction: do.PersistSnapshot, sync_ms: int) -> None:
+        """Log the end of an alignment and of the synchronous part, at DEBUG."""
+        checkpoint_id = instruction.checkpoint_id
+        aligned_ms = max(0, self._at_ms - self._barriers_at_ms.pop(checkpoint_id, self._at_ms))
+        self._tell(f"aligned checkpoint {checkpoint_id} in {aligned_ms} ms", logging.DEBUG, checkpoint_id)
+        what = f"took the synchronous part of checkpoint {checkpoint_id} in {sync_ms} ms"
+        self._tell(what, logging.DEBUG, checkpoint_id)
+
+    def _log_acknowledgement(self, instruction: do.Acknowledge) -> None:
+        """Log the end of the asynchronous part, at DEBUG."""
+        checkpoint_id, metrics = instruction.checkpoint_id, instruction.metrics
+        what = (
+            f"completed the asynchronous part of checkpoint {checkpoint_id} in {metrics.async_ms} ms: "
+            f"{metrics.incremental_bytes:,} bytes written of {metrics.state_bytes:,} bytes of state"
+        )
+        self._tell(what, logging.DEBUG, checkpoint_id)
 
     def handle(self, event: ev.TaskEvent | TryAgain) -> None:
         """Let the machine take in one fact, and do what follows. Whatever it raises has failed the task."""
@@ -104,6 +142,10 @@ class TaskHost:
             self.bytes_read += element_size_bytes(event.batch)
         elif isinstance(event, ev.FrameArrived):
             self.rows_in += sum(getattr(element, "num_rows", 0) for element in event.elements)
+            if log.isEnabledFor(logging.DEBUG):
+                self._log_arrival(event)
+        elif isinstance(event, ev.CheckpointTriggered) and log.isEnabledFor(logging.DEBUG):
+            self._log_arrival(event)
         elif isinstance(event, ev.CallsAnswered):
             self._effects.calls.heard(event.answers)
             self._effects.calls.collecting = False
@@ -229,6 +271,8 @@ class TaskHost:
                     port.run_io(partial(self._effects.read_source, instruction, patient=not port.virtual))
                 case do.PersistSnapshot():
                     # A snapshot's synchronous part is most of what the machine did at this event.
+                    if log.isEnabledFor(logging.DEBUG):
+                        self._log_snapshot(instruction, handled_ms)
                     port.run_io(lambda i=instruction: self._effects.persist(i, handled_ms))  # type: ignore[misc]
                 case do.PersistChannelState():
                     port.run_io(lambda i=instruction: self._effects.persist_channel_state(i))  # type: ignore[misc]
@@ -259,6 +303,8 @@ class TaskHost:
                     self._tell("has finished")
                     port.report(co.TaskFinished(port.now_ms(), instruction.attempt, task, self.machine.covered_by))
                 case do.Acknowledge():
+                    if log.isEnabledFor(logging.DEBUG):
+                        self._log_acknowledgement(instruction)
                     port.report(
                         co.CheckpointAcknowledged(
                             port.now_ms(),

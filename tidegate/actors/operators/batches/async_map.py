@@ -150,7 +150,7 @@ class AsyncMap(Operator):
                 rows = asked.call.rows
                 row = first_row(rows)
                 place = "the row" if self._by_row else "first row of the batch"
-                raise failure(self.context, answer.error, place, row) from answer.error
+                raise failure(self.context, answer.error, place, row, rows) from answer.error
             asked.answer = answer
             asked.segment.done.append(asked)
         while True:

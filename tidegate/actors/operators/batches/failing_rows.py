@@ -28,6 +28,7 @@ from tidegate.actors.protocol.side_outputs import RECORDS_IN_ERRORS, ErrorTag, O
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.columns_text import columns_text
 from tidegate.storage.state.snapshot import StateTable
+from tidegate.storage.user_values import unmarked
 
 ERROR = "error"
 """The column that says what was raised."""
@@ -76,7 +77,8 @@ class FailingRows:
     def add(self, number: int, error: BaseException, place: str = "") -> None:
         """A row has failed. `place`: which of the calls for it, if that is not clear."""
         self._numbers.append(number)
-        self._errors.append(f"{place}: {error_text(error)}" if place else error_text(error))
+        text = unmarked(error_text(error))
+        self._errors.append(f"{place}: {text}" if place else text)
 
     def halves(
         self, start: int, rows: pa.RecordBatch, error: BaseException, place: str = ""

@@ -27,6 +27,7 @@ from tidegate.actors.operators.operator import OperatorContext
 from tidegate.actors.operators.operator_errors import first_row
 from tidegate.actors.protocol.errors import OperatorError
 from tidegate.storage.state.key_groups import key_groups_of
+from tidegate.storage.user_values import value_text
 
 Key: TypeAlias = tuple[Any, ...]
 
@@ -58,7 +59,7 @@ def check_owner(context: OperatorContext, keys: pa.RecordBatch, owners: NDArray[
         row = int(np.argmax(strangers))
         raise OperatorError(
             f"operator {context.name!r} (uid {context.uid!r}) on subtask {context.subtask + 1} of "
-            f"{context.parallelism} got the key {first_row(keys.slice(row, 1))}, which belongs to subtask "
+            f"{context.parallelism} got the key {value_text(first_row(keys.slice(row, 1)))}, which belongs to subtask "
             f"{int(owners[groups[row]]) + 1}: its input must be partitioned by {keys.schema.names}"
         )
 

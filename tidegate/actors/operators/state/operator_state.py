@@ -33,6 +33,7 @@ from tidegate.storage.ids import OperatorUid
 from tidegate.storage.schemas.dictionaries import widened
 from tidegate.storage.schemas.evolution import migrated
 from tidegate.storage.state.snapshot import FrozenState, StateChunk, StateTable
+from tidegate.storage.user_values import value_text
 
 KEY, VALUE = "key", "value"
 """Columns of a stored broadcast map."""
@@ -198,7 +199,7 @@ class BroadcastState(MapEntries):
         for key, value in zip(*(column.to_pylist() for column in table.rows.columns), strict=True):
             found = one_nan(key)
             if found in self._entries:
-                raise CorruptionError(f"broadcast state {self.name!r} holds the key {key!r} twice")
+                raise CorruptionError(f"broadcast state {self.name!r} holds the key {value_text(key)} twice")
             self._entries[found] = one_nan(value)
 
     def freeze(self) -> FrozenState | None:

@@ -30,6 +30,7 @@ from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.one_batch import one_batch
 from tidegate.storage.schemas.owned_arrays import memory_of
 from tidegate.storage.schemas.polars_frames import is_polars_frame
+from tidegate.storage.user_values import value_text
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ class Grouped:
         """The key and window of a group, for errors."""
         key = first_row(self.keys.slice(group, 1)) if self.keys.num_columns else None
         window = "" if self.starts is None or self.ends is None else f"[{self.starts[group]}, {self.ends[group]}) ms "
-        return f"window {window}of {'all rows' if key is None else f'key {key}'}"
+        return f"window {window}of {'all rows' if key is None else f'key {value_text(key)}'}"
 
 
 class WindowCalls:
@@ -114,8 +115,9 @@ class WindowCalls:
         self._begin(grouped)
         for group, (start, stop) in enumerate(pairwise(cuts)):
             self._choose(group, grouped)
-            with Blame(context, partial(self._told, grouped, group)):
-                result = self._fn(table.slice(start, stop - start))
+            rows_of_group = table.slice(start, stop - start)
+            with Blame(context, partial(self._told, grouped, group), rows_of_group):
+                result = self._fn(rows_of_group)
                 found = self._conformed(result, grouped.rows.schema, known)
             parts += found
             groups += [group] * len(found)

@@ -110,7 +110,9 @@ class LocalJob:
         machine, position = replay(event_log)
         self._effects = CoordinatorEffects(self.context, open_store, now_ms)
         port, incarnation = LocalCoordinatorPort(self), uuid.uuid4().hex
-        self.coordinator = CoordinatorHost(machine, position, event_log, self._effects, port, incarnation)
+        self.coordinator = CoordinatorHost(
+            machine, position, event_log, self._effects, port, incarnation, log_rows=self.context.log.rows
+        )
         with ExitStack() as opened:  # RuntimeError if the process may have no more threads: then none is left.
             self.pool = io_pool(self.context.graph, self._thread_died)
             opened.callback(self.pool.close)
@@ -155,7 +157,7 @@ class LocalJob:
             rows_in[task.vertex] = rows_in.get(task.vertex, 0) + host.rows_in
         waiting = (self.coordinator.waits_for, *(host.waits_for for host in list(self._tasks.values())))
         waits_for = next((each for each in waiting if each is not None), None)
-        return replace(progress_of(self.coordinator.machine.state, rows_in), waits_for=waits_for)
+        return replace(progress_of(self.coordinator.machine.state, rows_in, self.coordinator), waits_for=waits_for)
 
     def wait(self, timeout_s: float | None) -> JobProgress | None:
         """Wait for a terminal status."""
@@ -266,7 +268,7 @@ class LocalJob:
     def break_down(self, reason: str) -> None:
         """The job cannot go on, and its log cannot say so. On the loop."""
         if not self._done.done():
-            progress = progress_of(self.coordinator.machine.state, {})
+            progress = progress_of(self.coordinator.machine.state, {}, self.coordinator)
             self.coordinator.halt()
             self._lease.end()
             self._done.set_result(replace(progress, status="failed", reason=reason))
@@ -399,7 +401,7 @@ class LocalJob:
         self._effects.sweep(permit_sweep(state))
         self.coordinator.halt()
         self._lease.end(finished=state.status is JobStatus.FINISHED and not state.gave_up)
-        self._done.set_result(progress_of(state, {}))
+        self._done.set_result(progress_of(state, {}, self.coordinator))
 
 
 _alive: weakref.WeakSet[LocalJob] = weakref.WeakSet()

@@ -163,13 +163,12 @@ class _FilesReader:
             if form.fails:
                 raise
             letter = rest_of_file(split.split_id, self._store, error)
-            self._log.add(letter, "the rest of {file}")
-            return ReadResult(None, offset + 1, at_end=True, bad=letter)
+            letters = self._log.add(letter, "the rest of {file}")
+            return ReadResult(None, offset + 1, at_end=True, bad=letters)
         if found is None:
             return ReadResult(None, offset, at_end=True)
-        if found.bad is not None:
-            self._log.add(found.bad, _PLACE)
-        return ReadResult(found.batch, offset + found.rows, at_end=False, bad=found.bad)
+        letters = None if found.bad is None else self._log.add(found.bad, _PLACE)
+        return ReadResult(found.batch, offset + found.rows, at_end=False, bad=letters)
 
     def close(self) -> None:
         """Let go of the file."""
@@ -251,15 +250,14 @@ class _FolderReader:
                     raise
                 assert lane.state.file is not None
                 letter = rest_of_file(lane.state.file.path, self._store, error)
-                self._log.add(letter, "the rest of {file}")
+                letters = self._log.add(letter, "the rest of {file}")
                 self._leave(split.split_id, lane)
-                return ReadResult(None, offset + 1, at_end=False, payload=lane.payload, bad=letter)
+                return ReadResult(None, offset + 1, at_end=False, payload=lane.payload, bad=letters)
             if found is not None:
                 lane.advance(found.rows)
-                if found.bad is not None:
-                    self._log.add(found.bad, _PLACE)
+                letters = None if found.bad is None else self._log.add(found.bad, _PLACE)
                 next_offset = offset + found.rows
-                return ReadResult(found.batch, next_offset, at_end=False, payload=lane.payload, bad=found.bad)
+                return ReadResult(found.batch, next_offset, at_end=False, payload=lane.payload, bad=letters)
             self._leave(split.split_id, lane)
         moved = lane.payload if lane.payload != split.payload else None
         return ReadResult(None, offset, at_end=False, payload=moved)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import pyarrow as pa
@@ -62,7 +62,8 @@ class KafkaSource:
     start: Start = "earliest"
     bounded: bool = False
     discover_ms: int | None = None
-    properties: tuple[tuple[str, object], ...] = ()
+    properties: tuple[tuple[str, object], ...] = field(default=(), repr=False)
+    """Settings of the client, among them passwords."""
     bad_rows: BadRows = "fail"
     on_missing: OnMissing = "fail"
     unbounded: Literal[True] = True

@@ -157,8 +157,7 @@ class RecordReader:
             pa.array([bad[number] for number in numbers], pa.string()),
         ]
         letters = pa.RecordBatch.from_arrays(columns, schema=LETTERS)
-        self._log.add(letters, _PLACE)
-        return letters
+        return self._log.add(letters, _PLACE)
 
 
 def _raw(values: Sequence[bytes | None], kind: str, of: str, bad: dict[int, str]) -> pa.Array:

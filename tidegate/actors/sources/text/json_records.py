@@ -37,6 +37,7 @@ from tidegate.actors.sources.text.text_columns import Converter, converted, conv
 from tidegate.actors.sources.text.text_options import DEFAULTS, TextOptions
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.exact_casts import leaves
+from tidegate.storage.user_values import mark_values
 
 BOM = b"\xef\xbb\xbf"
 _REASONS = {
@@ -49,6 +50,8 @@ _REASONS = {
 _NEWLINE = 10
 _TOO_LONG = re.compile(rb"[0-9]{309}")
 """Digits of a number that no float64 holds. Arrow refuses one that has an exponent by itself."""
+_VALUES = re.compile(rb'"[^"]*"\s*:?|[^\s",:{}\[\]]+')
+"""What may be a value in a record that cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +180,7 @@ class JsonDecoder:
                     half = len(part) // 2
                     waiting += [part[half:], part[:half]]
                 else:
-                    bad[part[0]] = _reason(error)
+                    bad[part[0]] = _reason(error, data)
 
     def _check_numbers(self, found: pa.Table, data: bytes) -> None:
         """Raise ArrowInvalid for a number that its type cannot hold, where Arrow has made something else of it."""
@@ -251,5 +254,8 @@ def _parse(data: bytes, schema: pa.Schema | None) -> pa.Table:
     return table if schema is None else table.select(schema.names).cast(schema)
 
 
-def _reason(error: Exception) -> str:
-    return str(error).removesuffix(" in row 0").rstrip(". ")
+def _reason(error: Exception, record: bytes) -> str:
+    values = [
+        found.strip(b'"').decode("utf-8", "replace") for found in _VALUES.findall(record) if not found.endswith(b":")
+    ]
+    return mark_values(str(error).removesuffix(" in row 0").rstrip(". "), values)

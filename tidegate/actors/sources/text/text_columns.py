@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from tidegate.actors.sources.text.text_options import TextOptions
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.user_values import value_text
 
 _INTEGER = r"^[+-]?[0-9]+$"
 _PLAIN_INTEGER = r"^-?[0-9]+$"
@@ -89,7 +90,7 @@ def _one_by_one(texts: pa.Array, field: pa.Field, convert: Converter, reasons: d
                 continue
             value = part[0].as_py()
             shown = value if len(value) <= _SHOWN_CHARACTERS else f"{value[:_SHOWN_CHARACTERS]}…"
-            reasons.setdefault(start, f"column {field.name!r}: {shown!r} is not a value of type {field.type}")
+            reasons.setdefault(start, f"column {field.name!r}: {value_text(shown)} is not a value of type {field.type}")
             parts.append((start, pa.nulls(1, field.type)))
     return pa.concat_arrays([part for _, part in sorted(parts, key=lambda each: each[0])])
 

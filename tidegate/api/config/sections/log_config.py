@@ -12,6 +12,7 @@ from tidegate.actors.hosts.log_lines import LogSettings, log_to, set_levels
 from tidegate.api.config.sections import setting_values as of
 from tidegate.api.config.sections.section import Section
 from tidegate.api.config.sections.setting_names import KEYS
+from tidegate.storage.user_values import show_rows_in_logs
 
 Level = Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
 
@@ -33,16 +34,22 @@ class LogConfig(Section):
     )
     """`json`: each line is an object with job, attempt, checkpoint, task and cause."""
 
+    log_rows: Annotated[bool, BeforeValidator(of.switch)] = Field(default=False, alias=KEYS["log_rows"][0])
+    """Whether values of rows, keys and records may be in logs, the event log, the job page and REST. Off, they have
+    `<withheld>` instead, and only the error that the driver raises has the values. Passwords and keys are never
+    shown."""
+
     @property
     def settings(self) -> LogSettings:
         """What the processes of a job are told."""
-        return LogSettings(self.log_level, dict(self.log_levels), self.log_format == "json")
+        return LogSettings(self.log_level, dict(self.log_levels), self.log_format == "json", self.log_rows)
 
     def set_up_driver(self) -> None:
         """Let this process log so, if anything was said.
 
         Where the program has handlers of its own, and the lines are to be text, they go there.
         """
+        show_rows_in_logs(self.log_rows)
         if not self.given():
             return
         if self.log_format == "text" and logging.getLogger().hasHandlers():

@@ -82,6 +82,7 @@ KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "log_level": ("log.level",),
         "log_levels": ("log.levels",),
         "log_format": ("log.format",),
+        "log_rows": ("log.rows",),
         "web": ("rest.enabled",),
         "web_address": ("rest.address", "rest.bind-address"),
         "web_port": ("rest.port",),

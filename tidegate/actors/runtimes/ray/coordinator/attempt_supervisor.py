@@ -57,6 +57,7 @@ from tidegate.actors.runtimes.running_job import TaskProcessInfo
 from tidegate.actors.task.messages import events as ev
 from tidegate.storage.clock import now_ms
 from tidegate.storage.ids import AttemptNumber, JobId
+from tidegate.storage.user_values import logged_text
 
 log = logging.getLogger(__name__)
 
@@ -291,7 +292,7 @@ class AttemptSupervisor:
         """Note when an attempt failed, to tell how long recovery takes."""
         if isinstance(event, co.TaskFailed) and event.attempt == self._attempts.get(event.task):
             self.recoveries.failed(event.at_ms)
-            log.warning("task %s of attempt %d failed: %s", event.task, event.attempt, event.reason)
+            log.warning("task %s of attempt %d failed: %s", event.task, event.attempt, logged_text(event.reason))
         elif isinstance(event, co.TaskReady) and event.attempt == self._attempt:
             self.recoveries.ready(event.attempt, event.task, event.at_ms)
             origin = "" if event.origin is None else f" with its state from {event.origin.value}"

@@ -204,7 +204,16 @@ class CoordinatorProcess(Shown):
         self._metrics.begin(machine.state)
         port, incarnation = _Port(self), uuid.uuid4().hex
         effects = self._effects
-        self._host = CoordinatorHost(machine, position, event_log, effects, port, incarnation, chronicle=chronicle)
+        self._host = CoordinatorHost(
+            machine,
+            position,
+            event_log,
+            effects,
+            port,
+            incarnation,
+            chronicle=chronicle,
+            log_rows=self._context.log.rows,
+        )
         self._deployment.generation = self._host.generation
         if position.next_index > 0:
             log.warning(
@@ -248,7 +257,7 @@ class CoordinatorProcess(Shown):
         state = host.machine.state
         deployment, (ready, starting) = self._deployment, self._deployment.standbys()
         return replace(
-            progress_of(state, self._reports.rows_in(state)),
+            progress_of(state, self._reports.rows_in(state), host),
             waits_for=deployment.waits_for()
             or host.waits_for
             or waits_of(self._reports.vertices(host))

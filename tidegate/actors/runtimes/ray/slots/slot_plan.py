@@ -21,10 +21,10 @@ from typing import Literal, TypeAlias
 
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.graph.resources import SLOT_CPUS, STEPS_OF_ONE, Resources
-from tidegate.actors.protocol.failure_reasons import value_text
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import VertexId
+from tidegate.storage.user_values import repr_text
 
 Placement: TypeAlias = Literal["spread", "pack", "strict_pack"]
 """How bundles lie on nodes: on as many as can be, on as few as can be, or all on one."""
@@ -39,7 +39,7 @@ _STRATEGIES: Mapping[str, Strategy] = {"spread": "SPREAD", "pack": "PACK", "stri
 def strategy_of(placement: object) -> Strategy:
     """Ray's word for a placement. ConfigurationError for anything else."""
     if not isinstance(placement, str) or placement not in _STRATEGIES:
-        raise ConfigurationError(f"placement={value_text(placement)}: it is one of {', '.join(map(repr, _STRATEGIES))}")
+        raise ConfigurationError(f"placement={repr_text(placement)}: it is one of {', '.join(map(repr, _STRATEGIES))}")
     return _STRATEGIES[placement]
 
 
