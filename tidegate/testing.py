@@ -12,7 +12,8 @@
 The pipeline runs twice: once without faults, as the reference, and once with them. Both runs must leave the same rows
 in every table and collected stream. Their order does not matter; of an upsert table the newest row of each key counts.
 Meanwhile an oracle checks the invariants of the protocol. So the output must not depend on how rows are batched: write
-running aggregates (`emit="update"`) to an upsert table.
+running aggregates (`emit="update"`) to an upsert table. Where rows differ, the pipeline runs without faults under other
+schedules. If its rows differ there as well, the report has `order_dependence` and no violation.
 
 `simulate_random(seed)` needs no pipeline: the seed draws the topology, the configuration, the faults and what users do.
 """
@@ -22,6 +23,7 @@ from __future__ import annotations
 from tidegate.actors.hosts.job_context import DataPlaneOptions
 from tidegate.actors.task.channels.output_gate import BufferLimits
 from tidegate.api.config.sections.checkpoint_config import CheckpointConfig
+from tidegate.simulation.order_dependence import order_dependence
 from tidegate.simulation.report import SimulationReport, report_of
 from tidegate.simulation.runtime.run import STORAGE, Build, JobRun, JobSetting, Protocol, Rows, Simulation, difference
 from tidegate.simulation.scenarios import simulate_random
@@ -62,15 +64,19 @@ class SimulatedPipeline:
             options = DataPlaneOptions(limits=SMALL_BUFFERS, source_rows_max=8)
         self._setting = JobSetting(build, parallelism, checkpoints, options)
         self._reference: JobRun | None = None
+        self._order: tuple[str | None] | None = None
+        """What `order_dependence` has found, once it was asked for."""
 
     def run(self, seed: int, faults: Faults | None = None, protocol: Protocol | None = None) -> SimulationReport:
         """Run one seed. If an invariant is violated, shrink it to the shortest run that shows the violation.
+
+        Output that differs without any fault is no violation: then the report has `order_dependence`.
 
         Raises what `build` raises, and ConfigurationError if the pipeline does not finish without faults.
         """
         faults = faults if faults is not None else Faults()
         report = self._run(seed, faults, protocol)
-        if report.ok:
+        if report.violation is None:
             return report
         return shortest(report, faults, lambda tried: self._run(seed, tried, protocol))
 
@@ -84,12 +90,19 @@ class SimulatedPipeline:
                 setting.build, setting.parallelism, setting.checkpoints, setting.options, settle_ms_max=settle_ms_max
             )
         )
-        violation = run.violation
+        violation, order = run.violation, None
         if violation is None and run.status != "finished":
             violation = f"invariant 7: the job {run.status} although every fault was survivable: {run.reason}"
         if violation is None and run.rows is not None:
             violation = difference(expected, run.rows)
-        return report_of(seed, faults, simulation, (run,), violation)
+            if violation is not None and (order := self._order_dependence()) is not None:
+                violation = None
+        return report_of(seed, faults, simulation, (run,), violation, order_dependence=order)
+
+    def _order_dependence(self) -> str | None:
+        if self._order is None:
+            self._order = (order_dependence(self._setting),)
+        return self._order[0]
 
     def _expected(self, seed: int) -> tuple[Rows, int]:
         if self._reference is None:

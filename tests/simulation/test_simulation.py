@@ -10,7 +10,7 @@ from broken import BROKEN, FAST
 from pipelines import HARSH, PIPELINES, ROWS, keyed
 
 import tidegate as tg
-from tidegate.testing import Faults, simulate
+from tidegate.testing import Faults, SimulatedPipeline, simulate
 
 SEEDS_A_PIPELINE = 6
 SEEDS_UNTIL_CAUGHT = range(4, 29)
@@ -71,8 +71,32 @@ def test_every_invariant_has_a_break() -> None:
     assert set(FAST) <= set(BROKEN)
 
 
-def test_output_that_depends_on_crashes_is_reported() -> None:
-    """A function that remembers what it has seen is not exactly-once, and the difference is shown."""
+def firsts(env: tg.StreamEnvironment) -> None:
+    """Keeps the first of two sources' rows of each key, and counts behind it: which one comes first is chance."""
+    schema = pa.schema([("k", pa.int64()), ("from", pa.string())])
+    left, right = (pa.table({"k": range(12), "from": [name] * 12}, schema=schema) for name in ("left", "right"))
+    both = env.from_batches(left).union(env.from_batches(right))
+    first = both.key_by("k").deduplicate(uid="race")
+    first.key_by("from").aggregate(n=tg.count(), emit="final", uid="counts").to_table("sim://out")
+
+
+def test_output_that_depends_on_the_order_of_rows_is_no_violation() -> None:
+    """It differs without any fault, and the report names the rows and the step that makes them."""
+    pipeline = SimulatedPipeline(firsts)
+    reports = [pipeline.run(seed, HARSH) for seed in range(6)]
+    found = next(report for report in reports if not report.ok)
+    assert found.violation is None
+    assert found.order_dependence is not None
+    assert found.order_dependence.startswith("sim://out differs between two runs without any fault: ")
+    assert "(uid 'race')" in found.order_dependence
+    assert "(uid 'counts')" not in found.order_dependence
+    assert "'left'" in found.order_dependence
+    assert "YOUR OUTPUT DEPENDS ON THE ORDER OF ROWS" in str(found)
+    assert "VIOLATED" not in str(found)
+
+
+def test_output_that_depends_on_something_outside_is_no_violation() -> None:
+    """A function that remembers what it has seen gives other rows in each run, without any fault."""
     calls = [0]
 
     def numbered(row: dict[str, object]) -> dict[str, object]:
@@ -84,7 +108,28 @@ def test_output_that_depends_on_crashes_is_reported() -> None:
 
     report = simulate(build, seed=0, faults=Faults())
     assert not report.ok
-    assert "invariant 6" in str(report.violation)
+    assert report.violation is None
+    assert "on something outside of the pipeline" in str(report.order_dependence)
+
+
+def test_rows_that_only_faults_change_are_a_violation() -> None:
+    """Here by a function that remembers rows beyond its attempt: each schedule without faults writes the same rows."""
+    seen: set[object] = set()
+
+    def remembers(row: dict[str, object]) -> dict[str, object]:
+        again = row["k"] in seen
+        seen.add(row["k"])
+        return {"k": row["k"], "again": again}
+
+    def build(env: tg.StreamEnvironment) -> None:
+        seen.clear()
+        rows = env.from_batches(pa.table({"k": range(40)}))
+        rows.map(remembers, schema=pa.schema([("k", pa.int64()), ("again", pa.bool_())])).collect()
+
+    pipeline = SimulatedPipeline(build)
+    found = next(report for report in (pipeline.run(seed, HARSH) for seed in range(20)) if not report.ok)
+    assert found.order_dependence is None
+    assert "invariant 6" in str(found.violation)
 
 
 def test_a_probability_above_one_is_refused() -> None:

@@ -30,6 +30,8 @@ def simulate_command(
 ) -> None:
     """Run a pipeline, or random ones, under seeded faults; exit code 1 if an invariant is violated.
 
+    It is 1 as well if the pipeline's output differs without any fault: then it depends on the order of rows.
+
     Ends with a table of what the seeds exercised. The first violation is shown with its messages.
     """
     # Imported here, so that `--help` is fast.
@@ -59,6 +61,7 @@ def simulate_command(
     runs: Counter[str] = Counter()
     times: Counter[str] = Counter()
     violated: list[int] = []
+    ordered: list[int] = []
     numbers = range(first, last + 1)
     with quiet(), reports_of(work, numbers, workers) as reports:
         for report in track(reports, f"seeds {first}..{last}", total=len(numbers), console=console):
@@ -68,7 +71,11 @@ def simulate_command(
             totals["coordinator crashes"] += report.coordinator_crashes
             runs.update(report.coverage.keys())
             times.update(report.coverage)
-            if not report.ok:
+            if report.order_dependence is not None:
+                ordered.append(report.seed)
+                if len(ordered) == 1:
+                    console.print(f"[bold yellow]{report}", highlight=False)
+            elif not report.ok:
                 violated.append(report.seed)
                 console.print(f"[bold red]{report}", highlight=False)
                 if len(violated) == 1:
@@ -76,9 +83,15 @@ def simulate_command(
     console.print(coverage_table(runs, times), highlight=False, markup=False, soft_wrap=True)
     summary = ", ".join(f"{count:,} {what}" for what, count in totals.items())
     console.print(f"{len(numbers)} seeds, {len(violated)} violations; {summary}")
+    if ordered:
+        console.print(
+            f"{len(ordered)} of these seeds have other rows because the output of the pipeline depends on the order of "
+            "rows: it differs without any fault"
+        )
     if violated:
         what = "--random" if pipeline is None else pipeline
         console.print(f"replay with: tidegate simulate {what} --seeds {min(violated)}")
+    if violated or ordered:
         raise typer.Exit(1)
 
 

@@ -16,6 +16,8 @@ from tidegate.simulation.world.virtual_time import Note
 class SimulationReport:
     """What came of one run. Of a violated one it is the shortest run of the seed that was found to show it.
 
+    `order_dependence`: how the pipeline's output differs without any fault, if it does. Then the run is not `ok`, and
+    no invariant is violated.
     `faults` are those of this run: what was left out of the faults that were asked for is not needed to show it.
     `settled_ms`: from the last possible fault to the end of the (last) job. `coverage` counts what it exercised.
     """
@@ -35,6 +37,7 @@ class SimulationReport:
     faults_happened: int
     coverage: Counter[str]
     scenario: str | None = None
+    order_dependence: str | None = None
     runs: int = 1
     """Runs that were made to find the shortest one."""
     notes: tuple[Note, ...] = field(repr=False, default=())
@@ -58,6 +61,8 @@ class SimulationReport:
 
     def __str__(self) -> str:
         verdict = "ok" if self.ok else f"VIOLATED: {self.violation}"
+        if self.order_dependence is not None:
+            verdict = f"YOUR OUTPUT DEPENDS ON THE ORDER OF ROWS: {self.order_dependence}"
         shown = "" if self.scenario is None else f" [{self.scenario}]"
         return (
             f"seed {self.seed}: {verdict} ({self.checkpoints} checkpoints, {self.restarts} restarts, "
@@ -73,12 +78,13 @@ def report_of(
     runs: Sequence[JobRun],
     violation: str | None,
     scenario: str | None = None,
+    order_dependence: str | None = None,
 ) -> SimulationReport:
     """The report of a simulation that is over."""
     world = simulation.world
     return SimulationReport(
         seed=seed,
-        ok=violation is None,
+        ok=violation is None and order_dependence is None,
         violation=violation,
         status=runs[-1].status,
         checkpoints=sum(run.completed for run in runs),
@@ -92,5 +98,6 @@ def report_of(
         faults_happened=world.faults_happened,
         coverage=simulation.coverage.counts,
         scenario=scenario,
+        order_dependence=order_dependence,
         notes=tuple(world.trace),
     )

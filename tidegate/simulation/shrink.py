@@ -27,7 +27,7 @@ def shortest(report: SimulationReport, faults: Faults, run: Callable[[Faults], S
             return False
         runs += 1
         found = run(tried)
-        if found.ok:
+        if found.violation is None:
             return False
         best = found
         return True
