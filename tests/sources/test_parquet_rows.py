@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import gc
 from pathlib import Path
 
 import numpy as np
@@ -170,3 +171,22 @@ def test_row_groups_without_a_text_are_passed_over(tmp_path: Path) -> None:
     batch = rows.read(5, 10)
     assert batch is not None
     assert batch.column("s").to_pylist() == ["b"] * 5
+
+
+def test_what_was_read_is_freed_at_the_end_of_a_file(tmp_path: Path) -> None:
+    """At once, and not when Python looks for cycles: the next file would take fresh memory."""
+    pq.write_table(pa.table({"s": [f"text {number}" for number in range(100_000)]}), tmp_path / "a.parquet")
+    schema = pq.read_schema(tmp_path / "a.parquet")
+    gc.collect()
+    gc.disable()
+    try:
+        before = pa.total_allocated_bytes()
+        rows = ParquetRows(str(tmp_path / "a.parquet"), "a.parquet", schema)
+        at = 0
+        while (batch := rows.read(at, 50_000)) is not None:
+            at += batch.num_rows
+        assert at == 100_000
+        del rows
+        assert pa.total_allocated_bytes() <= before
+    finally:
+        gc.enable()

@@ -84,6 +84,8 @@ class ParquetRows:
     def read(self, row: int, rows_max: int) -> pa.RecordBatch | None:
         """A slice of a piece. An earlier row than the last one begins its row group anew."""
         if row >= self._groups.rows:
+            # The generator refers to this object, so neither is freed before it is let go.
+            self._pieces, self._piece, self._group = iter(()), None, -1
             return None
         group = self._groups.group_of(row)
         if self._group != group or row < self._first:
