@@ -38,8 +38,9 @@ def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
 class Storage:
     """Storage of jobs; while it is `away`, a number of the operations that match fail with its error."""
 
-    def __init__(self, error: str = "the endpoint does not answer") -> None:
+    def __init__(self, error: str = "the endpoint does not answer", cause: OSError | None = None) -> None:
         self.error = error
+        self.cause = cause
         self.fails: dict[str, int] = {}
         """How many more creates and writes of paths with this part fail."""
         self.failed = 0
@@ -54,7 +55,7 @@ class Storage:
             if part in path and left:
                 self.fails[part] = left - 1
                 self.failed += 1
-                raise StorageError(self.error)
+                raise StorageError(self.error) from self.cause
 
 
 class _Store(FileSystemStore):
@@ -122,6 +123,39 @@ def test_a_job_reports_what_storage_it_waits_for(tmp_path: Path, what: str) -> N
         assert job.wait(f"{WAIT_S}s") == "finished"
     assert re.search(r", which has failed for \d+ s: .*No space left on device", waits_for)
     assert job.progress().waits_for is None
+
+
+@pytest.mark.parametrize("refusal", [errno.EACCES, errno.EPERM, errno.EROFS])
+@pytest.mark.parametrize("what", ["/events/", "/_metadata", "/chk-", "_tidegate/log/", "data/"])
+def test_a_job_waits_for_the_permission_to_write(tmp_path: Path, what: str, refusal: int) -> None:
+    """As for storage that is away: it reports what it waits for, uses up no restart, and ends right afterwards."""
+    storage = Storage(f"cannot write: {os.strerror(refusal)}", OSError(refusal, os.strerror(refusal)))
+    with opening(GatedSource(ROWS, gates=[30])) as source:
+        job, table = started(source, tmp_path, storage, interval="10ms")
+        source.await_gate(30)
+        storage.fails[what] = 1_000_000_000
+        source.open_gate(30)
+        until("a word of the refusal", lambda: job.progress().waits_for, lambda: job.progress())
+        waits_for = str(job.metrics()["waits_for"])
+        storage.fails.clear()
+        assert job.wait(f"{WAIT_S}s") == "finished"
+    assert os.strerror(refusal) in waits_for
+    assert (job.progress().restarts, job.progress().waits_for) == (0, None)
+    assert sum(table.to_arrow()["n"].to_pylist()) == ROWS
+
+
+def test_a_savepoint_into_a_folder_that_refuses_it_fails_at_once(tmp_path: Path) -> None:
+    """Its user waits for it, and the job does not."""
+    storage = Storage("cannot write: Permission denied", PermissionError(errno.EACCES, "Permission denied"))
+    with opening(GatedSource(ROWS, gates=[30])) as source:
+        job, _ = started(source, tmp_path, storage, interval=None)
+        source.await_gate(30)
+        storage.fails = {"savepoint-": 1_000_000_000}
+        with pytest.raises(tg.CheckpointError, match="Permission denied"):
+            job.savepoint(str(tmp_path / "savepoints"))
+        assert job.status() == "running"
+        source.open_gate(30)
+        assert job.wait(f"{WAIT_S}s") == "finished"
 
 
 def test_savepoints_and_deletions_survive_an_outage_as_everything_else_does(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from tidegate.storage.errors import (
     NotFoundError,
     StateTooLargeError,
     StorageError,
+    may_be_awaited,
     may_pass,
 )
 from tidegate.storage.files import retrying_store as module
@@ -156,11 +157,19 @@ def test_what_cannot_pass_is_not_repeated(faulty: Faulty, patient: RetryingStore
     ("code", "passes"), [(errno.EIO, True), (errno.ENOSPC, True), (errno.EACCES, False), (errno.EROFS, False)]
 )
 def test_tasks_and_coordinator_know_a_refusal_from_an_outage(code: int, passes: bool) -> None:
-    """A full disk gets room again. A folder that may not be written stays so, and nobody waits for it."""
+    """A full disk gets room again. A refusal is not repeated for a few seconds, but a job waits for either."""
     error = StorageError("cannot write")
     error.__cause__ = OSError(code, os.strerror(code))
 
     assert may_pass(error) is passes
+    assert may_be_awaited(error)
+
+
+def test_a_job_does_not_wait_for_a_file_that_is_in_the_way() -> None:
+    """Somebody has to take it away, and what was there before is not known any more."""
+    error = StorageError("cannot write")
+    error.__cause__ = OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+    assert not may_be_awaited(error)
 
 
 def test_what_the_data_raises_is_not_repeated(faulty: Faulty, patient: RetryingStore) -> None:

@@ -98,12 +98,10 @@ _FINAL = (
     StateTooLargeError,
     LogDeletedError,
 )
-_FINAL_ERRNOS = frozenset(
+_REFUSED_ERRNOS = frozenset((errno.EACCES, errno.EPERM, errno.EROFS))
+_FINAL_ERRNOS = _REFUSED_ERRNOS | frozenset(
     (
-        errno.EACCES,
-        errno.EPERM,
         errno.EEXIST,
-        errno.EROFS,
         errno.ENOENT,
         errno.ENOTDIR,
         errno.EISDIR,
@@ -121,6 +119,20 @@ def may_pass(error: StorageError) -> bool:
     """
     cause = error.__cause__
     return not isinstance(error, _FINAL) and not (isinstance(cause, OSError) and cause.errno in _FINAL_ERRNOS)
+
+
+def is_refused(error: StorageError) -> bool:
+    """Whether storage answers, and does not allow the operation: a folder that may not be written, or is read-only."""
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno in _REFUSED_ERRNOS
+
+
+def may_be_awaited(error: StorageError) -> bool:
+    """Whether a running job waits for its storage after this error, as it does in an outage.
+
+    True where `may_pass` is, and where storage refuses: the job was allowed to write there when it was submitted, so
+    somebody has changed the permissions and can change them back. A restart would not help.
+    """
+    return may_pass(error) or is_refused(error)
 
 
 DAMAGE = (CorruptionError, NotFoundError, CodecError)

@@ -29,7 +29,7 @@ from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as do
 from tidegate.actors.task.pipeline.task_descriptor import TaskDescriptor
 from tidegate.storage.copies.node_folder import OpenNodeFolder, PrivateFolder
-from tidegate.storage.errors import DAMAGE, StorageError, may_pass
+from tidegate.storage.errors import DAMAGE, StorageError, may_be_awaited
 from tidegate.storage.files.store import OpenStore
 from tidegate.storage.ids import OperatorUid
 from tidegate.storage.subtasks.in_flight import ChannelEnd, InFlightRows, write_in_flight
@@ -140,7 +140,7 @@ class TaskEffects:
         try:
             written = write_snapshot(store, self._context, self._descriptor.task, instruction)
         except StorageError as error:
-            return ev.SnapshotFailed(self._now_ms(), checkpoint_id, str(error), away=may_pass(error))
+            return ev.SnapshotFailed(self._now_ms(), checkpoint_id, str(error), away=may_be_awaited(error))
         if self._closed:
             delete_files(store, written.files(instruction.base))
             return None
@@ -180,7 +180,7 @@ class TaskEffects:
             )
         except StorageError as error:
             return ev.SnapshotFailed(
-                self._now_ms(), instruction.checkpoint_id, str(error), channels=True, away=may_pass(error)
+                self._now_ms(), instruction.checkpoint_id, str(error), channels=True, away=may_be_awaited(error)
             )
         files = Written(handle).files(None)
         if self._closed:
@@ -198,7 +198,7 @@ class TaskEffects:
         except StorageError as error:
             # A checkpoint tells of it only if it needs what was to be written, which may be none.
             log.warning("a part of the changelog of %s was not written: %s", descriptor.task, error)
-            return ev.SegmentFailed(self._now_ms(), number, whole, str(error), away=may_pass(error))
+            return ev.SegmentFailed(self._now_ms(), number, whole, str(error), away=may_be_awaited(error))
         if self._closed:
             delete_files(store, Written(handle).files(None))
             return None

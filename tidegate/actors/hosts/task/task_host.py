@@ -25,7 +25,7 @@ from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as do
 from tidegate.actors.task.task_machine import TaskMachine
 from tidegate.actors.task.task_status import TaskStatus
-from tidegate.storage.errors import StorageError, may_pass
+from tidegate.storage.errors import StorageError, may_be_awaited
 from tidegate.storage.ids import CheckpointId, OperatorUid
 
 log = logging.getLogger(__name__)
@@ -180,7 +180,10 @@ class TaskHost:
                 try:
                     event = work()
                 except StorageError as error:
-                    if not may_pass(error) or (away_ms := notes.failed(error, "the task waits for it")) >= limit_ms:
+                    if (
+                        not may_be_awaited(error)
+                        or (away_ms := notes.failed(error, "the task waits for it")) >= limit_ms
+                    ):
                         raise
                     pause = min(pause_ms(FIRST_PAUSE_MS, number), limit_ms - away_ms)
                     return TryAgain(pause, lambda: attempt(number + 1))
