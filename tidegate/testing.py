@@ -91,6 +91,8 @@ class SimulatedPipeline:
             )
         )
         violation, order = run.violation, None
+        if violation is None and run.reports_loss:
+            return report_of(seed, faults, simulation, (run,), None)
         if violation is None and run.status != "finished":
             violation = f"invariant 7: the job {run.status} although every fault was survivable: {run.reason}"
         if violation is None and run.rows is not None:

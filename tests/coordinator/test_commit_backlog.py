@@ -17,6 +17,7 @@ from tidegate.actors.coordinator.state.coordinator_state import JobStatus
 from tidegate.actors.graph.stream_graph import translate
 from tidegate.actors.hosts.coordinator.coordinator_effects import CoordinatorEffects
 from tidegate.actors.hosts.job_context import JobContext
+from tidegate.storage.checkpoints.metadata import OpenCommits, TableHead
 from tidegate.storage.errors import StorageError
 from tidegate.storage.files.file_system_store import FileSystemStore
 from tidegate.storage.ids import CheckpointId, JobId
@@ -108,6 +109,24 @@ def test_the_first_checkpoint_of_an_attempt_is_committed_to_every_table() -> Non
     ]
 
 
+def test_a_checkpoint_knows_the_commits_that_are_made_and_those_that_are_outstanding() -> None:
+    """So a restore from it notices a commit that is lost, whenever it was made."""
+    claimed = TableHead("table", 1)
+    job = Coordinator(replace(SPEC, table_heads=(claimed,))).run()
+    first = job.complete(files(0, "f0"))
+    metadata = job.collect(job.ask(), files(1, "f1"))
+    assert metadata.table_heads == (claimed,)
+    assert metadata.open_commits == (OpenCommits("table", (first,)),)
+    assert metadata.expected_commits("table") == (first,)
+
+    job.written(metadata.checkpoint_id)
+    committed = TableHead("table", 2, first)
+    (commit,) = only(job.tell(ev.SinksCommitted(job.at_ms, first, (committed,))), do.CommitSinks)
+    assert commit.heads == (committed,)
+    metadata = job.collect(job.ask())
+    assert (metadata.table_heads, metadata.expected_commits("table")) == ((committed,), (1, 2))
+
+
 # --- the I/O ------------------------------------------------------------------------------------------------------
 
 
@@ -155,7 +174,7 @@ def test_a_tables_log_is_read_once_however_many_commits_there_are() -> None:
 
     for number in map(CheckpointId, range(1, 11)):
         commit = do.CommitSinks(number, (replace(files(number, f"f{number}"), table=table),), permit=ANY_PERMIT)
-        assert effects.commit_sinks(commit) == ev.SinksCommitted(7, number, ((table, number + 1),))
+        assert effects.commit_sinks(commit) == ev.SinksCommitted(7, number, (TableHead(table, number + 1, number),))
 
     assert len(log.entries()) == 12
     assert max(found.values()) <= 2
@@ -181,7 +200,7 @@ def test_a_table_without_files_is_told_where_that_changes_what_it_shows() -> Non
     effects = CoordinatorEffects(context, FileSystemStore, lambda: 7)
 
     assert effects.commit_sinks(do.CommitSinks(CheckpointId(1), (), (table,), permit=ANY_PERMIT)) == ev.SinksCommitted(
-        7, CheckpointId(1), ((table, 4),)
+        7, CheckpointId(1), (TableHead(table, 4, CheckpointId(1)),)
     )
 
     assert log.snapshot().files == ()

@@ -59,7 +59,7 @@ class Job:
         path = f"{data_dir(A, AttemptNumber(0))}/{self.newest:06d}.parquet"
         rows = pa.record_batch([pa.array(["k"]), pa.array([self.newest])], schema=SCHEMA)
         file = write_data_file(self.store, path, [rows])
-        number = self.log.commit(A, CheckpointId(self.newest), (file,))
+        number = self.log.commit(A, CheckpointId(self.newest), (file,)).seq
         self.rows = [*self.rows, self.newest]
         self.there = [*self.there, self.newest][-self.retained :]
         self.shown[number] = self.covered[self.newest] = (self.now_ms, self.rows)

@@ -228,14 +228,16 @@ def test_a_log_that_has_lost_its_newest_entries_is_damage(memory_store: FileSyst
     log = table_at(memory_store)
     log.claim(A)
     heads = [log.commit(A, CheckpointId(number), (file_of(f"f{number}"),)) for number in (1, 2, 3)]
-    assert heads == [2, 3, 4]
+    assert [(head.seq, head.commit) for head in heads] == [(2, 1), (3, 2), (4, 3)]
     vanish(memory_store, *range(kept + 1, 5))
 
-    for writer, known in ((log, -1), (log, -1), (TableLog(memory_store), 4)):
+    told = TableLog(memory_store)
+    told.expect(A, heads[-1])
+    for writer in (log, log, told):
         with pytest.raises(TableError, match=f"has lost entries: .* entry 4 of it, and it ends with entry {kept}"):
-            writer.commit(A, CheckpointId(4), (file_of("f4"),), known)
+            writer.commit(A, CheckpointId(4), (file_of("f4"),))
     restored = TableLog(memory_store)
-    restored.expect(4)
+    restored.expect(A, heads[-1])
     with pytest.raises(TableError, match="has lost entries"):
         restored.check_claim(INFO, B, (A, CheckpointId(3)))
     assert [entry.seq for entry in TableLog(memory_store).entries()] == list(range(kept + 1))
@@ -253,6 +255,43 @@ def test_a_log_with_another_entry_in_the_place_of_a_known_one_is_damage(memory_s
     with pytest.raises(TableError, match="entry 2 of it, and another entry is there now"):
         commit(log, A, 2, "z")
     assert shown_at(memory_store) == ["y"]
+
+
+def test_entries_that_others_have_put_in_the_place_of_lost_commits_are_no_commits(
+    memory_store: FileSystemStore,
+) -> None:
+    """The log is as long as it was, and a commit of the owner is not there: neither it nor a restore goes on."""
+    log = table_at(memory_store)
+    log.claim(A)
+    heads = [log.commit(A, CheckpointId(number), (file_of(f"f{number}"),)) for number in (1, 2)]
+    vanish(memory_store, 3)
+    other = TableLog(memory_store)
+    other.take_compacting(A, "another process")
+    assert other.head(A).seq == heads[-1].seq
+
+    told = TableLog(memory_store)
+    told.expect(A, heads[-1])
+    with pytest.raises(TableError, match="checkpoint 2 of 'a-1' was committed, and its commit is not there any more"):
+        told.commit(A, CheckpointId(3), (file_of("f3"),))
+    with pytest.raises(TableError, match="its commit is not there any more"):
+        told.claim(A, (A, CheckpointId(1)))
+    restored = TableLog(memory_store)
+    with pytest.raises(TableError, match="has lost entries: checkpoint 2 of 'a-1' was committed"):
+        restored.check_commits((A, CheckpointId(2)), expected=[CheckpointId(2)], retained=[])
+    restored.check_commits(
+        (A, CheckpointId(2)), expected=[CheckpointId(1), CheckpointId(2)], retained=[CheckpointId(2)]
+    )
+    assert shown_at(memory_store) == ["f1"]
+
+
+def test_a_commit_that_a_job_has_left_behind_is_not_expected(memory_store: FileSystemStore) -> None:
+    """The job went back to an older checkpoint: what it passed over is missing on purpose."""
+    log = table_at(memory_store)
+    log.claim(A)
+    commit(log, A, 1, "f1")
+    log.claim(A, (A, CheckpointId(1)), next_checkpoint_id=4)
+    commit(log, A, 4, "f4")
+    log.check_commits((A, CheckpointId(4)), expected=[CheckpointId(2), CheckpointId(4)], retained=[])
 
 
 def test_a_writer_that_is_behind_a_truncated_log_reports_no_damage(memory_store: FileSystemStore) -> None:

@@ -88,6 +88,7 @@ class CoordinatorMachine:
         if self.state.spec is not None:
             raise ProtocolError(f"job {self.state.spec.job_id} was submitted twice")
         self.state.spec = event.spec
+        self.state.know_tables(event.spec.table_heads)
         if event.spec.restore is not None and event.spec.restore.final:
             self._end(JobStatus.FINISHED, None, event.at_ms)
         else:

@@ -75,6 +75,7 @@ class Deployer:
 
     def tables_taken_back(self, event: ev.TablesTakenBack) -> None:
         """Go on with the hooks or, without any, with the tasks."""
+        self._context.state.know_tables(event.heads)
         if self._waits_for_tables(event.attempt):
             self._context.state.fallback = None
             self._begin(None)
@@ -89,6 +90,11 @@ class Deployer:
             # The newer job may have started from a checkpoint of this one, so nothing is deleted.
             state.superseded = True
             self._context.storage_failure = f"a newer job is in charge of a table of this one ({event.error})"
+            return
+        if event.permanent:
+            self._context.storage_failure = (
+                f"the tables cannot be taken back to checkpoint {state.fallback}: {event.error}"
+            )
             return
         state.table_failures += 1
         what = f"the tables could not be taken back to checkpoint {state.fallback}"
@@ -220,7 +226,7 @@ class Deployer:
         state = self._context.state
         assert state.fallback is not None
         reason = passed_over_text(state.damaged)
-        self._context.instruct(do.TakeTablesBack(state.attempt, state.fallback, reason))
+        self._context.instruct(do.TakeTablesBack(state.attempt, state.fallback, reason, state.known_tables))
 
     def _waits_for_tables(self, attempt: int) -> bool:
         state = self._context.state

@@ -384,15 +384,23 @@ def permit_savepoint_deletion(state: CoordinatorState, number: CheckpointId, voi
 def may_sweep(state: CoordinatorState) -> bool:
     """Whether the files that a job does not leave behind may be deleted (5): it is over, and nothing is pending.
 
-    Ending is not over: a savepoint or a last checkpoint may still complete, and would have lost its files.
+    Ending is not over: a savepoint or a last checkpoint may still complete, and would have lost its files. A job that
+    gave up does not wait for that, so its pending checkpoints stay with all files (`EndPermit.undecided`).
     """
-    return state.status.terminal and not state.pending
+    return state.status.terminal and (not state.pending or state.gave_up)
 
 
 def permit_sweep(state: CoordinatorState) -> permits.EndPermit:
     """The permit to delete all that a job has written and does not leave behind."""
     _require(may_sweep(state), "5: files of a job go when nobody writes for it any more")
-    return permits.EndPermit(permits._DECIDED, frozenset(state.kept), tables_settled=not state.commits)
+    heads = state.known_tables
+    return permits.EndPermit(
+        permits._DECIDED,
+        frozenset(state.kept),
+        tables_settled=not state.commits and not state.pending,
+        undecided=frozenset(state.pending),
+        heads=heads,
+    )
 
 
 def _require(holds: bool, rule: str) -> None:

@@ -244,7 +244,7 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
         check_unread(open_store(restore.root), metadata, staged.graph)
     graph = with_filtered_sources(with_projected_sources(staged.graph))
     commit_left_over(request.graph, covering, request.checkpoints.storage_outage)
-    first_versions = claim_tables(tables, request.job_id, covering, open_store, request.root)
+    first_versions, table_heads = claim_tables(tables, request.job_id, covering, open_store, request.root)
     graph = _with_tables(graph, bound, {table.url: table for table in tables}, first_versions)
     splits = {
         v.source.uid: tuple(SplitPosition(split) for split in splits_of(v.source))
@@ -282,7 +282,12 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
         configuration=shown_settings(request.checkpoints, request.restart),
         temporary=request.temporary,
     )
-    spec = replace(_spec(request, graph, restore), assigned_sources=assigned, aligned_sources=aligned)
+    spec = replace(
+        _spec(request, graph, restore),
+        assigned_sources=assigned,
+        aligned_sources=aligned,
+        table_heads=table_heads,
+    )
     keeps = request.checkpoints.keep_events
     kept = "whole" if keeps else "from its newest snapshots on; keep_events=True (jobmanager.keep-events) keeps all"
     log.info("The history of job %s is kept %s", spec.job_id, kept)

@@ -6,6 +6,8 @@
 - A job may die after it has completed a checkpoint, and before it has committed it. Whoever restores the checkpoint
   gets its sink files: the claim takes them along, and the first commit shows them.
 - A job that is restored from a final checkpoint processes nothing and completes no checkpoint. It commits at once.
+- What the restored checkpoint knows to be in a table's log must be there: its newest entry, and the commits of earlier
+  checkpoints. A commit that is missing is made again from its checkpoint while that is retained, and refused otherwise.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from tidegate.api.tables.output_tables import OutputTable
 from tidegate.api.tables.table_owners import check_owner_is_gone
-from tidegate.storage.checkpoints.metadata import CheckpointMetadata, DataFile, is_own_sink
+from tidegate.storage.checkpoints.metadata import CheckpointMetadata, DataFile, TableHead, is_own_sink
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.store import OpenStore
 from tidegate.storage.ids import CheckpointId, JobId
@@ -39,13 +41,28 @@ def check_tables(
     now_ms: int,
 ) -> None:
     """Raise what `claim_tables` would raise, before anything expensive is done. Tables of living jobs are refused."""
-    known = dict(covering[-1].table_heads) if covering else {}
     for table in tables:
         check_owner_is_gone(table.url, job_id, open_store, now_ms)
         options = table.options
-        table_log = table.log
-        table_log.expect(known.get(table.url, -1))
+        table_log = _whole_log(table.log, table.url, covering)
         table_log.check_claim(table.info, job_id, _origin(covering), options.if_exists, evolves=options.evolves)
+
+
+def _whole_log(table_log: TableLog, url: str, covering: Sequence[CheckpointMetadata]) -> TableLog:
+    """The log of a table. TableError if it has lost what the restored checkpoint knows of it, now or later."""
+    if covering:
+        restored = covering[-1]
+        head, expected = restored.head_of(url), restored.expected_commits(url)
+        if head.commit is None and not expected and not table_log.exists():
+            return table_log  # Somebody has deleted the table, and nothing of the job was in it.
+        table_log.expect(restored.job_id, head)
+        retained = [
+            metadata.checkpoint_id
+            for metadata in covering
+            if any(c.table == url for subtask in metadata.subtasks for c in subtask.committables)
+        ]
+        table_log.check_commits((restored.job_id, restored.checkpoint_id), expected, retained)
+    return table_log
 
 
 def claim_tables(
@@ -54,26 +71,27 @@ def claim_tables(
     covering: Sequence[CheckpointMetadata],
     open_store: OpenStore,
     home: str,
-) -> Mapping[str, int]:
+) -> tuple[Mapping[str, int], tuple[TableHead, ...]]:
     """Make a job the owner of its tables. `home` is its checkpoint root.
 
     `covering`: the restored checkpoint and those before it that are left. Returns the first version of the job in each
-    table, by URL. Raises TableError, ConfigurationError, StorageError.
+    table, by URL, and how far the log of each table has got. Raises TableError, ConfigurationError, StorageError.
     """
     urls = {table.url for table in tables}
     left = _left_over(covering, urls, open_store)
     for url in [url for url in left if url not in urls]:
-        _commit_elsewhere(url, covering[-1].job_id, left.pop(url), open_store)
-    first_versions = {}
+        _commit_elsewhere(url, covering, left.pop(url), open_store)
+    first_versions, heads = {}, []
     for table in tables:
-        table_log = table.log
+        table_log = _whole_log(table.log, table.url, covering)
         table_log.create(table.info, evolves=table.options.evolves, history_ms=table.options.history_ms)
         files = tuple(file for _, files in left.get(table.url, ()) for file in files)
-        table_log.claim(job_id, _origin(covering), table.options.if_exists, home=home, uncommitted=files)
+        head = table_log.claim(job_id, _origin(covering), table.options.if_exists, home=home, uncommitted=files)
         if covering and covering[-1].final:
-            table_log.commit(job_id, CheckpointId(0), ())
+            head = table_log.commit(job_id, CheckpointId(0), ())
         first_versions[table.url] = table_log.claims() << EPOCH_BITS
-    return first_versions
+        heads.append(head)
+    return first_versions, tuple(heads)
 
 
 def _origin(covering: Sequence[CheckpointMetadata]) -> tuple[JobId, CheckpointId] | None:
@@ -132,10 +150,14 @@ def _tell_gone(
 
 
 def _commit_elsewhere(
-    url: str, job_id: JobId, items: Sequence[tuple[CheckpointId, tuple[DataFile, ...]]], open_store: OpenStore
+    url: str,
+    covering: Sequence[CheckpointMetadata],
+    items: Sequence[tuple[CheckpointId, tuple[DataFile, ...]]],
+    open_store: OpenStore,
 ) -> None:
     """Commit files of a table that the old job wrote and the new one does not. ConfigurationError if it was claimed."""
-    table_log = TableLog(open_store(url))
+    job_id = covering[-1].job_id
+    table_log = _whole_log(TableLog(open_store(url)), url, covering)
     owner = table_log.owner()
     if owner is None or owner.job_id != job_id:
         rows = sum(file.rows for _, files in items for file in files)

@@ -4,6 +4,7 @@ Rules:
 
 - Of a checkpoint that is deleted, `_metadata` goes first, so that nobody finds it half deleted.
 - A tombstone stays: a coordinator that was cut off may still try to complete that checkpoint, also after the end.
+- A checkpoint that may still complete stays, and with it all shared files if its metadata is not there yet.
 - Shared files go last, when it is known what the retained checkpoints refer to. If the metadata of one of these is
   damaged or gone, no shared file is deleted.
 """
@@ -24,7 +25,7 @@ _logger = logging.getLogger(__name__)
 
 def sweep_checkpoints(store: Store, layout: CheckpointLayout, permit: EndPermit) -> None:
     """Delete all checkpoints of a job but the retained ones, and shared files that these do not need. StorageError."""
-    kept = sorted(permit.retained)
+    kept = sorted(permit.retained | permit.undecided)
     for name in store.list(layout.job_dir()):
         number = parse_checkpoint_name(name)
         if number is None or number in kept:

@@ -32,6 +32,7 @@ from tidegate.api.environment import StreamEnvironment
 from tidegate.api.streams.stream import Stream
 from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.simulation.oracle.coverage import Coverage
+from tidegate.simulation.oracle.files.lost_entries import REPORT, TableLosses
 from tidegate.simulation.oracle.files.merged_files import MergedFiles
 from tidegate.simulation.oracle.files.output_tables import Covered
 from tidegate.simulation.oracle.invariants import Oracle
@@ -44,7 +45,7 @@ from tidegate.simulation.world.faults import Faults
 from tidegate.simulation.world.virtual_time import World
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, SavepointFormat, SnapshotKind
 from tidegate.storage.checkpoints.metadata_file import read_metadata
-from tidegate.storage.errors import ConfigurationError, ProtocolError
+from tidegate.storage.errors import ConfigurationError, CorruptionError, ProtocolError
 from tidegate.storage.files.store import OpenStore, Store
 from tidegate.storage.tables.table_files import read_table
 
@@ -122,8 +123,15 @@ class JobRun:
     """From the last possible fault to the end."""
     rows: Rows | None
     answers: dict[str, do.CompleteRequest]
+    lost_entries: bool = False
+    """Whether the log of a table has lost entries by the end of the job."""
     cut_short: bool = False
     """Whether a stop has ended the data. Its answer may be lost, with a coordinator that dies."""
+
+    @property
+    def reports_loss(self) -> bool:
+        """Whether the job has failed because the log of a table has lost entries, and says so."""
+        return self.lost_entries and self.status == "failed" and REPORT in (self.reason or "")
 
 
 class Simulation:
@@ -138,6 +146,8 @@ class Simulation:
         self._jobs = 0
         self._covered: Covered = {}
         self._merged = MergedFiles(self.disk, self.coverage)
+        self.losses = TableLosses(self.disk)
+        self.losses.told.append(self._merged.lost)
 
     def open_store(self, url: str) -> Store:
         """The store at a url of this world."""
@@ -152,11 +162,14 @@ class Simulation:
         world = self.world
         if self._jobs:
             world.faults_again()
+            self.losses.between_jobs()
         submission, restored = self._plan(setting)
         self._jobs += 1
         oracle = Oracle(
             self.disk, submission.spec, submission.context.graph, self.coverage, self._covered, self._merged
         )
+
+        self.losses.told.append(oracle.tables.lost)
         watch = Watch(oracle, self.coverage, restored)
         parts = self._protocol
         job = SimulatedJob(
@@ -197,7 +210,7 @@ class Simulation:
         settled_ms = world.now_ms - world.faulty_until_ms
         return JobRun(
             job, violation, status, reason, oracle.completed, restarts, world.now_ms - start_ms, settled_ms, rows,
-            dict(job.watch.answers), any(job.watch.cut_short.values()),
+            dict(job.watch.answers), bool(self.losses.tables), any(job.watch.cut_short.values()),
         )  # fmt: skip
 
     def _plan(self, setting: JobSetting) -> tuple[Submission, CheckpointMetadata | None]:
@@ -231,7 +244,15 @@ class Simulation:
         return submission, restored
 
     def _rows(self, context: JobContext) -> Rows:
-        return {table: _counted(read_table(self.open_store(table))) for table in context.table_urls}
+        return {table: self._rows_of(table) for table in context.table_urls}
+
+    def _rows_of(self, table: str) -> Counter[str]:
+        try:
+            return _counted(read_table(self.open_store(table)))
+        except CorruptionError as error:
+            if self.losses.tables and REPORT in str(error):
+                return Counter()  # Readers report it too.
+            raise
 
 
 def difference(expected: Rows, found: Rows, *, at_least: bool = False, at_most: bool = False) -> str | None:

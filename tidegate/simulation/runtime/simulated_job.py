@@ -383,9 +383,10 @@ class SimulatedJob:
         state = port.host.machine.state
         self.disk.reliable = True
         self._check_log(state)
-        tables = [] if state.commits else self.context.table_urls
+        whole = self.watch.oracle.tables.is_whole
+        tables = [] if state.commits or state.pending else [table for table in self.context.table_urls if whole(table)]
         port.effects.sweep(permit_sweep(state))
-        self.watch.oracle.files.check_end(state.kept, tables)
+        self.watch.oracle.files.check_end(state.kept, tables, state.pending)
         self.watch.ended(state, self.coordinator_crashes)
         self.world.note("job ends:", state.status.value, state.ending_reason or "")
         self.ended = state

@@ -21,6 +21,8 @@ class SimulatedDisk:
         self.world = world
         self.files: dict[str, bytes] = {}
         self._folders: dict[str, dict[str, None]] = {}
+        self.creating: list[Callable[[str, bytes], None]] = []
+        """Whoever acts before a file is created conditionally."""
         self.created: list[Callable[[str, bytes], None]] = []
         self.deleted: list[Callable[[str], None]] = []
         self.past: Mapping[str, bytes] = {}
@@ -103,6 +105,9 @@ class SimulatedStore:
         """Conditional create."""
         fails_after = self._maybe_fail("create", path)
         name = self._name(path)
+        if not self._disk.reliable:
+            for listener in self._disk.creating:
+                listener(name, bytes(data))
         if name in self._disk.files:
             raise AlreadyExistsError(f"{name} exists")
         self._disk.put(name, bytes(data))

@@ -52,6 +52,10 @@ FAULT_MIXES: Mapping[str, Faults] = {
         crash=0.02, restore_crash=0.08, coordinator_crash=0.01, storage=0.02, delay="0ms..60ms",
         duration=_DURATION, crashes_max=10,
     ),
+    "lost entries": Faults(
+        crash=0.005, coordinator_crash=0.03, storage=0.02, table_loss=0.15, delay="0ms..30ms", duration=_DURATION,
+        crashes_max=4,
+    ),
     "all": Faults(
         crash=0.005, coordinator_crash=0.01, storage=0.03, slow=0.03, slow_by="2s", duplicate=0.02, drop=0.002,
         delay="0ms..80ms", duration=_DURATION, crashes_max=4,

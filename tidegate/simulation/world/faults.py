@@ -19,6 +19,7 @@ FAULT_KINDS = (
     "node_loss",
     "cut",
     "restore_crash",
+    "table_loss",
 )
 """Fields of `Faults` that are probabilities."""
 
@@ -44,6 +45,8 @@ class Faults:
     (both at most `nodes_max` times in a run).
     restore_crash: that a task's process dies while it restores its state, per I/O operation, or while it waits for
     others that do; it counts as a crash.
+    table_loss: that the log of a table loses its newest entries, which storage had acknowledged: before each commit,
+    and for each table between two jobs. The job reports that, or the table is right all the same.
     outage: "from..to", times after the start between which no storage operation succeeds, whatever `duration` is.
     clock: how far the wall clock is set back at the first whole second, forth at the next one, and so on, while faults
     happen; the monotonic clock goes on. None: nobody sets it.
@@ -61,6 +64,7 @@ class Faults:
     node_loss: float = 0.0
     cut: float = 0.0
     restore_crash: float = 0.0
+    table_loss: float = 0.0
     cut_for: str = "50ms..3s"
     nodes_max: int = 3
     delay: str = "0ms..5ms"

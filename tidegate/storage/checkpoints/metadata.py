@@ -1,4 +1,4 @@
-"""`CheckpointMetadata`: what a checkpoint is made of: the types of `_metadata`, format version 3.
+"""`CheckpointMetadata`: what a checkpoint is made of: the types of `_metadata`, format version 4.
 
 State belongs to operators (matched by uid), bytes belong to subtasks (a few files each, or inlined when small). A
 `StateHandle` ties the two together: it says where the bytes are and which sections of them are which operator's; where
@@ -18,7 +18,7 @@ from tidegate.storage.checkpoints.state_meaning import StateMeaning
 from tidegate.storage.codec import wire
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId, OperatorUid, SubtaskIndex, VertexId
 
-METADATA_VERSION = 3
+METADATA_VERSION = 4
 
 
 @wire
@@ -184,6 +184,29 @@ class Committable:
 
 @wire
 @dataclass(frozen=True, slots=True)
+class TableHead:
+    """What a job knows to be in the log of an output table, whose URL is `url`.
+
+    `seq` is the number of the newest entry, -1 if the job knows of none. `commit` is the newest checkpoint of the job
+    that is committed there, None if none is.
+    """
+
+    url: str
+    seq: int
+    commit: CheckpointId | None = None
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class OpenCommits:
+    """Completed checkpoints with files for one table, of which the job did not know yet that they are committed."""
+
+    url: str
+    checkpoints: tuple[CheckpointId, ...]
+
+
+@wire
+@dataclass(frozen=True, slots=True)
 class SubtaskState:
     """One subtask's part of a checkpoint. `handle` is None for a stateless subtask.
 
@@ -334,10 +357,24 @@ class CheckpointMetadata:
     pools: tuple[SplitPool, ...] = ()
     """Of the sources whose splits the coordinator assigns. None in checkpoints of older versions: there, and of all
     other sources, the subtasks have every split."""
-    table_heads: tuple[tuple[str, int], ...] = ()
-    """The newest entry of each table's log that the job had seen, by url. A log that ends before has lost entries."""
+    table_heads: tuple[TableHead, ...] = ()
+    """What the job knew to be in the log of each table. A log without it has lost entries."""
+    open_commits: tuple[OpenCommits, ...] = ()
+    """Earlier checkpoints whose commits were outstanding. A restore finds each in the log of the table, or commits it
+    again from its own metadata; otherwise the log has lost it.
+    """
     deleted: bool = False
     """Somebody has begun to delete it: it is not there any more, and this says what of it may be left."""
+
+    def head_of(self, url: str) -> TableHead:
+        """What the job knew to be in the log of a table."""
+        return next((head for head in self.table_heads if head.url == url), TableHead(url, -1))
+
+    def expected_commits(self, url: str) -> tuple[CheckpointId, ...]:
+        """The checkpoints of the job that must be in the log of a table, or be committed again, ascending."""
+        newest = self.head_of(url).commit
+        waiting = next((commits.checkpoints for commits in self.open_commits if commits.url == url), ())
+        return (*(() if newest is None else (newest,)), *waiting)
 
     def pool_of(self, uid: OperatorUid) -> tuple[StoredSplit, ...]:
         """The splits of a source that no subtask has."""

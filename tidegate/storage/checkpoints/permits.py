@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import InitVar, dataclass
 from typing import Final, NoReturn, final
 
+from tidegate.storage.checkpoints.metadata import TableHead
 from tidegate.storage.errors import InvariantError
 from tidegate.storage.ids import CheckpointId, JobId
 
@@ -89,6 +90,10 @@ class EndPermit(_Permit):
     """The checkpoints that stay, with all that they refer to."""
     tables_settled: bool
     """Whether all that its tables are to show is committed, so that other files in them may go."""
+    undecided: frozenset[CheckpointId] = frozenset()
+    """Checkpoints of which nobody knows whether they complete: they stay too, with all that they may refer to."""
+    heads: tuple[TableHead, ...] = ()
+    """What the job knows to be in the log of each table. Where that is lost, the files are all that is left of rows."""
 
 
 @final

@@ -12,6 +12,8 @@ Rules:
 - A claim brings along what a restored checkpoint covers and nobody had committed. A job that is restored from there
   once more brings the same files along: they are handed on once.
 - A mark is durable before the rows are deleted. Nobody reads them again, whatever is restored.
+- A log that ends before what was handed on has lost entries. Later commits would get numbers that are marked already.
+  So nothing is handed on.
 - Two drivers that make the same mark are told apart by the create.
 """
 
@@ -24,7 +26,7 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tidegate.storage.checkpoints.metadata import DataFile
+from tidegate.storage.checkpoints.metadata import DataFile, TableHead
 from tidegate.storage.codec import decode, encode, wire
 from tidegate.storage.errors import AlreadyExistsError, CorruptionError, FencedError, NotFoundError, StorageError
 from tidegate.storage.files.envelope import seal, unseal
@@ -116,11 +118,11 @@ class HandedRows:
         self._remembered_max = remembered_max
         self._nonce = uuid.uuid4().hex[:8]
         self._lock = threading.Lock()
-        self._log = TableLog(store)
         self._log_from = 0
         self._read_to = -1
         self._marks, mark = newest_mark(store)
         self._handed = mark.entries
+        self._log = self._whole_log()
         self._info: TableInfo | None = None
         self._claim: TableEntry | None = None
         self._bearing: list[int] = []
@@ -147,7 +149,7 @@ class HandedRows:
         """Read what the log says since; whether it says anything new. The first time, delete what was left behind."""
         with self._lock:
             if self._read_to - self._log_from >= self._remembered_max:
-                self._log, self._log_from = TableLog(self.store), self._read_to
+                self._log, self._log_from = self._whole_log(), self._read_to
             entries = self._log.entries_after(self._read_to)
             first = self._read_to < 0
             for entry in entries:
@@ -155,6 +157,13 @@ class HandedRows:
             if first:
                 self._delete_left({f.path for e in entries if covers(self._handed, e.seq) for f in e.files})
             return bool(entries)
+
+    def _whole_log(self) -> TableLog:
+        """The log from its newest snapshot on. TableError later where it lacks what was read or handed on before."""
+        newest = max((last for _, last in self._handed), default=-1)
+        table_log = TableLog(self.store)
+        table_log.expect(self._job_id, TableHead(self.store.url, max(newest, self._read_to)))
+        return table_log
 
     def waiting(self) -> tuple[WaitingCommit, ...]:
         """What is to be handed on, the next one first."""

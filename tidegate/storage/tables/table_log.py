@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from tidegate.storage.checkpoints.metadata import DataFile
+from tidegate.storage.checkpoints.metadata import DataFile, TableHead
 from tidegate.storage.clock import now_ms as wall_clock_ms
 from tidegate.storage.errors import FencedError, StorageError, TableError
 from tidegate.storage.files.store import Store
@@ -32,6 +32,7 @@ from tidegate.storage.tables.log.log_entries import (
     added,
     joined,
 )
+from tidegate.storage.tables.log.log_fold import TableFold
 from tidegate.storage.tables.log.log_lineage import Restored, owned_by
 from tidegate.storage.tables.log.log_parts import LOG_FOLDER, TABLE_LOG_VERSION
 from tidegate.storage.tables.log.log_tail import RACES_MAX
@@ -67,6 +68,8 @@ class TableLog(TableReads):
         self._now_ms = now_ms
         self._nonce = uuid.uuid4().hex[:8]
         self._mirror: LogMirror | None = None
+        self._known_commits: dict[JobId, CheckpointId] = {}
+        """The newest checkpoint of each job that is known to be committed here."""
 
     def create(self, info: TableInfo, *, evolves: bool = False, history_ms: int | None = None) -> None:
         """Make the table, or see that it is there already as described; with `evolves`, add the columns that it lacks.
@@ -126,10 +129,52 @@ class TableLog(TableReads):
             info = self._existing().info
             return 0 if info.delta_id is None else LogMirror(self._store.url, info, self._tail).retention_ms()
 
-    def expect(self, known: int) -> None:
-        """Take it as known that the log has this entry: TableError from now on where it ends before it."""
+    def expect(self, job_id: JobId, head: TableHead) -> None:
+        """Take what a job knows of the log as known: TableError from now on where the log does not have it."""
         with self._lock:
-            self._tail.expect(known)
+            self._tail.expect(head.seq)
+            if head.commit is not None:
+                self._known_commits[job_id] = max(head.commit, self._known_commits.get(job_id, head.commit))
+
+    def check_commits(
+        self,
+        restored: Restored,
+        expected: Collection[CheckpointId],
+        retained: Collection[CheckpointId],
+    ) -> None:
+        """Raise TableError if the log lacks a commit that a restored checkpoint builds on, and that cannot be repeated.
+
+        `expected`: checkpoints of the job that were committed, or about to be. `retained`: those whose metadata
+        is still there, from which the restore commits what is missing.
+        """
+        with self._lock:
+            job_id, checkpoint_id = restored
+            if not expected:
+                return
+            lineage = self._tail.with_parts(self._lineage)
+            known = lineage.knows(job_id)
+            missing = set(lineage.uncommitted(job_id, checkpoint_id, expected) if known else expected)
+            if missing := missing - set(retained):
+                first = min(missing)
+                raise self._tail.lost(f"checkpoint {first} of {job_id!r} was committed", "its commit is not there")
+
+    def head(self, job_id: JobId) -> TableHead:
+        """How far the log has got, and the newest checkpoint of a job that is committed. TableError as for `expect`."""
+        with self._lock:
+            self._tail.refresh()
+            return self._head(job_id)
+
+    def _head(self, job_id: JobId) -> TableHead:
+        if self._tail.fold is None:
+            self._tail.refresh()
+        fold = self._existing()
+        self._check_known(fold, job_id)
+        return TableHead(self._store.url, fold.seq, fold.newest_commit if fold.owner == job_id else None)
+
+    def _check_known(self, fold: TableFold, job_id: JobId) -> None:
+        known = self._known_commits.get(job_id)
+        if known is not None and fold.owner == job_id and (fold.newest_commit is None or fold.newest_commit < known):
+            raise self._tail.lost(f"checkpoint {known} of {job_id!r} was committed", "its commit is not there any more")
 
     def claim(
         self,
@@ -140,7 +185,7 @@ class TableLog(TableReads):
         home: str | None = None,
         uncommitted: tuple[DataFile, ...] = (),
         next_checkpoint_id: int | None = None,
-    ) -> None:
+    ) -> TableHead:
         """Make a job the owner of the table; once a job, when it is submitted. Safe to repeat.
 
         The owner changes at once, what the table shows with the job's first commit. A job restored from a checkpoint
@@ -153,28 +198,29 @@ class TableLog(TableReads):
         those in between are never committed any more, even where their commit is on its way.
 
         `home`: root of the job's checkpoints. `uncommitted`: files that the restored checkpoint covers and nobody has
-        committed; the first commit shows them too. Raises FencedError if another job has claimed the table since.
+        committed; the first commit shows them too. Returns how far the log has got. Raises FencedError if another job
+        has claimed the table since.
         """
         with self._lock:
             for _ in range(RACES_MAX):
                 self._check_not_gone(uncommitted)
                 claim = self._tail.with_parts(self._lineage).claim(job_id, restored_from, if_exists, next_checkpoint_id)
+                self._check_known(self._existing(), job_id)
                 if claim is None or self._tail.append(self._claim_entry(job_id, claim, home, uncommitted)):
-                    return
+                    return self._head(job_id)
             raise self._lost_races("claim")
 
-    def commit(self, job_id: JobId, checkpoint_id: CheckpointId, files: tuple[DataFile, ...], known: int = -1) -> int:
+    def commit(self, job_id: JobId, checkpoint_id: CheckpointId, files: tuple[DataFile, ...]) -> TableHead:
         """Show the files of a completed checkpoint, once however often it is called.
 
-        Returns the number of the newest entry of the log. `known`: the newest one that the job knows of. Without files
-        it makes an entry only where the claim has yet to change what is shown.
+        Returns how far the log has got. Without files it makes an entry only where the claim has yet to change what is
+        shown.
 
-        Raises FencedError if another job owns the table. Raises TableError if nobody does, if the log ends before
-        `known`, or if the checkpoint was committed before with other files. Raises StorageError if it is unknown
+        Raises FencedError if another job owns the table. Raises TableError if nobody does, if the log has lost what is
+        known of it, or if the checkpoint was committed before with other files. Raises StorageError if it is unknown
         whether the commit is there: repeat it then.
         """
         with self._lock:
-            self._tail.expect(known)
             if self._tail.fold is None or self._tail.fold.owner != job_id or not files or self._tail.is_behind():
                 self._tail.refresh()
             for _ in range(RACES_MAX):
@@ -186,9 +232,10 @@ class TableLog(TableReads):
                     )
                 if fold.owner != job_id:
                     raise FencedError(owned_by(self._store.url, fold.owner, job_id))
+                self._check_known(fold, job_id)
                 if fold.is_decided(self._store.url, checkpoint_id, files):
                     self._follow()
-                    return self._existing().seq
+                    return self._head(job_id)
                 # Clocks of different machines differ: a later commit is not an earlier one.
                 at_ms = max(self._now_ms(), fold.newest_at_ms or 0)
                 entry = TableEntry(
@@ -196,7 +243,7 @@ class TableLog(TableReads):
                 )
                 if self._tail.append(entry):
                     self._follow()
-                    return self._existing().seq
+                    return self._head(job_id)
             raise self._lost_races("commit")
 
     def claim_compaction(self, job_id: JobId, line: JobId, owner: JobId | None) -> tuple[DataFile, ...]:

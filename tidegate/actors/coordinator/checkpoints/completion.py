@@ -21,7 +21,7 @@ from tidegate.actors.coordinator import invariants
 from tidegate.actors.coordinator.checkpoints.abandonment import Abandoner, record_of
 from tidegate.actors.coordinator.checkpoints.discards import Discarder
 from tidegate.actors.coordinator.checkpoints.failure_manager import forgive
-from tidegate.actors.coordinator.checkpoints.sink_commits import SinkCommitter
+from tidegate.actors.coordinator.checkpoints.sink_commits import SinkCommitter, open_commits
 from tidegate.actors.coordinator.job.phases import JobStatus, PendingInput, PendingPhase
 from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.coordinator.messages import instructions as do
@@ -271,7 +271,8 @@ class CheckpointWriter:
             hooks=pending.hooks,
             savepoint_format=pending.properties.savepoint_format if pending.properties.kind.is_savepoint else None,
             pools=pools(self._context.state, pending),
-            table_heads=tuple(sorted(self._context.state.table_heads.items())),
+            table_heads=self._context.state.known_tables,
+            open_commits=open_commits(self._context.state.commits),
         )
 
     def _partly_finished(self, pending: PendingCheckpoint) -> OperatorUid | None:

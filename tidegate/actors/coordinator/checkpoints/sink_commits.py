@@ -4,13 +4,17 @@
 
 - Checkpoints are committed one at a time, in the order of their numbers (invariant 6).
 - After each commit older checkpoints that nobody needs any more are subsumed (`subsumption.py`).
-- What a commit has seen of a table's log is remembered, and stored with later checkpoints (`table_heads`). A log that
-  ends before it has lost entries, which `TableTail` reports to whoever commits next or restores the job.
+- What a commit has seen of a table's log is remembered, and stored with later checkpoints (`table_heads`). A log
+  without it has lost entries, which `TableLog` reports to whoever commits next or restores the job.
+- A checkpoint that completes while commits are outstanding stores which ones (`open_commits`): a restore from it finds
+  each in the table's log, or commits it again, or is refused.
 - The first completed checkpoint of an attempt is committed to every output table, even without files. If a table has a
   new owner, or one that went back to an older checkpoint, this commit changes what the table shows.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from tidegate.actors.coordinator import invariants
 from tidegate.actors.coordinator.checkpoints.discards import Discarder
@@ -19,8 +23,18 @@ from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.state.coordinator_context import CoordinatorContext
 from tidegate.actors.coordinator.state.coordinator_state import SinkCommit
-from tidegate.storage.checkpoints.metadata import Committable
+from tidegate.storage.checkpoints.metadata import Committable, OpenCommits, is_own_sink
 from tidegate.storage.ids import CheckpointId
+
+
+def open_commits(commits: Iterable[SinkCommit]) -> tuple[OpenCommits, ...]:
+    """Which of these checkpoints have files for which table, ordered by url."""
+    found: dict[str, dict[CheckpointId, None]] = {}
+    for commit in commits:
+        for committable in commit.committables:
+            if committable.files and not is_own_sink(committable.table):
+                found.setdefault(committable.table, {})[commit.checkpoint_id] = None
+    return tuple(OpenCommits(url, tuple(checkpoints)) for url, checkpoints in sorted(found.items()))
 
 
 class SinkCommitter:
@@ -51,9 +65,7 @@ class SinkCommitter:
 
     def committed(self, event: ev.SinksCommitted) -> None:
         """The sink files of a checkpoint are visible. Remember how far the logs of its tables have got."""
-        heads = self._context.state.table_heads
-        for url, seq in event.heads:
-            heads[url] = max(seq, heads.get(url, 0))
+        self._context.state.know_tables(event.heads)
         self._done(event.checkpoint_id)
 
     def _done(self, checkpoint_id: CheckpointId) -> None:
@@ -96,7 +108,7 @@ class SinkCommitter:
         commit = self._context.state.commits[0]
         permit = invariants.permit_commit(self._context.state, commit.checkpoint_id)
         if commit.committables or commit.tables:
-            heads = tuple(sorted(self._context.state.table_heads.items()))
+            heads = self._context.state.known_tables
             self._context.instruct(
                 do.CommitSinks(commit.checkpoint_id, commit.committables, commit.tables, heads, permit=permit)
             )

@@ -9,7 +9,7 @@ from tidegate.actors.coordinator.job.outages import FIRST_PAUSE_MS, STORAGE_OUTA
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.storage.checkpoints.layout import CheckpointPointer
-from tidegate.storage.checkpoints.metadata import OperatorInfo, StoredSplit
+from tidegate.storage.checkpoints.metadata import OperatorInfo, StoredSplit, TableHead
 from tidegate.storage.codec import wire
 from tidegate.storage.ids import CheckpointId, JobId, OperatorUid, VertexId
 
@@ -145,6 +145,8 @@ class JobSpec:
     """Identifiers of the job's master hooks."""
     tables: tuple[str, ...] = ()
     """Urls of the job's output tables."""
+    table_heads: tuple[TableHead, ...] = ()
+    """How far the log of each output table had got when the job claimed it."""
     seed: int = 0
     """Decides what is random: the delay of the first periodic checkpoint, and the jitter of restarts."""
     deploy_timeout_ms: int = DEPLOY_TIMEOUT_MS

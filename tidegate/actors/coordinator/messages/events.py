@@ -19,7 +19,7 @@ from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.protocol.snapshot_metrics import NO_METRICS, SnapshotMetrics
 from tidegate.actors.protocol.state_origin import StateOrigin
-from tidegate.storage.checkpoints.metadata import SavepointFormat, SnapshotKind, SubtaskState
+from tidegate.storage.checkpoints.metadata import SavepointFormat, SnapshotKind, SubtaskState, TableHead
 from tidegate.storage.codec import wire
 from tidegate.storage.ids import AttemptNumber, CheckpointId
 
@@ -200,10 +200,14 @@ class CheckpointDamaged:
 @wire
 @dataclass(frozen=True, slots=True)
 class TablesTakenBack:
-    """Every table of the job is taken back to the checkpoint that this attempt starts from."""
+    """Every table of the job is taken back to the checkpoint that this attempt starts from.
+
+    `heads`: how far the log of each table has got.
+    """
 
     at_ms: int
     attempt: AttemptNumber
+    heads: tuple[TableHead, ...] = ()
 
 
 @wire
@@ -211,7 +215,8 @@ class TablesTakenBack:
 class TablesNotTakenBack:
     """Some table of the job may not be taken back. `fenced`: another job has claimed one.
 
-    `away_ms`: for how long storage has not answered; None where that is not the cause.
+    `away_ms`: for how long storage has not answered; None where that is not the cause. `permanent`: trying again, or
+    starting anew, cannot help.
     """
 
     at_ms: int
@@ -219,6 +224,7 @@ class TablesNotTakenBack:
     error: str
     fenced: bool = False
     away_ms: int | None = None
+    permanent: bool = False
 
 
 @wire
@@ -302,14 +308,11 @@ class MetadataWriteFailed:
 @wire
 @dataclass(frozen=True, slots=True)
 class SinksCommitted:
-    """The sink files of a completed checkpoint are visible.
-
-    `heads`: of each table that was written to, its url and the number of the newest entry of its log.
-    """
+    """The sink files of a completed checkpoint are visible. `heads`: how far the log of each table has got."""
 
     at_ms: int
     checkpoint_id: CheckpointId
-    heads: tuple[tuple[str, int], ...] = ()
+    heads: tuple[TableHead, ...] = ()
 
 
 @wire

@@ -14,7 +14,7 @@ from tidegate.actors.coordinator.messages.splits import AssignSplits as AssignSp
 from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.protocol.stream_elements import ALIGNED_BARRIER, BarrierOptions
-from tidegate.storage.checkpoints.metadata import CheckpointMetadata, Committable
+from tidegate.storage.checkpoints.metadata import CheckpointMetadata, Committable, TableHead
 from tidegate.storage.checkpoints.permits import CommitPermit, CompletionPermit, DeletePermit, ExportPermit
 from tidegate.storage.codec import wire
 from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation, JobId
@@ -107,13 +107,14 @@ class RestoreHooks:
 class TakeTablesBack:
     """Claim every table of the job anew, back to an older checkpoint, because newer ones are damaged.
 
-    What was committed after that checkpoint is processed again. `reason` says what was passed over, and why. Answered
-    by `TablesTakenBack` or `TablesNotTakenBack`.
+    What was committed after that checkpoint is processed again. `reason` says what was passed over, and why. `heads`:
+    what the job knows to be in the log of each table. Answered by `TablesTakenBack` or `TablesNotTakenBack`.
     """
 
     attempt: AttemptNumber
     checkpoint_id: CheckpointId
     reason: str
+    heads: tuple[TableHead, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,14 +197,14 @@ class VoidCheckpoint:
 class CommitSinks:
     """Make the sink files of a completed checkpoint visible, once. Answered by `SinksCommitted` or `SinkCommitFailed`.
 
-    `tables` are told of it even if it has no files for them: the commit may change what they show. `heads`: the newest
-    entry of each table's log that the job knows, by url; a log that ends before it has lost entries.
+    `tables` are told of it even if it has no files for them: the commit may change what they show. `heads`: what the
+    job knows to be in the log of each table; a log without it has lost entries.
     """
 
     checkpoint_id: CheckpointId
     committables: tuple[Committable, ...]
     tables: tuple[str, ...] = ()
-    heads: tuple[tuple[str, int], ...] = ()
+    heads: tuple[TableHead, ...] = ()
     permit: CommitPermit = field(kw_only=True)
 
     def __post_init__(self) -> None:

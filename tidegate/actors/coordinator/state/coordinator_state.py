@@ -28,7 +28,7 @@ from tidegate.actors.coordinator.state.shared_state_registry import SharedStateR
 from tidegate.actors.coordinator.state.taken_splits import TakenSplits
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.recovery.failure_history import FailureHistory
-from tidegate.storage.checkpoints.metadata import CheckpointMetadata, Committable, SubtaskState
+from tidegate.storage.checkpoints.metadata import CheckpointMetadata, Committable, SubtaskState, TableHead
 from tidegate.storage.codec import wire
 from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation, OperatorUid
 
@@ -227,8 +227,8 @@ class CoordinatorState:
     table_failures: int = 0
     commits: tuple[SinkCommit, ...] = ()
     """Completed checkpoints whose sink files may not be visible yet, oldest first."""
-    table_heads: dict[str, int] = field(default_factory=dict)
-    """The newest entry of each table's log that a commit of this job has seen, by the table's url."""
+    table_heads: dict[str, TableHead] = field(default_factory=dict)
+    """What a claim or a commit of this job has seen in the log of each table, by the table's url."""
     told_attempt: int = -1
     """The newest attempt whose first completed checkpoint was committed to all output tables, or is about to be."""
     committed_files: dict[tuple[TaskId, OperatorUid], int] = field(default_factory=dict)
@@ -293,6 +293,18 @@ class CoordinatorState:
     def kept(self) -> tuple[CheckpointId, ...]:
         """Completed checkpoints that have to stay: the retained ones, and those that are damaged."""
         return (*(c.checkpoint_id for c in self.completed), *(d.checkpoint_id for d in self.damaged))
+
+    def know_tables(self, heads: Iterable[TableHead]) -> None:
+        """Remember how far the logs of these tables have got. An older report changes nothing."""
+        for head in heads:
+            known = self.table_heads.get(head.url)
+            if known is None or known.seq <= head.seq:
+                self.table_heads[head.url] = head
+
+    @property
+    def known_tables(self) -> tuple[TableHead, ...]:
+        """What the job knows to be in the log of each table, ordered by url."""
+        return tuple(head for _, head in sorted(self.table_heads.items()))
 
     def attempt_of(self, task: TaskId) -> AttemptNumber:
         """The attempt that a task belongs to, or did before it was stopped."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.coordinator.messages import instructions as do
@@ -16,7 +16,7 @@ from tidegate.actors.hosts.job_context import JobContext
 from tidegate.actors.hosts.work_folders import remove_work
 from tidegate.recovery.cleanup.end_of_job import sweep_checkpoints
 from tidegate.recovery.savepoints import discard_savepoint, void_savepoint, write_savepoint
-from tidegate.storage.checkpoints.metadata import CheckpointMetadata, DataFile, is_own_sink
+from tidegate.storage.checkpoints.metadata import CheckpointMetadata, DataFile, TableHead, is_own_sink
 from tidegate.storage.checkpoints.metadata_file import create_metadata, read_metadata
 from tidegate.storage.checkpoints.permits import CompletionPermit, EndPermit
 from tidegate.storage.copies.local_copies import remove_copies
@@ -24,11 +24,13 @@ from tidegate.storage.copies.node_folder import OpenNodeFolder, PrivateFolder
 from tidegate.storage.errors import (
     DAMAGE,
     AlreadyExistsError,
+    CorruptionError,
     FencedError,
     InvariantError,
     StorageError,
     TableError,
     TidegateError,
+    may_be_awaited,
     may_pass,
 )
 from tidegate.storage.files.store import OpenStore
@@ -96,7 +98,9 @@ class CoordinatorEffects:
                 self._open_store(root).write(self._context.layout.savepoint_mark(), ())
             path = write_savepoint(self._open_store, root, target, instruction.metadata, instruction.permit)
         except TidegateError as error:
-            return ev.SavepointWriteFailed(self._now_ms(), checkpoint_id, str(error), _away_ms(error) is None)
+            # Of a folder that refuses it the user hears at once: it is not one that the job writes to otherwise.
+            permanent = not (isinstance(error, StorageError) and may_pass(error))
+            return ev.SavepointWriteFailed(self._now_ms(), checkpoint_id, str(error), permanent)
         return ev.SavepointWritten(self._now_ms(), checkpoint_id, path)
 
     def discard_savepoint(self, instruction: do.DiscardSavepoint) -> ev.SavepointDiscarded | ev.SavepointDiscardFailed:
@@ -126,13 +130,21 @@ class CoordinatorEffects:
         """Every table goes on from what the checkpoint covers; repeating that changes nothing."""
         job_id, attempt = self._context.job_id, instruction.attempt
         try:
-            for table in self._context.table_urls:
-                self._table_log(table).claim(job_id, restored_from=(job_id, instruction.checkpoint_id))
+            self._expect(instruction.heads)
+            restored = job_id, instruction.checkpoint_id
+            logs = [self._table_log(table) for table in self._context.table_urls]
+            heads = tuple(table_log.claim(job_id, restored_from=restored) for table_log in logs)
         except FencedError as error:
             return ev.TablesNotTakenBack(self._now_ms(), attempt, str(error), fenced=True)
+        except (TableError, *DAMAGE) as error:
+            return ev.TablesNotTakenBack(self._now_ms(), attempt, str(error), permanent=True)
         except TidegateError as error:
             return ev.TablesNotTakenBack(self._now_ms(), attempt, str(error), away_ms=_away_ms(error))
-        return ev.TablesTakenBack(self._now_ms(), attempt)
+        return ev.TablesTakenBack(self._now_ms(), attempt, heads)
+
+    def _expect(self, heads: Iterable[TableHead]) -> None:
+        for head in heads:
+            self._table_log(head.url).expect(self._context.job_id, head)
 
     def restore_hooks(
         self, instruction: do.RestoreHooks
@@ -161,18 +173,18 @@ class CoordinatorEffects:
         for committable in instruction.committables:
             if not is_own_sink(committable.table):
                 files.setdefault(committable.table, []).extend(committable.files)
-        heads, known = [], dict(instruction.heads)
+        heads = []
         try:
+            self._expect(instruction.heads)
             for table, table_files in files.items():
                 table_log = self._table_log(table)
-                head = table_log.commit(
-                    self._context.job_id, instruction.checkpoint_id, tuple(table_files), known.get(table, -1)
-                )
-                heads.append((table, head))
+                heads.append(table_log.commit(self._context.job_id, instruction.checkpoint_id, tuple(table_files)))
             self._sinks.commit(self._context.job_id, instruction.checkpoint_id, of_sinks)
         except FencedError as error:
             return ev.SinkCommitFailed(self._now_ms(), instruction.checkpoint_id, str(error), fenced=True)
         except SinkHangsError as error:
+            return ev.SinkCommitFailed(self._now_ms(), instruction.checkpoint_id, str(error), permanent=True)
+        except CorruptionError as error:
             return ev.SinkCommitFailed(self._now_ms(), instruction.checkpoint_id, str(error), permanent=True)
         except (StorageError, SinkFailedError) as error:
             return ev.SinkCommitFailed(self._now_ms(), instruction.checkpoint_id, str(error))
@@ -228,6 +240,7 @@ class CoordinatorEffects:
             remove_copies(self._open_folder(self._context.options.local_copies), self._context.job_id)
         try:
             sweep_checkpoints(self._open_store(self._context.root), self._context.layout, permit)
+            self._expect(permit.heads)
             self.compactor.close()
             for table in self._context.table_urls if permit.tables_settled else ():
                 if self._is_whole(table):
@@ -240,7 +253,7 @@ class CoordinatorEffects:
     def _is_whole(self, table: str) -> bool:
         """Whether the log of a table has all that was committed. If not, its files are all that is left of the rows."""
         try:
-            self._table_log(table).claims()
+            self._table_log(table).head(self._context.job_id)
         except TableError as error:
             log.error("files of the table are not deleted: %s", error)
             return False
@@ -248,5 +261,5 @@ class CoordinatorEffects:
 
 
 def _away_ms(error: Exception) -> int | None:
-    """0 where storage does not answer, which counts from now on; None where trying again cannot help."""
-    return 0 if isinstance(error, StorageError) and may_pass(error) else None
+    """0 where storage does not answer or refuses, which counts from now on; None where waiting cannot help."""
+    return 0 if isinstance(error, StorageError) and may_be_awaited(error) else None

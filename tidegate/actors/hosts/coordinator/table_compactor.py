@@ -20,7 +20,7 @@ from collections.abc import Callable
 from tidegate.actors.hosts.job_context import JobContext
 from tidegate.actors.protocol.failure_reasons import log_failure
 from tidegate.storage.checkpoints.layout import parse_checkpoint_name
-from tidegate.storage.errors import StorageError, may_pass
+from tidegate.storage.errors import StorageError, TableError, may_be_awaited
 from tidegate.storage.files.store import OpenStore
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.tables.compaction.running_compaction import RunningCompaction
@@ -78,11 +78,17 @@ class TableCompactor:
         self._stopped = True
 
     def close(self) -> None:
-        """Stop, wait until nothing is under way, and delete what was written for nothing. StorageError."""
+        """Stop, wait until nothing is under way, and delete what was written for nothing. Raises StorageError.
+
+        Nothing is deleted of a table whose log has lost entries: its files are all that is left of their rows.
+        """
         self.stop()
         with self._lock:
             for url in self._context.compactions:
-                self._of(url).close()
+                try:
+                    self._of(url).close()
+                except TableError as error:
+                    log.error("files of compactions are not deleted: %s", error)
 
     def _step(self, url: str, what: str, of: Callable[[], RunningCompaction | RunningVacuum]) -> None:
         """`what` is done, in words, with the table in the place of {}."""
@@ -93,7 +99,7 @@ class TableCompactor:
         except _StoppedError:
             raise
         except Exception as error:  # noqa: BLE001 (whatever it is: the job is worth more than the size of its files)
-            if isinstance(error, StorageError) and may_pass(error):
+            if isinstance(error, StorageError) and may_be_awaited(error):
                 log.warning("%s later: %s", what.format(url), error)
                 return
             self._given_up.add((url, what))

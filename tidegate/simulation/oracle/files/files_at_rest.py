@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import msgpack
 
@@ -225,17 +225,19 @@ class FilesOracle:
 
     # --- the end --------------------------------------------------------------------------------------------------
 
-    def check_end(self, retained: Iterable[int], tables: Iterable[str]) -> None:
+    def check_end(self, retained: Iterable[int], tables: Iterable[str], undecided: Collection[int] = ()) -> None:
         """The job is over: what is retained is there, and nothing else is left (invariant 5).
 
-        `tables`: those in which nothing of this job waits for being committed any more.
+        `tables`: those in which nothing of this job waits for being committed any more. `undecided`: checkpoints that
+        may still complete, because the job has given up.
         """
         keep = set()
         retained = list(retained)
         unknown: tuple[str, ...] = ()
-        if not self._unreadable.isdisjoint(retained):
+        if undecided or not self._unreadable.isdisjoint(retained):
             # What an unreadable checkpoint may need stays.
-            unknown = f"{self._root}/{self._layout.shared_dir()}/", *(f"{self._folder}chk-{n}/" for n in retained)
+            folders = (f"{self._folder}chk-{n}/" for n in (*retained, *undecided))
+            unknown = f"{self._root}/{self._layout.shared_dir()}/", *folders
         for number in retained:
             metadata = self.present.get(number)
             if metadata is None:

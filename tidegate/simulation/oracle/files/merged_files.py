@@ -30,6 +30,7 @@ class MergedFiles:
         self._coverage = coverage
         self._readers: dict[str, TableLog] = {}
         self._before: dict[str, TableSnapshot] = {}
+        self._holes: dict[str, int] = {}
         self._merged: list[tuple[frozenset[str], frozenset[str]]] = []
         """Full names of the files of a compaction, and of those that they stand for, oldest first."""
         disk.created.append(self._file_created)
@@ -51,11 +52,21 @@ class MergedFiles:
             for originals in [set(self.originals(list(new)))]
         )
 
+    def lost(self, table: str, first: int) -> None:
+        """The log of a table has lost its entries from this one on."""
+        self._holes[table] = min(first, self._holes.get(table, first))
+        self._readers.pop(table, None)
+        self._before.pop(table, None)
+
     def _file_created(self, name: str, data: bytes) -> None:
         table, found, number = name.partition(f"/{TABLE_LOG}")
         if not found or not number.isdigit():
             return
         entry: TableEntry = decode(memoryview(data)[HEADER_BYTES:])
+        hole = self._holes.pop(table, None)
+        if hole is not None and entry.seq > hole:
+            self._holes[table] = hole
+            return
         reader = self._readers.setdefault(table, TableLog(SimulatedStore(self._disk, table)))
         reliable, self._disk.reliable = self._disk.reliable, True
         try:

@@ -46,6 +46,8 @@ class TablesOracle:
         self._committed: dict[str, int] = {}
         self._readers: dict[str, TableLog] = {}
         self._shown: dict[str, list[str]] = {}
+        self._holes: dict[str, int] = {}
+        """The first entry of each table's log that is lost, until somebody has made it again."""
         disk.created.append(self._file_created)
 
     def restored(self, job_id: JobId, checkpoint_id: CheckpointId) -> None:
@@ -81,6 +83,20 @@ class TablesOracle:
         covered = (self.covered[self._job_id, CheckpointId(number)] for number in checkpoints)
         return all(self._merged.stand_for(name, names) for names in covered if name in names)
 
+    def lost(self, table: str, first: int) -> None:
+        """The log of a table has lost its entries from this one on: what the table shows is what it showed before."""
+        self._holes[table] = min(first, self._holes.get(table, first))
+        self._readers.pop(table, None)
+        self._shown.pop(table, None)
+        reader = self._readers[table] = TableLog(self._store(table))
+        snapshot, head = self._reading(reader.snapshot), self._reading(lambda: reader.head(self._job_id))
+        self._shown[table] = [f"{table}/{file.path}" for file in snapshot.files]
+        self._committed[table] = -1 if head.commit is None else int(head.commit)
+
+    def is_whole(self, table: str) -> bool:
+        """Whether the log of a table has all that it has ever had."""
+        return table.rstrip("/") not in self._holes
+
     # --- what a table shows ---------------------------------------------------------------------------------------
 
     def _file_created(self, name: str, data: bytes) -> None:
@@ -88,6 +104,10 @@ class TablesOracle:
         if not found or not number.isdigit():
             return
         entry: TableEntry = decode(memoryview(data)[HEADER_BYTES:])
+        hole = self._holes.pop(table, None)
+        if hole is not None and entry.seq > hole:
+            self._holes[table] = hole
+            return  # It was created behind a hole, and is taken back.
         known = table in self._readers
         reader = self._readers.setdefault(table, TableLog(self._store(table)))
         snapshot = self._reading(reader.snapshot)

@@ -119,10 +119,14 @@ class TableTail:
             found = "another entry is there now"
         else:
             return
-        raise TableError(
-            f"the log of the table at {self._url} has lost entries: this job knows entry {seq} of it, and {found}. The "
-            "storage has lost what it had acknowledged or was taken back to an older state, or the table was deleted "
-            "and created again. Rows that were committed are missing, so nothing is written to it. Bring the folder "
+        raise self.lost(f"this job knows entry {seq} of it", found)
+
+    def lost(self, known: str, found: str) -> TableError:
+        """The error that the log has lost entries: what is known of it, and what is found there."""
+        return TableError(
+            f"the log of the table at {self._url} has lost entries: {known}, and {found}. The storage "
+            "has lost what it had acknowledged or was taken back to an older state, or the table was deleted and "
+            "created again. Rows that were committed are missing, so nothing is written to it. Bring the folder "
             "back from a copy, or restore the job from a checkpoint that is older than the loss"
         )
 
@@ -162,7 +166,8 @@ class TableTail:
                     if self._files.listing()[1] != snapshots:
                         raise _OvertakenError
                     where = join_url(self._url, LOG_FOLDER)
-                    raise CorruptionError(f"{where} has a hole: {entry_path(expected).rpartition('/')[2]} is missing")
+                    name = entry_path(expected).rpartition("/")[2]
+                    raise CorruptionError(f"{where} has lost entries: {name} is missing, and later ones are there")
                 expected += 1
             expected += 1
 
