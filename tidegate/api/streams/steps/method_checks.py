@@ -126,7 +126,7 @@ def _attributes_read(method: FunctionType, variable: str) -> Iterator[tuple[str,
     instructions = list(dis.get_instructions(method))
     for before, after in pairwise(instructions):
         # Python 3.13 loads two variables in one instruction: the second of them is on top.
-        loaded = before.argval[-1] if isinstance(before.argval, tuple) else before.argval
+        loaded = before.argval[-1] if isinstance(before.argval, tuple) and before.argval else before.argval
         if "LOAD_FAST" in before.opname and loaded == variable:
             if after.opname == "LOAD_METHOD":  # Python 3.11
                 yield str(after.argval), True
