@@ -14,7 +14,6 @@ from operator_harness import Subtasks, opened, run
 
 from tidegate.actors.operators.aggregates import aggregate as tg
 from tidegate.actors.operators.aggregates.aggregate_all import KEY, MergedAggregate, PartialAggregate
-from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
 from tidegate.actors.operators.ranking.distinct_rows import DistinctRows
 from tidegate.storage.errors import ConfigurationError
 
@@ -65,16 +64,6 @@ def test_state_of_a_value_never_changes() -> None:
     assert sorted(stored, key=str) == [{"k": 1, "x": "a", "_tidegate_rows": 1}, {"k": 1, "x": "b", "_tidegate_rows": 1}]
     flagged = [(row["x"], row["rest"]) for batch in subtasks.emitted for row in batch.to_pylist() if row["new"]]
     assert flagged == [("a", "0"), ("b", "3")]
-
-
-def test_state_of_older_versions_is_restored() -> None:
-    """They counted all rows of each combination, nulls too: an aggregate wrote it, and nothing is new after it."""
-    keys = ("k", "x")
-    older = Subtasks(lambda: KeyedAggregate(keys, {"_tidegate_rows": tg.count()}), keys, 2)
-    older.process([_batch([(1, "a", 0), (1, "a", 1), (1, None, 2)])])
-    now = Subtasks(lambda: DistinctRows(keys, "new"), keys, 1, restored=older.snapshot())
-    now.process([_batch([(1, None, 3), (1, "a", 4), (1, "b", 5)])])
-    assert [row["new"] for batch in now.emitted for row in batch.to_pylist()] == [False, False, True]
 
 
 def test_names_that_are_taken() -> None:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from tidegate.actors.graph.event_time import with_event_time
 from tidegate.actors.graph.filtered_sources import with_needed_rows
-from tidegate.actors.graph.former_form import in_former_form
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.graph.needed_columns import with_needed_columns
 from tidegate.actors.graph.stream_graph import StreamNode, translate
@@ -343,7 +342,7 @@ class StreamEnvironment(Topologies):
         nodes = self._program.nodes
         check_changes_come_once(nodes, config)
         combining = combining_mode(local_aggregation, settings.local_aggregation)
-        graph, former_nodes = self._graph(nodes, combining), in_former_form(nodes)
+        graph = self._graph(nodes, combining)
         check_outlives_ray(store.url, "the checkpoints of the job")
         for table in self._program.tables:
             check_outlives_ray(table.url, "a table of the job")
@@ -364,7 +363,6 @@ class StreamEnvironment(Topologies):
             name=name,
             job_id=make_job_id(name, suffix if suffix is not None else uuid.uuid4().hex[:8]),
             graph=graph,
-            former=None if former_nodes is None else self._graph(former_nodes, combining),
             root=store.url,
             tables=tuple(self._program.tables),
             collected=tuple(self._program.collected),

@@ -7,7 +7,6 @@ and nothing of the environment.
 from __future__ import annotations
 
 from collections.abc import Collection
-from copy import copy
 
 import pyarrow as pa
 
@@ -35,7 +34,6 @@ class Program:
         self.max_parallelism: int | None = None
         """Number of key groups; None if the user has not said how many."""
         self.open_store = open_store
-        self._numbers_skipped = 0
         self.given_up = False
         """Whether it could not be executed; then the next source begins another program."""
         self.clear()
@@ -48,24 +46,13 @@ class Program:
         self.functions: list[CheckpointFunction] = []
         self.hooks: list[MasterHook] = []
         self.views = Views()
-        self._numbers_skipped = 0
         self.given_up = False
-
-    def aside(self) -> Program:
-        """A program that goes on where this one is. What is added to it is not in this one."""
-        other = copy(self)
-        other.nodes = [*self.nodes]
-        return other
-
-    def skip_numbers(self, count: int) -> None:
-        """Number the operators that follow as if so many more were there: what has no uid is called by its number."""
-        self._numbers_skipped += count
 
     def new_uid(self, name: str, uid: str | None) -> OperatorUid:
         """The uid given, or one made of the operator's name and its place in the program."""
         check_name("an operator's name", "name", name)
         if uid is None:
-            uid = f"{name.replace('/', '-')[:_NAME_IN_UID_CHARACTERS]}-{len(self.nodes) + self._numbers_skipped}"
+            uid = f"{name.replace('/', '-')[:_NAME_IN_UID_CHARACTERS]}-{len(self.nodes)}"
         check_uid(uid, name)
         return OperatorUid(uid)
 

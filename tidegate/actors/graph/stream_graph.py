@@ -53,8 +53,6 @@ class StreamNode:
 
     `combines`: how the operator lets senders combine rows before they come to it; None: not at all.
 
-    `former`: what older versions made in the place of it and of nodes before it; None: the same.
-
     `meaning`: what the state of the operator means; None for an operator without state.
 
     `takes_back`: who makes the changes that the operator counts on, each of which must come once; None: none.
@@ -77,7 +75,6 @@ class StreamNode:
     calls: AsyncFunction | None = None
     takes_back: str | None = None
     combines: LocalAggregation | None = None
-    former: FormerForm | None = None
     meaning: StateMeaning | None = None
 
     def __post_init__(self) -> None:
@@ -105,14 +102,6 @@ class StreamNode:
                 "of the step that emits it, and call side_output on the stream that this step returns"
             )
         return StreamNode(self.uid, self.name, self.parallelism, schemas[tag], taps=(self, tag))
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class FormerForm:
-    """The nodes that once stood in the place of the last `instead_of` nodes, the one that says so included."""
-
-    nodes: tuple[StreamNode, ...]
-    instead_of: int
 
 
 def default_max_parallelism(parallelism: int) -> int:

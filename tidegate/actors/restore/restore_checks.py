@@ -136,17 +136,6 @@ def refuse(metadata: CheckpointMetadata, problems: Sequence[str]) -> None:
         )
 
 
-def as_written(metadata: CheckpointMetadata, graph: JobGraph, former: JobGraph | None) -> JobGraph:
-    """The form of the graph that goes on from the checkpoint: `former` if operators of that form alone are in it."""
-    if former is None:
-        return graph
-    apart = {info.uid for info in former.operator_infos()} - {info.uid for info in graph.operator_infos()}
-    if apart.isdisjoint(info.uid for info in metadata.operators):
-        return graph
-    log.info("%s was written by an older version: the job keeps the form that it had there", _where(metadata))
-    return former
-
-
 def with_key_groups_of(metadata: CheckpointMetadata, graph: JobGraph) -> JobGraph:
     """The graph with the checkpoint's number of key groups, because stored state cannot change that number.
 

@@ -1,21 +1,17 @@
 """Builds the steps that mark distinct values, so that to count them is to count marked rows.
 
 `stream_aggregates.py` calls it for running aggregates. Each counted column is marked in an exchange by the keys and its
-values. Conditions on one column share that (`DistinctViews`). Where no column has two conditions the steps are those of
-older versions: one `DistinctRows` for each count, of a column that is null where the condition is not true. Where one
-has, they are the former form of the program, for jobs that go on from checkpoints of these versions.
+values. Conditions on one column share that (`DistinctViews`). Where no column has two conditions there is one
+`DistinctRows` for each count, of a column that is null where the condition is not true.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
-import pyarrow as pa
-
-from tidegate.actors.graph.stream_graph import FormerForm, StreamNode
 from tidegate.actors.operators.aggregates.aggregate import Aggregate, count
 from tidegate.actors.operators.aggregates.aggregate_kinds import AggregateKind
 from tidegate.actors.operators.ranking.distinct_rows import DistinctRows
@@ -23,7 +19,6 @@ from tidegate.actors.operators.ranking.distinct_views import VIEWS_MAX, Distinct
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.api.streams.steps.meanings import column_of, meaning
 from tidegate.api.streams.steps.stream_steps import StreamSteps
-from tidegate.storage.errors import ConfigurationError
 
 S = TypeVar("S", bound=StreamSteps)
 _NAME_CHARACTERS = 100
@@ -46,12 +41,7 @@ def is_distinct(aggregate: Aggregate) -> bool:
 
 def marked(stream: S, aggregates: Mapping[str, Aggregate], of: Counted) -> tuple[S, dict[str, Aggregate]]:
     """The stream with marks, and aggregates that count these and only read columns. Raises ConfigurationError."""
-    if not _share(aggregates):
-        return _each_apart(stream, aggregates, of)
-    formerly = _formerly(stream, aggregates, of)
-    if formerly is not None and not _given(aggregates).isdisjoint(formerly.flags.values()):
-        return _each_apart(stream, aggregates, of)  # a condition is called as a mark is, and would be beside it
-    return _together(stream, aggregates, of, formerly)
+    return _together(stream, aggregates, of) if _share(aggregates) else _each_apart(stream, aggregates, of)
 
 
 def _share(aggregates: Mapping[str, Aggregate]) -> bool:
@@ -78,7 +68,7 @@ def _each_apart(stream: S, aggregates: Mapping[str, Aggregate], of: Counted) -> 
     flags: dict[str, str] = {}
     texts = {str(plain[label].column): column_of(a.column) for label, a in of_columns.items()}
     for column in dict.fromkeys(str(a.column) for a in plain.values() if is_distinct(a)):
-        flag = free_name(f"first {column}", stream.schema)
+        flag = free_name(f"first {column}", {*kept_columns(stream, of.keys), *_given(plain), *flags.values()})
         columns = (*of.keys, column)
         operator = DistinctRows(columns, flag)
         output = None if stream.schema is None else operator.output_schema(stream.schema)
@@ -86,7 +76,10 @@ def _each_apart(stream: S, aggregates: Mapping[str, Aggregate], of: Counted) -> 
             partial(DistinctRows, columns, flag),
             output,
             f"{of.name} distinct {column}"[:_NAME_CHARACTERS],
-            None if of.uid is None else f"{of.uid}-distinct-{len(flags)}",
+            # A uid is made of no expression: it names files, and lasts when the text of an expression does not.
+            stream._program.new_uid(f"{of.name} distinct", None)
+            if of.uid is None
+            else f"{of.uid}-distinct-{len(flags)}",
             of.parallelism,
             meaning=meaning(
                 "distinct values", {"keys": of.keys, "of": texts[column]}, rows={"": (stream.schema, operator.keys)}
@@ -96,36 +89,13 @@ def _each_apart(stream: S, aggregates: Mapping[str, Aggregate], of: Counted) -> 
     return stream, {label: count().where(flags[str(a.column)]) if is_distinct(a) else a for label, a in plain.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class _Formerly:
-    """The nodes that older versions made, and how they called the mark of each count."""
-
-    nodes: tuple[StreamNode, ...]
-    flags: Mapping[str, str]
-
-
-def _formerly(stream: S, aggregates: Mapping[str, Aggregate], of: Counted) -> _Formerly | None:
-    """None if older versions refused the program, so that there is no checkpoint of it."""
-    program = stream._program.aside()
-    before = len(program.nodes)
-    aside = type(stream)(program, stream._inputs, stream._keyed_by, stream.timestamp, stream._updating)
-    try:
-        _, plain = _each_apart(aside, aggregates, of)
-    except ConfigurationError:  # a uid that is made of a long expression; whatever else is wrong is found again
-        return None
-    flags = {label: str(plain[label].condition) for label, aggregate in aggregates.items() if is_distinct(aggregate)}
-    return _Formerly(tuple(program.nodes[before:]), flags)
-
-
-def _together(
-    stream: S, aggregates: Mapping[str, Aggregate], of: Counted, formerly: _Formerly | None
-) -> tuple[S, dict[str, Aggregate]]:
+def _together(stream: S, aggregates: Mapping[str, Aggregate], of: Counted) -> tuple[S, dict[str, Aggregate]]:
     """A table of values for each column, with a bit for each condition."""
     from tidegate.api.streams.steps.aggregate_inputs import plain_inputs
 
     program, kept = stream._program, kept_columns(stream, of.keys)
-    before = len(program.nodes)
     stream, plain = plain_inputs(stream, kept, aggregates, of.name, of.uid, narrow=True)
+    taken = {*kept, *_given(plain)}
     flags: dict[str, str] = {}
     views: dict[str, dict[str, str | None]] = {}
     """Of each counted column its marks, and the condition of each."""
@@ -134,8 +104,8 @@ def _together(
             of_column = views.setdefault(str(aggregate.column), {})
             condition = None if aggregate.condition is None else str(aggregate.condition)
             known = next((flag for flag, has in of_column.items() if has == condition), None)
-            new = free_name(f"first {label}", stream.schema) if formerly is None else formerly.flags[label]
-            flags[label] = new if known is None else known
+            flags[label] = free_name(f"first {label}", taken) if known is None else known
+            taken.add(flags[label])
             of_column[flags[label]] = condition
     parts = [(column, part) for column, of_column in views.items() for part in _parts(of_column)]
     texts = {str(plain[label].column): column_of(a.column) for label, a in aggregates.items()}
@@ -146,8 +116,7 @@ def _together(
         dropped = frozenset({column, *filter(None, part.values())} - later - others - set(kept))
         made = partial(DistinctViews, (*of.keys, column), part, dropped)
         operator = made()
-        nodes, before_marks = len(program.nodes) - before + 1, stream.schema
-        last = number + 1 == len(parts)
+        before_marks = stream.schema
         stream = by_keys(stream, operator.keys)._then(
             made,
             None if stream.schema is None else operator.output_schema(stream.schema),
@@ -163,10 +132,7 @@ def _together(
                 },
                 rows={"": (before_marks, tuple(dict.fromkeys((*of.keys, column))))},
             ),
-            former=FormerForm(formerly.nodes, nodes) if last and formerly is not None else None,
         )
-    if formerly is not None:
-        program.skip_numbers(len(formerly.nodes) - (len(program.nodes) - before))
     return stream, {label: count().where(flags[label]) if is_distinct(a) else a for label, a in plain.items()}
 
 
@@ -181,9 +147,9 @@ def kept_columns(stream: StreamSteps, keys: tuple[str, ...]) -> tuple[str, ...]:
     return (*keys, *(() if stream.timestamp is None else (stream.timestamp,)))
 
 
-def free_name(name: str, schema: pa.Schema | None) -> str:
-    """A name for a column that the schema does not have."""
-    while schema is not None and name in schema.names:
+def free_name(name: str, taken: Collection[str]) -> str:
+    """A name for a column that is not taken."""
+    while name in taken:
         name += "_"
     return name
 

@@ -34,7 +34,6 @@ from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.protocol.partitioning import PartitioningKind
 from tidegate.actors.restore.meaning_checks import Comparison
 from tidegate.actors.restore.restore_checks import (
-    as_written,
     check_restorable,
     check_unread,
     rehearse,
@@ -101,8 +100,6 @@ class JobRequest:
     allow_non_restored_state: bool = False
     detached: bool = False
     log: LogSettings = field(default_factory=LogSettings)
-    former: JobGraph | None = None
-    """The graph of the same program as older versions made it, if that is another one."""
     temporary: bool = False
     """Whether `root` is the temporary folder of jobs without storage."""
 
@@ -194,7 +191,6 @@ def checked(
     )
     if metadata is None or restore is None:
         return request, None, None
-    request = replace(request, graph=as_written(metadata, request.graph, request.former))
     if any(subtask.native for subtask in metadata.subtasks):
         need(f"restore={request.restore!r}, a checkpoint with files of RocksDB,", "rocksdb")
     if request.max_parallelism is None:

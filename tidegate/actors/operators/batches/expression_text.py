@@ -47,6 +47,9 @@ def _text(node: Node) -> str:
                 return _literal(node, inner)
             case "BinaryExpr" if isinstance(inner, dict) and {"left", "op", "right"} <= inner.keys():
                 return f"({_text(inner['left'])} {_flat(inner['op'])} {_text(inner['right'])})"
+            case "Ternary" if isinstance(inner, dict) and {"predicate", "truthy", "falsy"} <= inner.keys():
+                when, then, otherwise = (_text(inner[part]) for part in ("predicate", "truthy", "falsy"))
+                return f"when({when}).then({then}).otherwise({otherwise})"
             case "AnonymousFunction":
                 return f"python({_inputs(inner)})"
             case "Function" if isinstance(inner, dict) and {"input", "function"} <= inner.keys():
@@ -80,4 +83,4 @@ def _literal(node: Node, inner: Node) -> str:
         made = pl.select(pl.Expr.deserialize(io.StringIO(json.dumps(node)), format="json").alias("")).to_series()
     except (pl.exceptions.PolarsError, ValueError):
         return f"lit({json.dumps(inner, sort_keys=True)})"
-    return f"lit({made.dtype!r}, {made.to_list()!r})"
+    return "null" if made.dtype == pl.Null else f"lit({made.dtype!r}, {made.to_list()!r})"

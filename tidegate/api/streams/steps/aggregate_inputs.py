@@ -2,12 +2,14 @@
 
 An operator sees names alone. `plain_inputs` puts one `select` before it, which computes each expression once, however
 often it is used, and passes on nothing but what the operator reads. So less crosses the exchange than without, and
-sources still read only what is needed. A computed column is called as its expression is written: an error that names
-it is understood. No such name can clash, because nothing but the named columns passes.
+sources still read only what is needed. No name of a computed column can clash, because nothing but the named columns
+passes. The name is the structure of the expression (`expression_text.py`): an error that names it is understood, and
+state and rows in flight have the same columns under every version of polars.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
@@ -19,11 +21,13 @@ from tidegate.actors.operators.aggregates.column_expressions import ColumnExpres
 from tidegate.actors.operators.batches.expressions import Select
 from tidegate.actors.operators.batches.projection import columns_read
 from tidegate.api.streams.steps.columns import schema_after
+from tidegate.api.streams.steps.meanings import column_of as column_text
 from tidegate.api.streams.steps.stream_steps import StreamSteps
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.polars_frames import exact_column
 
 S = TypeVar("S", bound=StreamSteps)
+_NAME_CHARACTERS = 60
 
 
 def plain_inputs(
@@ -157,7 +161,7 @@ def _named(expressions: Sequence[ColumnExpression], taken: Sequence[str]) -> dic
     names: dict[ColumnExpression, str] = {}
     known = set(taken)
     for expression in expressions:
-        shown = name = repr(expression)
+        shown = name = _column_name(expression)
         number = 1
         while name in known:
             number += 1
@@ -165,6 +169,14 @@ def _named(expressions: Sequence[ColumnExpression], taken: Sequence[str]) -> dic
         known.add(name)
         names[expression] = name
     return names
+
+
+def _column_name(expression: ColumnExpression) -> str:
+    """The canonical text of an expression. A long one ends in a hash of the whole."""
+    text = column_text(expression)
+    if len(text) <= _NAME_CHARACTERS:
+        return text
+    return f"{text[:_NAME_CHARACTERS]}#{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
 def _check(where: str, column: ColumnExpression, schema: pa.Schema | None) -> None:

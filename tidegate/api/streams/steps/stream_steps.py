@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import pyarrow as pa
 
-from tidegate.actors.graph.stream_graph import FormerForm, StreamNode
+from tidegate.actors.graph.stream_graph import StreamNode
 from tidegate.actors.operators.batch_rows import check_batch_rows
 from tidegate.actors.operators.batches.async_function import AsyncFunction
 from tidegate.actors.operators.batches.batch_function import BatchFunction, batch_operator
@@ -419,7 +419,6 @@ class StreamSteps(OtherNames):
         sink: Sink | None = None,
         calls: AsyncFunction | None = None,
         combines: LocalAggregation | None = None,
-        former: FormerForm | None = None,
         own: Collection[str] = (),
         meaning: StateMeaning | None = None,
     ) -> Self:
@@ -453,7 +452,6 @@ class StreamSteps(OtherNames):
             resources=resources_of(name, slot),
             side_outputs=tuple(side_outputs),
             takes_back=before[0].made_by if before and (takes_changes or deletes) else None,
-            former=former,
             meaning=meaning,
         )
         self._program.add_node(node, own)
