@@ -48,6 +48,8 @@ class OperatorSpec:
     """What the state of the operator means; None for an operator without state."""
     error_tags: tuple[str, ...] = ()
     """The side outputs of rows for which its function fails."""
+    makes: str = ""
+    """The rows that the operator emits, as far as the program tells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,8 @@ class SourceSpec:
     """The columns that the program uses; None: all, or nobody knows."""
     rows: Rows = None
     """Likewise the rows."""
+    makes: str = ""
+    """The columns of the source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,10 +169,20 @@ class JobGraph:
                 self.max_parallelism,
                 self._keys(v, spec.uid),
                 spec.meaning if isinstance(spec, OperatorSpec) else None,
+                spec.makes,
+                self._inputs(v, spec.uid),
+                spec.columns if isinstance(spec, SourceSpec) else None,
             )
             for v in self.vertices
             for spec in ((v.source,) if v.source is not None else ()) + v.operators
         )
+
+    def _inputs(self, vertex: JobVertex, uid: OperatorUid) -> tuple[OperatorUid, ...]:
+        """The operators whose rows come to one: the one before it in its chain, or those at the other ends of edges."""
+        place = vertex.uids.index(uid)
+        if place:
+            return (vertex.uids[place - 1],)
+        return tuple(sorted({self.emitter(edge) for edge in self.edges if edge.downstream == vertex.vertex}))
 
     def _keys(self, vertex: JobVertex, uid: OperatorUid) -> tuple[str, ...]:
         """The key columns of an operator: only the first one of a chain gets its rows by key."""

@@ -34,6 +34,7 @@ from tidegate.actors.sources.source import Source, is_unbounded
 from tidegate.storage.checkpoints.state_meaning import StateMeaning
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import OperatorUid, VertexId
+from tidegate.storage.schemas.columns_text import columns_text
 from tidegate.storage.state.key_groups import MAX_PARALLELISM_LIMIT
 
 FORWARD = Partitioning(PartitioningKind.FORWARD)
@@ -54,6 +55,8 @@ class StreamNode:
     `combines`: how the operator lets senders combine rows before they come to it; None: not at all.
 
     `meaning`: what the state of the operator means; None for an operator without state.
+
+    `computes`: what the operator computes, by the structure of its expressions; empty for a function of the user.
 
     `takes_back`: who makes the changes that the operator counts on, each of which must come once; None: none.
     """
@@ -76,6 +79,7 @@ class StreamNode:
     takes_back: str | None = None
     combines: LocalAggregation | None = None
     meaning: StateMeaning | None = None
+    computes: str = ""
 
     def __post_init__(self) -> None:
         if [self.source, self.factory, self.taps].count(None) != 2:
@@ -209,7 +213,7 @@ def _shown_names(nodes: Sequence[StreamNode]) -> dict[OperatorUid, str]:
 
 def _vertex(chain: Sequence[StreamNode], names: Mapping[OperatorUid, str]) -> JobVertex:
     head = chain[0]
-    source = None if head.source is None else SourceSpec(head.uid, names[head.uid], head.source)
+    source = None if head.source is None else SourceSpec(head.uid, names[head.uid], head.source, makes=_makes(head))
     operators = tuple(
         OperatorSpec(
             node.uid,
@@ -221,12 +225,23 @@ def _vertex(chain: Sequence[StreamNode], names: Mapping[OperatorUid, str]) -> Jo
             node.calls,
             node.meaning,
             tuple(tag.name for tag in node.side_outputs if isinstance(tag, ErrorTag)),
+            _makes(node),
         )
         for node in chain
         if node.factory is not None
     )
     name = " -> ".join(names[node.uid] for node in chain)
     return JobVertex(_vertex_id(head), name, head.parallelism, operators, source, head.resources)
+
+
+def _makes(node: StreamNode) -> str:
+    """The rows of a node, as far as the program tells. The order of columns does not count: rows have them by name."""
+    columns = "columns that are not known" if node.schema is None else columns_text(sorted(node.schema, key=_name_of))
+    return f"{node.computes} {columns}".lstrip()
+
+
+def _name_of(field: pa.Field) -> str:
+    return str(field.name)
 
 
 def _vertex_id(head: StreamNode) -> VertexId:

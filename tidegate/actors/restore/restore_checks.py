@@ -2,6 +2,8 @@
 
 Rules:
 - All state and all in-flight data of the checkpoint has a place in the graph.
+- In-flight rows are rows that the program would make: the steps before their edge are what they were, as far as a
+  program tells what its steps do. Else the steps behind the edge would get rows of two programs.
 - Stored state means to the program what it meant when it was written (`meaning_checks.py`), and functions declare the
   states that are stored (`rehearsal.py`).
 - The number of key groups is that of the checkpoint.
@@ -29,7 +31,7 @@ from tidegate.actors.restore.restore_in_flight import can_take_in_flight, edges_
 from tidegate.actors.restore.restore_task import subtasks_of
 from tidegate.actors.sources.source import DynamicSource, LastingInputSource, SourceSplit
 from tidegate.actors.task.pipeline.split_positions import SplitPosition, positions_from_tables
-from tidegate.storage.checkpoints.metadata import CheckpointMetadata, SnapshotKind
+from tidegate.storage.checkpoints.metadata import CheckpointMetadata, OperatorInfo, SnapshotKind
 from tidegate.storage.errors import ConfigurationError, IncompatibleStateError
 from tidegate.storage.files.store import Store
 from tidegate.storage.ids import OperatorUid, VertexId
@@ -120,6 +122,7 @@ def misfits(
         *_changed_key_groups(metadata, graph),
         *_fed_after_the_end(metadata, graph),
         *(() if ignore_in_flight else _without_an_edge(metadata, graph)),
+        *(() if ignore_in_flight else _made_by_others(metadata, graph)),
     ]
 
 
@@ -257,6 +260,55 @@ def _without_an_edge(metadata: CheckpointMetadata, graph: JobGraph) -> Iterator[
             "savepoint, which is aligned and has no in-flight rows, or give them up with "
             f"CheckpointConfig(ignore_in_flight_of={metadata.checkpoint_id})"
         )
+
+
+def _made_by_others(metadata: CheckpointMetadata, graph: JobGraph) -> Iterator[str]:
+    """In-flight rows that the steps before their edge would make in another way now."""
+    held = {info.uid: info for info in metadata.operators}
+    now = {info.uid: info for info in graph.operator_infos()}
+    in_flight = edges_with_in_flight(metadata)
+    found: dict[OperatorUid, tuple[str, str]] = {}
+    for edge in graph.edges:
+        name = graph.edge_name(edge)
+        if name not in in_flight:
+            continue
+        left, seen = [(graph.emitter(edge), True)], set[tuple[OperatorUid, bool]]()
+        while left:
+            uid, passes = left.pop()
+            if (uid, passes) in seen or uid not in held or uid not in now:
+                continue
+            seen.add((uid, passes))
+            before, after = held[uid], now[uid]
+            missed = _columns_not_read(before, after) if passes else []
+            if before.makes != after.makes:
+                found.setdefault(uid, (name, f"made {before.makes}, and in the program it makes {after.makes}"))
+            elif before.inputs != after.inputs:
+                fed, feeds = (", ".join(map(repr, each.inputs)) for each in (before, after))
+                found.setdefault(uid, (name, f"got its rows from {fed}, and in the program it gets them from {feeds}"))
+            elif missed:
+                found.setdefault(uid, (name, f"had not read {', '.join(missed)}, which the program uses now"))
+            passes = passes and not _chooses_columns(before)
+            left += [(each, passes) for each in before.inputs]
+    for uid, (name, difference) in found.items():
+        yield (
+            f"{_where(metadata)} has in-flight rows on the edge {name!r} that the former program made: operator "
+            f"{uid!r} ({now[uid].name!r}) {difference}. Restore the former program and take a savepoint, which is "
+            "aligned and has no in-flight rows, or give the rows up with "
+            f"CheckpointConfig(ignore_in_flight_of={metadata.checkpoint_id})"
+        )
+
+
+def _columns_not_read(before: OperatorInfo, after: OperatorInfo) -> list[str]:
+    """Columns of a source that the program uses and the former one did not: rows in flight lack them."""
+    if before.reads is None:
+        return []
+    return ["some columns"] if after.reads is None else sorted({*after.reads} - {*before.reads})
+
+
+def _chooses_columns(info: OperatorInfo) -> bool:
+    """Whether a step emits columns that it names, whatever else its input has. Others pass all that they get."""
+    aggregates = info.meaning is not None and info.meaning.kind.endswith("aggregate")
+    return aggregates or info.makes.startswith("select(")
 
 
 def _changed_sources(store: Store, metadata: CheckpointMetadata, graph: JobGraph) -> Iterator[str]:

@@ -300,6 +300,12 @@ class OperatorInfo:
     """The key columns of the rows that come to it; empty where there are none, and in checkpoints of older versions."""
     meaning: StateMeaning | None = None
     """What its state means. None for an operator without state, and for state that `SavepointWriter` made."""
+    makes: str = ""
+    """The rows that it emits, as far as the program tells: expressions by their structure, and columns."""
+    inputs: tuple[OperatorUid, ...] = ()
+    """The operators whose rows come to it."""
+    reads: tuple[str, ...] | None = None
+    """The columns of a source that the program uses, which alone are read. None for all, and for other operators."""
 
 
 @wire

@@ -83,4 +83,6 @@ def _literal(node: Node, inner: Node) -> str:
         made = pl.select(pl.Expr.deserialize(io.StringIO(json.dumps(node)), format="json").alias("")).to_series()
     except (pl.exceptions.PolarsError, ValueError):
         return f"lit({json.dumps(inner, sort_keys=True)})"
+    if made.dtype == pl.String and len(made) == 1:
+        return json.dumps(made.item())
     return "null" if made.dtype == pl.Null else f"lit({made.dtype!r}, {made.to_list()!r})"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -27,6 +28,9 @@ from tidegate.actors.operators.windows.window_specs import (
 )
 from tidegate.storage.checkpoints.state_meaning import MeaningColumns, MeaningPart, StateMeaning
 
+if TYPE_CHECKING:
+    import polars as pl
+
 AGGREGATE = "aggregate"
 """The role of an aggregate: the one that may be added and removed."""
 
@@ -40,6 +44,21 @@ def column_of(column: ColumnLike | None) -> str:
     from tidegate.actors.operators.batches.expression_text import expression_text
 
     return expression_text(column.expression)
+
+
+def computed_text(step: str, expressions: Sequence[pl.Expr | str]) -> str:
+    """What a step of polars expressions computes. The order of the columns does not count."""
+    from tidegate.actors.operators.batches.expression_text import column_text, expression_text
+
+    texts = []
+    for expression in expressions:
+        if isinstance(expression, str):
+            texts.append(column_text(expression))
+            continue
+        name = expression.meta.output_name(raise_if_undetermined=False)
+        text = expression_text(expression)
+        texts.append(text if name is None or column_text(name) == text else f"{column_text(name)}={text}")
+    return f"{step}({', '.join(sorted(texts))})"
 
 
 def aggregate_text(aggregate: Aggregate) -> str:

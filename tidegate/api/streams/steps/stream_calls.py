@@ -11,9 +11,10 @@ from tidegate.actors.operators.batches.async_function import AsyncFunction
 from tidegate.actors.operators.batches.async_map import AsyncMap
 from tidegate.actors.operators.batches.failing_rows import error_tag
 from tidegate.actors.protocol.side_outputs import OutputTag
+from tidegate.api.streams.steps.meanings import meaning
 from tidegate.api.streams.steps.slot_options import SlotOptions
 from tidegate.api.streams.steps.stream_steps import StreamSteps
-from tidegate.storage.checkpoints.state_meaning import StateMeaning
+from tidegate.storage.schemas.columns_text import columns_text
 from tidegate.storage.schemas.row_schemas import SchemaLike, as_schema, returned_schema
 from tidegate.storage.units import parse_duration_ms
 
@@ -62,5 +63,8 @@ class StreamCalls(StreamSteps):
             slot,
             side_outputs=() if tag is None else (tag,),
             calls=function,
-            meaning=StateMeaning("calls under way"),
+            meaning=meaning(
+                "calls under way",
+                {"rows": None if self.schema is None else columns_text(self.schema)},
+            ),
         )

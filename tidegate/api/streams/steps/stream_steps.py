@@ -36,6 +36,7 @@ from tidegate.actors.protocol.side_outputs import OutputTag
 from tidegate.api.program import Program
 from tidegate.api.streams.steps.columns import computed_columns, passed_columns, schema_after, time_after
 from tidegate.api.streams.steps.given import check_function
+from tidegate.api.streams.steps.meanings import computed_text
 from tidegate.api.streams.steps.method_checks import check_methods
 from tidegate.api.streams.steps.named_columns import expressions_and_options
 from tidegate.api.streams.steps.other_names import STREAMS, OtherNames
@@ -218,7 +219,14 @@ class StreamSteps(OtherNames):
         if (updating := self._updating) is not None:
             updating.check_filter(repr(name), condition, self.schema)
         return self._then(
-            partial(FilterExpr, condition), self.schema, name, uid, parallelism, slot=slot, updating=updating
+            partial(FilterExpr, condition),
+            self.schema,
+            name,
+            uid,
+            parallelism,
+            slot=slot,
+            updating=updating,
+            computes=computed_text("filter", [condition]),
         )
 
     def with_columns(
@@ -261,7 +269,8 @@ class StreamSteps(OtherNames):
         schema = schema_after(WithColumns(*expressions), self.schema, name)
         untouched = {column: column for column in self._own_columns() - computed_columns(expressions, self.schema)}
         passed = {**untouched, **passed_columns(expressions, self.schema)}
-        return self._computed(lambda: WithColumns(*expressions), schema, passed, name, uid, parallelism, own)
+        computes = computed_text("with_columns", expressions)
+        return self._computed(lambda: WithColumns(*expressions), schema, passed, name, uid, parallelism, own, computes)
 
     def select(
         self,
@@ -300,7 +309,8 @@ class StreamSteps(OtherNames):
             expressions = self._updating.with_kind(expressions, self.schema)
         schema = schema_after(Select(*expressions), self.schema, name)
         passed = passed_columns(expressions, self.schema)
-        return self._computed(lambda: Select(*expressions), schema, passed, name, uid, parallelism)
+        computes = computed_text("select", expressions)
+        return self._computed(lambda: Select(*expressions), schema, passed, name, uid, parallelism, computes=computes)
 
     def process(
         self,
@@ -391,10 +401,11 @@ class StreamSteps(OtherNames):
         uid: str | None,
         parallelism: int | None,
         own: Collection[str] = (),
+        computes: str = "",
     ) -> Self:
         """The stream after polars expressions. `passed` maps output columns to the input columns that they copy."""
         updating = None if self._updating is None else self._updating.renamed(repr(name), passed)
-        result = self._then(factory, schema, name, uid, parallelism, updating=updating, own=own)
+        result = self._then(factory, schema, name, uid, parallelism, updating=updating, own=own, computes=computes)
         timestamp = time_after(self.timestamp, passed) or result.timestamp
         if timestamp is None and type(self.timestamp) is str:  # a WindowEnd was named by nobody
             said = "%s (uid %r) drops the column of event time, %r: rows after it have no timestamp; keep the column"
@@ -421,6 +432,7 @@ class StreamSteps(OtherNames):
         combines: LocalAggregation | None = None,
         own: Collection[str] = (),
         meaning: StateMeaning | None = None,
+        computes: str = "",
     ) -> Self:
         """Add an operator, and return the stream behind it.
 
@@ -453,6 +465,7 @@ class StreamSteps(OtherNames):
             side_outputs=tuple(side_outputs),
             takes_back=before[0].made_by if before and (takes_changes or deletes) else None,
             meaning=meaning,
+            computes=computes,
         )
         self._program.add_node(node, own)
         kept = schema is None or self.timestamp in schema.names
