@@ -28,6 +28,7 @@ from tidegate.actors.operators.local_aggregation.combining_rule import Combining
 from tidegate.actors.operators.local_aggregation.local_aggregation import LocalAggregation
 from tidegate.actors.operators.operator import OperatorFactory
 from tidegate.actors.operators.sinks.sink import Sink
+from tidegate.actors.operators.watermarks.kept_time import KeptTime
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.actors.protocol.side_outputs import ErrorTag, OutputTag, SideOutput
 from tidegate.actors.sources.source import Source, is_unbounded
@@ -56,6 +57,8 @@ class StreamNode:
 
     `meaning`: what the state of the operator means; None for an operator without state.
 
+    `retimes`: the column of event time, if the operator gives it other times; `kept_time`: what checks that it does not.
+
     `computes`: what the operator computes, by the structure of its expressions; empty for a function of the user.
 
     `takes_back`: who makes the changes that the operator counts on, each of which must come once; None: none.
@@ -80,6 +83,8 @@ class StreamNode:
     combines: LocalAggregation | None = None
     meaning: StateMeaning | None = None
     computes: str = ""
+    retimes: str | None = None
+    kept_time: KeptTime | None = None
 
     def __post_init__(self) -> None:
         if [self.source, self.factory, self.taps].count(None) != 2:

@@ -30,6 +30,7 @@ from tidegate.actors.protocol.side_outputs import OutputTag
 from tidegate.actors.sources.bad_rows import BAD_ROWS
 from tidegate.api.streams.connected_streams import ConnectedStreams
 from tidegate.api.streams.steps.columns import check_keys
+from tidegate.api.streams.steps.event_time_use import uses_event_time
 from tidegate.api.streams.steps.given import check_function, check_stream
 from tidegate.api.streams.steps.known_columns import known_schema
 from tidegate.api.streams.steps.meanings import column_of, meaning, ttl_text, with_rows
@@ -389,6 +390,8 @@ class KeyedStream(OtherNames):
         )
         mode = step["emit"]
         life = Life.of(step["ttl"], step["ttl_time"], self.stream.timestamp)
+        if life is not None and life.time is not None:
+            uses_event_time("aggregate(ttl=...)", self.stream._inputs)
         made = aggregated(
             self.stream, self.keys, found, mode, step["name"], step["uid"], step["parallelism"], self._replaced, life
         )
@@ -416,6 +419,8 @@ class KeyedStream(OtherNames):
         """
         ttl_ms = None if ttl is None else parse_duration_ms(ttl, setting="deduplicate(ttl=...)")
         (by,) = (None,) if by is None else column_names(by, "deduplicate(by=...)")
+        if ttl_ms is not None and self.stream.timestamp is not None:
+            uses_event_time("deduplicate(ttl=...)", self.stream._inputs)
         factory = partial(Deduplicate, self.keys, by, keep, self.stream.timestamp, ttl_ms)
         operator, schema = factory(), self.stream.schema
         if schema is not None:

@@ -21,6 +21,7 @@ from tidegate.actors.operators.watermarks.window_end import WindowEnd
 from tidegate.actors.operators.windows.window_rows import WINDOW_END
 from tidegate.actors.operators.windows.window_specs import Sliding, Tumbling
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
+from tidegate.api.streams.steps.event_time_use import uses_event_time
 from tidegate.api.streams.steps.given import check_stream
 from tidegate.api.streams.steps.known_columns import known_schema
 from tidegate.api.streams.steps.meanings import join_facts, meaning, window_text, with_rows
@@ -262,6 +263,7 @@ def _sides(
             f"{what}: the {which} stream has no event time; name its column with timestamp= at the source, or with "
             "assign_timestamps"
         )
+    uses_event_time(what, left._inputs, right._inputs)
     keys = _keys(what, on, schemas)
     return JoinSides(keys, (left.timestamp, right.timestamp), suffix), schemas
 

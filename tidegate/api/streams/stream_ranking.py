@@ -21,6 +21,7 @@ from tidegate.actors.operators.windows.window_rows import WINDOW_END, WINDOW_STA
 from tidegate.actors.operators.windows.window_specs import Cumulating, Sliding, Tumbling
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.actors.protocol.side_outputs import OutputTag
+from tidegate.api.streams.steps.event_time_use import uses_event_time
 from tidegate.api.streams.steps.known_columns import known_schema
 from tidegate.api.streams.steps.meanings import meaning, ranking_facts, time_text, ttl_text, window_text, with_rows
 from tidegate.api.streams.steps.stream_steps import StreamSteps
@@ -60,6 +61,8 @@ def ranked_stream(
 ) -> S:
     """The first rows of each key, as they change. Raises ConfigurationError."""
     ttl_ms = None if ttl is None else parse_duration_ms(ttl, setting="top_n(ttl=...)")
+    if ttl_ms is not None and stream.timestamp is not None:
+        uses_event_time(f"{name}(ttl=...)", stream._inputs)
     factory = partial(TopN, ranking, known_schema(stream, name), stream.timestamp, ttl_ms)
     means = meaning(
         "top n",

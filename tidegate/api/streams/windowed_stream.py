@@ -38,6 +38,7 @@ from tidegate.actors.operators.windows.window_rows import WINDOW_END, WINDOW_STA
 from tidegate.actors.operators.windows.window_specs import Clock, Count, Cumulating, Session, Sliding, Tumbling
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.actors.protocol.side_outputs import OutputTag
+from tidegate.api.streams.steps.event_time_use import uses_event_time
 from tidegate.api.streams.steps.known_columns import known_schema
 from tidegate.api.streams.steps.meanings import meaning, time_text, window_text, with_rows
 from tidegate.api.streams.steps.method_checks import check_methods
@@ -92,6 +93,8 @@ class WindowedStream(OtherNames, Generic[S]):
                 "window: the stream has no event time; name its column in the source (timestamp=...), or call "
                 'assign_timestamps before; or take processing time: window(..., time="processing")'
             )
+        if time == "event" and not isinstance(spec, Count):
+            uses_event_time("window", stream._inputs)
         self._stream, self._keys, self._spec, self._time = stream, keys, spec, stream.timestamp
         self._made = made
         self._clock = Clock(fire_at_end) if time == "processing" else None

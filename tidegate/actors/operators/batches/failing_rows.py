@@ -23,6 +23,7 @@ from tidegate.actors.operators.batches.map_and_filter import MapBatches
 from tidegate.actors.operators.operator import Emit, Operator, OperatorContext, OperatorFactory
 from tidegate.actors.operators.operator_errors import is_failure
 from tidegate.actors.operators.output_schema import PinnedSchema, SchemaMismatchError
+from tidegate.actors.operators.watermarks.kept_time import KeptTime
 from tidegate.actors.protocol.failure_reasons import error_text
 from tidegate.actors.protocol.side_outputs import RECORDS_IN_ERRORS, ErrorTag, OutputTag
 from tidegate.storage.errors import ConfigurationError
@@ -137,8 +138,14 @@ class _Catch(AbstractContextManager[None]):
 class GuardedFlatMap(Operator):
     """`flat_map` with a side output for the rows that fail."""
 
-    def __init__(self, fn: Callable[[dict[str, Any]], Iterable[Row]], schema: pa.Schema | None, tag: OutputTag) -> None:
-        self._fn = fn
+    def __init__(
+        self,
+        fn: Callable[[dict[str, Any]], Iterable[Row]],
+        schema: pa.Schema | None,
+        tag: OutputTag,
+        kept_time: KeptTime | None = None,
+    ) -> None:
+        self._fn = fn if kept_time is None else kept_time.results(fn)
         self._pinned = PinnedSchema(schema)
         self._failing = FailingRows(tag)
 
@@ -187,8 +194,14 @@ class GuardedFlatMap(Operator):
 class GuardedMap(GuardedFlatMap):
     """`map` with a side output for the rows that fail."""
 
-    def __init__(self, fn: Callable[[dict[str, Any]], Row], schema: pa.Schema | None, tag: OutputTag) -> None:
-        super().__init__(lambda row: (fn(row),), schema, tag)
+    def __init__(
+        self,
+        fn: Callable[[dict[str, Any]], Row],
+        schema: pa.Schema | None,
+        tag: OutputTag,
+        kept_time: KeptTime | None = None,
+    ) -> None:
+        super().__init__(lambda row: (fn(row),), schema, tag, kept_time)
 
 
 class GuardedMapBatches(Operator):

@@ -23,6 +23,7 @@ from tidegate.actors.operators.batches.tracing.traced import Traced
 from tidegate.actors.operators.operator import Emit, Operator, OperatorContext
 from tidegate.actors.operators.operator_errors import Blame, blame
 from tidegate.actors.operators.output_schema import PinnedSchema
+from tidegate.actors.operators.watermarks.kept_time import KeptTime
 from tidegate.storage.schemas.owned_arrays import memory_of
 from tidegate.storage.state.snapshot import StateTable
 
@@ -55,8 +56,13 @@ class MapBatches(Operator):
 class FlatMap(Operator):
     """Calls `fn` with each row, a dict; it returns an iterable of dicts, each of which becomes a row."""
 
-    def __init__(self, fn: Callable[[dict[str, Any]], Iterable[Row]], schema: pa.Schema | None = None) -> None:
-        self._fn = fn
+    def __init__(
+        self,
+        fn: Callable[[dict[str, Any]], Iterable[Row]],
+        schema: pa.Schema | None = None,
+        kept_time: KeptTime | None = None,
+    ) -> None:
+        self._fn = fn if kept_time is None else kept_time.results(fn)
         self._pinned = PinnedSchema(schema, fn)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
@@ -83,12 +89,18 @@ class FlatMap(Operator):
 class Map(Operator):
     """Calls `fn` with each row, a dict; it returns a dict, which becomes a row.
 
-    With `traced` it computes the same by expressions, where `tracing` can tell that it is the same.
+    With `traced` it computes the same by expressions, where `tracing` can tell that it is the same. `kept_time`: the
+    event time that the function is to hand on.
     """
 
     def __init__(
-        self, fn: Callable[[dict[str, Any]], Row], schema: pa.Schema | None = None, traced: bool = True
+        self,
+        fn: Callable[[dict[str, Any]], Row],
+        schema: pa.Schema | None = None,
+        traced: bool = True,
+        kept_time: KeptTime | None = None,
     ) -> None:
+        self._kept_time = kept_time
         self._fn = fn
         self._schema = schema
         self._pinned = PinnedSchema(schema, fn)
@@ -109,6 +121,7 @@ class Map(Operator):
         if computed is not None and self._fits(computed.schema):
             with blame(self.context, batch):
                 result = self._pinned.conform(computed)
+                self._check_time(batch, result)
             emit(result)
             return
         for start in range(0, batch.num_rows, OUTPUT_ROWS_MAX):
@@ -116,7 +129,12 @@ class Map(Operator):
             rows = _called(self.context, lambda rows: map(self._pinned.own_row, map(self._fn, rows)), part, start)
             with blame(self.context, part):
                 result = self._pinned.from_rows(rows)
+                self._check_time(part, result)
             emit(result)
+
+    def _check_time(self, before: pa.RecordBatch, after: pa.RecordBatch) -> None:
+        if self._kept_time is not None:
+            self._kept_time.check(before, after)
 
     def _fits(self, computed: pa.Schema) -> bool:
         """Whether the columns are those of the output so far. Of others only the values can tell whether they fit."""

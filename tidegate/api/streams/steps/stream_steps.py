@@ -31,10 +31,12 @@ from tidegate.actors.operators.operator import OperatorFactory
 from tidegate.actors.operators.rows.process_batches import process_operator
 from tidegate.actors.operators.rows.process_functions import ProcessFunction
 from tidegate.actors.operators.sinks.sink import Sink
+from tidegate.actors.operators.watermarks.kept_time import KeptTime
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.actors.protocol.side_outputs import OutputTag
 from tidegate.api.program import Program
 from tidegate.api.streams.steps.columns import computed_columns, passed_columns, schema_after, time_after
+from tidegate.api.streams.steps.event_time_use import gives_other_times
 from tidegate.api.streams.steps.given import check_function
 from tidegate.api.streams.steps.meanings import computed_text
 from tidegate.api.streams.steps.method_checks import check_methods
@@ -157,12 +159,15 @@ class StreamSteps(OtherNames):
         """
         check_function(fn, name, "a row, a dict")
         schema = self._mapped_schema(fn, schema, traced, name)
+        kept = self._kept_time(schema)
         if errors_to is not None:
             tag = error_tag(errors_to, self.schema, name)
-            made = partial(GuardedMap, fn, schema, tag)
-            return self._then(made, schema, name, uid, parallelism, batch_rows, slot, side_outputs=(tag,))
-        mapping, updating = partial(Map, fn, schema, traced), after_function(self._updating, schema, repr(name))
-        return self._then(mapping, schema, name, uid, parallelism, batch_rows, slot, updating=updating)
+            made = partial(GuardedMap, fn, schema, tag, kept)
+            return self._then(
+                made, schema, name, uid, parallelism, batch_rows, slot, side_outputs=(tag,), kept_time=kept
+            )
+        mapping, updating = partial(Map, fn, schema, traced, kept), after_function(self._updating, schema, repr(name))
+        return self._then(mapping, schema, name, uid, parallelism, batch_rows, slot, updating=updating, kept_time=kept)
 
     def flat_map(
         self,
@@ -179,11 +184,21 @@ class StreamSteps(OtherNames):
         """Call `fn` with each row as a dict; it returns any number of new rows. `errors_to` as in `map`."""
         check_function(fn, name, "a row, a dict")
         schema = as_schema(schema, f"{name}(schema=)") or returned_schema(fn, many=True)
+        kept = self._kept_time(schema)
         if errors_to is not None:
             tag = error_tag(errors_to, self.schema, name)
-            made = partial(GuardedFlatMap, fn, schema, tag)
-            return self._then(made, schema, name, uid, parallelism, batch_rows, slot, side_outputs=(tag,))
-        return self._then(lambda: FlatMap(fn, schema), schema, name, uid, parallelism, batch_rows, slot)
+            made = partial(GuardedFlatMap, fn, schema, tag, kept)
+            return self._then(
+                made, schema, name, uid, parallelism, batch_rows, slot, side_outputs=(tag,), kept_time=kept
+            )
+        factory = partial(FlatMap, fn, schema, kept)
+        return self._then(factory, schema, name, uid, parallelism, batch_rows, slot, kept_time=kept)
+
+    def _kept_time(self, schema: pa.Schema | None) -> KeptTime | None:
+        """What holds that a function hands on event time; None if its rows have none."""
+        if self.timestamp is None or (schema is not None and self.timestamp not in schema.names):
+            return None
+        return KeptTime(self.timestamp)
 
     def filter(
         self,
@@ -270,7 +285,9 @@ class StreamSteps(OtherNames):
         untouched = {column: column for column in self._own_columns() - computed_columns(expressions, self.schema)}
         passed = {**untouched, **passed_columns(expressions, self.schema)}
         computes = computed_text("with_columns", expressions)
-        return self._computed(lambda: WithColumns(*expressions), schema, passed, name, uid, parallelism, own, computes)
+        return self._computed(
+            lambda: WithColumns(*expressions), schema, passed, name, uid, parallelism, own, computes, expressions
+        )
 
     def select(
         self,
@@ -310,7 +327,9 @@ class StreamSteps(OtherNames):
         schema = schema_after(Select(*expressions), self.schema, name)
         passed = passed_columns(expressions, self.schema)
         computes = computed_text("select", expressions)
-        return self._computed(lambda: Select(*expressions), schema, passed, name, uid, parallelism, computes=computes)
+        return self._computed(
+            lambda: Select(*expressions), schema, passed, name, uid, parallelism, (), computes, expressions
+        )
 
     def process(
         self,
@@ -402,10 +421,16 @@ class StreamSteps(OtherNames):
         parallelism: int | None,
         own: Collection[str] = (),
         computes: str = "",
+        expressions: Sequence[pl.Expr | str] = (),
     ) -> Self:
         """The stream after polars expressions. `passed` maps output columns to the input columns that they copy."""
         updating = None if self._updating is None else self._updating.renamed(repr(name), passed)
-        result = self._then(factory, schema, name, uid, parallelism, updating=updating, own=own, computes=computes)
+        retimes = None
+        if self.timestamp is not None and time_after(self.timestamp, passed) is None:
+            retimes = self.timestamp if gives_other_times(expressions, self.timestamp, self.schema) else None
+        result = self._then(
+            factory, schema, name, uid, parallelism, updating=updating, own=own, computes=computes, retimes=retimes
+        )
         timestamp = time_after(self.timestamp, passed) or result.timestamp
         if timestamp is None and type(self.timestamp) is str:  # a WindowEnd was named by nobody
             said = "%s (uid %r) drops the column of event time, %r: rows after it have no timestamp; keep the column"
@@ -433,6 +458,8 @@ class StreamSteps(OtherNames):
         own: Collection[str] = (),
         meaning: StateMeaning | None = None,
         computes: str = "",
+        retimes: str | None = None,
+        kept_time: KeptTime | None = None,
     ) -> Self:
         """Add an operator, and return the stream behind it.
 
@@ -466,6 +493,8 @@ class StreamSteps(OtherNames):
             takes_back=before[0].made_by if before and (takes_changes or deletes) else None,
             meaning=meaning,
             computes=computes,
+            retimes=retimes,
+            kept_time=kept_time,
         )
         self._program.add_node(node, own)
         kept = schema is None or self.timestamp in schema.names
