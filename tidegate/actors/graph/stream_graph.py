@@ -57,7 +57,8 @@ class StreamNode:
 
     `meaning`: what the state of the operator means; None for an operator without state.
 
-    `retimes`: the column of event time, if the operator gives it other times; `kept_time`: what checks that it does not.
+    `retimes`: the column of event time, if the operator gives it other times. `kept_time`: what checks that a function
+    does not.
 
     `computes`: what the operator computes, by the structure of its expressions; empty for a function of the user.
 

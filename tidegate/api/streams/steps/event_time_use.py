@@ -51,8 +51,8 @@ def uses_event_time(step: str, *inputs: Sequence[tuple[StreamNode, object]]) -> 
 def _refusal(step: str, node: StreamNode) -> ConfigurationError:
     return ConfigurationError(
         f"{step}: {node.name!r} (uid {node.uid!r}) computes the column of event time, {node.retimes!r}, anew; "
-        f"watermarks are of the former times, so {step} would take rows for late and drop them. Give the new times another name, "
-        f"or call assign_timestamps({node.retimes!r}) behind {node.name!r}"
+        f"watermarks are of the former times, so {step} would take rows for late and drop them. Give the new times "
+        f"another name, or call assign_timestamps({node.retimes!r}) behind {node.name!r}"
     )
 
 
