@@ -108,6 +108,7 @@ VERBS: dict[str, list[Step]] = {
         lambda s: _keyed(s).deduplicate("t", keep="last"),
         lambda s: _keyed(s).deduplicate(ttl="1s"),
     ],
+    "Stream.distinct": [lambda s: s.distinct("v")],
     "KeyedStream.top_n": [
         lambda s: _keyed(s).top_n(2, by="v"),
         lambda s: _keyed(s).top_n(2, by="v", emit="changes"),
@@ -148,6 +149,7 @@ VERBS: dict[str, list[Step]] = {
 STATELESS = {
     *["allowed_lateness", "as_changes", "assign_timestamps", "bad_rows", "broadcast", "connect", "filter", "flat_map"],
     *["key_by", "lookup_join", "map", "map_batches", "partitioned", "rebalance", "select", "side_output", "union"],
+    *["branch", "cast", "drop", "explode", "limit", "pipe", "rename", "where"],
     *["window", "with_columns", "dead_letters", "late_rows", "early_results"],
     *["collect", "for_each_checkpoint", "to_delta", "to_sink", "to_table"],
 }
