@@ -109,6 +109,12 @@ VERBS: dict[str, list[Step]] = {
         lambda s: _keyed(s).deduplicate(ttl="1s"),
     ],
     "Stream.distinct": [lambda s: s.distinct("v")],
+    "Stream.limit": [lambda s: s.limit(2)],
+    "KeyedStream.stateful_map": [
+        lambda s: _keyed(s).stateful_map(lambda n, row: (1, row), state=int, schema=ROWS.schema)
+    ],
+    "KeyedStream.reduce": [lambda s: _keyed(s).reduce(lambda one, other: other)],
+    "KeyedStream.map_groups": [lambda s: _keyed(s).map_groups(lambda rows: {"n": rows.num_rows}, schema=N)],
     "KeyedStream.top_n": [
         lambda s: _keyed(s).top_n(2, by="v"),
         lambda s: _keyed(s).top_n(2, by="v", emit="changes"),
@@ -149,7 +155,7 @@ VERBS: dict[str, list[Step]] = {
 STATELESS = {
     *["allowed_lateness", "as_changes", "assign_timestamps", "bad_rows", "broadcast", "connect", "filter", "flat_map"],
     *["key_by", "lookup_join", "map", "map_batches", "partitioned", "rebalance", "select", "side_output", "union"],
-    *["branch", "cast", "drop", "explode", "limit", "pipe", "rename", "where"],
+    *["branch", "cast", "drop", "explode", "peek", "pipe", "print", "rename", "where"],
     *["window", "with_columns", "dead_letters", "late_rows", "early_results"],
     *["collect", "for_each_checkpoint", "to_delta", "to_sink", "to_table"],
 }
