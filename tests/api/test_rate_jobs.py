@@ -110,7 +110,7 @@ def test_no_fault_loses_or_repeats_a_row_of_a_rate(seed: int) -> None:
     """Tasks and coordinators crash, storage fails; the simulator compares with an undisturbed run."""
 
     def build(env: tg.StreamEnvironment) -> None:
-        env.from_source(RateSource(300, 120, 3, Ticking())).select("value").to_table("sim://out")
+        env.from_source(RateSource(300, 600, 3, Ticking())).select("value").to_table("sim://out")
 
     report = simulate(build, seed=seed, faults=Faults(crash=0.03, coordinator_crash=0.01, storage=0.03, delay="0..1s"))
     assert report.ok, report

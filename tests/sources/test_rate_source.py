@@ -33,7 +33,7 @@ def values(source: RateSource, clock: Clock) -> list[int]:
     return sorted(row["value"] for row in rows)  # type: ignore[type-var]
 
 
-@pytest.mark.parametrize("rate", [None, 0.4, 7, 100_000])
+@pytest.mark.parametrize("rate", [None, 0.4, 7, 200, 1_900, 100_000])
 def test_it_keeps_the_contract(rate: float | None) -> None:
     """Bounded, at the end of its time: every row once, in its place, whatever the size of reads."""
     clock = Clock()
@@ -61,6 +61,22 @@ def test_as_many_rows_as_are_due(rate: float, ticks: int, splits: int) -> None:
     rows = [row for split in begun for row in rows_of(read_split(source, reader, split, 10_000))]
 
     assert sorted(row["value"] for row in rows) == list(range(int(ticks * TICK_MS * rate / 1000) + 1))  # type: ignore[type-var]
+
+
+def test_the_rows_of_a_step_are_one_batch_at_a_low_rate() -> None:
+    """Not a batch for each split, of a row or none: batches cost the same however few rows they have."""
+    clock = Clock()
+    source = RateSource(200, None, 8, clock)
+    begun, reader = source.splits(), source.reader()
+    offsets = dict.fromkeys(begun, 0)
+    for _ in range(20):
+        clock.now_ms += TICK_MS
+        found = []
+        for split in begun:
+            read = reader.read(split, offsets[split], 1_000)
+            offsets[split] = read.next_offset
+            found += [] if read.batch is None else [read.batch.num_rows]
+        assert found == [4 + (clock.now_ms == START_MS + TICK_MS)] or found == [1, 4]
 
 
 def test_what_is_overdue_comes_at_once_and_a_clock_that_goes_back_brings_nothing() -> None:

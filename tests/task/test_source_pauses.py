@@ -31,14 +31,14 @@ def missed(source: SourceCursor) -> list[int | None]:
 
 
 def test_a_pause_comes_when_no_split_has_anything() -> None:
-    """It is longer each time, up to a limit; rows of any split make the next one short again."""
+    """It is longer each time, up to a limit; rows of any split make the next one a quarter as long."""
     source = unbounded(SplitPosition(FIRST), SplitPosition(SECOND))
     assert missed(source) == [None, 1, None, 2]
     assert missed(source) == [None, 4, None, 8]
 
     assert source.batch_read(answer(read_of(source), 1)) is None
     source.take()
-    assert missed(source) == [None, 1, None, 2]
+    assert missed(source) == [None, 4, None, 8]
     for _ in range(5):
         longest = missed(source)
     assert longest == [None, PAUSE_MAX_MS, None, PAUSE_MAX_MS]
@@ -101,7 +101,7 @@ def test_after_a_pause_one_read_tries_many_splits() -> None:
     assert [p.next_offset for p in source.freeze().positions] == [0, 2, 0]
 
     read = read_of(source)
-    assert (read.split, read.others) == (THIRD, ())
+    assert (read.split, [split for split, _ in read.others]) == (THIRD, [FIRST, SECOND])
 
 
 def test_a_source_pauses_again_when_all_that_one_read_tried_had_nothing() -> None:
@@ -132,7 +132,7 @@ def test_splits_that_one_read_tried_become_idle() -> None:
 
 
 def tired(source: SourceCursor, splits: int) -> list[int]:
-    """How long each read may go on until pauses are the longest, and after that."""
+    """How long each read may go on, and after how long it tries again at first."""
     patience = []
     for _ in range(10):
         patience.append((read := read_of(source)).patience_ms)
@@ -142,12 +142,16 @@ def tired(source: SourceCursor, splits: int) -> list[int]:
 
 
 def test_a_read_goes_on_when_nothing_has_come_for_a_while() -> None:
-    """So a source that waits does not wake up its task at every try. With the first row that is over."""
+    """So a source that waits does not wake up its task at every try. Rows make the pauses of a read shorter."""
     source, _ = paused(FIRST, SECOND, THIRD)
-    assert tired(source, 3) == [0] * 6 + [PATIENCE_MS] * 4
-    assert source.batch_read(answer(read_of(source), 1)) is None
+    assert tired(source, 3) == [PATIENCE_MS] * 10
+    read = read_of(source)
+    assert read.pause_ms == PAUSE_MAX_MS
+    assert source.batch_read(answer(read, 1)) is None
     source.take()
-    assert [read_of(source).patience_ms, read_of(unbounded(SplitPosition(FIRST))).patience_ms] == [0, 0]
+    read = read_of(source)
+    assert (read.patience_ms, read.pause_ms) == (PATIENCE_MS, PAUSE_MAX_MS // 4)
+    assert read_of(unbounded(SplitPosition(FIRST))).patience_ms == 0
 
 
 def test_a_read_does_not_go_on_while_others_could_have_rows() -> None:

@@ -5,11 +5,14 @@ Rules:
 - Row `i` has value `i`, and the timestamp at which it is due. So replay is exact: rows depend on their number.
 - The first timestamp is that of the submission. It is in the payload of each split: a restored job goes on with it.
 - No row comes before it is due. Rows that are overdue, after a restore or a pause, come as fast as they are taken.
-- Rows become due in steps of TICK_MS. So a high rate makes large batches, and not many small ones.
+- Rows become due in steps of TICK_MS. So a high rate makes large batches, and not many small ones. At a low rate the
+  rows of a step are in one split, and those of the next step in the next split: a batch costs the same however few rows
+  it has.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -22,6 +25,8 @@ from tidegate.storage.clock import now_ms
 from tidegate.storage.errors import ConfigurationError
 
 TICK_MS = 20
+ROWS_A_BATCH = 16
+"""Fewer rows of each split in a step are too few for a batch of their own."""
 _MS = 1_000
 
 
@@ -29,7 +34,8 @@ _MS = 1_000
 class RateSource:
     """`rows` rows (None: without end), `rows_per_second` of them (None: as many as are taken, dated 1 ms apart).
 
-    Row `i` is row `i // splits` of split `i % splits`. `clock` says what time it is, in milliseconds since 1970.
+    Rows are dealt out to the splits in blocks of `block` rows, one after the other; the first block has one row.
+    `clock` says what time it is, in milliseconds since 1970.
     """
 
     rows_per_second: float | None
@@ -58,7 +64,7 @@ class RateSource:
         return pa.schema([("timestamp", pa.timestamp("ms", "UTC")), ("value", pa.int64())])
 
     def splits(self) -> Sequence[SourceSplit]:
-        """Every `split_count`-th row. The payload is the timestamp of row 0, and the rate."""
+        """Every `split_count`-th block of rows. The payload is the timestamp of row 0, and the rate."""
         payload = f"{self.clock()} {self._rate}".encode()
         return [
             SourceSplit(
@@ -70,7 +76,13 @@ class RateSource:
     def length(self, number: int) -> int:
         """Rows of a split of a bounded source."""
         assert self.rows is not None
-        return _share(self.rows, number, self.split_count)
+        return _share(self.rows, number, self.split_count, self.block)
+
+    @property
+    def block(self) -> int:
+        """How many rows that follow one another are in one split: 1, or at a low rate those of a step."""
+        a_step = 0 if self.rows_per_second is None else math.ceil(self.rows_per_second * TICK_MS / _MS)
+        return a_step if 1 <= a_step < ROWS_A_BATCH * self.split_count else 1
 
     def check_restored(self, splits: Sequence[SourceSplit]) -> None:
         """Rate, number of rows and number of splits cannot change: timestamps and places of rows depend on them."""
@@ -85,7 +97,7 @@ class RateSource:
 
     def reader(self) -> SourceReader:
         """A reader for one subtask."""
-        return _RateReader(self.rows_per_second, self.split_count, self.schema, self.clock)
+        return _RateReader(self.rows_per_second, self.split_count, self.block, self.schema, self.clock)
 
     @property
     def _rate(self) -> str:
@@ -96,6 +108,7 @@ class RateSource:
 class _RateReader:
     rows_per_second: float | None
     splits: int
+    block: int
     schema: pa.Schema
     clock: Callable[[], int]
 
@@ -104,15 +117,18 @@ class _RateReader:
         number, first_ms = int(split.split_id.split()[1]), int(split.payload.split()[0])
         stop = offset + rows_max
         if self.rows_per_second is not None:
-            at_ms = self.clock() // TICK_MS * TICK_MS
+            now_ms = self.clock()
+            at_ms = now_ms - (now_ms - first_ms) % TICK_MS
             due = int((at_ms - first_ms) * self.rows_per_second / _MS) + 1 if at_ms >= first_ms else 0
-            stop = min(stop, _share(due, number, self.splits))
+            stop = min(stop, _share(due, number, self.splits, self.block))
         if split.rows >= 0:
             stop = min(stop, split.rows)
         at_end = 0 <= split.rows <= max(stop, offset)
         if stop <= offset:
             return ReadResult(None, offset, at_end)
-        values = np.arange(offset, stop, dtype=np.int64) * self.splits + number
+        shift = self.block - 1
+        blocks, within = np.divmod(np.arange(offset, stop, dtype=np.int64) + (0 if number else shift), self.block)
+        values = (blocks * self.splits + number) * self.block + within - shift
         apart_ms = 1.0 if self.rows_per_second is None else _MS / self.rows_per_second
         times = first_ms + np.floor(values * apart_ms).astype(np.int64)
         columns = [pa.array(times).cast(self.schema.field(0).type), pa.array(values)]
@@ -122,6 +138,13 @@ class _RateReader:
         """Nothing to release."""
 
 
-def _share(rows: int, number: int, splits: int) -> int:
-    """How many of the first `rows` rows are in a split."""
-    return max(0, (rows - number + splits - 1) // splits)
+def _share(rows: int, number: int, splits: int, block: int) -> int:
+    """How many of the first `rows` rows are in a split.
+
+    The first block has one row, which is due at once: so the rows of each later step are one block.
+    """
+    if not rows:
+        return 0
+    blocks, rest = divmod(rows + block - 1, block)
+    whole = max(0, (blocks - number + splits - 1) // splits)
+    return whole * block + (rest if blocks % splits == number else 0) - (0 if number else block - 1)

@@ -68,8 +68,10 @@ class SplitReads:
             self._reading = True
         try:
             until_s = time.monotonic() + (instruction.patience_ms if patient else 0) / 1000
+            pause_ms = instruction.pause_ms
             tried = self._try(reader, instruction)
-            while tried.nothing and time.monotonic() < until_s and not self._over.wait(PAUSE_MAX_MS / 1000):
+            while tried.nothing and time.monotonic() < until_s and not self._over.wait(pause_ms / 1000):
+                pause_ms = min(2 * pause_ms, PAUSE_MAX_MS)
                 tried = self._try(reader, instruction)
         finally:
             with self._lock:

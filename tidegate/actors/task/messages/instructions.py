@@ -59,8 +59,9 @@ class ReadSource:
     `others`: more splits, and the row to read each from. They are tried one after the other while those before them
     have nothing. Whoever reads may stop before any of them.
 
-    `patience_ms`: while none of them has anything, whoever reads may pause for `PAUSE_MAX_MS` and try them all again,
-    for so long in all. So the task need not be woken up to hear that there is nothing.
+    `patience_ms`: while none of them has anything, whoever reads may pause and try them all again, for this long in
+    all. So the task need not be woken up to hear that there is nothing. `pause_ms`: the first of these pauses. Each is
+    twice as long as the one before, up to `PAUSE_MAX_MS`.
     """
 
     read: int
@@ -69,6 +70,7 @@ class ReadSource:
     rows_max: int
     others: tuple[tuple[SourceSplit, int], ...] = ()
     patience_ms: int = 0
+    pause_ms: int = 1
 
 
 @wire

@@ -34,8 +34,10 @@ from tidegate.storage.ids import CheckpointId
 
 PAUSE_MAX_MS = 100
 """The longest pause of a source that has no rows. So a new row waits no longer than this."""
+SHORTER = 4
+"""Rows make the next pause shorter by this factor; it stays above a millisecond, so that reads are patient."""
 PATIENCE_MS = 5_000
-"""So long may one read go on when pauses have become the longest."""
+"""So long may one read go on after the first pause."""
 IDLENESS_PARTS = 10
 """A split is idle when an answer says so. That comes late by at most such a part of the time that makes it idle."""
 TRIED_MAX = 64
@@ -68,8 +70,10 @@ class SourceCursor:
     for others in event time.
 
     While no open split has anything it pauses: a millisecond at first, then twice as long each time, but never longer
-    than PAUSE_MAX_MS. After a pause one read tries many splits, until one has something: most likely none has. When
-    pauses have become the longest, a read that tries all splits goes on for PATIENCE_MS, with such pauses.
+    than PAUSE_MAX_MS. Rows make the next pause a quarter as long: so a source that has rows now and then is looked at
+    about as often as it has some. After a split without rows, and after a pause, one read tries many splits, until one
+    has something: most likely none has. After the first pause a read that tries all splits goes on for PATIENCE_MS and
+    pauses itself: the task is woken up when there are rows.
     """
 
     def __init__(
@@ -194,17 +198,18 @@ class SourceCursor:
         self._asked = self._next_asked()
         (split, offset), *others = [(self._read_in[index], self._offsets[index]) for index in self._asked]
         rows_max = min(rows_max, self._rows_max)
-        return ReadSource(self._outstanding, split, offset, rows_max, tuple(others), self._patience_ms())
+        patience_ms, pause_ms = self._patience_ms(), self._next_pause_ms
+        return ReadSource(self._outstanding, split, offset, rows_max, tuple(others), patience_ms, pause_ms)
 
     def _patience_ms(self) -> int:
         """For how long the read may go on. Not where splits are left out that have rows, or become free, meanwhile."""
-        if self._next_pause_ms < PAUSE_MAX_MS or self.alignment is not None or len(self._asked) < self._asked_in_turn:
+        if self._next_pause_ms == 1 or self.alignment is not None or len(self._asked) < self._asked_in_turn:
             return 0
         return PATIENCE_MS if self._idleness_ms is None else min(PATIENCE_MS, self._idleness_ms // IDLENESS_PARTS)
 
     def _next_asked(self) -> list[int]:
-        """The splits to try now: one, or after a pause others as well."""
-        if self._next_pause_ms == 1 or self._splits is None:
+        """The splits to try now: one, or after a pause or a split without rows others as well."""
+        if (self._next_pause_ms == 1 and not self._misses) or self._splits is None:
             return [self._open[self._turn]]
         steps = range(min(len(self._open), TRIED_MAX))
         tried = (self._open[(self._turn + step) % len(self._open)] for step in steps)
@@ -273,7 +278,7 @@ class SourceCursor:
             return self._missed()
         self._rows_at_ms[index] = event.at_ms
         self._idling.discard(index)
-        self._misses, self._next_pause_ms = 0, 1
+        self._misses, self._next_pause_ms = 0, max(min(2, self._next_pause_ms), self._next_pause_ms // SHORTER)
         return None
 
     def resume(self) -> None:
