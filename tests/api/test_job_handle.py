@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -23,7 +25,10 @@ from local_jobs import (
 import tidegate as tg
 from tidegate import recovery
 from tidegate.actors.runtimes.local.local_runtime import LocalRuntime
+from tidegate.actors.runtimes.ray.memory_store import open_store_on_ray
+from tidegate.api.submission.job import Job
 from tidegate.storage.errors import CheckpointError, StorageError
+from tidegate.storage.ids import JobId
 
 # --- failures -----------------------------------------------------------------------------------------------------
 
@@ -256,3 +261,19 @@ def test_vertices_tell_what_came_through_while_the_job_runs_and_after_it(tmp_pat
         job.wait("4min")
         assert [vertex.records_in for vertex in job.vertices()] == [20, 20]
         assert all(each == each.at_rest for vertex in job.vertices() for each in vertex.subtasks)
+
+
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        ("ray-memory://other", "the savepoint would be written to ray-memory://other, the memory of a Ray actor"),
+        ("ftp://host/folder", "'ftp' is not one of '/folder', 'file://', 's3://', 'memory://'"),
+        ("file:/folder", "write 'file://…'"),
+    ],
+)
+def test_a_savepoint_goes_where_it_outlives_the_job(target: str, reason: str) -> None:
+    """Savepoint and stop refuse another target before the job is asked, as on Ray."""
+    job = Job(SimpleNamespace(), JobId("job-1"), "job", "ray-memory://job", open_store=open_store_on_ray)  # type: ignore[arg-type]
+    for request in (lambda: job.savepoint(target), lambda: job.stop(savepoint=target)):
+        with pytest.raises(tg.ConfigurationError, match=re.escape(reason)):
+            request()

@@ -36,6 +36,8 @@ def test_urls_of_local_folders_are_absolute(tmp_path: Path, monkeypatch: pytest.
         ("file:////evil/x", "host 'evil'"),
         ("file://localhost//evil/x", "host 'evil'"),
         ("file://folder", "host 'folder'"),
+        ("file:/folder", "write 'file://"),
+        ("s3:/bucket/folder", "write 's3://"),
     ],
 )
 def test_refuses_urls_it_cannot_store_at(url: str, named: str) -> None:

@@ -42,7 +42,7 @@ from tidegate.recovery.restart_strategy import RestartStrategy, default_strategy
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.extras import need
 from tidegate.storage.files.create_check import check_conditional_create
-from tidegate.storage.files.file_system_store import check_outlives_ray
+from tidegate.storage.files.file_system_store import check_outlives_ray, check_savepoint_target
 from tidegate.storage.files.store import OpenStore
 from tidegate.web.options import WebOptions
 
@@ -349,7 +349,7 @@ class StreamEnvironment(Topologies):
         urls = [store.url, *(table.url for table in self._program.tables)]
         if config.savepoints is not None:
             urls.append(self.open_store(config.savepoints).url)
-            check_outlives_ray(urls[-1], "savepoints of the job")
+            check_savepoint_target(urls[-1], "savepoints of the job")
         check_captures(nodes, refuse=self._runtime.sends_functions)
         if starts:
             self._runtime.check(graph, urls)

@@ -31,7 +31,7 @@ from tidegate.recovery.cleanup.deletion import delete
 from tidegate.storage.checkpoints.event_log import EventLog
 from tidegate.storage.clock import now_ms
 from tidegate.storage.errors import StorageError, TidegateError
-from tidegate.storage.files.file_system_store import check_outlives_ray
+from tidegate.storage.files.file_system_store import check_savepoint_target
 from tidegate.storage.files.store import OpenStore
 from tidegate.storage.ids import JobId
 from tidegate.web.jobs import Look, NotReachedError, Question
@@ -99,7 +99,7 @@ class RayJobs:
         if target is not None:
             check_shared(target)
             target = self._open_store(target).url
-            check_outlives_ray(target, "the savepoint")
+            check_savepoint_target(target, "the savepoint")
         self._call(self._handle(job_id).request, job_id, request, wanted.kind, target, wanted.savepoint_format)
 
     def cancel(self, job_id: JobId) -> None:

@@ -19,7 +19,7 @@ from tidegate.recovery.checkpoints import CheckpointSummary, list_checkpoints
 from tidegate.storage.checkpoints.event_log import EventLog
 from tidegate.storage.checkpoints.metadata import SavepointFormat, SnapshotKind
 from tidegate.storage.errors import ConfigurationError, FailureCause, JobFailedError, JobTimeoutError
-from tidegate.storage.files.file_system_store import check_outlives_ray, open_store
+from tidegate.storage.files.file_system_store import check_savepoint_target, open_store
 from tidegate.storage.files.store import OpenStore
 from tidegate.storage.ids import JobId
 from tidegate.storage.units import parse_duration_ms
@@ -170,7 +170,7 @@ class Job:
                 "state.savepoints.dir (CheckpointConfig(savepoints=...))"
             )
         url = self._open_store(location(folder, call)).url
-        check_outlives_ray(url, "the savepoint")
+        check_savepoint_target(url, f"{call}: the savepoint")
         return url
 
     def statistics(self) -> CheckpointStatistics:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,6 +27,7 @@ from tidegate.storage.files.store import Buffer
 
 TIMEOUT_MS_DEFAULT = 60_000
 WRITE_TIMEOUT_MS_DEFAULT = 600_000
+_ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 _RAY_COPIES = "/runtime_resources/working_dir_files/"
 _HINTS = {
     errno.ENOSPC: "; free some space there, or give another folder",
@@ -176,6 +178,10 @@ class FileSystemStore:
 
 
 _MOUNTED = frozenset({"hdfs", "viewfs", "webhdfs", "gs", "abfs", "abfss", "wasb", "wasbs", "oss", "cosn"})
+RAY_MEMORY = "ray-memory"
+"""The scheme of checkpoints in the memory of a Ray actor."""
+_SCHEMES = frozenset({"file", "local", "s3", "s3a", "memory", RAY_MEMORY, "sim"})
+"""Every scheme that a runtime of tidegate has: `ray-memory` is known on Ray only, `sim` in the simulator only."""
 
 
 def open_store(url: str | os.PathLike[str], **options: object) -> FileSystemStore:
@@ -215,9 +221,14 @@ def local_path(url: str) -> str | None:
     """Returns the path that a url of a local folder names, or None where it has the scheme of another store.
 
     Raises ConfigurationError where it names no path, or a host, as `file://host/x` and `//host/x` do: the name of the
-    host would become a folder on this machine.
+    host would become a folder on this machine. So would the scheme of `s3:/bucket/x`, which lacks a slash.
     """
     scheme, separator, rest = url.partition("://")
+    if not separator and (found := _ONE_SLASH.match(url)) is not None:
+        raise ConfigurationError(
+            f"{url!r} looks like a URL that lacks a slash; write '{found[1]}://…', or './{url}' for a folder of that "
+            "name"
+        )
     if separator and scheme not in ("file", "local"):
         return None
     path = rest.removeprefix("localhost") if rest.startswith("localhost/") else rest if separator else url
@@ -232,14 +243,24 @@ def local_path(url: str) -> str | None:
 
 
 def check_scheme(url: str) -> None:
-    """Raises ConfigurationError for a URL of a storage that no runtime of tidegate has. Nothing is opened.
-
-    A runtime may have stores of its own, as the simulator (`sim://`) and Ray (`ray-memory://`) have. So a scheme that
-    is merely unknown is refused where the store is opened.
-    """
+    """Raises ConfigurationError for a URL of a storage that tidegate does not have. Nothing is opened."""
     scheme, separator, _ = url.partition("://")
-    if local_path(url) is None and separator and scheme in _MOUNTED:
+    if local_path(url) is None and separator and scheme not in _SCHEMES:
         raise _no_storage(url, scheme)
+
+
+def check_savepoint_target(url: str, what: str) -> None:
+    """Raises ConfigurationError for a URL where a savepoint cannot be stored or would not outlive its job.
+
+    Nothing is opened. `what` names the savepoint in the error.
+    """
+    check_scheme(url)
+    if url.startswith(f"{RAY_MEMORY}:"):
+        raise ConfigurationError(
+            f"{what} would be written to {url}, the memory of a Ray actor that ends with its driver: give a folder "
+            "that all nodes share, or s3://bucket/prefix"
+        )
+    check_outlives_ray(url, what)
 
 
 def _no_storage(url: str, scheme: str) -> ConfigurationError:

@@ -11,7 +11,7 @@ from typing import Any
 
 from tidegate.storage.checkpoints.layout import parse_pointer
 from tidegate.storage.checkpoints.metadata import SavepointFormat
-from tidegate.storage.files.file_system_store import local_path
+from tidegate.storage.files.file_system_store import check_savepoint_target
 from tidegate.web.rest.answers import bad_request, quoted
 
 _TRIGGER = re.compile(r"[0-9a-f]{32}")
@@ -123,5 +123,5 @@ def _target(given: str | None, name: str) -> str | None:
         raise bad_request(f"{name} is {quoted(given)!r}: give a folder or a URL, {most}")
     if not given.startswith("/") and "://" not in given:
         raise bad_request(f"{name} is {quoted(given)!r}: give a whole path, or a URL such as s3://bucket/folder")
-    local_path(given)  # Raises ConfigurationError, which is answered with 400, where a host is named.
+    check_savepoint_target(given, f"{name}: the savepoint")  # Raises ConfigurationError, which is answered with 400.
     return given

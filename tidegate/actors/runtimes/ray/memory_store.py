@@ -16,10 +16,10 @@ from ray.exceptions import GetTimeoutError, RayError
 from tidegate.actors.runtimes.ray.process.calls import NAMESPACE
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.file_system import FileInfo, Files
-from tidegate.storage.files.file_system_store import FileSystemStore, join_url, open_store
+from tidegate.storage.files.file_system_store import RAY_MEMORY, FileSystemStore, join_url, open_store
 from tidegate.storage.files.store import Buffer
 
-SCHEME = "ray-memory://"
+SCHEME = f"{RAY_MEMORY}://"
 SIZE_BYTES_MAX_DEFAULT = 256 * 1024 * 1024
 TIMEOUT_MS_DEFAULT = 30_000
 
