@@ -14,6 +14,7 @@ from local_jobs import NO_RESTART, config, local
 from waiting import until
 
 import tidegate as tg
+from tidegate.actors.task.pipeline import source_cursor
 
 QUICK = {"fetch.wait.max.ms": 10, "fetch.queue.backoff.ms": 10}
 SCHEMA = pa.schema([("x", pa.int64())])
@@ -56,6 +57,25 @@ def test_a_topic_is_followed_across_restores(kafka: Broker, tmp_path: Path) -> N
     assert sorted(rows.to_arrow()["x"].to_pylist()) == list(range(written))
     assert xs(table) == list(range(len(xs(table))))
     assert len(xs(table)) in (written, written - 1), "the last record may have come after the savepoint"
+
+
+@pytest.mark.slow
+def test_a_partition_that_holds_event_time_back_is_logged(
+    kafka: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By name. No window ends without `idleness=`, and without a line nobody would know why."""
+    monkeypatch.setattr(source_cursor, "QUIET_MS", 100)
+    for x in (1, 2, 300):
+        kafka.add("bids", 1, b'{"x": %d}' % x, at_ms=1_000 * x)
+    with local(1) as env:
+        stream = env.from_kafka(
+            kafka.servers, topics=["bids"], value=SCHEMA, timestamp="kafka", properties=QUICK, uid="bids"
+        )
+        stream.key_by("x").window(tg.Tumbling("1min")).aggregate(n=tg.count()).to_table(str(tmp_path / "out"))
+        job = env.execute("job", checkpoints=config(tmp_path / "c", interval="20ms"))
+        until("the line", lambda: "stands still" in caplog.text, lambda: caplog.text)
+        job.cancel()
+    assert "from bids[0], bids[2], bids[3], so event time stands still at" in caplog.text
 
 
 def xs(table: tg.OutputTable) -> list[int]:

@@ -118,6 +118,21 @@ def test_a_row_comes_after_the_watermark_that_the_rows_before_it_have_made() -> 
     ]  # fmt: skip
 
 
+def test_watermarks_are_awaited_in_the_chain_or_behind_it() -> None:
+    """Not by a step before the one that makes them, and not through another one that makes its own."""
+    times, waits, rows_only = lambda: WatermarkGenerator("t"), lambda: Noting([], "a"), Doubling
+    for factories, awaited, awaited_behind in (
+        ([times, waits], True, True),
+        ([times, rows_only], False, True),
+        ([waits, times], False, True),
+        ([times, times, waits], False, False),
+        ([waits], False, False),
+    ):
+        subject = chain([], *factories)
+        assert (subject.awaited_generator(False) is not None) == awaited
+        assert (subject.awaited_generator(True) is not None) == awaited_behind
+
+
 def test_a_generator_ends_event_time_from_before_it() -> None:
     """Its own watermark follows the rows that raised it; those from upstream stop there, except the last one."""
     log: list[Any] = []

@@ -212,6 +212,15 @@ class WatermarkGenerator(Operator):
         newest_ms = self._newest_ms.get(split)
         return MIN_WATERMARK_MS if newest_ms is None else self._behind(newest_ms)
 
+    def holding_splits(self) -> set[int]:
+        """Returns the splits that are furthest behind, if other splits of the source are further or may be."""
+        splits = self.context.splits.active
+        lowest_ms = min(map(self.split_watermark_ms, splits), default=MIN_WATERMARK_MS)
+        others_ms = self._behind(max(self._newest_ms.values(), default=MIN_WATERMARK_MS))
+        if MIN_WATERMARK_MS < lowest_ms == others_ms and self.context.parallelism == 1:
+            return set()
+        return {split for split in splits if self.split_watermark_ms(split) == lowest_ms}
+
     def splits_moved(self) -> None:
         """Splits that do not hold event time back any more do not count."""
         self._advance()

@@ -163,6 +163,18 @@ class OperatorChain:
         generators = (link.operator for link in self._links if isinstance(link.operator, WatermarkGenerator))
         return next(((each.alignment, each) for each in generators if each.alignment is not None), None)
 
+    def awaited_generator(self, behind: bool) -> WatermarkGenerator | None:
+        """Returns the first step that makes watermarks, if anything waits for them. `behind`: behind the chain."""
+        found: WatermarkGenerator | None = None
+        for link in self._links:
+            if link.operator.generates_watermarks:
+                if found is not None:
+                    return None  # The next one ends the watermarks of the first.
+                found = link.operator if isinstance(link.operator, WatermarkGenerator) else None
+            elif found is not None and link.waits:
+                return found
+        return found if behind else None
+
     def splits_moved(self) -> None:
         """Tell generators of watermarks that other splits of the source hold event time back now."""
         for position, link in enumerate(self._links):

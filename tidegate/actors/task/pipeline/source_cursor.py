@@ -14,6 +14,7 @@ The task machine asks it for reads, and tells it the answers. Rules:
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,6 +23,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from tidegate.actors.operators.source_splits import SourceSplits
+from tidegate.actors.operators.watermarks.watermark_generator import WatermarkGenerator
 from tidegate.actors.sources.source import SourceSplit
 from tidegate.actors.task.channels.turn_pacer import ROWS_UNLIMITED
 from tidegate.actors.task.messages.events import SourceBatchRead, SplitsAssigned, TaskTimer, WatermarkAnnounced
@@ -32,6 +34,7 @@ from tidegate.actors.task.pipeline.split_requests import SplitRequests
 from tidegate.storage.errors import ConfigurationError, ProtocolError
 from tidegate.storage.ids import CheckpointId
 
+log = logging.getLogger(__name__)
 PAUSE_MAX_MS = 100
 """The longest pause of a source that has no rows. So a new row waits no longer than this."""
 SHORTER = 4
@@ -40,6 +43,9 @@ PATIENCE_MS = 5_000
 """So long may one read go on after the first pause."""
 IDLENESS_PARTS = 10
 """A split is idle when an answer says so. That comes late by at most such a part of the time that makes it idle."""
+QUIET_MS = 30_000
+"""A split without rows for this long that holds event time back is logged, once, if no idleness was given."""
+QUIET_NAMED_MAX = 20
 TRIED_MAX = 64
 """So many splits does one read try at most. A task that is closed waits for no more than one of them."""
 SPLITS_MAX = 100_000
@@ -69,6 +75,9 @@ class SourceCursor:
     With `requests` it gets more splits from the coordinator, as long as there are any. With `alignment` splits wait
     for others in event time.
 
+    `awaited`: the step that makes watermarks of the splits, if anything waits for them. A split that holds them back
+    for QUIET_MS is logged, unless there is an idleness.
+
     While no open split has anything it pauses: a millisecond at first, then twice as long each time, but never longer
     than PAUSE_MAX_MS. Rows make the next pause a quarter as long: so a source that has rows now and then is looked at
     about as often as it has some. After a split without rows, and after a pause, one read tries many splits, until one
@@ -86,6 +95,7 @@ class SourceCursor:
         requests: SplitRequests | None = None,
         event_times: SourceSplits | None = None,
         alignment: SplitAlignment | None = None,
+        awaited: WatermarkGenerator | None = None,
     ) -> None:
         self._requests = requests
         self.alignment = alignment
@@ -122,6 +132,11 @@ class SourceCursor:
                 (index for index in self._open if not positions[index].split.rows),
             )
         self._idleness_ms = idleness_ms
+        self._awaited = awaited
+        self._quiet: set[int] = set()
+        """Splits that were logged because they hold event time back."""
+        self._quiet_due_ms = 0
+        """When splits that hold event time back are looked for again."""
         self._rows_at_ms: dict[int, int] = {}
         """When a split last had rows, was first asked, or was not asked because the sources are held back."""
         self._idling: set[int] = set()
@@ -344,17 +359,47 @@ class SourceCursor:
 
     def _begins_idling(self, index: int, event: SourceBatchRead) -> bool:
         """Whether a split without rows becomes idle with this answer."""
-        if self._splits is None or self._idleness_ms is None or index in self._idling:
+        if self._splits is None or index in self._idling or index in self._quiet:
             return False
         if not self._read_in[index].rows:
             return False  # It has never held event time back.
         if event.held:
             self._rows_at_ms[index] = event.at_ms
             return False
-        if event.at_ms - self._rows_at_ms.setdefault(index, event.at_ms) < self._idleness_ms:
+        quiet_ms = event.at_ms - self._rows_at_ms.setdefault(index, event.at_ms)
+        if self._idleness_ms is None:
+            if self._awaited is not None and quiet_ms >= QUIET_MS and event.at_ms >= self._quiet_due_ms:
+                self._quiet_due_ms = event.at_ms + QUIET_MS // 10
+                self._report_quiet(self._awaited, event.at_ms)
+            return False
+        if quiet_ms < self._idleness_ms:
             return False
         self._idling.add(index)
         return True
+
+    def _report_quiet(self, awaited: WatermarkGenerator, at_ms: int) -> None:
+        """Log the splits that hold event time back because they have had no rows for long, each once."""
+        # Splits that became quiet together are in one line, although they are read one after the other.
+        since_ms = at_ms - QUIET_MS // 2
+        quiet = [
+            index
+            for index in sorted(awaited.holding_splits() - self._quiet)
+            if self._rows_at_ms.get(index, at_ms) <= since_ms
+        ]
+        if not quiet:
+            return
+        self._quiet.update(quiet)
+        names = [self._read_in[index].split_id for index in quiet]
+        more = f" and {len(names) - QUIET_NAMED_MAX:,} more" if len(names) > QUIET_NAMED_MAX else ""
+        log.warning(
+            "no rows for %d s from %s%s, so event time stands still at %s (uid %r), and windows, joins and timers "
+            "behind it wait. If that may last, give idleness='1min' where timestamp= is given",
+            QUIET_MS // 1000,
+            ", ".join(names[:QUIET_NAMED_MAX]),
+            more,
+            awaited.context.name,
+            awaited.context.uid,
+        )
 
     def _missed(self) -> int | None:
         self._misses += 1

@@ -44,6 +44,7 @@ def begin_source(
         requests=requests,
         event_times=chain.splits,
         alignment=alignment,
+        awaited=chain.awaited_generator(any(edge.event_time for edge in d.outputs)),
     )
 
 
