@@ -298,6 +298,12 @@ def exceptions(*entries: Json) -> Json:
     }
 
 
+def sample(second: int, rows: float | None = 1_200.0, lag: int | None = 4_000, took: int | None = 84) -> Json:
+    """Numbers of ten seconds, so many seconds after the job began."""
+    return {"timestamp": NOW_MS - 3_600_000 + 1_000 * second, "rows-per-second": rows, "lag": lag,
+            "checkpoint-duration": took}  # fmt: skip
+
+
 def decision(text: str = "Attempt 1 is running", trouble: bool = False) -> Json:
     """One line of what was decided."""
     return {
@@ -318,6 +324,7 @@ def job(
     failures: list[Json] | None = None,
     decisions: list[Json] | None = None,
     settings: list[Json] | None = None,
+    last_hour: list[Json] | None = None,
 ) -> JobAnswers:
     """A job with all that has a default: it runs, and nothing has happened."""
     return JobAnswers(
@@ -327,5 +334,6 @@ def job(
         recoveries={"recoveries": recoveries or []},
         exceptions=exceptions(*(failures or [])),
         timeline={"entries": decisions or [], "truncated": False},
+        last_hour=last_hour or [],
         configuration=settings or [{"key": "execution.checkpointing.interval", "value": "1 s"}],
     )

@@ -43,6 +43,7 @@ def full_job() -> str:
             recoveries=[answers.recovery(2, over=False), answers.recovery()],
             failures=[answers.failure()],
             decisions=[answers.decision(), answers.decision("Checkpoint 18 failed", trouble=True)],
+            last_hour=[answers.sample(0), answers.sample(11, 1_500.0, None, None), answers.sample(22, None, 9_000)],
         )
     )
 

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from urllib.parse import urlsplit
 
 import pytest
@@ -17,6 +18,9 @@ from playwright.sync_api import Browser, Page, expect
 from starlette.applications import Starlette
 from waiting import until
 
+from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.runtimes.job_snapshot import PlanEdge, PlanVertex, TaskNow
+from tidegate.storage.ids import SubtaskIndex, VertexId
 from tidegate.web.jobs import NotReachedError
 from tidegate.web.page.routes import page_routes
 from tidegate.web.seen_job import SeenJob, View
@@ -98,6 +102,17 @@ def hostile(job: SeenJob) -> SeenJob:
     return replace(job, about=replace(job.about, vertices=vertices))
 
 
+def long_job(steps: int) -> SeenJob:
+    """A job whose graph is a chain of this many vertices."""
+    job = running_job()
+    names = [VertexId(f"step-{place}") for place in range(steps)]
+    vertices = tuple(PlanVertex(name, str(name), 1, (str(name),)) for name in names)
+    edges = tuple(PlanEdge(one, other, "HASH") for one, other in pairwise(names))
+    tasks = tuple(TaskNow(TaskId(name, SubtaskIndex(0)), "RUNNING", 1, 4_000, "node-a") for name in names)
+    about = replace(job.about, vertices=vertices, edges=edges)
+    return replace(job, about=about, snapshot=replace(job.snapshot, about=about, tasks=tasks, vertices=()))
+
+
 def hide(page: Page, hidden: bool) -> None:
     """The tab goes behind another one, or comes back."""
     page.evaluate(
@@ -118,6 +133,25 @@ def test_the_page_follows_its_job(browser: Browser) -> None:
         views.known = hostile(running_job())
         with opened(browser, address, 360) as page:
             _on_a_phone(page)
+
+
+@pytest.mark.slow
+def test_a_wide_graph_scrolls_by_itself(browser: Browser) -> None:
+    """Of twenty steps the last one can be reached, by wheel and by keyboard, while the page stays where it is."""
+    expect.set_options(timeout=EVENTS_MS)
+    views = Changing()
+    views.known = long_job(20)
+    with served(views) as address, opened(browser, address, 1_280) as page:
+        graph, last = page.locator(".scroll[aria-label=Graph]"), page.locator("svg.graph.wide .box").last
+        assert page.locator("svg.graph.wide").bounding_box()["width"] > 4_000  # type: ignore[index]
+        expect(last).not_to_be_in_viewport()
+        graph.evaluate("region => { region.scrollLeft = region.scrollWidth; }")
+        expect(last).to_be_in_viewport(ratio=1)
+        graph.evaluate("region => { region.scrollLeft = 0; }")
+        expect(last).not_to_be_in_viewport()
+        last.focus()
+        expect(last).to_be_in_viewport(ratio=1)
+        assert page.evaluate("[document.scrollingElement.scrollWidth, scrollX]") == [1_280, 0]
 
 
 def _follow(page: Page, views: Changing) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from tidegate.actors.coordinator.chronicle import CHECKPOINTS_MAX, EndedCheckpoint, Past
 from tidegate.actors.runtimes.job_snapshot import About, JobSnapshot, Known
 from tidegate.storage.ids import JobId
+from tidegate.web.samples import Sample, with_sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,8 @@ class SeenJob:
     past: Past
     now_ms: int
     reachable: bool = True
+    samples: tuple[Sample, ...] = ()
+    """Numbers of the last hour, oldest first."""
 
     @property
     def job_id(self) -> JobId:
@@ -57,7 +60,8 @@ def seen(before: SeenJob | None, snapshot: JobSnapshot) -> SeenJob | None:
         ends = {**before.snapshot.recovery_ends, **snapshot.recovery_ends}
         attempts = {recovery.attempt for recovery in past.recoveries}
         snapshot = replace(snapshot, recovery_ends={a: each for a, each in ends.items() if a in attempts})
-    return SeenJob(snapshot, about, (*kept, *news)[-CHECKPOINTS_MAX:], past, snapshot.at_ms)
+    samples = with_sample(() if before is None else before.samples, snapshot, about)
+    return SeenJob(snapshot, about, (*kept, *news)[-CHECKPOINTS_MAX:], past, snapshot.at_ms, samples=samples)
 
 
 def known_of(job: SeenJob | None) -> Known:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tidegate.web.model.checkpoints import checkpoint_config, checkpoint_details, checkpoints, newest_checkpoint
-from tidegate.web.model.history import exceptions, timeline
+from tidegate.web.model.history import exceptions, last_hour, timeline
 from tidegate.web.model.jobs import (
     configuration,
     dashboard_config,
@@ -41,6 +41,7 @@ __all__ = [
     "job_state",
     "job_status",
     "jobs_overview",
+    "last_hour",
     "newest_checkpoint",
     "overview",
     "plan",

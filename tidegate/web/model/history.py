@@ -80,6 +80,19 @@ def task_name(job: SeenJob, task: TaskId) -> str:
     return str(task) if vertex is None else f"{vertex.name} ({task.subtask + 1}/{vertex.parallelism})"
 
 
+def last_hour(job: SeenJob) -> list[dict[str, Any]]:
+    """Numbers of the last hour for the charts of the page, oldest first; null where nothing was reported."""
+    return [
+        {
+            "timestamp": sample.at_ms,
+            "rows-per-second": sample.rows_per_second,
+            "lag": sample.lag_ms,
+            "checkpoint-duration": sample.checkpoint_ms,
+        }
+        for sample in job.samples
+    ]
+
+
 def timeline(job: SeenJob) -> dict[str, Any]:
     """What the coordinator has decided, newest first, without checkpoints that went well."""
     lines = job.past.lines

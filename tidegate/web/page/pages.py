@@ -12,6 +12,7 @@ from typing import Any
 
 from tidegate.web.page import texts
 from tidegate.web.page.breakdown import PHASES, breakdown_of
+from tidegate.web.page.charts import charts_of
 from tidegate.web.page.checkpoints import COLUMN_NAMES, checkpoint_of, checkpoints_of
 from tidegate.web.page.graph import draw_graph
 from tidegate.web.page.jobs import decisions_of, failures_of, header_of, job_lines, settings_of
@@ -32,6 +33,7 @@ class JobAnswers:
     recoveries: Answer
     exceptions: Answer
     timeline: Answer
+    last_hour: Sequence[Answer]
     configuration: Sequence[Answer]
 
 
@@ -55,6 +57,7 @@ def job_page(job: JobAnswers, part: bool = False) -> str:
         now_ms=job.details["now"],
         header=header,
         graph=draw_graph(job.details, job.rates),
+        charts=charts_of(job.last_hour),
         checkpoints=checkpoints_of(job.checkpoints),
         column_names=COLUMN_NAMES,
         recoveries=recoveries,

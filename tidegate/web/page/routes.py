@@ -108,6 +108,7 @@ def _answers(job: SeenJob) -> JobAnswers:
         recoveries=model.recoveries(job),
         exceptions=model.exceptions(job),
         timeline=model.timeline(job),
+        last_hour=model.last_hour(job),
         configuration=model.configuration(job),
     )
 
