@@ -76,6 +76,28 @@ def test_timers_of_event_time_without_event_time(caplog: pytest.LogCaptureFixtur
     assert not _said(caplog, lambda env: build(env, Clocked(), None))
 
 
+def test_timers_behind_one_input_without_event_time(caplog: pytest.LogCaptureFixture) -> None:
+    """The other input holds event time back: the warning names it."""
+
+    class Meeting(tg.CoProcessFunction):
+        def process1(self, row: Any, context: tg.ProcessContext) -> None:
+            context.timer_service.register_event_time_timer(0)
+
+        def process2(self, row: Any, context: tg.ProcessContext) -> None:
+            pass
+
+    def build(env: Any, timestamp: str | None) -> object:
+        first = env.from_batches(ROWS, timestamp="t").key_by("k")
+        second = env.from_batches(ROWS, timestamp=timestamp, uid="rules").key_by("k")
+        return first.connect(second).process(Meeting(), schema=SCHEMA, uid="meet").collect()
+
+    (said,) = _said(caplog, lambda env: build(env, None))
+    assert "'process' (uid 'meet') sets event-time timers in Meeting.process1" in said
+    assert "its input 'from_batches' (uid 'rules') has no event time: they fire only when that input ends" in said
+    caplog.clear()
+    assert not _said(caplog, lambda env: build(env, "t"))
+
+
 def test_event_times_that_look_like_seconds(caplog: pytest.LogCaptureFixture) -> None:
     """Integers are milliseconds."""
     (said,) = _said(caplog, lambda env: env.from_batches(SECONDS, timestamp="at").collect())

@@ -51,15 +51,29 @@ def doubts(nodes: Sequence[StreamNode], periodic_checkpoints: bool) -> list[str]
         operator = made[id(node)]
         if isinstance(operator, WatermarkGenerator):
             found += [f"{which}: {said}" for said in _of_seconds(operator, node)]
-        if isinstance(operator, ProcessOperator) and operator.has_keyed_state and not _has_watermarks(node, made):
-            name = _that_registers(operator.function)
-            if name is not None:
-                end = "never, because the input has no end" if endless is not None else "only when the input ends"
-                found.append(
-                    f"{which} sets event-time timers in {name}, and its input has no event time: they fire {end}. Name "
-                    "the column of event time with timestamp= at the source, or with assign_timestamps"
-                )
+        if isinstance(operator, ProcessOperator) and operator.has_keyed_state:
+            found += [f"{which} {said}" for said in _of_timers(operator, node, made)]
     return found
+
+
+def _of_timers(operator: ProcessOperator, node: StreamNode, made: dict[int, Operator | None]) -> Iterator[str]:
+    """What is wrong with event-time timers behind an input without event time, which holds event time back."""
+    if (name := _that_registers(operator.function)) is None:
+        return
+    upstream = [each for each, _ in node.inputs]
+    untimed = [each for each in upstream if not _has_watermarks(each, made)]
+    if not untimed:
+        return
+    endless = any(_endless_source(each) is not None for each in untimed)
+    of_it = "the input" if len(upstream) == 1 else "that input"
+    end = f"never, because {of_it} has no end" if endless else f"only when {of_it} ends"
+    names = " and ".join(f"{each.name!r} (uid {each.uid!r})" for each in untimed)
+    inputs = "its input" if len(upstream) == 1 else f"its input {names}"
+    verb = "has" if len(untimed) == 1 else "have"
+    yield (
+        f"sets event-time timers in {name}, and {inputs} {verb} no event time: they fire {end}. Name the column of "
+        "event time with timestamp= at the source, or with assign_timestamps"
+    )
 
 
 def _operator(node: StreamNode) -> Operator | None:
