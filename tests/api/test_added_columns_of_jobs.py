@@ -51,7 +51,7 @@ def test_a_delta_table_that_was_left_behind_gets_the_columns_of_ours(tmp_path: P
     ours = table.log.snapshot().info
     wider = tg.open_table(tmp_path / "out").log
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tidegate.storage.tables.table_log.LogMirror.create", lambda _: None)
+        patch.setattr("tidegate.storage.tables.table_log.LogMirror.create", lambda *_: None)
         wider.create(type(ours).of(_NEW.schema, "append", delta_id=ours.delta_id), evolves=True)
     assert len(DeltaTable(str(tmp_path / "out")).schema().fields) == 2
     write(tmp_path, _NEW, "delta")
