@@ -29,6 +29,9 @@ def test_a_configuration_error_in_a_task_is_not_tried_again(tmp_path: Path) -> N
         def open(self, context: tg.ProcessContext) -> None:
             self.state = context.state(tg.ValueState("k", int))
 
+        def process(self, row: dict[str, Any], context: tg.ProcessContext) -> None:
+            pass
+
     with local(1) as env:
         env.from_batches(DATA).key_by("k").process(Clashes(), schema=DATA.schema).collect()
         job = env.execute("job", checkpoints=config(tmp_path), restart=RESTARTS)
