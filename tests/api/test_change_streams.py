@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from change_view import ChangeView
 from local_jobs import NO_RESTART, GatedSource, config, finish, local, opening, rows
+from passing_functions import Passes
 
 import tidegate as tg
 
@@ -165,7 +166,7 @@ REFUSED: dict[str, Callable[[tg.Stream, str], object]] = {
     "a list": lambda s, _: s.key_by("best").aggregate(n=tg.collect_list("auction", limit=9), emit="changes"),
     "a column that is none": lambda s, _: s.key_by("best").aggregate(n=tg.min("no"), emit="changes", name="'best'"),
     "all rows": lambda s, _: s.aggregate(n=tg.count(), emit="final", name="step"),
-    "process": lambda s, _: s.key_by("auction").process(tg.ProcessFunction(), name="step"),
+    "process": lambda s, _: s.key_by("auction").process(Passes(), name="step"),
     "a filter by kind": lambda s, _: s.filter(pl.col("row_kind") == "+I", name="step"),
     "a filter by a function": lambda s, _: s.filter(lambda row: True, name="step"),
     "another kind": lambda s, _: s.with_columns(row_kind=pl.lit("+I")),

@@ -245,7 +245,7 @@ def test_what_cannot_be_joined_is_refused(tmp_path: Path) -> None:
             (lambda: bids.lookup_join(tmp_path / "nothing", on="t"), "neither a table nor a Parquet file"),
             (lambda: updates.lookup_join(AUCTIONS, on="t"), "emits updates"),
             (lambda: bids.key_by("auction").top_n(0, by="price"), "between 1 and"),
-            (lambda: bids.map_batches(lambda b: b).key_by("t").top_n(1, by="t"), "not known yet"),
+            (lambda: bids.map_batches(lambda b: b).key_by("t").top_n(1, by="t"), "not known before the job runs"),
         ]
         for make, reason in refused:
             with pytest.raises(tg.ConfigurationError, match=reason):

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from local_jobs import NO_RESTART, GatedSource, await_events, config, finish, local, opening, rows
+from passing_functions import PassesBoth
 
 import tidegate as tg
 
@@ -177,6 +178,12 @@ def test_a_union_refuses_checkpoints_while_some_subtasks_have_finished(tmp_path:
 class Tags(tg.BroadcastProcessFunction):
     """A function without keys."""
 
+    def process(self, row: dict[str, Any], context: tg.ProcessContext) -> None:
+        pass
+
+    def process_broadcast(self, row: dict[str, Any], context: tg.BroadcastContext) -> None:
+        pass
+
 
 def test_streams_of_the_broadcast_pattern_are_checked_at_once() -> None:
     """Before anything runs: the second one is broadcast, and the function knows keys exactly if there are some."""
@@ -194,7 +201,7 @@ def test_streams_of_the_broadcast_pattern_are_checked_at_once() -> None:
         with pytest.raises(tg.ConfigurationError, match="the same number of key columns"):
             keyed.connect(b)
         with pytest.raises(tg.ConfigurationError, match="the same number of key columns"):
-            keyed.connect(b.broadcast()).process(tg.CoProcessFunction())
+            keyed.connect(b.broadcast()).process(PassesBoth())
         with pytest.raises(tg.ConfigurationError, match=r"derived from tg\.ProcessFunction"):
             keyed.process(Rules())  # type: ignore[arg-type]
         a.connect(b.broadcast()).process(Tags())

@@ -11,6 +11,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from local_jobs import finish, local, rows
+from passing_functions import Passes, PassesBoth
 
 import tidegate as tg
 
@@ -21,14 +22,6 @@ SCHEMA = pa.schema([("user", pa.string()), ("best", pa.int64())])
 def maxima(env: tg.StreamEnvironment, **options: Any) -> tg.Stream:
     """The greatest value of each user, so far."""
     return env.from_batches(DATA, splits=1).key_by("user").aggregate(best=tg.max("x"), uid="maxima", **options)
-
-
-class Passes(tg.ProcessFunction):
-    """Says nothing."""
-
-
-class PassesBoth(tg.CoProcessFunction):
-    """Says nothing."""
 
 
 REFUSED: dict[str, Callable[[tg.Stream, str], object]] = {

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from local_jobs import finish, local, rows
+from passing_functions import Passes, PassesBoth
 
 import tidegate as tg
 
@@ -75,7 +76,7 @@ SLIPS: dict[str, tuple[Callable[[Any, Stream], object], str]] = {
     "an aggregate of ours": (lambda env, s: s.key_by("k").aggregate(_tidegate_x=tg.count()), "tidegate's own"),
     "a side output of ours": (
         lambda env, s: s.process(
-            tg.ProcessFunction(), side_outputs=[tg.OutputTag("bad", pa.schema({"_tidegate_deleted": pa.bool_()}))]
+            Passes(), side_outputs=[tg.OutputTag("bad", pa.schema({"_tidegate_deleted": pa.bool_()}))]
         ),
         "side output 'bad'.*tidegate's own",
     ),
@@ -136,7 +137,7 @@ SLIPS: dict[str, tuple[Callable[[Any, Stream], object], str]] = {
     "checkpoints in words": (lambda env, s: env.execute("x", checkpoints="1s"), r"give tg\.CheckpointConfig\(interval"),
     "restarts in words": (lambda env, s: env.execute("x", restart="never"), r"give tg\.RestartStrategy\.fixed_delay"),
     "timers without keys": (
-        lambda env, s: s.connect(s).process(tg.CoProcessFunction(), fire_at_end=True),
+        lambda env, s: s.connect(s).process(PassesBoth(), fire_at_end=True),
         "without key_by there are no timers",
     ),
 }

@@ -9,6 +9,7 @@ from typing import cast
 
 import pyarrow as pa
 import pytest
+from passing_functions import Passes
 from ray.util.placement_group import PlacementGroup
 from ray_fakes import SINK, SOURCE, Method, source_to_sink
 
@@ -109,13 +110,10 @@ def test_spare_processes_are_kept_for_tasks_in_common_slots(
 ) -> None:
     """Nobody follows the state of a keyed task with a GPU: it could not go on there."""
 
-    class Count(tg.ProcessFunction):
-        """Keyed, with a GPU or without."""
-
     checkpoints = tg.CheckpointConfig(storage=str(tmp_path), incremental=True, fork_processes=False)
     with tg.StreamEnvironment.local() as env:
         rows = env.from_batches(pa.table({"k": [1]}), parallelism=1)
-        with_gpu = rows.key_by("k").process(Count(), schema=rows.schema, num_gpus=1, parallelism=4)
+        with_gpu = rows.key_by("k").process(Passes(), schema=rows.schema, num_gpus=1, parallelism=4)
         with_gpu.key_by("k").aggregate(n=tg.count(), parallelism=1).collect()
         submission = env.plan("job", checkpoints=checkpoints)
     options = RayRuntime(PLACEMENT, standbys=wanted)._fleet_options(submission, PLACEMENT, 0, 9, None)
