@@ -88,7 +88,9 @@ class Source(Coordinator):
         """A task's part of a checkpoint, with what it has."""
         rows = len(self.held[task])
         section = SectionRef(UID, SOURCE_STATE, StateKind.LIST, 0, 1, rows)
-        state = SubtaskState(task.vertex, task.subtask, StateHandle("file", None, 1, "", (section,)), finished=finished)
+        handle = StateHandle("file", None, 1, "", (section,))
+        read = tuple(StoredSplit(split, b"") for split in self.held[task]) if finished else ()
+        state = SubtaskState(task.vertex, task.subtask, handle, finished=finished, read_splits=read)
         attempt = self.state.attempt_of(task)
         return self.tell(ev.CheckpointAcknowledged(self.at_ms, attempt, task, CheckpointId(number), state))
 
@@ -182,7 +184,7 @@ def test_what_is_on_its_way_at_the_cut_is_in_the_pool() -> None:
 
 
 def test_a_finished_subtask_has_read_all_that_it_was_given() -> None:
-    """It takes no part in the checkpoint any more, and nobody reads its splits again."""
+    """It takes no part in later checkpoints, and they have its splits, which are not read again."""
     source = Source(job(3))
     for task in (A, B, A, A, A):
         source.asks(task)
@@ -190,8 +192,12 @@ def test_a_finished_subtask_has_read_all_that_it_was_given() -> None:
     source.completes(first, [*source.part(first, A, finished=True), *source.part(first, B)])
     source.tell(ev.TaskReachedEndOfData(source.at_ms, source.state.attempt, A))
     source.tell(ev.TaskFinished(source.at_ms, source.state.attempt, A, CheckpointId(first)))
-    second = source.ask()
-    assert source.completes(second, source.part(second, B)) == ()
+    for _ in range(2):
+        number = source.ask()
+        (write,) = only(source.part(number, B), do.WriteMetadata)
+        source.written(number)
+        read = [tuple(split.split_id for split in subtask.read_splits) for subtask in write.metadata.subtasks]
+        assert (read, write.metadata.pools) == ([("0", "2"), ()], ())
 
 
 def test_what_a_checkpoint_lacks_goes_back_when_its_subtask_is_ready_again() -> None:

@@ -14,7 +14,7 @@ from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.restore.restore_task import RestoredTask, restore_task
 from tidegate.actors.sources.source import SourceSplit
 from tidegate.actors.task.pipeline.split_positions import FrozenPositions, SplitPosition, positions_from_tables
-from tidegate.storage.checkpoints.metadata import SplitPool, StateHandle, StateKind, StoredSplit
+from tidegate.storage.checkpoints.metadata import StateHandle, StateKind
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import OperatorUid, SubtaskIndex, VertexId
@@ -210,11 +210,12 @@ def test_a_source_that_partly_finished_keeps_all_of_its_splits(
         for n, split in enumerate(splits)
         if n not in finished
     }
-    point = complete(store, checkpoint_of(graph_of({"rows": 2}), finished={"rows": finished}, handles=handles))
-    initial = {uid: [SplitPosition(split.split) for split in splits]}
+    read = {("rows", n): FrozenPositions((splits[n],)).splits for n in finished}
+    metadata = checkpoint_of(graph_of({"rows": 2}), finished={"rows": finished}, handles=handles, read_splits=read)
+    point = complete(store, metadata)
 
     tasks = [
-        restore_task(store, point, graph_of({"rows": new}), TaskId(VertexId("rows"), SubtaskIndex(n)), splits=initial)
+        restore_task(store, point, graph_of({"rows": new}), TaskId(VertexId("rows"), SubtaskIndex(n)))
         for n in range(new)
     ]
 
@@ -227,10 +228,8 @@ def test_a_source_that_partly_finished_keeps_all_of_its_splits(
 
 
 @pytest.mark.parametrize("finished", [[1], [0, 2]])
-def test_finished_subtasks_of_a_source_know_their_splits_when_they_are_restored_alone(
-    store: FileSystemStore, finished: Sequence[int]
-) -> None:
-    """The others go on where a part of the tasks is restarted: nobody else keeps the splits from being read again."""
+def test_finished_subtasks_of_a_source_keep_their_own_splits(store: FileSystemStore, finished: Sequence[int]) -> None:
+    """One that is restored while the others continue has its splits, so that they are not read again, and no others."""
     uid, graph = OperatorUid("rows"), graph_of({"rows": 3})
     splits = [SplitPosition(SourceSplit(f"split {n}", b"", 10), 4) for n in range(3)]
     handles = {
@@ -238,29 +237,10 @@ def test_finished_subtasks_of_a_source_know_their_splits_when_they_are_restored_
         for n, split in enumerate(splits)
         if n not in finished
     }
-    point = complete(store, checkpoint_of(graph, finished={"rows": finished}, handles=handles))
+    read = {("rows", n): FrozenPositions((splits[n],)).splits for n in finished}
+    point = complete(store, checkpoint_of(graph, finished={"rows": finished}, handles=handles, read_splits=read))
 
     for n, split in enumerate(splits):
-        task = restore_task(store, point, graph, TaskId(VertexId("rows"), SubtaskIndex(n)), splits={uid: splits})
-        found = positions_from_tables(dict(task.tables)[uid])
-        expected = [replace(splits[n], next_offset=10, at_end=True) for n in finished] if n in finished else [split]
-        assert list(found) == expected
-
-
-def test_splits_in_the_pool_were_read_by_nobody(store: FileSystemStore) -> None:
-    """They are not taken for those of a subtask that had finished: the coordinator gives them away."""
-    uid = OperatorUid("rows")
-    splits = [SplitPosition(SourceSplit(f"{n}", b"", 10)) for n in range(3)]
-    running = write_state(store, "rows-1", [(uid, FrozenPositions((splits[1],)))], inline_bytes_max=0)
-    metadata = checkpoint_of(graph_of({"rows": 2}), finished={"rows": [0]}, handles={("rows", 1): running})
-    pool = SplitPool(uid, (StoredSplit("2", b"", 10),))
-    point = complete(store, replace(metadata, pools=(pool,)))
-
-    tasks = [
-        restore_task(
-            store, point, graph_of({"rows": 2}), TaskId(VertexId("rows"), SubtaskIndex(n)), splits={uid: splits}
-        )
-        for n in range(2)
-    ]
-    found = [positions_from_tables(dict(task.tables)[uid]) for task in tasks]
-    assert found == [(SplitPosition(splits[0].split, 10, True),), (splits[1],)]
+        task = restore_task(store, point, graph, TaskId(VertexId("rows"), SubtaskIndex(n)))
+        expected = replace(split, next_offset=10, at_end=True) if n in finished else split
+        assert positions_from_tables(dict(task.tables)[uid]) == (expected,)

@@ -12,7 +12,13 @@ from tidegate.actors.operators.operator import Operator
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.actors.restore.restore_checks import misfits, refuse
 from tidegate.actors.sources.memory_source import MemorySource
-from tidegate.storage.checkpoints.metadata import METADATA_VERSION, CheckpointMetadata, StateHandle, SubtaskState
+from tidegate.storage.checkpoints.metadata import (
+    METADATA_VERSION,
+    CheckpointMetadata,
+    StateHandle,
+    StoredSplit,
+    SubtaskState,
+)
 from tidegate.storage.checkpoints.metadata_file import create_metadata
 from tidegate.storage.files.store import Store
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId, OperatorUid, SubtaskIndex, VertexId
@@ -62,6 +68,7 @@ def checkpoint_of(
     finished: Mapping[str, Sequence[int]] | None = None,
     handles: Mapping[tuple[str, int], StateHandle | None] | None = None,
     in_flight: Mapping[tuple[str, int], StateHandle | None] | None = None,
+    read_splits: Mapping[tuple[str, int], tuple[StoredSplit, ...]] | None = None,
 ) -> CheckpointMetadata:
     """A checkpoint that a job with this graph might have made."""
     subtasks = tuple(
@@ -71,6 +78,7 @@ def checkpoint_of(
             (handles or {}).get((task.vertex, task.subtask)),
             finished=task.subtask in (finished or {}).get(task.vertex, ()),
             in_flight=(in_flight or {}).get((task.vertex, task.subtask)),
+            read_splits=(read_splits or {}).get((task.vertex, task.subtask), ()),
         )
         for task in graph.tasks()
     )

@@ -43,6 +43,7 @@ from tidegate.actors.protocol.stream_elements import (
 from tidegate.actors.task.channels.output_gate import BufferLimits
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as do
+from tidegate.actors.task.pipeline.split_positions import FrozenPositions
 from tidegate.actors.task.task_status import TaskStatus
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.ids import CheckpointId, VertexId
@@ -92,6 +93,19 @@ def test_a_drained_source_ends_for_good_before_the_savepoint() -> None:
     assert [values(e) for e in sent(found) if isinstance(e, pa.RecordBatch)] == [[1, 2], [-3]]
     assert log[2:] == ["finish"]
     assert only(subject.persisted(1), do.Acknowledge)[0].state.finished
+
+
+def test_a_source_that_has_finished_names_its_splits_in_the_checkpoint() -> None:
+    """Later checkpoints, without this task, repeat them. A source that still reads has its splits in its state."""
+    subject = source_with_sum([])
+    subject.trigger(1)
+    assert only(subject.persisted(1), do.Acknowledge)[0].state.read_splits == ()
+    while subject.reads:
+        answer(subject)
+    subject.trigger(2)
+    state = only(subject.persisted(2), do.Acknowledge)[0].state
+    splits = FrozenPositions(subject.descriptor.splits).splits
+    assert (state.finished, state.read_splits, len(splits)) == (True, splits, 1)
 
 
 def test_a_suspended_source_stops_without_an_end() -> None:

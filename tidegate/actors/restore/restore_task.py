@@ -6,11 +6,9 @@ The host of a task calls `restore_task` before the task is ready. Rules:
   Union state goes whole to every subtask. Broadcast state goes to every subtask, from one that had not finished.
 - A vertex is restored as finished, without state, only if all its subtasks had finished (FLIP-147). If only some had,
   their state is left out.
-- If some subtasks of a source had finished, their splits are taken over as read to the end: by each of these subtasks
-  that is restored, or by subtask 0 at another parallelism. So they are known where a part of the tasks is restarted,
-  and the others go on. Otherwise the coordinator would assign them again, and no later checkpoint would know them. The
-  checkpoint does not say which of the finished subtasks had which splits, so several may have the same ones. Those in
-  the checkpoint's pool were read by nobody.
+- If some subtasks of a source had finished, each takes over its own splits as read to the end. At another parallelism
+  subtask 0 takes over the splits of all of them. Otherwise the coordinator would assign these splits again, and later
+  checkpoints would not know them.
 - Watermarks between the rows of calls that wait are left out unless event time goes on (`restored_event_time.py`).
 - `restore_in_flight.py` has the rules for in-flight data.
 """
@@ -32,7 +30,7 @@ from tidegate.actors.protocol.state_origin import StateOrigin
 from tidegate.actors.restore.restore_in_flight import RestoredChannels, restore_in_flight
 from tidegate.actors.restore.restored_event_time import event_time_goes_on
 from tidegate.actors.state_backends.factory import backend_folder
-from tidegate.actors.task.pipeline.split_positions import FrozenPositions, SplitPosition, positions_from_tables
+from tidegate.actors.task.pipeline.split_positions import FrozenPositions
 from tidegate.storage.checkpoints.layout import NATIVE_MARK
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, OperatorInfo, SectionRef, StateKind, SubtaskState
 from tidegate.storage.checkpoints.metadata_file import read_metadata
@@ -71,14 +69,12 @@ def restore_task(
     task: TaskId,
     local_copies: NodeFolder | None = None,
     native_folder: str | None = None,
-    splits: Mapping[OperatorUid, Sequence[SplitPosition]] = MappingProxyType({}),
     readers: int = 1,
     kept: Mapping[OperatorUid, Sequence[StateTable]] = MappingProxyType({}),
     spool_folder: str | None = None,
 ) -> RestoredTask:
     """Read what one task starts with. `store` is opened at the root of the restore point.
 
-    - `splits`: the current splits of each source.
     - `readers`: up to so many threads read state at a time.
     - `spool_folder`: keyed state beyond a few MB waits in this folder, not in memory, until the backend loads it.
     - `local_copies`: state is read from this folder of the node where a copy there verifies.
@@ -127,9 +123,9 @@ def restore_task(
         for uid in uids
         if uid in known
     ]
-    if vertex.source is not None and vertex.source.uid in known and _takes_over(metadata, vertex, task):
+    if vertex.source is not None and vertex.source.uid in known:
         uid, found = tables[0]
-        tables[0] = uid, Handover((*found, *_read_to_the_end(store, metadata, uid, splits.get(uid, ()))))
+        tables[0] = uid, Handover((*found, *_read_to_the_end(metadata, uid, task, vertex.parallelism)))
     copied = isinstance(store, LocalFirstStore) and store.sufficed
     origin = StateOrigin.MEMORY if kept else StateOrigin.LOCAL_COPY if copied else StateOrigin.STORAGE
     return RestoredTask(tuple(tables), False, in_flight, part, frozenset(kept), origin)
@@ -142,29 +138,18 @@ def part_of(metadata: CheckpointMetadata, vertex: JobVertex, task: TaskId) -> Su
     return None if own is None or own.finished or len(parts) != vertex.parallelism else own
 
 
-def _takes_over(metadata: CheckpointMetadata, vertex: JobVertex, task: TaskId) -> bool:
-    """Whether a subtask of a source takes over the splits of those that had finished."""
-    assert vertex.source is not None
-    subtasks = subtasks_of(metadata, vertex.source.uid)
-    if len(subtasks) != vertex.parallelism:
-        return task.subtask == 0
-    return any(subtask.finished and subtask.subtask == task.subtask for subtask in subtasks)
-
-
 def _read_to_the_end(
-    store: Store, metadata: CheckpointMetadata, uid: OperatorUid, splits: Sequence[SplitPosition]
+    metadata: CheckpointMetadata, uid: OperatorUid, task: TaskId, parallelism: int
 ) -> list[StateTable]:
-    """Splits of finished subtasks of a source: those that no unfinished subtask knows, and that are not in the pool."""
+    """The splits of finished subtasks of a source that a subtask takes over."""
     subtasks = subtasks_of(metadata, uid)
-    if not any(subtask.finished for subtask in subtasks):
+    if len(subtasks) == parallelism:
+        subtasks = [subtask for subtask in subtasks if subtask.subtask == task.subtask]
+    elif task.subtask != 0:
         return []
-    running = [subtask for subtask in subtasks if not subtask.finished]
-    tables = [table for subtask in running for table in read_subtask_state(store, subtask, uid)]
-    known = {position.split.split_id for position in positions_from_tables(tables)}
-    known |= {split.split_id for split in metadata.pool_of(uid)}
-    left = tuple(SplitPosition(p.split, p.split.rows, True) for p in splits if p.split.split_id not in known)
-    positions = FrozenPositions(left)
-    return [StateTable(positions.state, positions.kind, chunk.rows) for chunk in positions.chunks() if left]
+    splits = [split for subtask in subtasks if subtask.finished for split in subtask.read_splits]
+    positions = FrozenPositions.read_to_the_end(splits)
+    return [StateTable(positions.state, positions.kind, chunk.rows) for chunk in positions.chunks() if splits]
 
 
 def subtasks_of(metadata: CheckpointMetadata, uid: OperatorUid) -> list[SubtaskState]:

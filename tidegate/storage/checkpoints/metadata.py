@@ -1,4 +1,4 @@
-"""`CheckpointMetadata`: what a checkpoint is made of: the types of `_metadata`, format version 4.
+"""`CheckpointMetadata`: what a checkpoint is made of: the types of `_metadata`, format version 5.
 
 State belongs to operators (matched by uid), bytes belong to subtasks (a few files each, or inlined when small). A
 `StateHandle` ties the two together: it says where the bytes are and which sections of them are which operator's; where
@@ -18,7 +18,7 @@ from tidegate.storage.checkpoints.state_meaning import StateMeaning
 from tidegate.storage.codec import wire
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId, OperatorUid, SubtaskIndex, VertexId
 
-METADATA_VERSION = 4
+METADATA_VERSION = 5
 
 
 @wire
@@ -207,6 +207,16 @@ class OpenCommits:
 
 @wire
 @dataclass(frozen=True, slots=True)
+class StoredSplit:
+    """A split of a source as it is stored: a part of the input, with `rows` rows, or -1 if that is not known."""
+
+    split_id: str
+    payload: bytes
+    rows: int = -1
+
+
+@wire
+@dataclass(frozen=True, slots=True)
 class SubtaskState:
     """One subtask's part of a checkpoint. `handle` is None for a stateless subtask.
 
@@ -216,6 +226,7 @@ class SubtaskState:
     where there were none.
     `layers`: keyed state that is written incrementally, the base first, then what had changed from one to the next.
     `native`: keyed state of operators whose backend writes files of its own.
+    `read_splits`: the splits that a finished subtask of a source had read to the end.
     """
 
     vertex: VertexId
@@ -226,6 +237,7 @@ class SubtaskState:
     in_flight: StateHandle | None = None
     layers: tuple[StateHandle, ...] = ()
     native: tuple[NativeState, ...] = ()
+    read_splits: tuple[StoredSplit, ...] = ()
 
     @property
     def handles(self) -> tuple[StateHandle, ...]:
@@ -249,9 +261,10 @@ class SubtaskState:
 
     @property
     def names(self) -> int:
-        """How many files and states it names: what its description costs, to an order of magnitude."""
+        """How many files, states and splits it names: what its description costs, to an order of magnitude."""
         states = sum(1 + len(handle.sections) for handle in self.handles)
-        return states + len(self.native_files) + sum(len(c.files) for c in self.committables)
+        files = len(self.native_files) + sum(len(c.files) for c in self.committables)
+        return states + files + len(self.read_splits)
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -306,16 +319,6 @@ class OperatorInfo:
     """The operators whose rows come to it."""
     reads: tuple[str, ...] | None = None
     """The columns of a source that the program uses, which alone are read. None for all, and for other operators."""
-
-
-@wire
-@dataclass(frozen=True, slots=True)
-class StoredSplit:
-    """A split of a source as it is stored: a part of the input, with `rows` rows, or -1 if that is not known."""
-
-    split_id: str
-    payload: bytes
-    rows: int = -1
 
 
 @wire

@@ -29,6 +29,7 @@ from tidegate.actors.coordinator.split_enumerator import pools
 from tidegate.actors.coordinator.state.coordinator_context import CoordinatorContext
 from tidegate.actors.coordinator.state.coordinator_state import CompletedCheckpoint, PendingCheckpoint
 from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason as Reason
+from tidegate.actors.protocol.identity import TaskId
 from tidegate.storage.checkpoints.metadata import (
     METADATA_VERSION,
     CheckpointMetadata,
@@ -127,6 +128,11 @@ class CheckpointWriter:
             ),
         )
         state.shared.register(metadata)
+        for subtask in metadata.subtasks:
+            if subtask.finished and subtask.read_splits:
+                state.read_splits[TaskId(subtask.vertex, subtask.subtask)] = subtask.read_splits
+            else:
+                state.read_splits.pop(TaskId(subtask.vertex, subtask.subtask), None)
         state.completed_checkpoints += 1
         state.last_completed_at_ms = event.at_ms
         forgive(state)
@@ -244,13 +250,15 @@ class CheckpointWriter:
 
     def _metadata(self, pending: PendingCheckpoint) -> CheckpointMetadata:
         spec = self._context.spec
-        committed = self._context.state.committed_files
+        committed, read = self._context.state.committed_files, self._context.state.read_splits
         subtasks = []
         for task in spec.tasks:
             subtask = pending.acknowledged.get(task)
             if subtask is None:
-                # It had finished: it has no state any more, and an earlier checkpoint covers its sink files.
-                subtasks.append(SubtaskState(task.vertex, task.subtask, None, finished=True))
+                # It had finished: it has no state any more, and an earlier checkpoint covers its sink files and has
+                # what it had read.
+                left = SubtaskState(task.vertex, task.subtask, None, finished=True, read_splits=read.get(task, ()))
+                subtasks.append(left)
             elif subtask.committables:
                 trimmed = (_uncommitted(c, committed.get((task, c.uid), 0)) for c in subtask.committables)
                 subtasks.append(replace(subtask, committables=tuple(c for c in trimmed if c.files)))

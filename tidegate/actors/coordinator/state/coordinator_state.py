@@ -28,7 +28,7 @@ from tidegate.actors.coordinator.state.shared_state_registry import SharedStateR
 from tidegate.actors.coordinator.state.taken_splits import TakenSplits
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.recovery.failure_history import FailureHistory
-from tidegate.storage.checkpoints.metadata import CheckpointMetadata, Committable, SubtaskState, TableHead
+from tidegate.storage.checkpoints.metadata import CheckpointMetadata, Committable, StoredSplit, SubtaskState, TableHead
 from tidegate.storage.codec import wire
 from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation, OperatorUid
 
@@ -214,6 +214,9 @@ class CoordinatorState:
     splits: dict[TaskId, TakenSplits] = field(default_factory=dict)
     """What each subtask of a source has taken whose splits are assigned. That of a task that is down counts until it is
     ready again."""
+    read_splits: dict[TaskId, tuple[StoredSplit, ...]] = field(default_factory=dict)
+    """The splits of each subtask of a source that was finished in the newest completed checkpoint. Later checkpoints
+    name them too, although it takes no part in them."""
     rows_before: dict[TaskId, int] = field(default_factory=dict)
     """Rows of its splits that each subtask of a source had read before the checkpoint that it started from."""
     next_checkpoint_id: CheckpointId = CheckpointId(1)

@@ -111,8 +111,7 @@ class TaskEffects:
                 task,
                 self._copies,
                 folder,
-                context.splits,
-                self._readers,
+                readers=self._readers,
                 kept=usable,
                 spool_folder=backend.directory if backend.kind == "rocksdb" else None,
             )

@@ -20,7 +20,14 @@ from tidegate.actors.task.incremental.changelog import Chain
 from tidegate.actors.task.incremental.lineage import Lineage
 from tidegate.actors.task.invariants import may_acknowledge
 from tidegate.actors.task.messages.instructions import StageFile
-from tidegate.storage.checkpoints.metadata import Committable, DataFile, NativeState, SnapshotKind, StateHandle
+from tidegate.storage.checkpoints.metadata import (
+    Committable,
+    DataFile,
+    NativeState,
+    SnapshotKind,
+    StateHandle,
+    StoredSplit,
+)
 from tidegate.storage.errors import ProtocolError
 from tidegate.storage.ids import CheckpointId, OperatorUid, SubtaskIndex
 
@@ -112,6 +119,8 @@ class TaskSnapshot:
     chain_since: int = 0
     """Layers up to this number were written for snapshots before it."""
     sync_ms: int = 0
+    read_splits: tuple[StoredSplit, ...] = ()
+    """The splits of a source that had finished."""
     acknowledged: bool = False
     cancelled: bool = False
 

@@ -32,9 +32,11 @@ from tidegate.actors.task.checkpoints.snapshots import SnapshotPart, SnapshotTra
 from tidegate.actors.task.incremental.lineage import Lineage, Lineages, canonical
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as do
+from tidegate.actors.task.pipeline.split_positions import FrozenPositions
 from tidegate.actors.task.pipeline.task_descriptor import TaskDescriptor
-from tidegate.storage.checkpoints.metadata import SubtaskState
+from tidegate.storage.checkpoints.metadata import StoredSplit, SubtaskState
 from tidegate.storage.ids import CheckpointId
+from tidegate.storage.state.snapshot import OperatorSnapshot
 
 
 class SubtaskCheckpoints:
@@ -277,24 +279,25 @@ class SubtaskCheckpoints:
         if self._changelog is not None and not finished:
             cut, chain, since = self._changelog.for_snapshot(cut)
             base = None
-        self.tracker.begin(
-            TaskSnapshot(
-                checkpoint_id=checkpoint_id,
-                kind=options.kind,
-                finished=finished,
-                unaligned=overtakes,
-                start_delay_ms=max(0, at_ms - barrier.triggered_at_ms - alignment_ms),
-                alignment_ms=alignment_ms,
-                started_at_ms=at_ms,
-                ends=self.tracker.ends(),
-                base=base,
-                chain=chain,
-                chain_since=since,
-            )
+        snapshot = TaskSnapshot(
+            checkpoint_id=checkpoint_id,
+            kind=options.kind,
+            finished=finished,
+            unaligned=overtakes,
+            start_delay_ms=max(0, at_ms - barrier.triggered_at_ms - alignment_ms),
+            alignment_ms=alignment_ms,
+            started_at_ms=at_ms,
+            ends=self.tracker.ends(),
+            base=base,
+            chain=chain,
+            chain_since=since,
         )
+        self.tracker.begin(snapshot)
         if options.kind.stops:
             self.stopping = checkpoint_id
         frozen = self._parts.freeze(cut)
+        if finished:
+            snapshot.read_splits = tuple(split for each in frozen for split in _splits_of(each))
         if cut.canonical:
             frozen = tuple(map(canonical, frozen))
         input_positions = self._inputs.row_positions()
@@ -353,6 +356,7 @@ class SubtaskCheckpoints:
                 in_flight,
                 lineage.layers,
                 lineage.native,
+                snapshot.read_splits,
             )
             in_flight_bytes = 0 if in_flight is None else in_flight.size_bytes
             self._instruct(
@@ -398,3 +402,7 @@ def outgoing_options(options: BarrierOptions, unaligned: bool) -> BarrierOptions
         alignment = Alignment.ALIGNED if options.aligned_timeout_ms else Alignment.UNALIGNED
         return replace(options, alignment=alignment)
     return options
+
+
+def _splits_of(operator: OperatorSnapshot) -> tuple[StoredSplit, ...]:
+    return tuple(split for state in operator.states if isinstance(state, FrozenPositions) for split in state.splits)

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from tidegate.actors.operators.source_splits import EventTimes
 from tidegate.actors.sources.source import SOURCE_STATE, SourceSplit
-from tidegate.storage.checkpoints.metadata import StateKind
+from tidegate.storage.checkpoints.metadata import StateKind, StoredSplit
 from tidegate.storage.state.snapshot import StateChunk, StateTable
 
 _SCHEMA = pa.schema(
@@ -48,6 +48,16 @@ class FrozenPositions:
     state: str = SOURCE_STATE
     kind: StateKind = StateKind.LIST
     removed: bool = False
+
+    @classmethod
+    def read_to_the_end(cls, splits: Sequence[StoredSplit]) -> FrozenPositions:
+        """Returns the positions of a finished subtask."""
+        return cls(tuple(SplitPosition(SourceSplit(s.split_id, s.payload, s.rows), s.rows, True) for s in splits))
+
+    @property
+    def splits(self) -> tuple[StoredSplit, ...]:
+        """The splits without how far they are, in their order."""
+        return tuple(StoredSplit(p.split.split_id, p.split.payload, p.split.rows) for p in self.positions)
 
     def chunks(self) -> Iterator[StateChunk]:
         """One row for each split."""

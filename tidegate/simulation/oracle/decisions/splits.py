@@ -5,8 +5,7 @@ that is then completed. For each such source:
 
     splits in the snapshots of its subtasks + splits in the pool == all splits of the source, and none twice
 
-A subtask that had finished before has no snapshot any more: it has read what it had in its last one. After a restore
-several subtasks may know these splits too, as read to their end.
+A subtask that had finished before has no snapshot any more: it has read what it had in its last one.
 """
 
 from __future__ import annotations
@@ -104,14 +103,12 @@ class SplitsOracle:
     ) -> None:
         running = [cut[task] for task in tasks if task in cut]
         places = Counter(split_id for held in (*running, dict.fromkeys(pool, False)) for split_id in held)
-        over = {split_id for task in tasks if task not in cut for split_id in self._last.get(task, {})}
-        for split_id in over:
-            if any(not held.get(split_id, True) for held in running) or split_id in pool:
+        for split_id in (split_id for task in tasks if task not in cut for split_id in self._last.get(task, {})):
+            if places[split_id]:
                 raise InvariantViolated(9, f"checkpoint {number}: {split_id} was read to the end, and is read again")
-        known = {split.split_id for split in source.splits}
-        ended = {name for name in places if name not in pool and all(held.get(name, True) for held in running)}
-        lost = known - places.keys() - over
-        twice = [split_id for split_id, count in places.items() if count > 1 and split_id not in ended]
+            places[split_id] += 1
+        lost = {split.split_id for split in source.splits} - places.keys()
+        twice = [split_id for split_id, count in places.items() if count > 1]
         if lost:
             raise InvariantViolated(3, f"checkpoint {number}: split {min(lost)} is in no snapshot and not in the pool")
         if twice:
