@@ -91,6 +91,8 @@ def test_no_random_scenario_violates_an_invariant(reports: list[SimulationReport
             9_831_303, id="rows of sessions come with an increment, and go after its restore, when slots were ordered"
         ),
         pytest.param(9_130, id="all rows stand before a barrier, for longer than a checkpoint may take"),
+        pytest.param(5_059, id="a finished subtask of a source is restored, and its splits are in no later checkpoint"),
+        pytest.param(5_081, id="a finished subtask of a source is restarted alone, and its splits are read again"),
     ],
 )
 def test_seeds_that_once_violated_an_invariant(seed: int) -> None:
