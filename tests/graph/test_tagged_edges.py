@@ -78,8 +78,9 @@ def test_a_tag_has_a_name_that_can_stand_in_a_checkpoint(name: str) -> None:
 
 def test_what_is_no_tag_is_refused() -> None:
     """Each by its name."""
-    with pytest.raises(ConfigurationError, match="schema must be a pyarrow Schema, not dict"):
-        OutputTag("bad", {"x": pa.int64()})  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"takes a pa.schema, a dict of types .*, not \['x'\]"):
+        OutputTag("bad", ["x"])  # type: ignore[arg-type]
+    assert OutputTag("bad", {"x": int}) == OutputTag("bad", pa.schema([("x", pa.int64())]))
     with pytest.raises(ConfigurationError, match="side_outputs takes tags, such as"):
         check_tags("check", ["bad"])  # type: ignore[list-item]
     with pytest.raises(ConfigurationError, match="two side outputs are called 'bad'"):

@@ -13,7 +13,7 @@ from tidegate.simulation.scenarios import simulate_scenario
 from tidegate.storage.tables.table_log import TableLog
 from tidegate.testing import Faults, SimulationReport, simulate
 
-SEEDS = range(6, 14)
+SEEDS = (3, 7, *range(9, 14))
 
 
 def run(seed: int) -> SimulationReport:
