@@ -40,6 +40,7 @@ from tidegate.actors.operators.windows.window_specs import Times
 from tidegate.actors.protocol.stream_elements import MIN_WATERMARK_MS
 from tidegate.actors.state_backends.common.cells import KeyRef
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.user_values import value_text
 
 
 class ProcessWindowContext(FunctionContext):
@@ -274,7 +275,10 @@ class FunctionCalls(WindowCalls):
         """Where a call for a timer has failed."""
         name, window = self.name.removesuffix(".process"), self._ask.window
         bounds = "" if window is None else f"[{window.start_ms}, {window.end_ms})"
-        return f"{name}.on_timer at {moment_ms} in the window {bounds} ms of key {self._ask.current_key}", None
+        return (
+            f"{name}.on_timer at {moment_ms} in the window {bounds} ms of key {value_text(self._ask.current_key)}",
+            None,
+        )
 
     def _process(self, rows: pa.Table) -> WindowResult:
         return self._function.process(rows, self._ask)
