@@ -99,11 +99,12 @@ def test_rows_that_fail_leave_with_their_error(tmp_path: Path) -> None:
     batches = numbers(env).map_batches(divided, schema=SCHEMA, errors_to="bad")
     processed = numbers(env).process(Dividing(), schema=SCHEMA, side_outputs=[ODD], errors_to="bad")
     keyed = numbers(env).key_by("k").process(Dividing(), schema=SCHEMA, side_outputs=[ODD], errors_to="bad")
+    peeked = numbers(env).peek(lambda row: 7 // (row["k"] % 100), errors_to="bad")
     two = numbers(env).connect(numbers(env)).key_by("k", "k")
     connected = two.process(TwoDividing(), schema=SCHEMA, side_outputs=[ODD], errors_to=("bad", None))
-    steps = (made, several, kept, batches, processed, keyed, connected)
+    steps = (made, several, kept, batches, processed, keyed, peeked, connected)
     read = [step.side_output("bad").collect() for step in steps]
-    good = [step.collect() for step in (batches, processed, keyed, connected)]
+    good = [step.collect() for step in (batches, processed, keyed, peeked, connected)]
     good += [step.side_output(ODD).collect() for step in (processed, keyed, connected)]
     finish(env, tmp_path)
     for rows in good:

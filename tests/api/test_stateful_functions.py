@@ -90,6 +90,48 @@ def test_a_function_that_returns_no_pair_fails_the_job() -> None:
         _collected(lambda s: s.stateful_map(lambda state, row: row, state=int, schema={"k": str, "n": int}))
 
 
+def test_rows_that_fail_are_set_aside_and_leave_no_state() -> None:
+    """Of stateful_map and reduce those rows, also if the function has changed its state; of map_groups whole keys."""
+
+    def running(state: Any, row: Any) -> tuple[Any, Any]:
+        state = state or []
+        state.append(row["n"])
+        return state, {"k": row["k"], "total": 6 // (row["n"] - 2) * 0 + sum(state)}
+
+    def reduced(before: Any, row: Any) -> Any:
+        before["n"] += row["n"]
+        return before if row["n"] != 2 else {"k": before["k"]}
+
+    def summary(rows: pa.Table) -> Total:
+        return {"k": rows["k"][0].as_py(), "total": 6 // (rows.num_rows - 1)}
+
+    types = {"k": str, "total": int}
+
+    def aside(made: Any) -> Any:
+        return made.side_output("bad").select("k", "error", "n")
+
+    def maps(s: Any) -> Any:
+        return s.stateful_map(running, state=list[int], schema=types, errors_to="bad")
+
+    def reduces(s: Any) -> Any:
+        return s.reduce(reduced, errors_to="bad")
+
+    def groups(s: Any) -> Any:
+        return s.map_groups(summary, errors_to="bad")
+
+    assert [row["total"] for row in _collected(maps)] == [1, 4, 5]
+    assert [row["n"] for row in _collected(reduces)] == [1, 4, 5]
+    assert _collected(groups) == [{"k": "a", "total": 3}]
+    divided = "ZeroDivisionError: integer division or modulo by zero"
+    assert _collected(lambda s: aside(maps(s))) == [{"k": "a", "n": 2, "error": divided}]
+    (bad,) = _collected(lambda s: aside(reduces(s)))
+    assert (bad["k"], bad["n"]) == ("a", 2)
+    assert "returned a row without 'n'" in bad["error"]
+    (bad,) = _collected(lambda s: aside(groups(s)))
+    assert (bad["k"], bad["n"]) == ("b", None)
+    assert bad["error"].endswith(divided)
+
+
 @pytest.mark.slow
 def test_states_of_functions_are_restored(tmp_path: Path) -> None:
     """From a savepoint in the middle: the results are those of one run."""

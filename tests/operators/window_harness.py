@@ -49,7 +49,7 @@ def told_of(values: Sequence[int | None]) -> tuple[Any, ...]:
 
 
 class Windows:
-    """The subtasks of a window operator, keyed by `k`, or alone without a key. What they emit is in `rows`."""
+    """The subtasks of a window operator, keyed by `k`, or alone without a key. Output: `rows` and `aside`."""
 
     def __init__(
         self,
@@ -60,6 +60,7 @@ class Windows:
         restored: Sequence[StateTable] = (),
     ) -> None:
         self.rows: list[dict[str, Any]] = []
+        self.aside: list[dict[str, Any]] = []
         self._make, self._keys = make, keys
         self._parallelism = parallelism
         self._partitioner = HashPartitioner(keys, GROUPS, parallelism)
@@ -67,7 +68,7 @@ class Windows:
         self.operators = [make() for _ in range(parallelism)]
         for subtask, operator in enumerate(self.operators):
             options = kept_in(backend, self._folders[subtask].name)
-            place = replace(context(subtask, parallelism, GROUPS), backend=options)
+            place = replace(context(subtask, parallelism, GROUPS), backend=options, emit_aside=self._emit_aside)
             groups = key_group_range(subtask, GROUPS, parallelism)
             operator.open(place, [table for each in restored if (table := _of(each, groups, keys)) is not None])
 
@@ -111,7 +112,7 @@ class Windows:
         tables = self.stored()
         self.close()
         moved = Windows(self._make, self._keys, parallelism if self._keys else 1, backend, tables)
-        moved.rows = self.rows
+        moved.rows, moved.aside = self.rows, self.aside
         return moved
 
     def stored(self) -> list[StateTable]:
@@ -140,6 +141,10 @@ class Windows:
         batch.validate(full=True)
         assert batch.num_rows
         self.rows += batch.to_pylist()
+
+    def _emit_aside(self, tag: str, batch: pa.RecordBatch) -> None:
+        batch.validate(full=True)
+        self.aside += batch.to_pylist()
 
 
 def _of(table: StateTable, groups: range, keys: tuple[str, ...]) -> StateTable | None:

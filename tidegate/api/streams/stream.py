@@ -41,7 +41,7 @@ from tidegate.api.streams.steps.same_columns import with_same_columns
 from tidegate.api.streams.steps.slot_options import SlotOptions
 from tidegate.api.streams.steps.stream_verbs import StreamVerbs
 from tidegate.api.streams.steps.updating import Updating, united
-from tidegate.api.streams.stream_aggregates import Life, aggregated, aggregated_all
+from tidegate.api.streams.stream_aggregates import Life, aggregated, aggregated_all, checked_inputs
 from tidegate.api.streams.stream_ranking import RankEmit, ranked_stream, ranked_windows, ranking_of
 from tidegate.api.streams.stream_tables import StreamTables
 from tidegate.api.streams.windowed_stream import WindowedStream, WindowsTaken, WindowTime
@@ -137,6 +137,7 @@ class Stream(StreamTables, StreamVerbs):
         emit: Literal["update", "changes", "final"] | Aggregate = "update",
         name: str | Aggregate = "aggregate",
         uid: str | Aggregate | None = None,
+        errors_to: OutputTag | str | Aggregate | None = None,
         **aggregates: Aggregate,
     ) -> Stream:
         """Aggregate all rows: `aggregate(n=tg.count(), worst=tg.max("delay"), emit="final")`.
@@ -147,16 +148,19 @@ class Stream(StreamTables, StreamVerbs):
         Each subtask makes one row of a batch, and a single one merges these. With emit="final" there is one row at the
         end of a bounded input; with emit="update" one after each batch, which takes the place of the one before it.
         With emit="changes" that one is taken back, and the stream may have changes itself (`docs/changes.md`).
+        `errors_to`: see `KeyedStream.aggregate`.
         """
         found, step = aggregates_and_options(
             "aggregate",
             mapping,
             aggregates,
-            {"emit": emit, "name": name, "uid": uid},
-            {"emit": "update", "name": "aggregate", "uid": None},
+            {"emit": emit, "name": name, "uid": uid, "errors_to": errors_to},
+            {"emit": "update", "name": "aggregate", "uid": None, "errors_to": None},
         )
-        made = aggregated_all(self, found, step["emit"], step["name"], step["uid"])
-        return made._keyed((), updates=step["emit"] == "update", changes=step["emit"] == "changes")
+        rows, errors = checked_inputs(self, found, step["errors_to"], step["name"], step["uid"])
+        made = aggregated_all(rows, found, step["emit"], step["name"], step["uid"])
+        made = made._keyed((), updates=step["emit"] == "update", changes=step["emit"] == "changes")
+        return made._with_errors_of(errors)
 
     def side_output(self, tag: OutputTag | str) -> Stream:
         """The rows that the step before has emitted under one of its tags: `checked.side_output("bad")`.
@@ -167,6 +171,8 @@ class Stream(StreamTables, StreamVerbs):
         if len(self._inputs) > 1:
             raise ConfigurationError("side_output: several streams are united here; call it on the one of the step")
         (made, _), name = self._inputs[0], tag.name if isinstance(tag, OutputTag) else tag
+        if self._errors_of is not None and name in [known.name for known in self._errors_of.side_outputs]:
+            made = self._errors_of
         aside = made.side_output(name)
         kept = aside.schema is not None and self.timestamp in aside.schema.names
         # Rows beside the results of a window are none: a column of theirs may be called `window_end`, too.
@@ -313,7 +319,14 @@ class KeyedStream(OtherNames):
         check_function(fn, name, "the state and a row")
         given = as_schema(schema, f"{name}(schema=)") or returned_schema(fn, part=1)
         lifetime = ttl if ttl is None or isinstance(ttl, StateTtl) else StateTtl(ttl)
-        return self.process(StatefulMap(fn, state, lifetime), schema=given, name=name, uid=uid, parallelism=parallelism)
+        return self.process(
+            StatefulMap(fn, state, lifetime),
+            schema=given,
+            name=name,
+            uid=uid,
+            parallelism=parallelism,
+            errors_to=errors_to,
+        )
 
     def reduce(
         self,
@@ -368,6 +381,7 @@ class KeyedStream(OtherNames):
         parallelism: int | Aggregate | None = None,
         ttl: str | timedelta | int | Aggregate | None = None,
         ttl_time: Literal["event", "processing"] | Aggregate = "event",
+        errors_to: OutputTag | str | Aggregate | None = None,
         **aggregates: Aggregate,
     ) -> Stream:
         """Aggregate each key: `aggregate(n=tg.count(), worst=tg.max("delay"))`.
@@ -380,22 +394,44 @@ class KeyedStream(OtherNames):
         taken back (`docs/changes.md`). emit="final" emits a row for each key when a bounded input has ended.
         `ttl` bounds the state, with emit="update": a key that has had no row for so long is forgotten, and begins anew
         with the next one. `ttl_time`: in event time, or in processing time (Flink's `table.exec.state.ttl`).
+
+        `errors_to` is for functions of the program, `tg.udaf`: a row for which one of them cannot `accumulate` goes to
+        the side output of that name, as in `map`, and counts for no aggregate. Each row is tried before it is sent, in
+        a new group of its own. What a function raises later, in `merge`, `result` or because of other rows, fails the
+        job.
         """
         found, step = aggregates_and_options(
             "aggregate",
             mapping,
             aggregates,
-            {"emit": emit, "name": name, "uid": uid, "parallelism": parallelism, "ttl": ttl, "ttl_time": ttl_time},
-            {"emit": "update", "name": "aggregate", "uid": None, "parallelism": None, "ttl": None, "ttl_time": "event"},
+            {
+                "emit": emit,
+                "name": name,
+                "uid": uid,
+                "parallelism": parallelism,
+                "ttl": ttl,
+                "ttl_time": ttl_time,
+                "errors_to": errors_to,
+            },
+            {
+                "emit": "update",
+                "name": "aggregate",
+                "uid": None,
+                "parallelism": None,
+                "ttl": None,
+                "ttl_time": "event",
+                "errors_to": None,
+            },
         )
         mode = step["emit"]
         life = Life.of(step["ttl"], step["ttl_time"], self.stream.timestamp)
         if life is not None and life.time is not None:
             uses_event_time("aggregate(ttl=...)", self.stream._inputs)
+        rows, errors = checked_inputs(self.stream, found, step["errors_to"], step["name"], step["uid"])
         made = aggregated(
-            self.stream, self.keys, found, mode, step["name"], step["uid"], step["parallelism"], self._replaced, life
+            rows, self.keys, found, mode, step["name"], step["uid"], step["parallelism"], self._replaced, life
         )
-        return made._keyed(self.keys, updates=mode == "update", changes=mode == "changes")
+        return made._keyed(self.keys, updates=mode == "update", changes=mode == "changes")._with_errors_of(errors)
 
     def deduplicate(
         self,

@@ -7,11 +7,13 @@ aggregate over everything makes one row of each batch before the exchange.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Literal, TypeVar
 
+from tidegate.actors.graph.stream_graph import StreamNode
 from tidegate.actors.operators.aggregates.aggregate import Aggregate
 from tidegate.actors.operators.aggregates.aggregate_all import (
     KEY,
@@ -19,14 +21,18 @@ from tidegate.actors.operators.aggregates.aggregate_all import (
     MergedAggregate,
     PartialAggregate,
 )
+from tidegate.actors.operators.aggregates.aggregate_kinds import AggregateKind
 from tidegate.actors.operators.aggregates.changing_aggregate import ChangingAggregate
 from tidegate.actors.operators.aggregates.column_expressions import ColumnExpression
 from tidegate.actors.operators.aggregates.expiring_aggregate import ExpiringAggregate
+from tidegate.actors.operators.aggregates.failing_inputs import InputCheck
 from tidegate.actors.operators.aggregates.functions.multisets import kept_values
 from tidegate.actors.operators.aggregates.functions.value_sets import with_value_sets
 from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
+from tidegate.actors.operators.batches.failing_rows import error_tag
 from tidegate.actors.operators.changes import CHANGE
 from tidegate.actors.operators.local_aggregation.local_aggregation import LocalAggregation
+from tidegate.actors.protocol.side_outputs import OutputTag
 from tidegate.api.streams.distinct_counts import Counted, by_keys, is_distinct, kept_columns, marked
 from tidegate.api.streams.steps.meanings import meaning, ttl_text
 from tidegate.api.streams.steps.stream_steps import StreamSteps
@@ -163,6 +169,43 @@ def _aggregated_changes(stream: S, aggregates: Mapping[str, Aggregate], name: st
     rows = aggregated(keyed, (KEY,), aggregates, "changes", name, uid, 1)
     columns = [exact_column(column) for column in (*aggregates, CHANGE)]
     return rows._select(columns, f"{name} columns", None if uid is None else f"{uid}-columns", 1)
+
+
+def checked_inputs(
+    stream: S,
+    aggregates: Mapping[str, Aggregate],
+    errors_to: OutputTag | str | None,
+    name: str,
+    uid: str | None,
+    taken: Collection[str] = (),
+) -> tuple[S, StreamNode | None]:
+    """The stream without the rows for which functions of `aggregates` fail, and the step that sets these aside.
+
+    The step runs beside the step before, so rows are checked before they cross an exchange. Without `errors_to` there
+    is no such step. `taken`: the side outputs that the aggregate has itself. Raises ConfigurationError.
+    """
+    if errors_to is None:
+        return stream, None
+    _check_aggregates(aggregates, name)
+    functions = {label: each for label, each in aggregates.items() if each.kind is AggregateKind.USER}
+    if not functions:
+        raise ConfigurationError(
+            f"{name}(errors_to=...): none of the aggregates calls a function of the program, such as "
+            "tg.udaf(MyFunction(), 'x'); remove errors_to"
+        )
+    tag = error_tag(errors_to, stream.schema, name)
+    if tag.name in taken:
+        raise ConfigurationError(f"{name}: two side outputs are called {tag.name!r}; give errors_to= another name")
+    factory = partial(InputCheck, functions, tag)
+    checked = stream._then(
+        factory,
+        stream.schema,
+        f"{name} errors",
+        None if uid is None else f"{uid}-errors",
+        stream.input_parallelism,
+        side_outputs=(tag,),
+    )
+    return checked, checked._inputs[0][0]
 
 
 def windowed_inputs(

@@ -14,6 +14,7 @@ from typing import Generic, Literal, TypeVar, Unpack
 import pyarrow as pa
 
 from tidegate.actors.operators.aggregates.aggregate import Aggregate
+from tidegate.actors.operators.batches.failing_rows import error_tag
 from tidegate.actors.operators.changes import with_kind
 from tidegate.actors.operators.local_aggregation.local_aggregation import LocalAggregation
 from tidegate.actors.operators.state.keys import key_schema
@@ -37,7 +38,7 @@ from tidegate.actors.operators.windows.window_operator import WindowOperator
 from tidegate.actors.operators.windows.window_rows import WINDOW_END, WINDOW_START, bounds_type
 from tidegate.actors.operators.windows.window_specs import Clock, Count, Cumulating, Session, Sliding, Tumbling
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
-from tidegate.actors.protocol.side_outputs import OutputTag
+from tidegate.actors.protocol.side_outputs import OutputTag, check_tags
 from tidegate.api.streams.steps.event_time_use import uses_event_time
 from tidegate.api.streams.steps.known_columns import known_schema
 from tidegate.api.streams.steps.meanings import meaning, time_text, window_text, with_rows
@@ -46,7 +47,7 @@ from tidegate.api.streams.steps.named_columns import aggregates_and_options
 from tidegate.api.streams.steps.other_names import WINDOWED_STREAMS, OtherNames
 from tidegate.api.streams.steps.slot_options import SlotOptions
 from tidegate.api.streams.steps.updating import Updating
-from tidegate.api.streams.stream_aggregates import windowed_inputs
+from tidegate.api.streams.stream_aggregates import checked_inputs, windowed_inputs
 from tidegate.api.streams.stream_ranking import ranked_windows, ranking_of, window_keys
 from tidegate.api.streams.stream_tables import StreamTables
 from tidegate.storage.errors import ConfigurationError
@@ -121,6 +122,7 @@ class WindowedStream(OtherNames, Generic[S]):
         name: str | Aggregate = "window",
         uid: str | Aggregate | None = None,
         parallelism: int | Aggregate | None = None,
+        errors_to: OutputTag | str | Aggregate | None = None,
         **aggregates: Aggregate,
     ) -> S:
         """Aggregate each key and window: `aggregate(n=tg.count(), worst=tg.max("delay"))`.
@@ -143,13 +145,29 @@ class WindowedStream(OtherNames, Generic[S]):
         counted as `numLateRecordsDropped`, and in `late_rows()` of the result. The event time of a result is the last
         millisecond of its window; of windows of processing time there is none. ConfigurationError for columns that do
         not fit.
+
+        `errors_to`: see `KeyedStream.aggregate`. Rows are tried when they come, also those that then come too late.
         """
         found, step = aggregates_and_options(
             "aggregate",
             mapping,
             aggregates,
-            {"emit": emit, "emit_every": emit_every, "name": name, "uid": uid, "parallelism": parallelism},
-            {"emit": "final", "emit_every": None, "name": "window", "uid": None, "parallelism": None},
+            {
+                "emit": emit,
+                "emit_every": emit_every,
+                "name": name,
+                "uid": uid,
+                "parallelism": parallelism,
+                "errors_to": errors_to,
+            },
+            {
+                "emit": "final",
+                "emit_every": None,
+                "name": "window",
+                "uid": None,
+                "parallelism": None,
+                "errors_to": None,
+            },
         )
         return self._aggregated(found, **step)
 
@@ -161,6 +179,7 @@ class WindowedStream(OtherNames, Generic[S]):
         name: str,
         uid: str | None,
         parallelism: int | None,
+        errors_to: OutputTag | str | None,
     ) -> S:
         keys, spec, clock, lateness_ms = self._keys, self._spec, self._clock, self._lateness_ms
         time = self._time if clock is None else clock
@@ -194,7 +213,8 @@ class WindowedStream(OtherNames, Generic[S]):
         if not keys and parallelism not in (None, 1):
             raise ConfigurationError(f"{name}: windows of all rows are in one subtask; leave parallelism= out")
         schema = self._stream.schema
-        rows, plain, computed = windowed_inputs(self._stream, keys, aggregates, name, uid, self._replaced)
+        checked, errors = checked_inputs(self._stream, aggregates, errors_to, name, uid, (LATE,))
+        rows, plain, computed = windowed_inputs(checked, keys, aggregates, name, uid, self._replaced)
         # The factory travels to the tasks: it takes the columns along, and not the stream with its whole program.
         rows_schema = rows.schema
 
@@ -246,7 +266,7 @@ class WindowedStream(OtherNames, Generic[S]):
             ),
         )
         if isinstance(spec, Count):
-            return self._made(self._stream.program, result._inputs, keys)
+            return self._made(self._stream.program, result._inputs, keys, errors_of=errors)
         node = result._inputs[0][0]
         replaced = (*keys, WINDOW_START, WINDOW_END)
         updates = early or lateness_ms > 0
@@ -254,7 +274,7 @@ class WindowedStream(OtherNames, Generic[S]):
         updating = Updating(replaced, made_by, changes) if updates else None
         # The bounds are not event time then, and watermarks are of something else.
         timestamp = WindowEnd(WINDOW_END) if clock is None else None
-        return self._made(self._stream.program, result._inputs, replaced, timestamp, updating)
+        return self._made(self._stream.program, result._inputs, replaced, timestamp, updating, errors)
 
     def _facts(self) -> dict[str, object]:
         """What the windows are, for the meaning of the state."""
@@ -273,6 +293,7 @@ class WindowedStream(OtherNames, Generic[S]):
         name: str = "apply",
         uid: str | None = None,
         parallelism: int | None = None,
+        errors_to: OutputTag | str | None = None,
         **slot: Unpack[SlotOptions],
     ) -> S:
         """Call `fn` with all rows of each key and window, as an Arrow table, when the window has ended.
@@ -285,14 +306,17 @@ class WindowedStream(OtherNames, Generic[S]):
         Rows come once; with an allowed lateness all rows of a window come again with each batch that has late ones for
         it. Then the result is updates, as of `aggregate`, and `fn` returns one row at most. Sessions are changes then,
         whose columns must be known. Rows that come too late are dropped, counted, and in `late_rows()`.
-        ConfigurationError.
+
+        With `errors_to`, which needs `schema`, a window for which `fn` raises does not fail the job: a row with the
+        keys, `window_start`, `window_end` and `error` goes to the side output of that name, in place of a result. The
+        rows of the window go when they would have gone otherwise. Raises ConfigurationError.
         """
         if not callable(fn):
             raise ConfigurationError(f"{name}: {fn!r} is no function; it takes one of an Arrow table")
         schema = as_schema(schema, f"{name}(schema=)") or returned_schema(fn) or returned_schema(fn, many=True)
         if schema is None and self._stream.schema is not None:
             schema = derived_schema(fn, plain_rows(self._stream.schema))
-        return self._called(lambda *of: WindowCalls(fn, *of), "apply", schema, name, uid, parallelism, slot)
+        return self._called(lambda *of: WindowCalls(fn, *of), "apply", schema, name, uid, parallelism, slot, errors_to)
 
     def process(
         self,
@@ -302,6 +326,7 @@ class WindowedStream(OtherNames, Generic[S]):
         name: str = "process",
         uid: str | None = None,
         parallelism: int | None = None,
+        errors_to: OutputTag | str | None = None,
         **slot: Unpack[SlotOptions],
     ) -> S:
         """Call a `tg.ProcessWindowFunction` as `apply` calls a function.
@@ -309,25 +334,31 @@ class WindowedStream(OtherNames, Generic[S]):
         It knows the window, and has state of the key. Tumbling, sliding and cumulating windows of event time have state
         and timers of their own.
 
-        `schema` is that of the rows that it returns; give it if a table, an aggregate or a key follows.
+        `schema` is that of the rows that it returns; give it if a table, an aggregate or a key follows. `errors_to` is
+        that of `apply`, and for timers as well: what a call that fails has put into state, and registered, is taken
+        back.
         """
         check_methods(function)
         schema = as_schema(schema, f"{name}(schema=)") or returned_schema(function, many=True, method="process")
-        return self._called(lambda *of: FunctionCalls(function, *of), "process", schema, name, uid, parallelism, slot)
+        return self._called(
+            lambda *of: FunctionCalls(function, *of), "process", schema, name, uid, parallelism, slot, errors_to
+        )
 
     def _called(
         self,
-        calls: Callable[[tuple[str, ...], pa.Schema | None, pa.DataType | None, bool], WindowCalls],
+        calls: Callable[[tuple[str, ...], pa.Schema | None, pa.DataType | None, bool, OutputTag | None], WindowCalls],
         calls_of: str,
         returned: pa.Schema | None,
         name: str,
         uid: str | None,
         parallelism: int | None,
         slot: SlotOptions,
+        errors_to: OutputTag | str | None,
     ) -> S:
         """The results of a function.
 
-        `calls` makes its calls, for keys, the columns that it returns, bounds, and whether results replace each other.
+        `calls` makes its calls, for keys, the columns that it returns, bounds, whether results replace each other, and
+        the tag of windows that fail.
         """
         keys, spec, stream = self._keys, self._spec, self._stream
         rows_schema = known_schema(stream, name)
@@ -336,9 +367,16 @@ class WindowedStream(OtherNames, Generic[S]):
         lateness_ms = self._lateness_ms
         time = self._time if self._clock is None else self._clock
         bounds = None if isinstance(spec, Count) else bounds_type(rows_schema, time, spec)
+        of_windows = [] if bounds is None else [pa.field(WINDOW_START, bounds), pa.field(WINDOW_END, bounds)]
+        heads = [*key_schema(rows_schema, keys), *of_windows]
+        errors = None if errors_to is None else error_tag(errors_to, pa.schema(heads), name)
+        if errors is not None and returned is None:
+            raise ConfigurationError(
+                f"{name}: errors_to= needs schema=, because a window whose results do not fit it fails"
+            )
 
         def windows() -> WindowBuffer:
-            called = calls(keys, returned, bounds, lateness_ms > 0)
+            called = calls(keys, returned, bounds, lateness_ms > 0, errors)
             if isinstance(spec, Count):
                 return AppliedCounts(keys, spec, rows_schema, called)
             assert time is not None, "windows without a time"
@@ -348,12 +386,13 @@ class WindowedStream(OtherNames, Generic[S]):
 
         windows()  # so that wrong arguments are refused here
         check_no_doubles(() if returned is None else returned.names, (*keys, WINDOW_START, WINDOW_END))
-        of_rows = [] if bounds is None else [pa.field(WINDOW_START, bounds), pa.field(WINDOW_END, bounds)]
-        output = None if returned is None else pa.schema([*key_schema(rows_schema, keys), *of_rows, *returned])
+        output = None if returned is None else pa.schema([*heads, *returned])
         changes = isinstance(spec, Session) and lateness_ms > 0
         if output is not None and changes:
             output = with_kind(output)
         late = () if isinstance(spec, Count) or self._clock is not None else (OutputTag(LATE, rows_schema),)
+        side_outputs = late if errors is None else (*late, errors)
+        check_tags(name, side_outputs)
         rows = stream._partitioned(Partitioning(PartitioningKind.HASH, keys)) if keys else stream
         means = meaning("window function", {**self._facts(), "calls": calls_of}, rows={"": (rows_schema, keys)})
         result = rows._then(
@@ -363,7 +402,7 @@ class WindowedStream(OtherNames, Generic[S]):
             uid,
             parallelism if keys else 1,
             slot=slot,
-            side_outputs=late,
+            side_outputs=side_outputs,
             meaning=with_rows(means, rows=plain_rows(rows_schema)),
         )
         timestamp = None if isinstance(spec, Count) or self._clock is not None else WindowEnd(WINDOW_END)

@@ -167,19 +167,32 @@ class UserAggregate:
         return pa.RecordBatch.from_arrays(arrays, schema=self._function.state)
 
     def _put(self, method: str, slots: Slots, new: NewState) -> None:
-        state = self._function.state
-        if not isinstance(new, pa.RecordBatch | Mapping):
-            raise TypeError(
-                f"{self._function}.{method} returned {type(new).__name__}; it returns the new state: a record batch, "
-                "or a mapping of column names to arrays"
-            )
-        names = new.schema.names if isinstance(new, pa.RecordBatch) else list(new)
-        if sorted(names) != sorted(state.names):
-            raise ValueError(f"{self._function}.{method} returned the columns {names}; the state has {state.names}")
-        for field, column in zip(state, self._columns, strict=True):
-            where = f"{method}: {field.name}"
-            column.put(slots, _as_declared(self._function, where, new[field.name], field.type, len(slots)))
+        arrays = _declared_state(self._function, method, new, len(slots))
+        for array, column in zip(arrays, self._columns, strict=True):
+            column.put(slots, array)
         self._seen.put(slots, pa.array(np.ones(len(slots), dtype=np.uint8)))
+
+
+def try_accumulate(function: BatchAggregateFunction, columns: Sequence[pa.Array], rows: int) -> None:
+    """Let a function accumulate rows, each in a new group of its own. Raises what it raises, and for a bad result."""
+    arrays = [pa.repeat(pa.scalar(function.initial.get(field.name), field.type), rows) for field in function.state]
+    state = pa.RecordBatch.from_arrays(arrays, schema=function.state)
+    new = function.accumulate(state, np.arange(rows, dtype=np.int64), *columns)
+    _declared_state(function, "accumulate", new, rows)
+
+
+def _declared_state(function: BatchAggregateFunction, method: str, new: NewState, rows: int) -> list[pa.Array]:
+    """The columns of a state that a function returned. TypeError or ValueError if it is not what it has declared."""
+    state = function.state
+    if not isinstance(new, pa.RecordBatch | Mapping):
+        raise TypeError(
+            f"{function}.{method} returned {type(new).__name__}; it returns the new state: a record batch, "
+            "or a mapping of column names to arrays"
+        )
+    names = new.schema.names if isinstance(new, pa.RecordBatch) else list(new)
+    if sorted(names) != sorted(state.names):
+        raise ValueError(f"{function}.{method} returned the columns {names}; the state has {state.names}")
+    return [_as_declared(function, f"{method}: {field.name}", new[field.name], field.type, rows) for field in state]
 
 
 def _as_declared(

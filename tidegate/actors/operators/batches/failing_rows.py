@@ -23,10 +23,11 @@ from tidegate.actors.operators.batches.map_and_filter import MapBatches
 from tidegate.actors.operators.operator import Emit, Operator, OperatorContext, OperatorFactory
 from tidegate.actors.operators.operator_errors import is_failure
 from tidegate.actors.operators.output_schema import PinnedSchema, SchemaMismatchError
+from tidegate.actors.operators.state.undo import StateUndo
 from tidegate.actors.operators.watermarks.kept_time import KeptTime
 from tidegate.actors.protocol.failure_reasons import error_text
 from tidegate.actors.protocol.side_outputs import RECORDS_IN_ERRORS, ErrorTag, OutputTag
-from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.errors import ConfigurationError, TidegateError
 from tidegate.storage.schemas.columns_text import columns_text
 from tidegate.storage.state.snapshot import StateTable
 from tidegate.storage.user_values import unmarked
@@ -63,6 +64,18 @@ def error_tag(
     return tag
 
 
+def is_of_function(error: BaseException, undo: StateUndo | None = None) -> bool:
+    """Returns whether a call has failed because of its row, and not because of storage or a fault of tidegate.
+
+    `undo`: has noted what the backend of the function's state raised, if the function has state.
+    """
+    if undo is not None and undo.failure is not None:
+        return False
+    if isinstance(error, TidegateError) and not isinstance(error, ConfigurationError):
+        return False
+    return is_failure(error)
+
+
 class FailingRows:
     """Collects the rows of one batch that have failed. `with failing.catch(number): ...` is for one row."""
 
@@ -70,6 +83,11 @@ class FailingRows:
         self.tag = tag
         self._numbers: list[int] = []
         self._errors: list[str] = []
+
+    @property
+    def any(self) -> bool:
+        """Whether a row has failed since the last ones left."""
+        return bool(self._numbers)
 
     def catch(self, number: int) -> _Catch:
         """Take what is raised inside for a failure of this row."""
@@ -99,7 +117,8 @@ class FailingRows:
         failed = self.take(batch)
         if failed is not None:
             context.metrics.counter(RECORDS_IN_ERRORS).inc(failed.num_rows)
-            context.emit_aside(self.tag.name, failed)
+            for start in range(0, failed.num_rows, OUTPUT_ROWS_MAX):
+                context.emit_aside(self.tag.name, failed.slice(start, OUTPUT_ROWS_MAX))
 
     def take(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
         """The rows of the batch that have failed, in order; None if there are none."""

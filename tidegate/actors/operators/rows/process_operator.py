@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from tidegate.actors.kernels.partition import compact, subtask_table
 from tidegate.actors.operators.batch_rows import OUTPUT_ROWS_MAX
-from tidegate.actors.operators.batches.failing_rows import FailingRows
+from tidegate.actors.operators.batches.failing_rows import FailingRows, is_of_function
 from tidegate.actors.operators.batches.python_rows import python_rows
 from tidegate.actors.operators.operator import Emit, Operator, OperatorContext
 from tidegate.actors.operators.operator_errors import Blame, blame, blame_call, blame_row, failure, is_failure
@@ -52,7 +52,7 @@ from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.actors.state_backends.common.backend import KeyedBackend
 from tidegate.actors.state_backends.common.cells import KeyRef
 from tidegate.storage.checkpoints.metadata import StateKind
-from tidegate.storage.errors import ConfigurationError, TidegateError
+from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.state.handover import taken
 from tidegate.storage.state.snapshot import Cut, FrozenState, OperatorSnapshot, StateTable
 
@@ -392,7 +392,7 @@ class ProcessOperator(Operator):
                 if self._fits(made) is NOT_QUICK:
                     self._pinned.from_rows([made])
         except BaseException as error:
-            if not self._is_of_function(error):
+            if not is_of_function(error, self._undo):
                 raise
             del self._rows[rows:]
             self._sides.back_to(sides)
@@ -400,14 +400,6 @@ class ProcessOperator(Operator):
             self._operator_states.back_to(lists)
             self._undo.back()
             caught.append(error)
-
-    def _is_of_function(self, error: BaseException) -> bool:
-        """Whether a call has failed because of its row, and not because of storage or a fault of tidegate."""
-        if self._undo is not None and self._undo.failure is not None:
-            return False
-        if isinstance(error, TidegateError) and not isinstance(error, ConfigurationError):
-            return False
-        return is_failure(error)
 
     def _set_aside(self, failing: FailingRows | None, batch: pa.RecordBatch) -> None:
         """Emit the rows that have failed, of a batch or of a step of timers."""

@@ -9,6 +9,8 @@
 - Timers belong to a key and window, and are of event time. Only windows that are known from the time alone have them,
   and state of their own (`WindowLife`): sessions merge, and those of so many rows and of the clock are given once.
 - Windows of all rows have one key, so their state is one.
+- With a tag for errors, a call for a window or a timer that fails leaves nothing behind but a row of that side output.
+  A timer that fails has fired.
 """
 
 from __future__ import annotations
@@ -32,11 +34,13 @@ from tidegate.actors.operators.state.keys import KeyCodec
 from tidegate.actors.operators.state.state_names import StateNames
 from tidegate.actors.operators.state.timer_chains import TimerChains
 from tidegate.actors.operators.state.timers import TimeDomain
+from tidegate.actors.operators.state.undo import StateUndo
 from tidegate.actors.operators.window_functions.window_calls import Grouped, WindowCalls, WindowResult
 from tidegate.actors.operators.window_functions.window_states import StateOfWindows
 from tidegate.actors.operators.window_functions.window_timers import WindowLife, WindowTimers, WindowTimerService
 from tidegate.actors.operators.windows.slices import Window
 from tidegate.actors.operators.windows.window_specs import Times
+from tidegate.actors.protocol.side_outputs import OutputTag
 from tidegate.actors.protocol.stream_elements import MIN_WATERMARK_MS
 from tidegate.actors.state_backends.common.cells import KeyRef
 from tidegate.storage.errors import ConfigurationError
@@ -140,6 +144,7 @@ class FunctionCalls(WindowCalls):
         schema: pa.Schema | None,
         bounds: pa.DataType | None,
         replaces: bool = False,
+        errors_to: OutputTag | None = None,
     ) -> None:
         if not isinstance(function, ProcessWindowFunction):
             raise ConfigurationError(
@@ -147,8 +152,9 @@ class FunctionCalls(WindowCalls):
                 f"not {function!r}; a plain function belongs to apply"
             )
         self._function = own_copy(function)
-        super().__init__(self._process, keys, schema, bounds, replaces)
+        super().__init__(self._process, keys, schema, bounds, replaces, errors_to)
         self.name = f"{type(function).__name__}.process"
+        self._undo = None if errors_to is None else StateUndo()
         self.has_timers = type(function).on_timer is not ProcessWindowFunction.on_timer
         """Whether the function has a method for them."""
         self._scope = KeyScope()
@@ -168,7 +174,7 @@ class FunctionCalls(WindowCalls):
         for name in own_states:
             names.take(name)
         self._context, self._life = context, life
-        self.states = states = KeyedStates(context, keys.names, self._scope, names)
+        self.states = states = KeyedStates(context, keys.names, self._scope, names, undo=self._undo)
         ask = self._ask = ProcessWindowContext(context, states, self._scope, bool(self._keys), life)
         self._function.context = ask
         if self.has_timers and life is not None:
@@ -206,6 +212,7 @@ class FunctionCalls(WindowCalls):
         parts: list[pa.RecordBatch] = []
         numbers: list[int] = []
         ends: list[int] = []
+        called = list[tuple[int, int]]()
         rows = 0
         for _ in range(pace.timers_max):
             if rows >= OUTPUT_ROWS_MAX or (timer := self.states.timers.pop()) is None:
@@ -217,7 +224,9 @@ class FunctionCalls(WindowCalls):
                 self._timers.fires(end_ms, moment_ms)
                 ask.window = self._life.window(end_ms)
                 with Blame(self._context, partial(self._told_of_timer, moment_ms)):
-                    found = self._conformed(self._function.on_timer(moment_ms, ask), rows_schema)
+                    call = partial(self._found_of_timer, moment_ms, rows_schema)
+                    found = self._attempt(len(called), call, f"timer at {moment_ms}")
+                called.append((number, end_ms))
                 parts += found
                 numbers += [number] * len(found)
                 ends += [end_ms] * len(found)
@@ -226,11 +235,22 @@ class FunctionCalls(WindowCalls):
         self.states.leave(len(step.keys))
         ask.window = None
         if parts:
-            starts = np.array([self._life.window(end_ms).start_ms for end_ms in ends], dtype=np.int64)
-            keys = step.columns.take(pa.array(numbers, pa.int64()))
-            cuts = np.zeros(0, dtype=np.int64)
-            of = Grouped(keys, cuts, keys, starts, np.array(ends, dtype=np.int64))
+            of = self._windows_of(step.columns, numbers, ends)
             yield from (told for _, told in self._joined(parts, range(len(parts)), of))
+        if called:
+            of = self._windows_of(step.columns, [number for number, _ in called], [end_ms for _, end_ms in called])
+            self._set_aside(self._context, of)
+
+    def _windows_of(self, columns: pa.RecordBatch, numbers: Sequence[int], ends: Sequence[int]) -> Grouped:
+        """Windows by the numbers of their keys and their ends, without rows."""
+        assert self._life is not None, "windows without a life"
+        starts = np.array([self._life.window(end_ms).start_ms for end_ms in ends], dtype=np.int64)
+        keys = columns.take(pa.array(numbers, pa.int64()))
+        return Grouped(keys, np.zeros(0, dtype=np.int64), keys, starts, np.array(ends, dtype=np.int64))
+
+    def _found_of_timer(self, moment_ms: int, rows_schema: pa.Schema) -> list[pa.RecordBatch]:
+        """Call the function for a timer. Returns the results."""
+        return self._conformed(self._function.on_timer(moment_ms, self._ask), rows_schema)
 
     def forget(self, keys: pa.RecordBatch, ends: Times) -> None:
         """These windows of keys are over: their state goes."""
@@ -241,6 +261,8 @@ class FunctionCalls(WindowCalls):
             self._scope.choose(number, refs[number])
             for state in self._ask._of_windows:
                 state.forget(end_ms)
+            if self._undo is not None:
+                self._undo.begin()  # so that no notes of what stays gone pile up
         self.states.leave(keys.num_rows)
 
     def fix_keys(self) -> None:
@@ -266,6 +288,16 @@ class FunctionCalls(WindowCalls):
         self._scope.choose(group, self._refs[group])
         if grouped.starts is not None and grouped.ends is not None:
             self._ask.window = Window(int(grouped.starts[group]), int(grouped.ends[group]))
+
+    def _mark(self) -> int:
+        assert self._undo is not None, "errors_to was not given"
+        self._undo.begin()
+        return self.states.timers.mark()
+
+    def _take_back(self, timers: int) -> None:
+        assert self._undo is not None, "errors_to was not given"
+        self.states.timers.back_to(timers)
+        self._undo.back()
 
     def _end(self, groups: int) -> None:
         self.states.leave(groups)

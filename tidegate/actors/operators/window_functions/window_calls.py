@@ -3,6 +3,10 @@
 A call gets an Arrow table, a slice of rows that lie together, so nothing is copied for it. It returns rows as Arrow or
 polars has them, one row as a dict, several as an iterable of dicts, or None. The result has the keys, the bounds of the
 window, and these columns.
+
+With a tag for errors, a call that fails gives a row of that side output in place of a result: the key, the bounds of
+the window and the error. What it has changed in state and timers is taken back. The rows of the window have left the
+buffer before the call, or are kept, as if it had not failed.
 """
 
 from __future__ import annotations
@@ -20,12 +24,15 @@ from numpy.typing import NDArray
 
 from tidegate.actors.operators.batch_rows import OUTPUT_ROWS_MAX
 from tidegate.actors.operators.batches.batch_results import BatchResult, BatchResults
+from tidegate.actors.operators.batches.failing_rows import FailingRows, is_of_function
 from tidegate.actors.operators.operator import OperatorContext
 from tidegate.actors.operators.operator_errors import Blame, first_row
 from tidegate.actors.operators.output_schema import FromPolars, PinnedSchema
 from tidegate.actors.operators.owned_values import is_record, owned_row
+from tidegate.actors.operators.state.undo import StateUndo
 from tidegate.actors.operators.windows.window_rows import WINDOW_END, WINDOW_START, bounds_of
 from tidegate.actors.operators.windows.window_specs import Times
+from tidegate.actors.protocol.side_outputs import OutputTag
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.one_batch import one_batch
 from tidegate.storage.schemas.owned_arrays import memory_of
@@ -62,6 +69,8 @@ class WindowCalls:
     """The calls of one operator. `schema`: the columns that the function returns; None: the first rows fix them.
 
     `replaces`: what comes out for a window replaces what came out before, so a call returns one row at most.
+    `errors_to`: the tag of windows whose calls fail; None: they fail the job. A call whose results do not fit
+    `schema` fails.
     """
 
     def __init__(
@@ -71,6 +80,7 @@ class WindowCalls:
         schema: pa.Schema | None,
         bounds: pa.DataType | None,
         replaces: bool = False,
+        errors_to: OutputTag | None = None,
     ) -> None:
         self._fn, self._keys, self._bounds, self._replaces = fn, keys, bounds, replaces
         self.name = name_of(fn)
@@ -78,6 +88,8 @@ class WindowCalls:
         self._own = [*keys, *([] if bounds is None else [WINDOW_START, WINDOW_END])]
         self._pinned = PinnedSchema(schema)
         self._results = BatchResults(self._pinned)
+        self._undo: StateUndo | None = None
+        self._failing = None if errors_to is None else FailingRows(errors_to)
         if schema is not None:
             check_no_doubles(schema.names, self._own)
 
@@ -117,8 +129,8 @@ class WindowCalls:
             self._choose(group, grouped)
             rows_of_group = table.slice(start, stop - start)
             with Blame(context, partial(self._told, grouped, group), rows_of_group):
-                result = self._fn(rows_of_group)
-                found = self._conformed(result, grouped.rows.schema, known)
+                call = partial(self._found, rows_of_group, grouped.rows.schema, known)
+                found = self._attempt(group, call)
             parts += found
             groups += [group] * len(found)
             rows += sum(part.num_rows for part in found)
@@ -127,6 +139,47 @@ class WindowCalls:
                 parts, groups, rows = [], [], 0
         self._end(len(cuts) - 1)
         yield from self._joined(parts, groups, grouped)
+        self._set_aside(context, grouped)
+
+    def _found(self, rows: pa.Table, source: pa.Schema, known: Set[int]) -> list[pa.RecordBatch]:
+        """Call the function for a window. Returns the results."""
+        return self._conformed(self._fn(rows), source, known)
+
+    def _attempt(self, number: int, call: Callable[[], list[pa.RecordBatch]], place: str = "") -> list[pa.RecordBatch]:
+        """Make a call. If it fails, and may, it gives no results, and leaves nothing but an error for this number."""
+        if self._failing is None:
+            return call()
+        timers = self._mark()
+        try:
+            return call()
+        except BaseException as error:
+            if not is_of_function(error, self._undo):
+                raise
+            self._take_back(timers)
+            self._failing.add(number, error, place)
+            return []
+
+    def _mark(self) -> int:
+        """A call begins whose changes can be taken back. Returns what `_take_back` needs."""
+        return 0
+
+    def _take_back(self, timers: int) -> None:
+        """Take back what a call has changed before it failed."""
+
+    def _set_aside(self, context: OperatorContext, of: Grouped) -> None:
+        """Windows whose calls have failed leave by their side output. The numbers are those of the groups."""
+        if self._failing is None or not self._failing.any:
+            return
+        columns = self._heads(of, np.arange(of.keys.num_rows if of.starts is None else len(of.starts)))
+        self._failing.leave(pa.RecordBatch.from_arrays(columns, names=self._own), context)
+
+    def _heads(self, of: Grouped, groups: NDArray[np.int64]) -> list[pa.Array]:
+        """The columns of some groups that are not the function's: keys and bounds."""
+        heads: list[pa.Array] = of.keys.take(pa.array(groups)).columns if self._keys else []
+        if self._bounds is None:
+            return heads
+        assert of.starts is not None and of.ends is not None, "windows without bounds"
+        return [*heads, *(bounds_of(bounds[groups], self._bounds) for bounds in (of.starts, of.ends))]
 
     def _begin(self, grouped: Grouped) -> None:
         """Calls for these groups follow."""
@@ -172,10 +225,7 @@ class WindowCalls:
         alike = [part if part.schema.equals(schema) else part.cast(schema) for part in parts]
         columns = one_batch(pa.Table.from_batches(alike), "results of windows").columns
         of = np.repeat(np.array(groups, dtype=np.int64), [part.num_rows for part in parts])
-        heads = grouped.keys.take(pa.array(of)).columns if self._keys else []
-        if self._bounds is not None:
-            assert grouped.starts is not None and grouped.ends is not None, "windows without bounds"
-            heads = [*heads, *(bounds_of(bounds[of], self._bounds) for bounds in (grouped.starts, grouped.ends))]
+        heads = self._heads(grouped, of)
         rows = pa.RecordBatch.from_arrays([*heads, *columns], names=[*self._own, *schema.names])
         for start in range(0, rows.num_rows, OUTPUT_ROWS_MAX):
             yield of[start : start + OUTPUT_ROWS_MAX], rows.slice(start, OUTPUT_ROWS_MAX)

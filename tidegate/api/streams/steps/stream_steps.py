@@ -70,6 +70,7 @@ class StreamSteps(OtherNames):
         keyed_by: tuple[str, ...] = (),
         timestamp: str | None = None,
         updating: Updating | None = None,
+        errors_of: StreamNode | None = None,
     ) -> None:
         self._program = program
         self._inputs = inputs
@@ -79,6 +80,8 @@ class StreamSteps(OtherNames):
         """The column of event time; None if none was named, or a step has dropped it."""
         self._keyed_by = keyed_by
         """The key columns by which the rows are spread over subtasks already; empty if that is not known."""
+        self._errors_of = errors_of
+        """A step before the last one that sets rows aside in its name; None if there is none."""
 
     @property
     def schema(self) -> pa.Schema | None:
@@ -436,6 +439,12 @@ class StreamSteps(OtherNames):
             said = "%s (uid %r) drops the column of event time, %r: rows after it have no timestamp; keep the column"
             log.warning(said, name, result._inputs[0][0].uid, self.timestamp)
         return type(self)(self._program, result._inputs, (), timestamp, updating)
+
+    def _with_errors_of(self, node: StreamNode | None) -> Self:
+        """The same, with the side outputs of a step before as well."""
+        if node is None:
+            return self
+        return type(self)(self._program, self._inputs, self._keyed_by, self.timestamp, self._updating, node)
 
     def _then(
         self,

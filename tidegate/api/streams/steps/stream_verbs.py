@@ -149,13 +149,25 @@ class StreamVerbs(StreamSteps):
         return self.filter(condition, name=name, uid=uids[0]), self.filter(others, name=f"not {name}", uid=uids[1])
 
     def peek(
-        self, fn: Callable[[Row], object], *, name: str = "peek", uid: str | None = None, parallelism: int | None = None
+        self,
+        fn: Callable[[Row], object],
+        *,
+        name: str = "peek",
+        uid: str | None = None,
+        parallelism: int | None = None,
+        errors_to: OutputTag | str | None = None,
     ) -> Self:
         """Call `fn` with each row, a dict, and pass the rows on unchanged: to look at a stream, or to count something.
 
         What `fn` returns is ignored, and what it changes in its dict changes no row. Rows come again after a restart.
+        With `errors_to` a row for which `fn` raises goes to the side output of that name, as in `map`, and is not
+        passed on.
         """
         check_function(fn, name, "a row, a dict")
+        if errors_to is not None:
+            return self.filter(
+                partial(_seen_by, fn), traced=False, name=name, uid=uid, parallelism=parallelism, errors_to=errors_to
+            )
         updating = after_function(self._updating, self.schema, repr(name))
         return self._then(partial(Peek, fn), self.schema, name, uid, parallelism, updating=updating)
 
@@ -178,6 +190,11 @@ class StreamVerbs(StreamSteps):
 
 def _print_row(prefix: str, row: Row) -> None:
     print(f"{prefix}{row}", flush=True)
+
+
+def _seen_by(fn: Callable[[Row], object], row: Row) -> bool:
+    fn(row)
+    return True
 
 
 def _is_not(condition: Callable[[Row], bool], row: Row) -> bool:
