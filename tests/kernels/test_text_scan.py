@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -31,6 +32,7 @@ from tidegate.actors.kernels.text_scan import (
 
 RFC = CsvDialect(ord(","), ord('"'), NOTHING, NOTHING, True)
 SPARK = CsvDialect(ord(","), ord('"'), ord("\\"), NOTHING, True)
+TRIMMED = replace(SPARK, ignore_leading=True, ignore_trailing=True)
 _VALUES = st.text(alphabet='ab ,"\n\r\\é', max_size=8)
 
 
@@ -86,6 +88,13 @@ def test_quotes_behind_the_escape_character(rows: list[list[str]], block: int) -
     assert found("".join(lines).encode(), SPARK, block) == expected
 
 
+@pytest.mark.parametrize("block", [1, 3, 100])
+def test_blanks_around_values_that_are_ignored(block: int) -> None:
+    """They stand outside of quotes. A value that has nothing else is null."""
+    data = b'  a , "b" ,\t" c ",  \n b,,"",""\t\n'
+    assert found(data, TRIMMED, block) == [[b"a", b"b", b" c ", None], [b"b", None, b"", b""]]
+
+
 @pytest.mark.parametrize(
     ("data", "statuses", "begins"),
     [
@@ -111,17 +120,17 @@ def test_comments_and_values_of_one_line() -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.text(alphabet='ab,"\n\r\\ ', min_size=1, max_size=30), st.integers(1, 5))
-def test_a_record_that_is_skipped_ends_where_a_record_ends(text: str, block: int) -> None:
+@given(st.text(alphabet='ab,"\n\r\\ ', min_size=1, max_size=30), st.integers(1, 5), st.sampled_from([SPARK, TRIMMED]))
+def test_a_record_that_is_skipped_ends_where_a_record_ends(text: str, block: int, dialect: CsvDialect) -> None:
     """Byte by byte or in blocks: the state is all that is needed."""
     data = text.encode()
-    records = scan_csv(np.frombuffer(data, dtype=np.uint8), 0, True, SPARK)
+    records = scan_csv(np.frombuffer(data, dtype=np.uint8), 0, True, dialect)
     if not len(records) or records.starts[0] or records.status[0] == TEXT_AFTER_QUOTE:
         return
     state, at, rest = np.zeros(1, dtype=np.int64), 0, data
     while rest:
         part, rest = rest[:block], rest[block:]
-        end = skip_csv(np.frombuffer(part, dtype=np.uint8), 0, SPARK, state)
+        end = skip_csv(np.frombuffer(part, dtype=np.uint8), 0, dialect, state)
         if end >= 0:
             at += end
             break

@@ -150,6 +150,9 @@ def test_values_of_every_type(tmp_path: Path) -> None:
         (pa.int64(), "1,000"),
         (pa.float64(), "1,5"),
         (pa.bool_(), "yes"),
+        (pa.bool_(), "1"),
+        (pa.float64(), "nan"),
+        (pa.float64(), "+Inf"),
         (pa.date32(), "2020-02-30"),
         (pa.timestamp("s"), "2020-01-02T03:04:05.5"),
         (pa.timestamp("us"), "2020-01-02T03:04:05Z"),
@@ -211,6 +214,12 @@ def read_schema(tmp_path: Path, data: bytes, name: str = "a.csv") -> pa.Schema:
         ({}, "\ufeffx,s\n1,a\n".encode(), [{"x": 1, "s": "a"}]),
         ({"ignoreLeadingWhiteSpace": True}, b"x,s\n1,  a \n", [{"x": 1, "s": "a "}]),
         ({"ignoreTrailingWhiteSpace": "TRUE"}, b"x,s\n1,  a \n", [{"x": 1, "s": "  a"}]),
+        (
+            {"ignoreLeadingWhiteSpace": True},
+            b'x, s\n 1, " a, b"\n2,  \n',
+            [{"x": 1, "s": " a, b"}, {"x": 2, "s": None}],
+        ),
+        ({"emptyValue": "-", "nullValue": "-"}, b'x,s\n1,""\n2,-\n', [{"x": 1, "s": None}, {"x": 2, "s": None}]),
     ],
 )
 def test_options_of_spark(
@@ -233,6 +242,7 @@ def test_options_of_spark(
         ({"header": "yes"}, "header='yes' is not true or false"),
         ({"encoding": "latin-99"}, "encoding='latin-99' is not the name of an encoding"),
         ({"sep": '"'}, "sep and quote are both"),
+        ({"timestampFormat": "yyyy"}, "csv has no option 'timestampFormat'"),
     ],
 )
 def test_options_that_cannot_be(tmp_path: Path, options: Mapping[str, object], named: str) -> None:
@@ -408,6 +418,50 @@ def test_dates_and_times_of_json(tmp_path: Path) -> None:
         "column 'n' is not nullable, and has no value",
         "column 'd': 'x' is not a value of type date32[day]",
     ]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "good", "value", "bad"),
+    [
+        (pa.timestamp("us"), "2020-01-02T03:04:05", dt.datetime(2020, 1, 2, 3, 4, 5), "2020-01-02T03:04:05Z"),
+        (pa.timestamp("s", "UTC"), "2020-01-02", dt.datetime(2020, 1, 2, tzinfo=dt.UTC), "2020-01-02T03:04:05.5Z"),
+        (pa.date32(), "2020-02-29", dt.date(2020, 2, 29), ""),
+        (pa.binary(), "/wA=", b"\xff\x00", "a b"),
+        (pa.binary(2), "/wA=", b"\xff\x00", "YQ=="),
+    ],
+    ids=["naive", "zoned", "date", "bytes", "two bytes"],
+)
+@pytest.mark.parametrize("around", ["plain", "list", "struct", "list of structs"])
+def test_strings_of_json_that_stand_for_values(
+    tmp_path: Path, wanted: pa.DataType, good: str, value: object, bad: str, around: str
+) -> None:
+    """At any depth. A zone is not dropped, a blank date is not null, bytes are Base64. The bad row alone goes."""
+    types = {
+        "plain": wanted,
+        "list": pa.list_(wanted),
+        "struct": pa.struct([("in", wanted)]),
+        "list of structs": pa.list_(pa.struct([("in", wanted)])),
+    }
+
+    def nested(inner: object) -> object:
+        within = {"in": inner} if "struct" in around else inner
+        return [None, within] if "list" in around else within
+
+    texts = [nested(good), nested(bad), None, nested(None), nested(good)]
+    (tmp_path / "a.json").write_text("".join(json.dumps({"x": text}) + "\n" for text in texts))
+    rows, letters = rows_of(source(tmp_path, pa.schema([("x", types[around])]), bad_rows="side"))
+    assert [row["x"] for row in rows] == [nested(value), None, nested(None), nested(value)]
+    ((_, line, _, error),) = letters
+    assert line == 2
+    assert re.match(r"column 'x[^']*': .* is not a value of type", error)
+
+
+def test_lines_of_json_that_a_carriage_return_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for Spark, alone or before a line feed; places count each once."""
+    (tmp_path / "a.json").write_bytes(b'{"x": 1}\r{"x": 2}\r\n\r\n?\r{"x": 3}')
+    rows, letters = in_all_blocks(monkeypatch, lambda: source(tmp_path, XS, bad_rows="side"))
+    assert [row["x"] for row in rows] == [1, 2, 3]
+    assert [letter[:3] for letter in letters] == [(b"?", 4, 21)]
 
 
 @pytest.mark.parametrize(

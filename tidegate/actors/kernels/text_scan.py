@@ -31,13 +31,18 @@ _NEWLINE, _RETURN, _SPACE, _TAB = 10, 13, 32, 9
 
 @dataclass(frozen=True, slots=True)
 class CsvDialect:
-    """The characters of CSV as bytes, or NOTHING. `multi_line`: line breaks may stand in quoted values."""
+    """The characters of CSV as bytes, or NOTHING. `multi_line`: line breaks may stand in quoted values.
+
+    `ignore_leading` and `ignore_trailing`: blanks and tabs around values that are not quoted do not belong to them.
+    """
 
     separator: int
     quote: int
     escape: int
     comment: int
     multi_line: bool
+    ignore_leading: bool = False
+    ignore_trailing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +73,21 @@ def scan_csv(data: NDArray[np.uint8], start: int, final: bool, dialect: CsvDiale
     field_starts, field_ends = np.empty(fields, dtype=np.int64), np.empty(fields, dtype=np.int64)
     flags, counts = np.zeros(fields, dtype=np.uint8), np.zeros(2, dtype=np.int64)
     characters = dialect.separator, dialect.quote, dialect.escape, dialect.comment, dialect.multi_line
+    blanks = dialect.ignore_leading, dialect.ignore_trailing
     _scan_csv(
-        data, start, final, *characters, starts, ends, status, first_fields, field_starts, field_ends, flags, counts
+        data,
+        start,
+        final,
+        *characters,
+        *blanks,
+        starts,
+        ends,
+        status,
+        first_fields,
+        field_starts,
+        field_ends,
+        flags,
+        counts,
     )
     count = int(counts[0])
     found = int(first_fields[count])
@@ -90,7 +108,7 @@ def skip_csv(data: NDArray[np.uint8], start: int, dialect: CsvDialect, state: ND
 
     `state`: one number, 0 at the begin of the record. It is what the next call needs, with the bytes that follow.
     """
-    characters = dialect.separator, dialect.quote, dialect.escape, dialect.multi_line
+    characters = dialect.separator, dialect.quote, dialect.escape, dialect.multi_line, dialect.ignore_leading
     return int(_skip_csv(data, start, *characters, state))
 
 
@@ -105,13 +123,15 @@ def csv_column(
 ) -> tuple[NDArray[np.int32], NDArray[np.uint8], NDArray[np.uint8]]:
     """The values of these fields: offsets, bytes, and a byte for each that is 0 for null.
 
-    A value is null if it is empty and not quoted, or if it is the text `null`. One that is empty and quoted is `empty`.
+    A value is null if it is empty and not quoted, or if it is the text `null`. One that is empty and quoted is `empty`,
+    and so null if both are the same text.
     Raises OverflowError for more than 2 GiB.
     """
     offsets, valid = np.empty(len(fields) + 1, dtype=np.int32), np.empty(len(fields), dtype=np.uint8)
     nulls, empties = np.frombuffer(null, dtype=np.uint8), np.frombuffer(empty, dtype=np.uint8)
+    empty_is_null = bool(empty) and empty == null
     places = records.field_starts, records.field_ends, records.field_flags
-    size = int(_csv_lengths(data, *places, fields, escape, quote, nulls, empties, offsets, valid))
+    size = int(_csv_lengths(data, *places, fields, escape, quote, nulls, empties, empty_is_null, offsets, valid))
     if size > np.iinfo(np.int32).max:
         raise OverflowError("a column of one block of CSV has more than 2 GiB")
     out = np.empty(size, dtype=np.uint8)
@@ -139,6 +159,8 @@ def _scan_csv(
     escape: int,
     comment: int,
     multi_line: bool,
+    ignore_leading: bool,
+    ignore_trailing: bool,
     starts: NDArray[np.int64],
     ends: NDArray[np.int64],
     status: NDArray[np.int64],
@@ -189,6 +211,9 @@ def _scan_csv(
         ended = False
         while not ended:
             flag = 0
+            if ignore_leading:
+                while p < size and data[p] != separator and (data[p] == 32 or data[p] == 9):
+                    p += 1
             if p < size and quote >= 0 and data[p] == quote:
                 q = p + 1
                 flag = 1
@@ -245,6 +270,9 @@ def _scan_csv(
                     q += 1
                 field_starts[field] = p
                 field_ends[field] = q
+                if ignore_trailing:
+                    while field_ends[field] > p and data[field_ends[field] - 1] in (32, 9):
+                        field_ends[field] -= 1
             flags[field] = flag
             field += 1
             if q >= size:
@@ -290,6 +318,7 @@ def _skip_csv(
     quote: int,
     escape: int,
     multi_line: bool,
+    ignore_leading: bool,
     state: NDArray[np.int64],
 ) -> np.int64:
     """States: 0 where a value begins, 1 in a plain one, 2 in a quoted one, 3 behind an escape, 4 behind a quote in a
@@ -332,6 +361,8 @@ def _skip_csv(
                 now = 5
         elif now == 0 and quote >= 0 and b == quote:
             now = 2
+        elif now == 0 and ignore_leading and (b == 32 or b == 9):
+            now = 0
         else:
             now = 1
     state[0] = now
@@ -355,6 +386,7 @@ def _csv_lengths(
     quote: int,
     null: NDArray[np.uint8],
     empty: NDArray[np.uint8],
+    empty_is_null: bool,
     offsets: NDArray[np.int32],
     valid: NDArray[np.uint8],
 ) -> np.int64:
@@ -375,7 +407,8 @@ def _csv_lengths(
                     p += 1
                 p += 1
         if flag == 1 and length == 0:
-            length = np.int64(empty.shape[0])
+            length = np.int64(0) if empty_is_null else np.int64(empty.shape[0])
+            ok = 0 if empty_is_null else 1
         elif flag == 0 and length == 0:
             ok = 0
         elif length == null.shape[0] and flag < 2:

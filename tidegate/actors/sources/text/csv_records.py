@@ -136,12 +136,7 @@ def csv_texts(
     nulls = None
     if not valid.all():
         nulls = pa.array(valid.astype(np.bool_)).buffers()[1]
-    texts = pa.Array.from_buffers(_TEXT, len(fields), [nulls, pa.py_buffer(offsets), pa.py_buffer(out)])
-    if options.ignore_leading_white_space:
-        texts = pa.compute.utf8_ltrim_whitespace(texts)
-    if options.ignore_trailing_white_space:
-        texts = pa.compute.utf8_rtrim_whitespace(texts)
-    return texts
+    return pa.Array.from_buffers(_TEXT, len(fields), [nulls, pa.py_buffer(offsets), pa.py_buffer(out)])
 
 
 def csv_schema(block: bytes, final: bool, options: TextOptions) -> pa.Schema:

@@ -9,7 +9,8 @@ Rules:
   refused as well. Arrow would make it infinite, or a decimal of more digits than its type has.
 - A member that the schema does not name is left out. One that is missing is null, and an error if its column is not
   nullable. NaN, Infinity and -Infinity are numbers, as for Spark.
-- Dates, times of a day and dictionaries, which Arrow reads from no string, are made of strings as in CSV.
+- Dates, times and dictionaries are made of strings as in CSV, also within structs and lists. Bytes are Base64, as Spark
+  writes them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pa_json
@@ -47,7 +49,8 @@ _REASONS = {
     CONTROL_CHARACTER: "a string has a line break or another control character; JSON writes it as an escape",
     BLANK: "the row is empty",
 }
-_NEWLINE = 10
+_NEWLINE, _RETURN = 10, 13
+_BREAK = re.compile(rb"[\r\n]")
 _TOO_LONG = re.compile(rb"[0-9]{309}")
 """Digits of a number that no float64 holds. Arrow refuses one that has an exponent by itself."""
 _VALUES = re.compile(rb'"[^"]*"\s*:?|[^\s",:{}\[\]]+')
@@ -70,14 +73,12 @@ class JsonDecoder:
     def __init__(self, schema: pa.Schema, encoding: str = "utf-8") -> None:
         self._schema = schema
         self._encoding = encoding
-        self._texts: dict[str, Converter | None] = {}
+        self._texts: dict[pa.DataType, Converter | None] = {}
         parsed = []
         for field in schema:
-            if pa.types.is_date(field.type) or pa.types.is_time(field.type) or pa.types.is_dictionary(field.type):
-                self._texts[field.name] = converter_of(field, DEFAULTS)
-                parsed.append(pa.field(field.name, pa.string()))
-            else:
-                parsed.append(field.with_nullable(True))
+            for leaf in _text_leaves(field):
+                self._texts[leaf.type] = _base64_converter(leaf.type) or converter_of(leaf, DEFAULTS)
+            parsed.append(pa.field(field.name, _with_texts(field.type)))
         self._parsed = pa.schema(parsed)
         self._wide = pa.schema([field.with_type(_widened(field.type)) for field in parsed])
         """The same columns with every float as float64: a number may be too great for a smaller one."""
@@ -107,7 +108,8 @@ class JsonDecoder:
 
     def skip(self, block: bytes, state: NDArray[np.int64]) -> int:
         """Go on in a line that is too long."""
-        return block.find(b"\n") + 1 or -1
+        found = _BREAK.search(block)
+        return -1 if found is None else found.end()
 
     def records(self, records: Sequence[bytes]) -> DecodedRecords:
         """The rows of records that are objects, wherever their line breaks are. A BOM may stand before each."""
@@ -140,7 +142,7 @@ class JsonDecoder:
         kept = [number for number in numbers if number not in bad] if bad else numbers
         reasons: dict[int, str] = {}
         arrays = [
-            converted(column, field, self._texts.get(field.name), reasons)
+            self._made(column, field, np.arange(len(column)), reasons)
             for column, field in zip(batch.columns, self._schema, strict=True)
         ]
         made = pa.RecordBatch.from_arrays(arrays, schema=self._schema) if arrays else batch
@@ -151,6 +153,28 @@ class JsonDecoder:
                 bad[kept[row]] = reason
             made = made.filter(pa.array(fits))
         return DecodedRecords(made, bad)
+
+    def _made(self, column: pa.Array, field: pa.Field, rows: NDArray[np.int64], reasons: dict[int, str]) -> pa.Array:
+        """The values of a column, with what was parsed as strings made values. `rows`: the row of each entry."""
+        wanted = field.type
+        if column.type != wanted and pa.types.is_struct(wanted):
+            children = [
+                self._made(column.field(number), _below(field, wanted.field(number)), rows, reasons)
+                for number in range(wanted.num_fields)
+            ]
+        elif column.type != wanted and pa.types.is_list(wanted):
+            lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
+            children = [self._made(column.values, _below(field, wanted.value_field), np.repeat(rows, lengths), reasons)]
+        else:
+            found: dict[int, str] = {}
+            values = converted(column, field, self._texts.get(wanted), found, blank_is_null=False)
+            for entry, reason in found.items():
+                reasons.setdefault(int(rows[entry]), reason)
+            return values
+        assert column.offset == 0, "a column that was just parsed begins at its first entry"
+        own = column.buffers()[: 1 if pa.types.is_struct(wanted) else 2]
+        values = pa.Array.from_buffers(wanted, len(column), own, children=children)
+        return converted(values, field, None, reasons)
 
     def _parse(
         self,
@@ -192,6 +216,62 @@ class JsonDecoder:
             return
         if _TOO_LONG.search(data) or (self._wide != self._parsed and infinite != _infinities(_parse(data, self._wide))):
             raise pa.ArrowInvalid("a number is too great for its column")
+
+
+def _is_text(wanted: pa.DataType) -> bool:
+    """Whether values of a type are strings in JSON that Arrow does not read, or reads by other rules than Spark."""
+    tests = (
+        pa.types.is_date,
+        pa.types.is_time,
+        pa.types.is_timestamp,
+        pa.types.is_dictionary,
+        pa.types.is_binary,
+        pa.types.is_large_binary,
+        pa.types.is_fixed_size_binary,
+    )
+    return any(test(wanted) for test in tests)
+
+
+def _text_leaves(field: pa.Field) -> Iterator[pa.Field]:
+    """The fields that are parsed as strings, at any depth."""
+    if _is_text(field.type):
+        yield field
+    elif pa.types.is_struct(field.type) or pa.types.is_list(field.type):
+        for number in range(field.type.num_fields):
+            yield from _text_leaves(_below(field, field.type.field(number)))
+
+
+def _below(field: pa.Field, inner: pa.Field) -> pa.Field:
+    """A field of a struct or a list with its full name. Whether it may be null does not count."""
+    return pa.field(f"{field.name}.{inner.name}", inner.type)
+
+
+def _with_texts(wanted: pa.DataType) -> pa.DataType:
+    """The type as which Arrow parses it, which differs only where values are strings."""
+    if _is_text(wanted):
+        return pa.string()
+    if pa.types.is_struct(wanted):
+        return pa.struct([field.with_type(_with_texts(field.type)) for field in wanted])
+    if pa.types.is_list(wanted):
+        return pa.list_(wanted.value_field.with_type(_with_texts(wanted.value_type)))
+    return wanted
+
+
+def _base64_converter(wanted: pa.DataType) -> Converter | None:
+    """How Base64 becomes bytes; None for other types."""
+    binary = pa.types.is_binary(wanted) or pa.types.is_large_binary(wanted)
+    return _base64(wanted) if binary or pa.types.is_fixed_size_binary(wanted) else None
+
+
+def _base64(wanted: pa.DataType) -> Converter:
+    def convert(texts: pa.Array) -> pa.Array:
+        try:
+            found = pl.Series(texts).str.decode("base64", strict=True)
+        except pl.exceptions.ComputeError as error:
+            raise pa.ArrowInvalid("no Base64") from error
+        return found.to_arrow().cast(pa.binary()).cast(wanted)
+
+    return convert
 
 
 def _leaf_types(schema: pa.Schema) -> Iterator[pa.DataType]:
@@ -237,8 +317,13 @@ def json_schema(block: bytes, final: bool, options: TextOptions) -> pa.Schema:
 
 
 def lines_of(data: NDArray[np.uint8], final: bool) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-    """Where lines begin and end that a line feed ends, and where the first one begins that the block may not hold."""
-    ends = np.flatnonzero(data == _NEWLINE).astype(np.int64)
+    """Where lines begin and end, and where the first one begins that the block may not hold.
+
+    A line feed ends a line, and so does a carriage return. Where both follow each other, an empty line is between them.
+    """
+    breaks = data == _NEWLINE
+    breaks |= data == _RETURN
+    ends = np.flatnonzero(breaks).astype(np.int64)
     starts = np.concatenate([np.zeros(1, dtype=np.int64), ends + 1])
     if final and starts[-1] < len(data):
         return starts, np.append(ends, len(data)), len(data)

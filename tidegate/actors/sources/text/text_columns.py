@@ -5,7 +5,8 @@ Rules:
 - A value is read as a whole or refused. Blanks around numbers, times and booleans do not count.
 - Strings stay as they are: only `nullValue` and `emptyValue` change them.
 - A number that is too great for a float is refused, and not infinite.
-- Integers are decimal digits with a sign. Floats may also be `nanValue`, `positiveInf`, `negativeInf`, NaN or Infinity.
+- Integers are decimal digits with a sign. Floats may also be `nanValue`, `positiveInf`, `negativeInf`, NaN or Infinity,
+  in this case. Booleans are true and false in any case. Spark has the same rules.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from tidegate.actors.sources.text.text_options import TextOptions
 from tidegate.storage.errors import ConfigurationError
@@ -25,10 +25,13 @@ from tidegate.storage.user_values import value_text
 _INTEGER = r"^[+-]?[0-9]+$"
 _PLAIN_INTEGER = r"^-?[0-9]+$"
 _ZONE = r"(?:Z|[+-][0-9]{2}(?::?[0-9]{2})?)$"
-_INFINITE = r"(?i)^[+-]?inf(inity)?$"
+_NOT_FINITE = r"^[+-]?(NaN|Infinity)$"
+_BOOLEAN = r"(?i)^(true|false)$"
 _SHOWN_CHARACTERS = 60
+_NO_VALUE = (pa.ArrowInvalid, OverflowError, ValueError)
+"""Errors of a converter: one of the strings is no value of the type."""
 Converter = Callable[[pa.Array], pa.Array]
-"""Makes strings, of which none is blank, values. Raises ArrowInvalid if it cannot for one of them."""
+"""Makes strings values. Raises one of `_NO_VALUE` if one of the strings is no value of the type."""
 
 
 def converter_of(field: pa.Field, options: TextOptions) -> Converter | None:
@@ -40,6 +43,8 @@ def converter_of(field: pa.Field, options: TextOptions) -> Converter | None:
         return lambda texts: _integers(texts, wanted)
     if pa.types.is_floating(wanted):
         return lambda texts: _floats(texts, wanted, options)
+    if pa.types.is_boolean(wanted):
+        return _booleans
     if pa.types.is_timestamp(wanted):
         return lambda texts: _timestamps(texts, wanted)
     if pa.types.is_time(wanted):
@@ -53,21 +58,30 @@ def converter_of(field: pa.Field, options: TextOptions) -> Converter | None:
     return lambda texts: texts.cast(wanted)
 
 
-def converted(texts: pa.Array, field: pa.Field, convert: Converter | None, reasons: dict[int, str]) -> pa.Array:
-    """The values of a column of strings. `reasons` gets the number of each row whose value is none, which is null."""
+def converted(
+    texts: pa.Array,
+    field: pa.Field,
+    convert: Converter | None,
+    reasons: dict[int, str],
+    blank_is_null: bool = True,
+) -> pa.Array:
+    """The values of a column of strings. `reasons` gets the number of each row whose value is none, which is null.
+
+    `blank_is_null`: a text of blanks alone is null, except in columns of strings and bytes.
+    """
     strings = pa.types.is_string(field.type) or pa.types.is_large_string(field.type)
     binary = pa.types.is_binary(field.type) or pa.types.is_large_binary(field.type) or strings
     binary = binary or pa.types.is_dictionary(field.type)
     if convert is None:
         values = texts
-    elif binary:
-        values = convert(texts)
     else:
-        texts = pc.utf8_trim(texts, " \t")
-        texts = pc.if_else(pc.equal(pc.binary_length(texts), 0), pa.scalar(None, pa.string()), texts)
+        if not binary:
+            texts = pc.utf8_trim(texts, " \t")
+            if blank_is_null:
+                texts = pc.if_else(pc.equal(pc.binary_length(texts), 0), pa.scalar(None, pa.string()), texts)
         try:
             values = convert(texts)
-        except (pa.ArrowInvalid, OverflowError, ValueError):
+        except _NO_VALUE:
             values = _one_by_one(texts, field, convert, reasons)
     if not field.nullable and values.null_count:
         for row in np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False)).tolist():
@@ -83,7 +97,7 @@ def _one_by_one(texts: pa.Array, field: pa.Field, convert: Converter, reasons: d
         start, part = waiting.pop()
         try:
             parts.append((start, convert(part)))
-        except (pa.ArrowInvalid, OverflowError, ValueError):
+        except _NO_VALUE:
             if len(part) > 1:
                 half = len(part) // 2
                 waiting += [(start + half, part.slice(half)), (start, part.slice(0, half))]
@@ -105,20 +119,30 @@ def _integers(texts: pa.Array, wanted: pa.DataType) -> pa.Array:
 
 
 def _floats(texts: pa.Array, wanted: pa.DataType, options: TextOptions) -> pa.Array:
-    """Arrow makes a number that is too great infinite."""
-    words = ((options.nan_value, "nan"), (options.positive_inf, "inf"), (options.negative_inf, "-inf"))
+    """Arrow makes a number that is too great infinite, and takes NaN and infinity in any spelling."""
+    words = ((options.nan_value, "NaN"), (options.positive_inf, "Infinity"), (options.negative_inf, "-Infinity"))
     values = None
-    if words == (("NaN", "nan"), ("Inf", "inf"), ("-Inf", "-inf")):
+    if words == _USUAL_WORDS:
         with contextlib.suppress(pa.ArrowInvalid):
             values = texts.cast(wanted)
-    if values is None:
+    if values is None or not _all(pc.is_finite(values)):
         for given, known in words:
             texts = pc.if_else(pc.equal(texts, given), known, texts)
         values = texts.cast(wanted)
-    infinite = pc.is_inf(values)
-    if pc.any(infinite).as_py() and not _all(pc.match_substring_regex(texts.filter(infinite), _INFINITE)):
-        raise pa.ArrowInvalid(f"a number is too great for {wanted}")
+        odd = pc.invert(pc.is_finite(values))
+        if not _all(pc.match_substring_regex(texts.filter(odd), _NOT_FINITE)):
+            raise pa.ArrowInvalid(f"no number, or one that is too great for {wanted}")
     return values
+
+
+_USUAL_WORDS = (("NaN", "NaN"), ("Inf", "Infinity"), ("-Inf", "-Infinity"))
+
+
+def _booleans(texts: pa.Array) -> pa.Array:
+    """Arrow takes 1 and 0 for booleans too."""
+    if not _all(pc.match_substring_regex(texts, _BOOLEAN)):
+        raise pa.ArrowInvalid("no boolean")
+    return texts.cast(pa.bool_())
 
 
 def _timestamps(texts: pa.Array, wanted: pa.DataType) -> pa.Array:
@@ -159,7 +183,7 @@ def inferred_type(texts: pa.Array, options: TextOptions) -> pa.DataType:
             break
         try:
             convert(trimmed)
-        except (pa.ArrowInvalid, OverflowError, ValueError):
+        except _NO_VALUE:
             continue
         assert not reasons
         return wanted
@@ -176,8 +200,3 @@ _INFERRED = (
     pa.timestamp("ns", "UTC"),
     pa.float64(),
 )
-
-
-def bad_numbers(reasons: dict[int, str]) -> NDArray[np.int64]:
-    """The numbers of bad rows, in order."""
-    return np.array(sorted(reasons), dtype=np.int64)

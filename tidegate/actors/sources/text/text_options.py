@@ -52,7 +52,15 @@ class TextOptions:
     @property
     def dialect(self) -> CsvDialect:
         """The characters of CSV."""
-        return CsvDialect(ord(self.sep), _code(self.quote), _code(self.escape), _code(self.comment), self.multi_line)
+        return CsvDialect(
+            separator=ord(self.sep),
+            quote=_code(self.quote),
+            escape=_code(self.escape),
+            comment=_code(self.comment),
+            multi_line=self.multi_line,
+            ignore_leading=self.ignore_leading_white_space,
+            ignore_trailing=self.ignore_trailing_white_space,
+        )
 
     def _checked(self, method: str) -> TextOptions:
         same = [
