@@ -408,7 +408,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[list[An
                 "name": case.name,
                 "format": case.format,
                 "path": str(path),
-                "options": {**case.options, **case.more},
+                "options": dict(case.options) | dict(case.more),
                 "columns": list(case.columns),
             }
         )
