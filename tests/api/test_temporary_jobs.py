@@ -116,18 +116,23 @@ def test_jobs_that_are_over_leave_no_objects(root: Path, monkeypatch: pytest.Mon
     """One environment runs many jobs, one after the other: what it keeps of them is bounded."""
     monkeypatch.setattr(local_runtime, "ENDED_MAX", 2)
 
-    def objects_after(jobs: int) -> int:
+    def run(jobs: int) -> None:
         for _ in range(jobs):
             env.from_batches(pa.table({"k": [1]})).key_by("k").aggregate(n=tg.count(), emit="final").collect()
             env.execute("counted").wait()
+
+    def objects() -> int:
         for _ in range(3):  # What a finalizer has let go is collected by the next one.
             gc.collect()
         # Log records, for example, are kept by pytest.
         return sum(1 for each in gc.get_objects() if str(type(each).__module__).startswith("tidegate"))
 
     with tg.StreamEnvironment.local(1) as env:
-        before = objects_after(25)  # As many as the environment keeps the folders of.
-        assert objects_after(50) - before < 50 * 3
+        run(25)  # As many as the environment keeps the folders of.
+        before = objects()
+        run(50)
+        # The threads of the last job may still be ending. They hold some 800 objects until then.
+        until("the objects of ended jobs to go", lambda: objects() - before < 50 * 3, objects)
 
 
 @pytest.mark.slow

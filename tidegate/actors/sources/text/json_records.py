@@ -20,7 +20,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pa_json
@@ -265,6 +264,8 @@ def _base64_converter(wanted: pa.DataType) -> Converter | None:
 
 def _base64(wanted: pa.DataType) -> Converter:
     def convert(texts: pa.Array) -> pa.Array:
+        import polars as pl
+
         try:
             found = pl.Series(texts).str.decode("base64", strict=True)
         except pl.exceptions.ComputeError as error:
