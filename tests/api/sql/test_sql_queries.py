@@ -40,6 +40,10 @@ ALSO_POLARS = [
         "SELECT a.id, s.one, s.two FROM auctions AS a JOIN (SELECT x.id AS one, y.id AS two FROM auctions AS x "
         "JOIN auctions AS y ON x.seller = y.seller) AS s ON a.id = s.one"
     ),
+    "SELECT auction, price FROM bids WHERE price IS NOT NULL ORDER BY price DESC, ts LIMIT 3",
+    "SELECT auction AS a, price + auction AS p FROM bids WHERE price IS NOT NULL ORDER BY ts DESC LIMIT 2",
+    "SELECT id FROM auctions ORDER BY 10 * id DESC LIMIT 1",
+    "SELECT DISTINCT auction FROM bids ORDER BY auction DESC LIMIT 2",
     "SELECT auction AS x FROM bids UNION ALL SELECT id AS x FROM auctions",
     "SELECT auction AS x FROM bids UNION SELECT id AS x FROM auctions",
     "WITH t AS (SELECT auction, COUNT(*) AS n FROM bids GROUP BY auction) SELECT n, COUNT(*) AS m FROM t GROUP BY n",
@@ -53,6 +57,24 @@ ALSO_POLARS = [
 MANY = "TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts), INTERVAL '10' SECONDS))"
 
 WRITTEN: list[tuple[str, dict[str, Any], list[tuple[Any, ...]]]] = [
+    ("SELECT price * 2 AS price FROM bids b WHERE price > 0 ORDER BY b.price LIMIT 2", {}, [(10,), (14,)]),
+    ("SELECT auction AS x FROM bids UNION ALL SELECT id FROM auctions ORDER BY x DESC LIMIT 2", {}, [(4,), (9,)]),
+    (
+        (
+            "SELECT bidder, COUNT(*) AS n, SUM(price) FROM bids WHERE price > 0 GROUP BY bidder "
+            "ORDER BY 2 DESC, SUM(price) DESC LIMIT 1"
+        ),
+        {"emit": "final"},
+        [("bob", 3, 57)],
+    ),
+    (
+        (
+            f"SELECT auction, COUNT(*) AS n FROM {MANY} GROUP BY auction, window_start, window_end "
+            "ORDER BY window_start DESC LIMIT 1"
+        ),
+        {},
+        [(4, 1)],
+    ),
     (
         (
             f"SELECT auction, window_start, COUNT(*) AS n FROM {MANY} WHERE price > 9 "
@@ -330,6 +352,26 @@ def test_a_query_of_streams_gives_what_it_says(
 ) -> None:
     """Windows, joins in time and rankings."""
     assert _in_order(result_of(query, **options)) == sorted(expected, key=repr)
+
+
+@pytest.mark.parametrize(
+    ("query", "options", "count"),
+    [
+        ("SELECT auction FROM bids LIMIT 3", {}, 3),
+        ("SELECT auction FROM bids LIMIT 30", {}, 8),
+        ("SELECT auction FROM bids LIMIT 0", {}, 0),
+        ("(SELECT auction FROM bids) LIMIT 2", {}, 2),
+        ("SELECT auction FROM bids UNION ALL SELECT id FROM auctions LIMIT 9", {}, 9),
+        ("SELECT * FROM (SELECT auction FROM bids LIMIT 5) WHERE auction > 0", {}, 5),
+        ("WITH some AS (SELECT auction FROM bids LIMIT 4) SELECT COUNT(*) AS n FROM some", {"emit": "final"}, 1),
+        ("SELECT bidder, COUNT(*) AS n FROM bids GROUP BY bidder LIMIT 3", {"emit": "final"}, 3),
+    ],
+)
+def test_a_limit_keeps_so_many_rows(query: str, options: dict[str, Any], count: int) -> None:
+    """Of all subtasks together; in a query within a query it comes before what stands around it."""
+    found = result_of(query, **options)
+    assert found.height == count
+    assert query.startswith("WITH") is (found.columns == ["n"] and found.rows() == [(4,)])
 
 
 def test_a_row_finds_in_a_table_what_equals_it() -> None:

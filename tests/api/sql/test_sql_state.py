@@ -55,6 +55,19 @@ def test_another_text_does_not_take_the_state_for_its_own(tmp_path: Path) -> Non
         _run(GatedSource(ROWS), tmp_path, TOTALS.replace("SUM", "MAX"), None, path)
 
 
+def test_a_limit_goes_on_counting_from_a_savepoint(tmp_path: Path) -> None:
+    """Rows that passed before count, and a limit of another number of rows does not take the count for its own."""
+    query = "SELECT k, x FROM numbers LIMIT {}"
+    path = _run(GatedSource(ROWS, ROWS, gates=[GATE]), tmp_path, query.format(50), "first", None)
+    assert isinstance(path, str)
+    with pytest.raises(tg.IncompatibleStateError, match="50"):
+        _run(GatedSource(ROWS, ROWS), tmp_path, query.format(60), "first", path)
+    before = tg.open_table(str(tmp_path / "totals")).to_polars().height
+    assert 0 < before < 50
+    found = _run(GatedSource(ROWS, ROWS), tmp_path, query.format(50), "first", path)
+    assert len(found) == 50
+
+
 def test_uids_depend_on_the_query_alone() -> None:
     """Not on the steps before it; two queries of one text are told apart."""
 

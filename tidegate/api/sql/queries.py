@@ -1,8 +1,8 @@
 """`translate`: the stream that a query describes, made of steps of the public API.
 
 A query in FROM is translated before the one around it, and hands on a `Relation`. A SELECT goes through FROM and
-joins, conditions, groups, what HAVING says, and its columns, in this order. Only the outermost one names columns in the
-stream.
+joins, conditions, groups, what HAVING says, its columns, and LIMIT, in this order. Only the outermost one names columns
+in the stream.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tidegate.api.sql.expressions import Expressions
 from tidegate.api.sql.froms import From
 from tidegate.api.sql.grouping import Emit, Grouping, Keeping, aggregates_in, is_grouped
 from tidegate.api.sql.joining import pruned
-from tidegate.api.sql.ranking import is_ranking, rank_of, ranked, taken_limit
+from tidegate.api.sql.ranking import is_ranking, ordered, rank_of, ranked, taken_limit
 from tidegate.api.sql.relations import Name, Relation, all_of, columns_of, conjuncts, free_name
 from tidegate.api.sql.selecting import Item, items_of, selected
 from tidegate.api.sql.steps import Steps, prefix_of
@@ -35,14 +35,13 @@ from tidegate.storage.errors import ConfigurationError
 
 Queries = Mapping[str, "_Bound"]
 _ORDER = (
-    "a stream has no end, so it has no order: for the first rows write ROW_NUMBER() OVER (PARTITION BY … ORDER BY …) "
-    "with a condition on it, and sort what has been collected"
+    "a stream has no end, so it has no order: for the first rows write ORDER BY … LIMIT n, or of each key ROW_NUMBER() "
+    "OVER (PARTITION BY … ORDER BY …) with a condition on it, and sort what has been collected"
 )
+_OFFSET = "rows that are passed over are counted by nobody: write LIMIT n without OFFSET"
 _QUALIFY = "QUALIFY takes a condition on one ROW_NUMBER() OVER (…), as in … <= 3"
 _REFUSED = {
-    "order": _ORDER,
-    "limit": _ORDER,
-    "offset": _ORDER,
+    "offset": _OFFSET,
     "sort": _ORDER,
     "laterals": "LATERAL VIEW is not covered: flat_map makes several rows of one",
     "windows": "named windows are not covered: write OVER (…) out",
@@ -109,8 +108,16 @@ class _Query:
     def relation(self, node: exp.Expr, outermost: bool = False) -> Relation:
         """The rows of a query."""
         node = node.this if isinstance(node, exp.Paren) else node
+        for word, why in _REFUSED.items():
+            if node.args.get(word):
+                found = node.args[word]
+                raise refused(found[0] if isinstance(found, list) else found, why)
         if isinstance(node, exp.Subquery):
-            return self.relation(node.this, outermost).called(node.alias or None, _alias_columns(node))
+            check_only(node, "this", "alias", "with_", "limit", "order")
+            if node.args.get("with_") is not None:
+                return self._with(node.args["with_"]).relation(_without(node), outermost)
+            inner = self.relation(node.this, outermost).called(node.alias or None, _alias_columns(node))
+            return self._first(node, inner, inner, [], self._keeping_of(outermost))
         if not isinstance(node, exp.Query):
             raise refused(node, f"sql takes a query, SELECT …, and this is {node.key.upper()}: write with to_table(…)")
         with_ = node.args.get("with_")
@@ -118,16 +125,14 @@ class _Query:
             if with_.args.get("recursive"):
                 raise refused(with_, "a recursive query is not covered")
             return self._with(with_).relation(_without(node), outermost)
-        for word, why in _REFUSED.items():
-            if node.args.get(word):
-                found = node.args[word]
-                raise refused(found[0] if isinstance(found, list) else found, why)
         if isinstance(node, exp.SetOperation):
-            check_only(node, "this", "expression", "distinct", "by_name")
-            return self._united(node, outermost)
+            check_only(node, "this", "expression", "distinct", "by_name", "limit", "order")
+            united = self._united(node, outermost)
+            return self._first(node, united, united, [], self._keeping_of(outermost))
         if not isinstance(node, exp.Select):
             raise refused(node, f"{node.key.upper()} is not covered; docs/sql.md says what is")
-        check_only(node, "expressions", "from_", "joins", "where", "group", "having", "qualify", "distinct")
+        known = ("expressions", "from_", "joins", "where", "group", "having", "qualify", "distinct", "limit", "order")
+        check_only(node, *known)
         return self._select(node, outermost)
 
     def _with(self, with_: exp.Expr) -> _Query:
@@ -147,9 +152,7 @@ class _Query:
     # --- SELECT ---------------------------------------------------------------------------------------------------
 
     def _select(self, node: exp.Select, outermost: bool) -> Relation:
-        keeping = (
-            self._keeping if outermost or self._keeping.emit == "final" else replace(self._keeping, emit="changes")
-        )
+        keeping = self._keeping_of(outermost)
         where = node.args.get("where")
         conditions = conjuncts(None if where is None else where.this)
         source = From(node, self._steps, self._views, keeping, self.relation, self.named)
@@ -171,6 +174,12 @@ class _Query:
             expressions = Expressions(relation.typed)
         items = items_of(node, relation)
         return self._chosen(node, relation, expressions, items, keeping)
+
+    def _keeping_of(self, outermost: bool) -> Keeping:
+        """How results of a query come out. Updates are for the outermost one."""
+        if outermost or self._keeping.emit == "final":
+            return self._keeping
+        return replace(self._keeping, emit="changes")
 
     def _chosen(
         self, node: exp.Select, relation: Relation, expressions: Expressions, items: list[Item], keeping: Keeping
@@ -198,7 +207,44 @@ class _Query:
             if distinct.args.get("on") is not None:
                 raise refused(distinct, "DISTINCT ON is not covered: use ROW_NUMBER() with a condition rn = 1")
             made = self._once(node, made, keeping)
-        return made
+        source = relation if distinct is None else made
+        return self._first(node, made, source, node.expressions, keeping)
+
+    def _first(
+        self, node: exp.Expr, made: Relation, source: Relation, items: list[exp.Expr], keeping: Keeping
+    ) -> Relation:
+        """The rows that LIMIT keeps: the first that come, or with ORDER BY those that a ranking keeps.
+
+        `source`: the rows that the result is made of, whose columns ORDER BY may name.
+        """
+        limit = node.args.get("limit")
+        if limit is None:
+            if node.args.get("order") is not None:
+                raise refused(node.args["order"], _ORDER)
+            return made
+        number = _limit_of(limit)
+        if made.windows is not None or made.rank is not None:
+            raise refused(limit, "LIMIT of rows that wait for windows or a rank: put it around them")
+        if node.args.get("order") is not None:
+            if not number:
+                raise refused(limit, "ORDER BY … LIMIT keeps at least one row")
+            if keeping.emit == "update":
+                raise refused(
+                    node.args["order"],
+                    'with emit="update" a row replaces the one with its keys, and rows of an order have none: use '
+                    'emit="changes", or ROW_NUMBER() OVER (…) with its rank as a column',
+                )
+            ranking = ordered(node, made, source, items, self._steps)
+            return ranked(ranking, number, False, self._steps, keeping)
+        if made.stream._updating is not None:
+            raise refused(
+                limit,
+                "rows that are replaced or taken back have no first ones: LIMIT what stands for itself, such as "
+                'results of windows, or of emit="final"',
+            )
+        made = pruned(made, lambda _: True, self._steps)
+        with standing_at(limit):
+            return made.with_stream(made.stream.limit(number, name="sql limit", uid=self._steps.uid("limit")))
 
     def _qualified(self, node: exp.Select, relation: Relation, qualify: exp.Expr, keeping: Keeping) -> Relation:
         """The first rows, by `QUALIFY ROW_NUMBER() OVER (…) <= 3`."""
@@ -282,6 +328,15 @@ class _Bound:
 
     node: exp.Expr
     queries: Queries
+
+
+def _limit_of(node: exp.Expr) -> int:
+    """The number of rows that a LIMIT keeps. ConfigurationError for what is not written out."""
+    number = node.args.get("expression") if isinstance(node, exp.Limit) else None
+    if not (isinstance(number, exp.Literal) and not number.is_string and str(number.this).isdigit()):
+        raise refused(node, "LIMIT takes a whole number, written out, as in LIMIT 10")
+    check_only(node, "expression")
+    return int(str(number.this))
 
 
 def _alias_columns(node: exp.Expr) -> list[str]:

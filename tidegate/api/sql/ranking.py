@@ -15,9 +15,9 @@ from sqlglot import exp
 from tidegate.actors.operators.windows.window_rows import WINDOW_END, WINDOW_START
 from tidegate.api.sql.bounds import with_asked
 from tidegate.api.sql.expressions import Expressions
-from tidegate.api.sql.grouping import Keeping
+from tidegate.api.sql.grouping import Keeping, aggregates_in
 from tidegate.api.sql.joining import pruned
-from tidegate.api.sql.relations import WINDOW_TIME, Name, Rank, Relation, columns_of, free_name
+from tidegate.api.sql.relations import WINDOW_TIME, Name, Rank, Relation, columns_in, columns_of, free_name
 from tidegate.api.sql.steps import Steps
 from tidegate.api.sql.text.dialect import is_call
 from tidegate.api.sql.text.places import check_only, refused, standing_at
@@ -44,14 +44,54 @@ def rank_of(node: exp.Window, relation: Relation, steps: Steps) -> tuple[Relatio
         names.append(name)
     by: list[tuple[str, bool]] = []
     for each in order.expressions:
-        descending, nulls_first = bool(each.args.get("desc")), each.args.get("nulls_first")
-        if nulls_first is not None and bool(nulls_first) == descending:
-            raise refused(each, "a null has no rank: filter it out, and leave NULLS FIRST or LAST out")
+        descending = _is_descending(each)
         relation, name = _column(each.this, relation, steps)
         if name.bound:
             raise refused(each, "rows of one window are ranked by another column than its bounds")
         by.append((name.inner, descending))
     return relation, Rank(is_call(node.this, "RANK"), tuple(names), tuple(by), node)
+
+
+def ordered(node: exp.Expr, made: Relation, source: Relation, items: list[exp.Expr], steps: Steps) -> Relation:
+    """The result of a query with the rank that its ORDER BY describes. Raises ConfigurationError.
+
+    A number is the place of a column, and an expression that stands in SELECT (`items`) is that column. Other names
+    are those of the result, or else of `source`, the rows that the result is made of.
+    """
+    by: list[tuple[str, bool]] = []
+    for each in node.args["order"].expressions:
+        descending = _is_descending(each)
+        place = _place_of(each.this, made, items)
+        if place is not None:
+            by.append((made.names[place].inner, descending))
+            continue
+        for aggregate in aggregates_in([each.this]):
+            raise refused(aggregate, "ORDER BY takes columns of SELECT: let the aggregate stand there")
+        view = made if all(made.has(column) for column in columns_in(each.this)) else source
+        view, name = _column(each.this, view.with_stream(made.stream), steps)
+        made = made.with_stream(view.stream)
+        by.append((name.inner, descending))
+    return replace(made, rank=Rank(False, (), tuple(by), node.args["order"]))
+
+
+def _place_of(node: exp.Expr, made: Relation, items: list[exp.Expr]) -> int | None:
+    """The place of the column of the result that a part of ORDER BY means; None for what is computed for the order."""
+    if isinstance(node, exp.Literal) and not node.is_string:
+        if not (str(node.this).isdigit() and 1 <= int(str(node.this)) <= len(made.names)):
+            raise refused(node, f"the result has {len(made.names)} columns, counted from 1")
+        return int(str(node.this)) - 1
+    starred = any(isinstance(each, exp.Star) or isinstance(each.this, exp.Star) for each in items)
+    if isinstance(node, exp.Column) or starred:
+        return None
+    plain = [each.this if isinstance(each, exp.Alias) else each for each in items]
+    return plain.index(node) if node in plain else None
+
+
+def _is_descending(node: exp.Expr) -> bool:
+    descending, nulls_first = bool(node.args.get("desc")), node.args.get("nulls_first")
+    if nulls_first is not None and bool(nulls_first) == descending:
+        raise refused(node, "a null has no rank: filter it out, and leave NULLS FIRST or LAST out")
+    return descending
 
 
 def taken_limit(conditions: list[exp.Expr], relation: Relation) -> int | None:
