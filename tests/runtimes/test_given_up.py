@@ -18,6 +18,7 @@ from tidegate.actors.runtimes.ray.fleet.member import Member
 from tidegate.actors.runtimes.ray.fleet_options import FleetOptions
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
 from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
+from tidegate.actors.runtimes.ray.process.signs_of_life import Pulse
 from tidegate.storage.files.file_system_store import open_store
 
 SETTINGS = HeartbeatSettings(interval_ms=1_000, timeout_ms=3_000)
@@ -121,7 +122,7 @@ class Beats:
         for _ in range(ticks):
             for member in self.processes.members.values():
                 while member.name in answering and not member.handle.pulse.calls.empty():
-                    member.handle.pulse.calls.get()[0].set_result(None)
+                    member.handle.pulse.calls.get()[0].set_result(Pulse())
             self.mailbox.pass_time()
 
 

@@ -12,7 +12,13 @@ from tidegate.actors.hosts.heartbeat_settings import HeartbeatSettings
 from tidegate.actors.runtimes.ray.fleet.heartbeat_monitor import HeartbeatMonitor
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
 from tidegate.actors.runtimes.ray.slots.missing_room import NodeRoom
-from tidegate.actors.runtimes.ray.slots.pending_demand import BUSY_MS, LOOK_EVERY_MS, PendingDemand, what_is_pending
+from tidegate.actors.runtimes.ray.slots.pending_demand import (
+    BUSY_MS,
+    LOOK_EVERY_MS,
+    DemandForCalls,
+    PendingDemand,
+    what_is_pending,
+)
 
 FULL = [NodeRoom("north", {"CPU": 0.0}, {"CPU": 4.0})]
 BUNDLE = {"CPU_group_0_96843": 1.0, "bundle_group_0_96843": 0.001}
@@ -87,3 +93,42 @@ def test_the_monitor_counts_how_long_a_call_takes() -> None:
     monitor.answered("one", 7)
     monitor.answered("two", 8)
     assert monitor.busy_ms() == {"one": 3_000, "two": 0}
+
+
+def test_the_monitor_counts_how_long_a_call_of_map_async_takes() -> None:
+    """While the mailbox does nothing. No process hangs for it: such calls have a timeout of their own."""
+    settings = HeartbeatSettings(interval_ms=1_000, call_timeout_ms=2_000)
+    monitor = HeartbeatMonitor(settings)
+    monitor.tick(0)
+    for name in ("waits", "goes on", "both"):
+        monitor.watch(name)
+    at_ms = 0
+    for number in range(4):
+        monitor.answered("waits", None, 3)
+        monitor.answered("goes on", None, number)
+        monitor.answered("both", number, 3)
+        for _ in range(2):
+            at_ms += settings.tick_ms
+            assert not monitor.tick(at_ms).hung
+    monitor.answered("waits", None, 3)
+    monitor.answered("goes on", None, None)
+    monitor.answered("both", 4, 3)
+    assert monitor.busy_ms() == {"waits": at_ms, "both": at_ms}
+
+
+def test_ray_is_asked_now_and_then_however_many_calls_are_late(caplog: pytest.LogCaptureFixture) -> None:
+    """Each gets the newest answer. Where Ray does not answer nothing is named, and that is logged."""
+    ask, now_ms = Asked(), 0
+    why_late = DemandForCalls(ask, lambda: now_ms)
+    first = why_late()
+    assert str(first).startswith("Ray has pending tasks or actors: 4 that need 1 CPU each. Slots reserve CPUs: if")
+    now_ms, ask.answer = LOOK_EVERY_MS - 1, None
+    assert (why_late(), ask.times) == (first, 1)
+    now_ms += 1
+    assert (why_late(), ask.times) == (None, 2)
+
+    def silent() -> str | None:
+        raise RuntimeError("no answer")
+
+    assert DemandForCalls(silent)() is None
+    assert "the pending demand of Ray is not known: RuntimeError: no answer" in caplog.text

@@ -84,7 +84,7 @@ def test_functions_that_open_are_in_no_call_that_takes_too_long(monkeypatch: pyt
 
     def calls(process: Process) -> tuple[int | None, int | None]:
         inside.get(timeout=TIMEOUT_S)
-        return process.actor.pulse(), process.actor._mailbox.call
+        return process.actor.pulse().call, process.actor._mailbox.call
 
     monkeypatch.setattr(MapBatches, "open", slow_open)
     with task_processes(monkeypatch, slow) as make:

@@ -53,11 +53,13 @@ class TaskEffects:
         kept: Mapping[OperatorUid, KeyedBackend] = MappingProxyType({}),
         follower: StateFollower | None = None,
         open_folder: OpenNodeFolder = PrivateFolder,
+        why_late: Callable[[], str | None] = lambda: None,
     ) -> None:
         """State is restored by up to `readers` threads; with one by the thread that asks for it.
 
         `kept` is what the attempt before has handed over, in the same process; `follower` has held the state of a task
         that ran elsewhere. `open_folder` opens the node's folder for local copies.
+        `why_late` describes what a call of `map_async` may have waited for in vain, or returns None.
         """
         self._follower = follower
         self._readers = readers
@@ -74,7 +76,8 @@ class TaskEffects:
         copies = context.options.local_copies
         self._copies = None if copies is None else open_folder(copies)
         self._stores = StateStores(context, descriptor.task, open_store, now_ms(), self._copies)
-        self.calls = AsyncCalls({s.uid: s.calls for s in descriptor.operators if s.calls is not None})
+        functions = {s.uid: s.calls for s in descriptor.operators if s.calls is not None}
+        self.calls = AsyncCalls(functions, why_late)
         self.sinks = SinkWriters(context.job_id, context.job_name, descriptor)
         self._tables = {spec.uid: spec.table for spec in descriptor.operators if spec.table is not None}
 

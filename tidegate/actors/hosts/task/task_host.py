@@ -80,6 +80,11 @@ class TaskHost:
         """What storage the task waits for, and since when; None if it waits for none. From any thread."""
         return next((found for each in list(self._outages) if (found := each.waits_for) is not None), None)
 
+    @property
+    def oldest_call(self) -> int | None:
+        """The number of the call of `map_async` that has been under way for longest, or None. From any thread."""
+        return self._effects.calls.oldest
+
     def restore(self, restore: RestorePoint | None) -> None:
         """Begin the task's life."""
         self._tell("begins afresh" if restore is None else f"begins from {restore.pointer}")

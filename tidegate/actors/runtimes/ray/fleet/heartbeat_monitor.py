@@ -12,6 +12,8 @@ Pure: it is told the time with each tick, and what was answered. Rules:
   first answer of one of them the silence of the others begins anew; for each once until it answers itself.
 - A process is *busy* too long when its mailbox has been in one and the same call for `call_timeout_ms`. A call is at
   most the work on one batch, or one function of an operator's life. None: a call may take as long as it likes.
+- A call of `map_async` may take as long as its own timeout allows, and no process counts as hung for it. The monitor
+  measures the oldest such call, so that the job can report what it may be waiting for.
 - Time counts only as far as the monitor has been awake for it. Who was stopped for a minute cannot tell the silence of
   others from its own: on waking up it has answers to read first. So between two ticks no more passes than two ticks
   take, by a clock of its own that stands still meanwhile.
@@ -72,6 +74,10 @@ class _Watched:
     """The call that its mailbox was in when it last answered."""
     since_ms: int = 0
     """When that call was first seen."""
+    oldest_call: int | None = None
+    """The call of `map_async` that had been under way for longest when it last answered."""
+    oldest_since_ms: int = 0
+    """When that one was first seen."""
 
 
 class HeartbeatMonitor:
@@ -99,12 +105,17 @@ class HeartbeatMonitor:
         return 0 if watched is None else self._awake_ms - watched.heard_ms
 
     def busy_ms(self) -> dict[str, int]:
-        """Return how long each process that is in a call had been in it when it last answered, by its name."""
-        return {
-            name: watched.heard_ms - watched.since_ms
-            for name, watched in self._watched.items()
-            if watched.call is not None
-        }
+        """Return how long each process that is in a call had been in it when it last answered, by its name.
+
+        A call of its mailbox counts, or the oldest one of `map_async`, whichever began first.
+        """
+        busy: dict[str, int] = {}
+        for name, watched in self._watched.items():
+            since = [watched.since_ms] if watched.call is not None else []
+            since += [watched.oldest_since_ms] if watched.oldest_call is not None else []
+            if since:
+                busy[name] = watched.heard_ms - min(since)
+        return busy
 
     def watch(self, name: str, elsewhere: bool = False) -> None:
         """A process has started: from now on it answers. `elsewhere`: there is a link to it, which may be cut."""
@@ -115,8 +126,12 @@ class HeartbeatMonitor:
         """A process has ended, or is known to be of no use. Idempotent."""
         self._watched.pop(name, None)
 
-    def answered(self, name: str, call: int | None) -> None:
-        """A process has answered; `call` numbers what its mailbox is doing, None: nothing."""
+    def answered(self, name: str, call: int | None, oldest_call: int | None = None) -> None:
+        """Take in an answer of a process.
+
+        `call`: number of what its mailbox is doing, None if it does nothing. `oldest_call`: number of its call of
+        `map_async` that has been under way for longest.
+        """
         found = self._watched.get(name)
         if found is None:
             return
@@ -126,6 +141,8 @@ class HeartbeatMonitor:
         found.waits, found.excused, found.doubt = False, False, None
         if call is None or call != found.call:
             found.call, found.since_ms = call, self._awake_ms
+        if oldest_call is None or oldest_call != found.oldest_call:
+            found.oldest_call, found.oldest_since_ms = oldest_call, self._awake_ms
 
     def looked(self, name: str) -> None:
         """It was found out what a process in doubt is doing, or that nobody can: the last question is due."""

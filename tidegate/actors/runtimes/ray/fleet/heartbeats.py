@@ -24,6 +24,7 @@ from tidegate.actors.runtimes.ray.fleet.fleet import Fleet
 from tidegate.actors.runtimes.ray.fleet.heartbeat_monitor import HeartbeatMonitor, Hung
 from tidegate.actors.runtimes.ray.fleet.member import Member
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
+from tidegate.actors.runtimes.ray.process.signs_of_life import Pulse
 from tidegate.actors.runtimes.ray.process.stacks import UNKNOWN, stack_of
 from tidegate.storage.clock import monotonic_ms, now_ms
 
@@ -57,7 +58,7 @@ class Heartbeats:
         self._found = found
         self._give_up = give_up
         self._silent = silent
-        self._answers: queue.SimpleQueue[tuple[str, Future[int | None]]] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[str, Future[Pulse]]] = queue.SimpleQueue()
         """At most two for each process."""
         self._in_doubt: dict[str, Member] = {}
         self._doing: dict[str, str] = {}
@@ -77,7 +78,7 @@ class Heartbeats:
         self._pool.close()
 
     def busy_ms(self) -> dict[str, int]:
-        """Return how long each process has been in its present call, by its name."""
+        """Return how long each process has been in its present call or waited for `map_async`, by its name."""
         return self._monitor.busy_ms()
 
     def _tick(self) -> None:
@@ -87,7 +88,7 @@ class Heartbeats:
         while not self._answers.empty():
             name, future = self._answers.get_nowait()
             if future.exception() is None:
-                self._monitor.answered(name, future.result())
+                self._monitor.answered(name, *future.result())
             else:
                 self._monitor.not_answered(name)
         living = {member.name: member for member in self._fleet.started()}
@@ -120,7 +121,7 @@ class Heartbeats:
             member.doubted = True
 
     def _ask(self, member: Member) -> None:
-        def answered(answer: Future[int | None]) -> None:
+        def answered(answer: Future[Pulse]) -> None:
             if answer.exception() is None:
                 member.heard_at_ms = now_ms()
             self._answers.put((member.name, answer))

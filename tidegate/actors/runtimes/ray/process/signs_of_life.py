@@ -7,6 +7,8 @@ waits for it.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import ray
 
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
@@ -15,6 +17,15 @@ from tidegate.actors.runtimes.ray.process.stacks import kill_process, offer_stac
 
 IO_THREAD_NAMES = "tidegate-io"
 """What the names of the threads begin with that do a task's I/O."""
+
+
+class Pulse(NamedTuple):
+    """A sign of life. Both numbers are unique in the process."""
+
+    call: int | None = None
+    """The call that the mailbox is in. None if it has nothing to do, or may take long."""
+    oldest_call: int | None = None
+    """The call of a function of `map_async` that has been under way for longest, or None."""
 
 
 class SignsOfLife:
@@ -37,9 +48,13 @@ class SignsOfLife:
         return self.info()
 
     @ray.method(concurrency_group="pulse", enable_task_events=False)
-    def pulse(self) -> int | None:
-        """A sign of life: the number of the call that the mailbox is in. None: nothing to do, or it may take long."""
-        return None if self._starting else self.__mailbox.call
+    def pulse(self) -> Pulse:
+        """Return a sign of life, with the calls that this process is in."""
+        return Pulse() if self._starting else Pulse(self.__mailbox.call, self.oldest_call())
+
+    def oldest_call(self) -> int | None:
+        """Return the number of the oldest call of `map_async` under way, or None. From any thread."""
+        return None
 
     @ray.method(concurrency_group="pulse")
     def stack(self) -> str:

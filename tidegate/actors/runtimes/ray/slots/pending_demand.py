@@ -4,8 +4,10 @@ Task slots reserve CPUs. A function that calls `ray.get(task.remote())` waits fo
 reports nothing to it. Rules:
 
 - Ray is asked only while the process of a task has been in one call for `BUSY_MS`, every `LOOK_EVERY_MS`, with a time
-  limit, and not on the mailbox.
+  limit, and not on the mailbox. The oldest call of `map_async` counts as well.
 - Processes of jobs are placed in bundles of their own, so demands for bundles are left out (`room.py` reports them).
+- A call of `map_async` that had no result in time names the demand in its error. Then the process of its task asks Ray,
+  at most every `LOOK_EVERY_MS`.
 - Ray does not report who waits for a task. So the text names both the process and the demand, and what to do if the
   one waits for the other.
 """
@@ -13,17 +15,20 @@ reports nothing to it. Rules:
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 
 from tidegate.actors.hosts.threads import WorkerPool
 from tidegate.actors.protocol.failure_reasons import bounded_text, error_text
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
 from tidegate.actors.runtimes.ray.slots.missing_room import Amounts, Need, NodeRoom, amounts_text, why_no_room
 from tidegate.actors.runtimes.ray.slots.reservation import nodes_that_live
+from tidegate.storage.clock import monotonic_ms
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +36,9 @@ BUSY_MS = 10_000
 LOOK_EVERY_MS = 5_000
 LOOK_TIMEOUT_S = 5.0
 SHAPES_MAX = 4
+_WHAT_TO_DO = (
+    "Slots reserve CPUs: if the function waits for Ray, leave CPUs free beside the slots (slots=, or more CPUs)"
+)
 _IN_A_BUNDLE = "_group_"
 """Part of the names of resources that belong to a placement group."""
 
@@ -120,9 +128,32 @@ class PendingDemand:
         name, for_ms = max(self._busy.items(), key=lambda each: each[1])
         others = f" and {len(self._busy) - 1} more" if len(self._busy) > 1 else ""
         self.waits_for = (
-            f"a function in {name}{others}, in one call since {for_ms // 1_000} s, while {pending}. Slots reserve "
-            "CPUs: if the function waits for Ray, leave CPUs free beside the slots (slots=, or more CPUs)"
+            f"a function in {name}{others}, in one call since {for_ms // 1_000} s, while {pending}. {_WHAT_TO_DO}"
         )
         if not self._logged:
             self._logged = True
             log.warning("the job waits for %s", bounded_text(self.waits_for))
+
+
+class DemandForCalls:
+    """Describes what Ray could not place while calls of one process had no result in time. Called from any thread."""
+
+    def __init__(self, ask: Callable[[], str | None] = look_at_demand, clock: Callable[[], int] = monotonic_ms) -> None:
+        self._ask = ask
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._asked_ms: int | None = None
+        self._answer: str | None = None
+
+    def __call__(self) -> str | None:
+        """Describe what Ray cannot place, with what to do; None if it places everything, or does not answer."""
+        with self._lock:
+            if self._asked_ms is None or self._clock() >= self._asked_ms + LOOK_EVERY_MS:
+                try:
+                    pending = self._ask()
+                except (RayError, RuntimeError) as error:
+                    log.warning("the pending demand of Ray is not known: %s", error_text(error))
+                    pending = None
+                self._asked_ms = self._clock()
+                self._answer = None if pending is None else f"{pending}. {_WHAT_TO_DO}"
+            return self._answer

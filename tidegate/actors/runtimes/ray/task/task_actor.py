@@ -56,6 +56,7 @@ from tidegate.actors.runtimes.ray.process.outbox import Outbox
 from tidegate.actors.runtimes.ray.process.outcomes import Outcome, Outcomes
 from tidegate.actors.runtimes.ray.process.signs_of_life import IO_THREAD_NAMES, SignsOfLife
 from tidegate.actors.runtimes.ray.process.termination import end_at_sigterm
+from tidegate.actors.runtimes.ray.slots.pending_demand import DemandForCalls
 from tidegate.actors.runtimes.ray.task.channel_calls import ChannelCalls
 from tidegate.actors.runtimes.ray.task.deliveries import Deliveries
 from tidegate.actors.runtimes.ray.task.frame_order import OrderedFrames
@@ -112,6 +113,7 @@ class TaskProcess(SignsOfLife, HasLine):
         self._connections = Connections(self._thread_died)
         HasLine.__init__(self, coordinator, self._connections, {"tell": self.tell})
         self._outbox = Outbox(partial(self._line.say, "report"), self._mailbox)
+        self.why_late = DemandForCalls()
         self._mailbox.start()
         SignsOfLife.__init__(self, self._mailbox)
         hold_on(coordinator, self.info(), lambda: self._obedience.newest)
@@ -183,6 +185,11 @@ class TaskProcess(SignsOfLife, HasLine):
     def live(self) -> None:
         """Pending for ever."""
         threading.Event().wait()
+
+    def oldest_call(self) -> int | None:
+        """Return the number of the oldest call of `map_async` under way, or None. From any thread."""
+        running = self._running
+        return None if running is None else running.host.oldest_call
 
     # --- on the mailbox -------------------------------------------------------------------------------------------
 
@@ -321,7 +328,9 @@ class _RunningTask:
         self._counts = RowCounts(process._line, context, descriptor)
         descriptor = replace(descriptor, backend=replace(descriptor.backend, restore_threads=RESTORE_THREADS))
         store = retrying(process._open_store)
-        effects = TaskEffects(context, descriptor, store, now_ms, RESTORE_THREADS, kept, follower)
+        effects = TaskEffects(
+            context, descriptor, store, now_ms, RESTORE_THREADS, kept, follower, why_late=process.why_late
+        )
         self.host = TaskHost(TaskMachine(descriptor), effects, self)
         try:
             self._pool = WorkerPool(IO_THREADS, IO_THREAD_NAMES, process._thread_died)
