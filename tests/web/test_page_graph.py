@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import page_answers as answers
 import pytest
 
@@ -79,3 +81,35 @@ def test_a_large_graph_is_no_picture() -> None:
     large = chain(VERTICES_MAX + 1)
     assert (large.wide, large.narrow, len(large.vertices)) == (None, None, VERTICES_MAX + 1)
     assert chain(0).wide is None
+
+
+def fan(breadth: int) -> Graph:
+    """A source that feeds this many vertices."""
+    details = answers.details()
+    names = [f"v{place}" for place in range(breadth)]
+    details["vertices"] = [answers.vertex(name, name) for name in ("source", *names)]
+    details["plan"]["nodes"] = [answers.node("source"), *(answers.node(name, "source") for name in names)]
+    return draw_graph(details, {})
+
+
+def test_a_broad_graph_goes_to_the_right_on_a_phone() -> None:
+    """Ranks go down while two boxes are beside each other at most. Of more, the less wide picture is taken."""
+    downwards = {}
+    for graph, name in ((fan(2), "two"), (fan(3), "three"), (chain(9), "chain")):
+        assert graph.narrow is not None
+        downwards[name] = graph.narrow.downwards
+    assert downwards == {"two": True, "three": False, "chain": True}
+
+
+def test_a_name_has_two_lines() -> None:
+    """The first one leaves room for the parallelism, and what does not fit is cut."""
+    vertex = drawn()
+    wide = draw_graph(answers.details(), {}).wide
+    assert wide is not None
+    assert wide.name(replace(vertex, name="sum by key")) == ["sum by key"]
+    assert wide.name(replace(vertex, name="enrich orders with customers 7")) == ["enrich orders with", "customers 7"]
+    first, second = wide.name(replace(vertex, name="W" * 80))
+    assert set(first) == {"W"}
+    assert second.strip("W") == "…"
+    wider = wide.name(replace(vertex, name="W" * 80, parallelism=1_000))
+    assert len(wider[0]) < len(first)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
@@ -27,6 +27,28 @@ from tidegate.web.seen_job import SeenJob, View
 
 EVENTS_MS = 60_000
 """How long a browser may take, on a machine that is busy with other things, for what it does at once."""
+
+FLAWS = """
+    svg => {
+        const flaws = [];
+        const frame = svg.getBoundingClientRect();
+        if (frame.width !== svg.viewBox.baseVal.width) flaws.push('the picture is scaled');
+        const apart = (a, b) => a.right <= b.left || b.right <= a.left || a.bottom <= b.top || b.bottom <= a.top;
+        const texts = [...svg.querySelectorAll('text')].filter(text => text.textContent.trim());
+        for (const text of texts) {
+            const own = text.getBoundingClientRect();
+            const box = text.closest('.box');
+            const room = box ? box.querySelector('.frame').getBoundingClientRect() : frame;
+            if (own.left < room.left || own.right > room.right || own.top < room.top || own.bottom > room.bottom)
+                flaws.push(`cut off: ${text.textContent}`);
+            if (parseFloat(getComputedStyle(text).fontSize) < 10) flaws.push(`small: ${text.textContent}`);
+            for (const name of box && !text.matches('.name') ? box.querySelectorAll('.name') : [])
+                if (!apart(own, name.getBoundingClientRect())) flaws.push(`covered: ${text.textContent}`);
+        }
+        return flaws;
+    }
+"""
+"""Finds what of a picture cannot be read: texts that leave their box, are small, or lie on a name."""
 
 COUNT = "window.asked = 0; const ask = window.fetch; window.fetch = (...what) => { asked += 1; return ask(...what); };"
 """Counts what a page asks for."""
@@ -102,12 +124,23 @@ def hostile(job: SeenJob) -> SeenJob:
     return replace(job, about=replace(job.about, vertices=vertices))
 
 
-def long_job(steps: int) -> SeenJob:
-    """A job whose graph is a chain of this many vertices."""
+def long_job(names: Sequence[str]) -> SeenJob:
+    """A job whose graph is a chain of these vertices."""
+    return job_of(names, list(pairwise(names)))
+
+
+def broad_job(source: str, names: Sequence[str], sink: str) -> SeenJob:
+    """A job whose source feeds all of these vertices, which feed one sink."""
+    edges = [(source, name) for name in names] + [(name, sink) for name in names]
+    return job_of([source, *names, sink], edges)
+
+
+def job_of(vertex_names: Sequence[str], pairs: Sequence[tuple[str, str]]) -> SeenJob:
+    """A job with these vertices and edges."""
     job = running_job()
-    names = [VertexId(f"step-{place}") for place in range(steps)]
-    vertices = tuple(PlanVertex(name, str(name), 1, (str(name),)) for name in names)
-    edges = tuple(PlanEdge(one, other, "HASH") for one, other in pairwise(names))
+    names = [VertexId(name) for name in vertex_names]
+    vertices = tuple(PlanVertex(name, str(name), 16, (str(name),)) for name in names)
+    edges = tuple(PlanEdge(VertexId(one), VertexId(other), "REBALANCE") for one, other in pairs)
     tasks = tuple(TaskNow(TaskId(name, SubtaskIndex(0)), "RUNNING", 1, 4_000, "node-a") for name in names)
     about = replace(job.about, vertices=vertices, edges=edges)
     return replace(job, about=about, snapshot=replace(job.snapshot, about=about, tasks=tasks, vertices=()))
@@ -140,7 +173,7 @@ def test_a_wide_graph_scrolls_by_itself(browser: Browser) -> None:
     """Of twenty steps the last one can be reached, by wheel and by keyboard, while the page stays where it is."""
     expect.set_options(timeout=EVENTS_MS)
     views = Changing()
-    views.known = long_job(20)
+    views.known = long_job([f"step-{place}" for place in range(20)])
     with served(views) as address, opened(browser, address, 1_280) as page:
         graph, last = page.locator(".scroll[aria-label=Graph]"), page.locator("svg.graph.wide .box").last
         assert page.locator("svg.graph.wide").bounding_box()["width"] > 4_000  # type: ignore[index]
@@ -152,6 +185,34 @@ def test_a_wide_graph_scrolls_by_itself(browser: Browser) -> None:
         last.focus()
         expect(last).to_be_in_viewport(ratio=1)
         assert page.evaluate("[document.scrollingElement.scrollWidth, scrollX]") == [1_280, 0]
+
+
+@pytest.mark.slow
+def test_graphs_are_whole_and_readable_at_every_width(browser: Browser) -> None:
+    """A long and a broad graph scroll in their card: the page does not, and each box can be reached with its name."""
+    expect.set_options(timeout=EVENTS_MS)
+    views = Changing()
+    chain = [f"enrich orders with customers {place}" for place in range(14)]
+    windows = [f"window sum by customer {place}" for place in range(8)]
+    # On a phone the chain goes down. Eight boxes beside each other do not fit, so they go down instead of the ranks.
+    cases = [(long_job(chain), chain, (170, 2_200)), (broad_job("orders", windows, "totals"), windows, (700, 1_100))]
+    with served(views) as address:
+        for job, names, phone_size in cases:
+            views.known = job
+            for width in (1_400, 1_000, 400):
+                with opened(browser, address, width) as page:
+                    graph = page.locator("svg.graph >> visible=true")
+                    expect(graph).to_have_count(1)
+                    assert graph.evaluate(FLAWS) == []
+                    shown = [" ".join(box.locator(".name").all_text_contents()) for box in graph.locator(".box").all()]
+                    assert set(names) <= set(shown)
+                    for box in graph.locator(".box").all():
+                        box.evaluate("box => box.scrollIntoView({block: 'center', inline: 'center'})")
+                        expect(box).to_be_in_viewport(ratio=1)
+                    assert page.evaluate("[document.scrollingElement.scrollWidth, scrollX]") == [width, 0]
+                    size = graph.bounding_box()
+                    assert size is not None
+                    assert width > 400 or (size["width"] < phone_size[0] and size["height"] < phone_size[1])
 
 
 def _follow(page: Page, views: Changing) -> None:

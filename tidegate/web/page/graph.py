@@ -9,23 +9,29 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tidegate.web.page import texts
+from tidegate.web.page.box_text import width_em, wrap
 from tidegate.web.page.graph_layout import Box, Curve, Layout, Measures, lay_out
 
 VERTICES_MAX = 40
-BOX = Measures(width=200, height=104, between_ranks=74, between_boxes=22)
+BOX = Measures(width=200, height=121, between_ranks=74, between_boxes=22)
 """On a wide screen, where ranks go to the right."""
-NARROW_BOX = Measures(width=152, height=100, between_ranks=36, between_boxes=10, margin=2)
-"""On a phone, where they go down: two fit beside each other."""
+PHONE_BOX = Measures(width=152, height=117, between_ranks=36, between_boxes=10, margin=2)
+"""On a phone, where ranks go down: two boxes fit beside each other."""
+PHONE_BOX_RIGHT = replace(PHONE_BOX, between_ranks=68)
+"""On a phone where ranks go to the right: labels of edges stand between the boxes."""
 
-CHARACTER, NARROW_CHARACTER = 8.4, 7.6
-"""How wide a character of a name is, in pixels."""
+FONT, PHONE_FONT = 13.5, 12.5
+"""The height of a name, in pixels, as page.css has it."""
 
-EDGE, NARROW_EDGE = 12, 8
+EDGE, PHONE_EDGE = 12, 8
 """What lies between the frame of a box and its text."""
+
+PHONE_WIDTH = 2 * PHONE_BOX.width + PHONE_BOX.between_boxes + 2 * PHONE_BOX.margin
+"""A picture that goes down and is wider goes to the right instead where that is less wide."""
 
 BUSY = 0.8
 """From here on a vertex counts as busy: it has little to spare."""
@@ -88,21 +94,22 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One layout of the graph, with the sizes of its boxes."""
+    """One layout of the graph, with the sizes of its boxes. `font`: the height of a name. `edge`: left of each text."""
 
     layout: Layout
     measures: Measures
     downwards: bool
+    font: float
+    edge: int
 
     def boxes(self, vertices: Sequence[Vertex]) -> list[tuple[Vertex, Box]]:
         """The vertices and where they stand."""
         return list(zip(vertices, self.layout.boxes, strict=True))
 
-    def short(self, vertex: Vertex) -> str:
-        """So much of a name as fits into a box beside the parallelism."""
-        left, character = (NARROW_EDGE, NARROW_CHARACTER) if self.downwards else (EDGE, CHARACTER)
-        room = self.measures.width - 2 * left - character * (len(str(vertex.parallelism)) + 2)
-        return texts.line(vertex.name, max(4, int(room / character)))
+    def name(self, vertex: Vertex) -> list[str]:
+        """The lines of a name: two at most, the first of which leaves room for the parallelism."""
+        line_em = (self.measures.width - 2 * self.edge) / self.font
+        return wrap(vertex.name, (line_em - width_em(f" x{vertex.parallelism}"), line_em))
 
     def curves(self, edges: Sequence[Edge]) -> list[tuple[Edge, Curve]]:
         """The edges and how they run."""
@@ -136,9 +143,13 @@ def draw_graph(details: Mapping[str, Any], rates: Mapping[str, Mapping[str, Any]
     if not vertices or len(vertices) > VERTICES_MAX:
         return Graph(vertices, edges, None, None)
     pairs = [(edge.source, edge.target) for edge in edges]
-    wide = Picture(lay_out(len(vertices), pairs, BOX, downwards=False), BOX, downwards=False)
-    narrow = Picture(lay_out(len(vertices), pairs, NARROW_BOX, downwards=True), NARROW_BOX, downwards=True)
-    return Graph(vertices, edges, wide, narrow)
+    wide = Picture(lay_out(len(vertices), pairs, BOX, downwards=False), BOX, False, FONT, EDGE)
+    down = Picture(lay_out(len(vertices), pairs, PHONE_BOX, downwards=True), PHONE_BOX, True, PHONE_FONT, PHONE_EDGE)
+    if down.layout.width <= PHONE_WIDTH:
+        return Graph(vertices, edges, wide, down)
+    right_layout = lay_out(len(vertices), pairs, PHONE_BOX_RIGHT, downwards=False)
+    right = Picture(right_layout, PHONE_BOX_RIGHT, False, PHONE_FONT, PHONE_EDGE)
+    return Graph(vertices, edges, wide, min(down, right, key=lambda picture: picture.layout.width))
 
 
 def _vertex(place: int, vertex: Mapping[str, Any], rates: Mapping[str, Any], source: bool, sink: bool) -> Vertex:
