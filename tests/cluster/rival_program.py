@@ -1,6 +1,7 @@
 """What `test_rivals_on_ray.py` starts twice: a driver that starts a job whose name another driver asks for as well.
 
-The folder of each driver is in one that they share. A driver does not look at the leases before both have written one.
+The folder of each driver is in one that they share. A driver does not look at the leases before both have written one,
+and does not decide before both have read the lease of the other one.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from waiting import until
 import tidegate as tg
 from tidegate.actors.sources.memory_source import MemorySource
 from tidegate.api.submission import job_names
+from tidegate.storage.checkpoints.lease import Lease
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.store import Store
 from tidegate.storage.ids import JobId
@@ -26,14 +28,22 @@ NAME = "rivals"
 
 def main(folder: Path) -> None:
     """Start the job, or be refused."""
-    look, shared = job_names._await_others, folder.parent
+    look, read, shared = job_names._await_others, job_names._read, folder.parent
+
+    def meet(place: str) -> None:
+        (folder / place).touch()
+        until(f"both: {place}", lambda: len(list(shared.glob(f"*/{place}"))) == DRIVERS)
 
     def look_once_both_ask(store: Store, name: str, job_id: JobId, prefix: str) -> bool:
-        (folder / "asks").touch()
-        until("both to ask", lambda: len(list(shared.glob("*/asks"))) == DRIVERS)
+        meet("asks")
         return look(store, name, job_id, prefix)
 
-    job_names._await_others = look_once_both_ask
+    def decide_once_both_have_read(store: Store, job_id: JobId) -> Lease | None:
+        found = read(store, job_id)
+        meet("has-read")
+        return found
+
+    job_names._await_others, job_names._read = look_once_both_ask, decide_once_both_have_read
     with tg.StreamEnvironment.ray(standbys=0) as env:
         rows = env.from_source(Gated(MemorySource(pa.table({"x": range(ROWS)}), 2), shared / "gate"), uid="rows")
         rows.to_table(str(shared / "out"), uid="to")
