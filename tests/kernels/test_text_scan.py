@@ -24,6 +24,7 @@ from tidegate.actors.kernels.text_scan import (
     UNCLOSED_QUOTE,
     UNFINISHED,
     CsvDialect,
+    braced_lines,
     csv_column,
     frame_json,
     scan_csv,
@@ -177,3 +178,40 @@ def test_every_object_that_is_written_has_a_frame(value: dict[str, object]) -> N
             np.frombuffer(data, dtype=np.uint8), np.zeros(1, dtype=np.int64), np.array([len(data)], dtype=np.int64)
         )
         assert status.tolist() == [OK]
+
+
+@pytest.mark.parametrize(
+    ("data", "lines"),
+    [
+        (b"{}", 1),
+        (b'{"a":1}\n{"a":2}\n{"a":"a longer text, of more than a word"}', 3),
+        (b"", 0),
+        (b"{", 0),
+        (b"}", 0),
+        (b" {}", 0),
+        (b"{} ", 0),
+        (b"{}\n", 0),
+        (b"{}\r\n{}", 0),
+        (b"{}\n\n{}", 0),
+        (b"{}\n {}", 0),
+        (b"{},\n{}", 0),
+        (b'{"a":\t1}', 0),
+        (b'{"a":1\0}', 0),
+    ],
+)
+def test_lines_between_braces(data: bytes, lines: int) -> None:
+    """Counted if nothing else is a control character, wherever in a word it would be."""
+    for shift in range(9):
+        block = b"{" + b"x" * shift + b"}\n" + data if data else data
+        expected = lines + 1 if lines else 0
+        assert braced_lines(np.frombuffer(block, dtype=np.uint8)) == expected
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(alphabet="{}\n\x1f \x7f\u00ff", max_size=40))
+def test_lines_between_braces_are_those_of_a_plain_loop(text: str) -> None:
+    """With bytes below a blank next to others, and beyond ASCII."""
+    data = text.encode("latin-1")
+    lines = data.split(b"\n")
+    plain = all(line[:1] == b"{" and line[-1:] == b"}" and len(line) > 1 and min(line) >= 32 for line in lines)
+    assert braced_lines(np.frombuffer(data, dtype=np.uint8)) == (len(lines) if plain else 0)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tidegate.actors.kernels.jit import kernel
+from tidegate.actors.kernels.jit import kernel, load64
 
 NOTHING = -1
 """A character that there is not: no quote, no escape, no comment."""
@@ -27,6 +27,7 @@ NO_OBJECT, UNFINISHED, TEXT_BEHIND, CONTROL_CHARACTER, BLANK = 1, 2, 3, 4, 5
 """What is wrong with a record that should be a JSON object."""
 _QUOTED, _ESCAPED = 1, 2
 _NEWLINE, _RETURN, _SPACE, _TAB = 10, 13, 32, 9
+_SPACES, _HIGH_BITS = np.uint64(0x2020202020202020), np.uint64(0x8080808080808080)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +148,14 @@ def frame_json(data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray
     status = np.zeros(len(starts), dtype=np.uint8)
     _frame_json(data, starts, ends, status)
     return status
+
+
+def braced_lines(data: NDArray[np.uint8]) -> int:
+    """Returns the number of lines if each begins with `{`, ends with `}` and has no control character, else 0.
+
+    What is between the braces is not looked at.
+    """
+    return int(_braced_lines(data))
 
 
 @kernel
@@ -510,3 +519,29 @@ def _frame_json(
         if wrong == 0 and depth != 0:
             wrong = 2
         status[i] = wrong
+
+
+@kernel
+def _braced_lines(data: NDArray[np.uint8]) -> np.int64:
+    size = data.shape[0]
+    if size < 2 or data[0] != 123 or data[size - 1] != 125:
+        return np.int64(0)
+    lines = np.int64(1)
+    at = 0
+    while at < size:
+        end = at + 8
+        if end <= size:
+            # Subtracting 32 sets the high bit of a byte below 32. Only such a byte borrows from the next one.
+            word = load64(data, at)
+            if (word - _SPACES) & ~word & _HIGH_BITS == np.uint64(0):
+                at = end
+                continue
+        else:
+            end = size
+        for place in range(at, end):
+            if data[place] < 32:
+                if data[place] != 10 or data[place - 1] != 125 or data[place + 1] != 123:
+                    return np.int64(0)
+                lines += 1
+        at = end
+    return lines

@@ -20,8 +20,9 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from tidegate.actors.sources.bad_rows import BadRows
@@ -144,7 +145,9 @@ class KafkaReader:
             partition.next_offset = _offset(taken[-1]) + 1
             if not partition.assigned and partition.size_bytes <= self._share_bytes() // 2 and not partition.missing:
                 self._assign(at, partition)
-        wanted = taken if at.end is None else [record for record in taken if _offset(record) < at.end]
+        wanted = taken
+        if at.end is not None and partition.next_offset > at.end:
+            wanted = [record for record in taken if _offset(record) < at.end]
         batch, bad = self._records.rows(wanted) if wanted else (None, None)
         reached = max(partition.next_offset, -1 if partition.records else partition.end_seen)
         at_end = at.end is not None and reached >= at.end and self._ends(at)
@@ -206,17 +209,14 @@ class KafkaReader:
         found = self._consumer.consume(min(CONSUMED_MAX, room), timeout=0)
         if not found:
             return
+        errors = [(record, error) for record in found if (error := record.error()) is not None]
+        for record, error in errors:
+            self._failed(record, error, self._partitions.get((record.topic() or "", record.partition() or 0)))
+        if errors:
+            found = [record for record in found if record.error() is None]
         grown: dict[tuple[str, int], list[Message]] = {}
-        topic, number, records = "", -1, []
-        for record in found:
-            if (error := record.error()) is not None:
-                self._failed(record, error, self._partitions.get((record.topic() or "", record.partition() or 0)))
-                continue
-            # Records of a partition come in runs.
-            if record.partition() != number or record.topic() != topic:
-                topic, number = record.topic() or "", record.partition() or 0
-                records = grown.setdefault((topic, number), [])
-            records.append(record)
+        for name, run in self._runs(found):
+            grown.setdefault(name, []).extend(run)
         taken_bytes = 0
         for name, records in grown.items():
             partition = self._partitions.get(name)
@@ -237,6 +237,14 @@ class KafkaReader:
             for name, partition in self._partitions.items():
                 if partition.size_bytes > share_bytes:
                     self._unassign(name, partition)
+
+    def _runs(self, records: Sequence[Message]) -> Iterator[tuple[tuple[str, int], Iterator[Message]]]:
+        """Yields records that follow each other and are of one partition, with its topic and number."""
+        kind = self._library.Message
+        topics = groupby(records, kind.topic) if len(self._topics) > 1 else [(self._topics[0], records)]
+        for topic, of_topic in topics:
+            for partition, run in groupby(of_topic, kind.partition):
+                yield (topic, partition), run
 
     def _failed(self, record: Message, error: KafkaError, partition: _Partition | None) -> None:
         """The client reports the end of a partition, a failure that may pass, or one that cannot."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
 
@@ -138,7 +138,8 @@ class RecordReader:
         if self._decoder is None:
             assert isinstance(form.value, str)
             return [*keys, _raw(values, form.value, "of the value", bad)], bad
-        found = self._decoder.records([b"{}" if value is None else value for value in values])
+        objects = values if all(values) else [b"{}" if value is None else value for value in values]
+        found = self._decoder.records(cast("list[bytes]", objects))
         return [*found.batch.columns, *keys], found.bad | bad
 
     def _letters(self, records: Sequence[Message], bad: Mapping[int, str]) -> pa.RecordBatch:

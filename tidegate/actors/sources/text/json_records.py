@@ -4,7 +4,7 @@ Rules:
 
 - A kernel checks the frame of each record first: one object, whose strings are closed and have no control characters.
   So no object begins in one record and ends in another, and Arrow, which then parses all records in one go, gives
-  a row for each.
+  a row for each. Where all records of a block begin and end with a brace and are good, this needs no kernel (`_good`).
 - What Arrow refuses is found by halving: most blocks are parsed once. A number that is too great for its column is
   refused as well. Arrow would make it infinite, or a decimal of more digits than its type has.
 - A member that the schema does not name is left out. One that is missing is null, and an error if its column is not
@@ -31,9 +31,10 @@ from tidegate.actors.kernels.text_scan import (
     NO_OBJECT,
     TEXT_BEHIND,
     UNFINISHED,
+    braced_lines,
     frame_json,
 )
-from tidegate.actors.sources.text.records import Decoded, too_long, utf8_faults
+from tidegate.actors.sources.text.records import Decoded, is_utf8, too_long, utf8_faults
 from tidegate.actors.sources.text.text_columns import Converter, converted, converter_of
 from tidegate.actors.sources.text.text_options import DEFAULTS, TextOptions
 from tidegate.storage.errors import ConfigurationError
@@ -81,6 +82,12 @@ class JsonDecoder:
         self._parsed = pa.schema(parsed)
         self._wide = pa.schema([field.with_type(_widened(field.type)) for field in parsed])
         """The same columns with every float as float64: a number may be too great for a smaller one."""
+        self._floats = [
+            number
+            for number, field in enumerate(self._parsed)
+            if any(map(pa.types.is_floating, _leaf_types(pa.schema([field]))))
+        ]
+        """The columns that have floats."""
         self._has_decimals = any(map(pa.types.is_decimal, _leaf_types(self._parsed)))
         for field in self._parsed:
             try:
@@ -99,6 +106,10 @@ class JsonDecoder:
         """The rows of the lines of a block. Blank lines do not count."""
         data = np.frombuffer(block, dtype=np.uint8)
         starts, ends, consumed = lines_of(data, final)
+        if len(starts) and int((ends - starts).max()) <= size_max:
+            batch = self._good(block[: int(ends[-1])], len(starts))
+            if batch is not None:
+                return Decoded(batch, starts, ends, {}, consumed)
         status = frame_json(data, starts, ends)
         if (blank := status == BLANK).any():
             starts, ends, status = starts[~blank], ends[~blank], status[~blank]
@@ -112,6 +123,9 @@ class JsonDecoder:
 
     def records(self, records: Sequence[bytes]) -> DecodedRecords:
         """The rows of records that are objects, wherever their line breaks are. A BOM may stand before each."""
+        batch = self._good(b"\n".join(records), len(records))
+        if batch is not None:
+            return DecodedRecords(batch, {})
         lines = [record.removeprefix(BOM) for record in records]
         block = b"\n".join(lines)
         sizes = np.fromiter((len(line) for line in lines), dtype=np.int64, count=len(lines))
@@ -119,6 +133,25 @@ class JsonDecoder:
         starts = ends - sizes
         status = frame_json(np.frombuffer(block, dtype=np.uint8), starts, ends)
         return self._decoded(block, starts, ends, status, None, None)
+
+    def _good(self, block: bytes, count: int) -> pa.RecordBatch | None:
+        """Returns the rows of a block if each of its lines, `count` of them, is a good object. None if one may not be.
+
+        Arrow itself takes two objects in a line, or one in two lines. It cannot do so where each line begins and ends
+        with a brace: in a string it takes no line break, and behind a brace that closes an inner object no other one
+        may open. So each line ends where an object ends. With as many rows as lines, each line is one object.
+        """
+        if braced_lines(np.frombuffer(block, dtype=np.uint8)) != count or not is_utf8(block):
+            return None
+        try:
+            found = _parse(block, self._parsed)
+            if found.num_rows != count:
+                return None
+            self._check_numbers(found, block)
+        except pa.ArrowInvalid:
+            return None
+        batch, reasons = self._converted(found)
+        return None if reasons else batch
 
     def _decoded(
         self,
@@ -136,15 +169,8 @@ class JsonDecoder:
         numbers = [number for number in range(len(starts)) if number not in bad] if bad else range(len(starts))
         batches: list[pa.RecordBatch] = []
         self._parse(block, starts, ends, numbers, batches, bad)
-        table = pa.Table.from_batches(batches, self._parsed).combine_chunks()
-        batch = table.to_batches()[0] if table.num_rows else pa.RecordBatch.from_pylist([], self._parsed)
+        made, reasons = self._converted(pa.Table.from_batches(batches, self._parsed))
         kept = [number for number in numbers if number not in bad] if bad else numbers
-        reasons: dict[int, str] = {}
-        arrays = [
-            self._made(column, field, np.arange(len(column)), reasons)
-            for column, field in zip(batch.columns, self._schema, strict=True)
-        ]
-        made = pa.RecordBatch.from_arrays(arrays, schema=self._schema) if arrays else batch
         if reasons:
             fits = np.ones(made.num_rows, dtype=np.bool_)
             for row, reason in reasons.items():
@@ -152,6 +178,16 @@ class JsonDecoder:
                 bad[kept[row]] = reason
             made = made.filter(pa.array(fits))
         return DecodedRecords(made, bad)
+
+    def _converted(self, parsed: pa.Table) -> tuple[pa.RecordBatch, dict[int, str]]:
+        """Returns rows with the types of the schema, and the numbers of rows that do not fit them with the reasons."""
+        table = parsed.combine_chunks()
+        batch = table.to_batches()[0] if table.num_rows else pa.RecordBatch.from_pylist([], self._parsed)
+        rows, reasons = np.arange(batch.num_rows), dict[int, str]()
+        arrays = [
+            self._made(column, field, rows, reasons) for column, field in zip(batch.columns, self._schema, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema) if arrays else batch, reasons
 
     def _made(self, column: pa.Array, field: pa.Field, rows: NDArray[np.int64], reasons: dict[int, str]) -> pa.Array:
         """The values of a column, with what was parsed as strings made values. `rows`: the row of each entry."""
@@ -211,10 +247,17 @@ class JsonDecoder:
             for leaf in _leaf_arrays(found):
                 if pa.types.is_decimal(leaf.type):
                     leaf.validate(full=True)
-        if (infinite := _infinities(found)) == 0:
+        if not self._floats or (infinite := self._infinities(found)) == 0:
             return
-        if _TOO_LONG.search(data) or (self._wide != self._parsed and infinite != _infinities(_parse(data, self._wide))):
+        if _TOO_LONG.search(data) or (
+            self._wide != self._parsed and infinite != self._infinities(_parse(data, self._wide))
+        ):
             raise pa.ArrowInvalid("a number is too great for its column")
+
+    def _infinities(self, table: pa.Table) -> int:
+        """The number of infinite floats, at any depth."""
+        floats = (leaf for leaf in _leaf_arrays(table.select(self._floats)) if pa.types.is_floating(leaf.type))
+        return sum(int(np.isinf(each.to_numpy(zero_copy_only=False)).sum()) for each in floats)
 
 
 def _is_text(wanted: pa.DataType) -> bool:
@@ -294,12 +337,6 @@ def _widened(found: pa.DataType) -> pa.DataType:
     return found
 
 
-def _infinities(table: pa.Table) -> int:
-    """The number of infinite floats, at any depth."""
-    floats = (leaf for leaf in _leaf_arrays(table) if pa.types.is_floating(leaf.type))
-    return sum(pc.sum(pc.is_inf(each)).as_py() or 0 for each in floats)
-
-
 def _leaf_arrays(table: pa.Table) -> Iterator[pa.Array]:
     return (leaf for column in table.columns for chunk in column.chunks for leaf in leaves(chunk))
 
@@ -337,7 +374,10 @@ def _parse(data: bytes, schema: pa.Schema | None) -> pa.Table:
         pa_json.ReadOptions(use_threads=False, block_size=len(data) + 1),
         pa_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="infer" if schema is None else "ignore"),
     )
-    return table if schema is None else table.select(schema.names).cast(schema)
+    if schema is None:
+        return table
+    table = table.select(schema.names)
+    return table if table.schema == schema else table.cast(schema)
 
 
 def _reason(error: Exception, record: bytes) -> str:

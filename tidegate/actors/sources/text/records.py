@@ -74,6 +74,17 @@ def not_utf8(record: bytes, of: str) -> str | None:
     return None
 
 
+def is_utf8(block: bytes) -> bool:
+    """Whether all bytes are UTF-8."""
+    if block.isascii():
+        return True
+    try:
+        block.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 def utf8_faults(
     block: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64], encoding: str | None
 ) -> dict[int, str]:
@@ -81,19 +92,15 @@ def utf8_faults(
 
     `encoding`: that of the file, which the reason names. None where none can be given.
     """
-    if block.isascii():
+    if block.isascii() or is_utf8(block[: int(ends[-1]) if len(ends) else 0]):
         return {}
-    try:
-        block[: int(ends[-1]) if len(ends) else 0].decode()
-        return {}
-    except UnicodeDecodeError:
-        found = {}
-        for number, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
-            reason = not_utf8(block[start:end], "of the row")
-            if reason is not None and encoding == UTF_8:
-                reason = f'{reason}; give the encoding of the file, as in options={{"encoding": "ISO-8859-1"}}'
-            elif reason is not None and encoding is not None:
-                reason = f"a character is not {encoding}"
-            if reason is not None:
-                found[number] = reason
-        return found
+    found = {}
+    for number, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
+        reason = not_utf8(block[start:end], "of the row")
+        if reason is not None and encoding == UTF_8:
+            reason = f'{reason}; give the encoding of the file, as in options={{"encoding": "ISO-8859-1"}}'
+        elif reason is not None and encoding is not None:
+            reason = f"a character is not {encoding}"
+        if reason is not None:
+            found[number] = reason
+    return found
