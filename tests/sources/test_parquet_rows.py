@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from tidegate.actors.sources.files.file_source import source_of_files
 from tidegate.actors.sources.files.open_file import UnreadableFileError
-from tidegate.actors.sources.files.parquet_rows import PIECE_BYTES, ParquetRows, parquet_schema, whole_parquet
+from tidegate.actors.sources.files.parquet_pieces import PIECE_BYTES
+from tidegate.actors.sources.files.parquet_rows import ParquetRows, parquet_schema, whole_parquet
 from tidegate.actors.sources.understood_filters import rows_kept
 from tidegate.storage.errors import ConfigurationError
 
@@ -142,6 +143,96 @@ def test_a_small_file_with_much_text_is_read_in_pieces(tmp_path: Path, others: i
         most = max(most, pa.total_allocated_bytes() - before)
     assert at == count
     assert most < 4 * PIECE_BYTES < 2 * count * len(texts[0])
+
+
+def _most_memory(path: Path, schema: pa.Schema) -> tuple[int, int]:
+    """Bytes that Arrow held at most while a file was read, and all bytes of its rows."""
+    before = pa.total_allocated_bytes()
+    rows, at, most, size = ParquetRows(path, path.name, schema), 0, 0, 0
+    while (batch := rows.read(at, 2**20)) is not None:
+        at += batch.num_rows
+        size += batch.nbytes
+        most = max(most, pa.total_allocated_bytes() - before)
+    return most, size
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+def test_texts_that_share_their_begin_are_read_in_pieces(tmp_path: Path, version: str) -> None:
+    """DELTA_BYTE_ARRAY stores what a text shares with the one before as a number. Behind short texts as well."""
+    short, long = [f"{n:05}" for n in range(10_000)], [f"{'a' * 2**16}{n}" for n in range(8_192)]
+    table = pa.table({"i": range(18_192), "s": short + long})
+    pq.write_table(
+        table,
+        path := tmp_path / "a.parquet",
+        use_dictionary=["i"],
+        column_encoding={"s": "DELTA_BYTE_ARRAY"},
+        data_page_version=version,
+    )
+    assert path.stat().st_size < 2**18
+    most, size = _most_memory(path, table.schema)
+    assert most < 4 * PIECE_BYTES < size
+    assert rows_of(path, rows_max=1_000).slice(9_990, 20) == table.slice(9_990, 20)
+
+
+@pytest.mark.slow
+def test_long_texts_behind_many_short_ones_are_read_in_pieces(tmp_path: Path) -> None:
+    """The average of a row group is no measure where compression has made long texts small."""
+    table = pa.table({"s": pa.concat_arrays([pa.repeat("", 2**20), pa.repeat("a" * 2**16, 8_192)])})
+    pq.write_table(
+        table, path := tmp_path / "a.parquet", 2**21, use_dictionary=False, compression="zstd", write_batch_size=64
+    )
+    assert pq.ParquetFile(path).num_row_groups == 1
+    assert path.stat().st_size < 2**20
+    most, size = _most_memory(path, table.schema)
+    assert most < 4 * PIECE_BYTES < size
+
+
+def test_a_large_page_of_few_bytes_is_refused(tmp_path: Path) -> None:
+    """Arrow decompresses a page as a whole. The error names column and what to do, and the limit can be raised."""
+    table = pa.table({"n": range(64), "s": pa.repeat("a" * 2**20, 64)})
+    options = {"use_dictionary": False, "compression": "zstd", "data_page_size": 2**30}
+    pq.write_table(table, path := tmp_path / "a.parquet", **options)
+    rows = ParquetRows(path, "a.parquet", table.schema, limit_bytes=2**25)
+    with pytest.raises(ConfigurationError, match=r"in column 's'\. Write .* smaller pages .*max_row_size="):
+        rows.read(0, 10)
+    assert rows_of(path, table.schema) == table
+    others = ParquetRows(path, "a.parquet", pa.schema([("n", pa.int64())]), limit_bytes=2**25)
+    assert others.read(0, 64) is not None
+    pq.write_table(table, path, use_dictionary=False, compression="zstd", write_batch_size=4)
+    assert ParquetRows(path, "a.parquet", table.schema, limit_bytes=2**25).read(0, 10) is not None
+
+
+@pytest.mark.parametrize(
+    "value",
+    [pa.array([["a" * 2**12] * 2**11]), pa.array([[7] * 2**20])],
+    ids=["texts of a dictionary", "numbers"],
+)
+def test_a_row_of_few_bytes_over_the_limit_is_refused(tmp_path: Path, value: pa.Array) -> None:
+    """Nothing can cut a row. It is refused before it is decoded."""
+    table = pa.table({"l": value})
+    pq.write_table(table, path := tmp_path / "a.parquet")
+    with pytest.raises(ConfigurationError, match=r"row.* 8,388,608 bytes .*max_row_size="):
+        ParquetRows(path, "a.parquet", table.schema, limit_bytes=2**22).read(0, 1)
+    assert rows_of(path, table.schema) == table
+
+
+def test_the_same_slices_come_from_any_row_on(tmp_path: Path) -> None:
+    """What a read returns is a function of its arguments, also where pieces are joined."""
+    texts = [f"{'a' * 2_000}{n % 7}" if n % 900 == 5 else f"{n}" for n in range(20_000)]
+    table = pa.table({"s": texts, "n": range(20_000)})
+    pq.write_table(
+        table, path := tmp_path / "a.parquet", use_dictionary=False, column_encoding={"s": "DELTA_BYTE_ARRAY"}
+    )
+    through, at, found = ParquetRows(path, "a.parquet", table.schema), 0, []
+    while (batch := through.read(at, 7_000)) is not None:
+        assert batch.equals(table.slice(at, batch.num_rows).combine_chunks().to_batches()[0])
+        found.append((at, batch.num_rows))
+        at += batch.num_rows
+    for row, count in reversed(found):
+        batch = ParquetRows(path, "a.parquet", table.schema).read(row, 7_000)
+        assert batch is not None
+        assert batch.num_rows == count
 
 
 def test_any_row_can_be_the_first(tmp_path: Path) -> None:

@@ -212,7 +212,8 @@ class StreamSources(OtherNames):
 
         A row that cannot be read fails the job. With `bad_rows="skip"` it is left out, counted and logged; with
         `bad_rows="side"` it is in the stream `bad_rows()` of the result, with its place and the reason. So is the rest
-        of a file that is damaged. A row of text has at most `max_row_size` bytes.
+        of a file that is damaged. A row of text has at most `max_row_size` bytes. Of Parquet a row of which few bytes
+        stand in the file, and a page, may have 256 MB, or `max_row_size` if that is more.
 
         With `discover`: files are dealt out to `splits` (16) by their names, and read in the order in which they were
         last changed. Files are remembered for `max_file_age` (7 days) behind the newest; what is older when it comes is

@@ -26,6 +26,7 @@ from tidegate.actors.sources.files.formats import FORMATS, format_of, schema_of
 from tidegate.actors.sources.files.hive_folders import folder_values
 from tidegate.actors.sources.files.lanes import FileAt, Lane, LaneState, digest_of, lane_of
 from tidegate.actors.sources.files.open_file import OF_FILES, OpenFile, OpenText, UnreadableFileError, reading
+from tidegate.actors.sources.files.parquet_pieces import LIMIT_BYTES
 from tidegate.actors.sources.files.patterns import FilePattern
 from tidegate.actors.sources.files.store_file import StoreFile
 from tidegate.actors.sources.files.text_rows import BLOCK_BYTES, LETTERS, TextFormat
@@ -55,6 +56,8 @@ class FileForm:
     bad_rows: BadRows = "fail"
     partitions: pa.Schema | None = None
     """Columns that stand in the names of folders."""
+    limit_bytes: int = LIMIT_BYTES
+    """Of Parquet: what a row may have, and large pages together, where few bytes of the file stand for them."""
 
     @property
     def fails(self) -> bool:
@@ -69,7 +72,8 @@ class FileForm:
     def opened(self, store: FileSystemStore, file: FileAt, schema: pa.Schema, rows: Rows = None) -> _Open:
         """A file, of which these columns are wanted. Raises UnreadableFileError, StorageError."""
         if self.text is None:
-            return OpenFile(store, file, OF_FILES, schema, rows, self.constants(file.path, schema))
+            constants = self.constants(file.path, schema)
+            return OpenFile(store, file, OF_FILES, schema, rows, constants, limit_bytes=self.limit_bytes)
         # Whether a row is bad must not depend on the columns that the program uses.
         read = schema if self.fails else self.schema
         return OpenText(store, file, OF_FILES, self.text, read, self.constants(file.path, read), fails=self.fails)
@@ -350,7 +354,7 @@ def source_of_files(
     """The source for a pattern, or several; `folder` makes it if files are looked for while the job runs.
 
     `partitions`: columns that stand in the names of folders, behind those of `schema`. `options`: those of a format of
-    text, by Spark's names. `size_max`: bytes of a row of text.
+    text, by Spark's names. `size_max`: bytes of a row of text; of Parquet it raises `FileForm.limit_bytes`.
 
     Without a schema it is that of the first file in the order of names. Raises ConfigurationError, StorageError.
     """
@@ -385,7 +389,7 @@ def source_of_files(
         own = [field for field in schema if partitions is None or field.name not in partitions.names]
         with named_error(named):
             text.decoder(pa.schema(own), "")
-    form = FileForm(schema, text, bad_rows, partitions)
+    form = FileForm(schema, text, bad_rows, partitions, max(LIMIT_BYTES, size_max))
     if columns is not None:
         missing = [name for name in columns if name not in schema.names]
         if missing or not columns:

@@ -14,6 +14,7 @@ from typing import Literal, Protocol, get_args
 
 import pyarrow as pa
 
+from tidegate.actors.sources.files.parquet_pieces import LIMIT_BYTES
 from tidegate.actors.sources.files.parquet_rows import ParquetRows, parquet_schema
 from tidegate.actors.sources.files.store_file import StoreFile, without_compression
 from tidegate.actors.sources.pushed_filters import Rows
@@ -56,15 +57,17 @@ def open_rows(
     constants: pa.RecordBatch | None = None,
     *,
     may_lack: bool = False,
+    limit_bytes: int = LIMIT_BYTES,
 ) -> FileRows:
     """The rows of a Parquet file with the columns of a schema, of which only `rows` count.
 
     `constants`: one row with columns that are the same in all rows, whatever the file has there. With `may_lack` any
-    other column that the file lacks is null.
+    other column that the file lacks is null. `limit_bytes`: what a row may have, and large pages together, where few
+    bytes of the file stand for them (`parquet_pieces.py`).
 
     Raises ConfigurationError, ArrowInvalid, StorageError.
     """
-    return ParquetRows(pa.PythonFile(file, mode="r"), path, schema, rows, constants, may_lack)
+    return ParquetRows(pa.PythonFile(file, mode="r"), path, schema, rows, constants, may_lack, limit_bytes)
 
 
 def schema_of(file: StoreFile) -> pa.Schema:

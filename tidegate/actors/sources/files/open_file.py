@@ -21,6 +21,7 @@ import pyarrow as pa
 from tidegate.actors.sources.bad_rows import RowsRead
 from tidegate.actors.sources.files.formats import completed, open_rows, without_constants
 from tidegate.actors.sources.files.lanes import FileAt
+from tidegate.actors.sources.files.parquet_pieces import LIMIT_BYTES
 from tidegate.actors.sources.files.store_file import StoreFile
 from tidegate.actors.sources.files.text_rows import TextFormat, TextRows
 from tidegate.actors.sources.pushed_filters import Rows
@@ -106,13 +107,16 @@ class OpenFile:
         constants: pa.RecordBatch | None = None,
         *,
         may_lack: bool = False,
+        limit_bytes: int = LIMIT_BYTES,
     ) -> None:
-        """Only `rows` count; `constants` and `may_lack` as of `open_rows`. Raises UnreadableFileError, StorageError."""
+        """Only `rows` count; the other arguments as of `open_rows`. Raises UnreadableFileError, StorageError."""
         self.path = file.path
         self._taken = TakenFile(store, file, advice)
         self._bytes = self._taken.open()
         with reading(self._bytes, advice):
-            self._rows = open_rows(self._bytes, file.path, schema, rows, constants, may_lack=may_lack)
+            self._rows = open_rows(
+                self._bytes, file.path, schema, rows, constants, may_lack=may_lack, limit_bytes=limit_bytes
+            )
 
     def read(self, row: int, rows_max: int) -> pa.RecordBatch | None:
         """Rows from `row` on; None behind the last one. Raises UnreadableFileError, StorageError."""

@@ -4,10 +4,9 @@ Rules:
 
 - Only the wanted columns are read. They come in the order and with the types of the schema, by casts that lose nothing
   (`exact_casts.py`). A value that does not fit is an error that names column and row.
-- A row group is read in pieces of about `PIECE_BYTES`, decoded, unless one row has more. A file of a few kilobytes may
-  hold gigabytes: a dictionary stores a long string once. Columns that are small for their number of values are read as
-  dictionaries and decoded piece by piece. Of other columns with a dictionary, the longest string in it is looked up
-  first, and decides how many rows a piece has.
+- A row group is read in pieces of about `PIECE_BYTES`, decoded, unless one row has more, however small the file is
+  (`parquet_pieces.py`). Columns that are small for their number of values are read as dictionaries and decoded piece
+  by piece.
 - Spark's usual timestamps (INT96) are read in microseconds, as Spark reads them. In nanoseconds, as Arrow would read
   them, there is no room for years before 1678 and after 2261. Digits below a microsecond are kept where the schema has
   nanoseconds, and refused where it has not.
@@ -16,7 +15,6 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,21 +23,23 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as types
 
+from tidegate.actors.sources.files.parquet_pieces import (
+    LIMIT_BYTES,
+    PIECE_BYTES,
+    PIECE_ROWS_MAX,
+    PieceSizes,
+    is_coded,
+    is_of,
+    joined,
+    leaves_of,
+    row_too_large,
+)
 from tidegate.actors.sources.files.row_groups import RowGroups
 from tidegate.actors.sources.pushed_filters import Rows
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.exact_casts import InexactValueError, exact_cast, leaves, refusal_of, text_of
 
-PIECE_BYTES = 64 * 2**20
-_PIECE_ROWS_MAX = 2**20
-_CODED_BYTES_A_VALUE = 8
-_CODED_BYTES = 5 * 2**18
-"""A column with fewer bytes for each value, or in all, is read as a dictionary, if it has one.
-
-Text that is stored value by value would be put into a dictionary at every read, which takes ten times as long as to
-read it. Writers end a dictionary when it has a megabyte, and store the values behind that one by one.
-"""
-_LOOK_ROWS = 1_024
+_FIRST_ROWS = 64
 _NANOS_A_MICRO = 1_000
 
 
@@ -54,8 +54,9 @@ class ParquetRows:
         rows: Rows = None,
         constants: pa.RecordBatch | None = None,
         may_lack: bool = False,
+        limit_bytes: int = LIMIT_BYTES,
     ) -> None:
-        """`file`: what Arrow opens. `constants` and `may_lack` as of `open_rows`.
+        """`file`: what Arrow opens. `constants`, `may_lack` and `limit_bytes` as of `open_rows`.
 
         Raises ConfigurationError for columns that the file lacks or has in a type that does not fit, ArrowInvalid.
         """
@@ -66,12 +67,13 @@ class ParquetRows:
         self._groups = RowGroups(self._file, wanted, rows)
         _check_columns(self._file, path, wanted, may_lack)
         self._stored = [name for name in wanted.names if name in has.names]
-        text = _text_leaves(self._file, [n for n in self._stored if not _has_dictionary(has.field(n).type)])
-        coded = [leaf.path for leaf in text if _is_coded(self._file, leaf.number)]
+        used = leaves_of(self._file, self._stored)
+        own = {leaf.path for leaf in used if _has_dictionary(has.field(leaf.name).type)}
+        coded = [leaf.path for leaf in used if leaf.path not in own and is_coded(self._file, leaf)]
         if coded:
             self._file = _open(file, coded)
-        self._plain_text = [leaf for leaf in text if leaf.path not in coded]
-        self._source = file
+        self._sizes = PieceSizes(self._file, file, used, own | set(coded), limit_bytes)
+        self._limit_bytes = limit_bytes
         exact = () if may_lack else [name for name in self._stored if name in int96_columns(self._file)]
         self._fine = _FineTimes(file, exact, wanted) if exact else None
         self._schema, self._constants = schema, constants
@@ -107,34 +109,39 @@ class ParquetRows:
         rows = self._groups.rows_of(group)
         row = self._groups.starts[group]
         if not self._stored:
-            for begin in range(0, rows, _PIECE_ROWS_MAX):
-                yield self._completed({}, min(_PIECE_ROWS_MAX, rows - begin), row + begin)
+            for begin in range(0, rows, PIECE_ROWS_MAX):
+                yield self._completed({}, min(PIECE_ROWS_MAX, rows - begin), row + begin)
             return
-        size = self._rows_a_piece(group)
-        fine = None if self._fine is None else self._fine.batches(group, size)
-        for batch in _batches(self._file, group, self._stored, size):
+        size = self._sizes.of(group)
+        fine = None if self._fine is None else self._fine.batches(group, size.rows)
+        batches = _batches(self._file, group, self._stored, size.rows)
+        for batch in joined(batches) if size.joined and fine is None else batches:
             extra = None if fine is None else next(fine)
             if extra is not None and extra.num_rows != batch.num_rows:
                 raise ConfigurationError(f"row group {group} has too many bytes for its rows to be read together")
-            for piece, begin in _cut(batch, 0):
+            for piece, begin in self._cut(batch, 0, row):
                 columns = {name: piece.column(name) for name in self._stored}
                 if extra is not None and self._fine is not None:
                     columns |= self._fine.checked(columns, extra.slice(begin, piece.num_rows), row + begin)
                 yield self._completed(columns, piece.num_rows, row + begin)
             row += batch.num_rows
 
-    def _rows_a_piece(self, group: int) -> int:
-        """Rows whose stored bytes, on average and not compressed, are those of a piece."""
-        metadata = self._file.metadata.row_group(group)
-        chunks = [metadata.column(at) for at in range(metadata.num_columns)]
-        used = [chunk for chunk in chunks if any(_is_of(chunk.path_in_schema, name) for name in self._stored)]
-        stored = sum(max(chunk.total_uncompressed_size, 8 * chunk.num_values) for chunk in used)
-        for leaf in self._plain_text:
-            chunk = metadata.column(leaf.number)
-            if chunk.has_dictionary_page and chunk.num_values * chunk.total_uncompressed_size > PIECE_BYTES:
-                stored += chunk.num_values * _longest_in_dictionary(self._source, group, leaf)
-        fitting = int(PIECE_BYTES * metadata.num_rows / max(1, stored))
-        return max(1, min(fitting, _PIECE_ROWS_MAX))
+    def _cut(self, batch: pa.RecordBatch, begin: int, row: int) -> Iterator[tuple[pa.RecordBatch, int]]:
+        """A batch in pieces that are not too large when dictionaries are decoded, each with its first row.
+
+        `row`: the number of the row 0. Raises ConfigurationError for a row over the limit.
+        """
+        decoded = _decoded_bytes(batch)
+        if batch.num_rows < 2 or decoded <= PIECE_BYTES:
+            if decoded > self._limit_bytes:
+                raise row_too_large(row + begin, decoded, self._limit_bytes)
+            yield batch, begin
+            return
+        half = batch.num_rows // 2
+        for part, first in ((batch.slice(0, half), begin), (batch.slice(half), begin + half)):
+            # A cast of a slice of lists would decode all their values, also those outside of the slice.
+            lists = [pa.concat_arrays([c]) if types.is_nested(c.type) else c for c in part.columns]
+            yield from self._cut(pa.record_batch(lists, part.schema), first, row)
 
     def _completed(self, columns: dict[str, pa.Array], rows: int, first: int) -> pa.RecordBatch:
         return pa.record_batch([self._column(field, columns, rows, first) for field in self._schema], self._schema)
@@ -180,7 +187,7 @@ def int96_columns(parquet: pq.ParquetFile) -> list[str]:
     """Columns that are INT96 timestamps, or have some in them."""
     leaves_of = [parquet.schema.column(at) for at in range(len(parquet.schema))]
     paths = [leaf.path for leaf in leaves_of if leaf.physical_type == "INT96"]
-    return [name for name in parquet.schema_arrow.names if any(_is_of(path, name) for path in paths)]
+    return [name for name in parquet.schema_arrow.names if any(is_of(path, name) for path in paths)]
 
 
 class _FineTimes:
@@ -250,62 +257,6 @@ def _batches(parquet: pq.ParquetFile, group: int, names: list[str], rows: int) -
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Leaf:
-    """A plain column of a file, which may be within a nested one: its number, its path, and the name of the whole."""
-
-    number: int
-    path: str
-    name: str
-
-
-def _text_leaves(parquet: pq.ParquetFile, names: list[str]) -> list[_Leaf]:
-    """Those of these columns that are text or bytes, of any length."""
-    found = []
-    for number in range(len(parquet.schema)):
-        column = parquet.schema.column(number)
-        name = next((name for name in names if _is_of(column.path, name)), None)
-        if name is not None and column.physical_type == "BYTE_ARRAY" and _decodes_to_text(column):
-            found.append(_Leaf(number, column.path, name))
-    return found
-
-
-def _is_coded(parquet: pq.ParquetFile, number: int) -> bool:
-    """Whether a column is to be read as a dictionary."""
-    groups = parquet.metadata.num_row_groups
-    chunks = [parquet.metadata.row_group(group).column(number) for group in range(groups)]
-    stored = sum(chunk.total_uncompressed_size for chunk in chunks)
-    few = stored < max(_CODED_BYTES_A_VALUE * sum(chunk.num_values for chunk in chunks), _CODED_BYTES * groups)
-    return few and any(chunk.has_dictionary_page for chunk in chunks)
-
-
-def _longest_in_dictionary(file: Any, group: int, leaf: _Leaf) -> int:
-    """Bytes of the longest text in the dictionary of a column of a row group; the first rows bring it along."""
-    parquet = pq.ParquetFile(file, read_dictionary=[leaf.path], buffer_size=2**20)
-    for batch in parquet.iter_batches(_LOOK_ROWS, row_groups=[group], columns=[leaf.name], use_threads=False):
-        coded = [each for each in leaves(batch.column(0)) if types.is_dictionary(each.type) and len(each.dictionary)]
-        if coded:
-            return max(pc.max(pc.binary_length(each.dictionary)).as_py() or 0 for each in coded)
-    return 0
-
-
-def _decodes_to_text(column: Any) -> bool:
-    """Whether a column of bytes is text or bytes for Arrow, which has dictionaries of nothing else."""
-    return str(column.logical_type.type) in ("NONE", "STRING", "JSON", "BSON", "ENUM", "UNDEFINED")
-
-
-def _cut(batch: pa.RecordBatch, begin: int) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """A batch in pieces that are not too large when dictionaries are decoded, each with its first row."""
-    if batch.num_rows < 2 or _decoded_bytes(batch) <= PIECE_BYTES:
-        yield batch, begin
-        return
-    half = batch.num_rows // 2
-    for part, first in ((batch.slice(0, half), begin), (batch.slice(half), begin + half)):
-        # A cast of a slice of lists would decode all their values, also those outside of the slice.
-        lists = [pa.concat_arrays([c]) if types.is_nested(c.type) else c for c in part.columns]
-        yield from _cut(pa.record_batch(lists, part.schema), first)
-
-
 def _decoded_bytes(batch: pa.RecordBatch) -> int:
     """Bytes of the text that dictionaries stand for; exact if that could be too much."""
     coded = [leaf for column in batch.columns if _has_dictionary(column.type) for leaf in leaves(column)]
@@ -319,11 +270,6 @@ def _decoded_bytes(batch: pa.RecordBatch) -> int:
 
 def _has_dictionary(kind: pa.DataType) -> bool:
     return bool(types.is_dictionary(kind)) or any(_has_dictionary(kind.field(at).type) for at in range(kind.num_fields))
-
-
-def _is_of(path: str, name: str) -> bool:
-    """Whether the path of a leaf is of a column, whose name may have dots."""
-    return path == name or path.startswith(f"{name}.")
 
 
 def _check_columns(parquet: pq.ParquetFile, path: str, wanted: pa.Schema, may_lack: bool) -> None:
@@ -347,7 +293,7 @@ def _check_columns(parquet: pq.ParquetFile, path: str, wanted: pa.Schema, may_la
 def _first_value(parquet: pq.ParquetFile, name: str) -> str:
     """The first value of a column that is not null, for an error about its type."""
     row = 0
-    for batch in parquet.iter_batches(batch_size=1_024, columns=[name], use_threads=False):
+    for batch in parquet.iter_batches(batch_size=_FIRST_ROWS, columns=[name], use_threads=False):
         column = batch.column(name)
         if column.null_count < len(column):
             at = pc.index(column.is_valid(), True).as_py()
