@@ -1,4 +1,5 @@
-# One command a habit; CONTRIBUTING.md says when to use which. Needs python3.11 (or a python3 that is 3.11) and make.
+# One command a habit; CONTRIBUTING.md says when to use which. Needs make and Python 3.11, 3.12 or 3.13: the first of
+# python3.11, python3.12, python3.13 and python3 that is one, or PYTHON=.
 # Which registry packages come from is pip's own configuration; which versions, constraints.txt.
 
 SHELL := /bin/bash
@@ -26,31 +27,42 @@ RUN_TESTS = "$(BIN)/pytest" --numprocesses $(PROCESSES) --dist loadgroup --no-lo
     --durations 15
 # What says most within a minute on two quiet processors; CONTRIBUTING.md says what is left to `make test`.
 FAST := --kinds "unit, contract, house, docs, local jobs" -m "not slow"
+# Where the tests of the quick kinds run as well, if the machine has these Pythons.
+OTHER_PYTHONS := 3.12 3.13
 test-fast cov: PROCESSES = $(or $(JOBS),$(PROCESSORS))
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The processes of a job and of a test run import the same modules: they find them compiled, wherever this runs.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-fast test-newest test-lowest cov check format bench bench-all docs pins clean
+.PHONY: help setup demo test test-fast test-newest test-lowest test-pythons cov check format bench bench-all docs pins clean
 
 help:  ## Show the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 13
 
 setup: $(STAMP)  ## Make .venv and install tidegate in it (again only after pyproject.toml or constraints.txt changed)
 
+# Another Python than that of .venv is asked for: make it anew.
+ifneq ($(PYTHON),)
+ifneq ($(shell "$(PYTHON)" -c 'import sys; print(sys.version_info[:2])' 2>&1),$(shell "$(BIN)/python" -c 'import sys; print(sys.version_info[:2])' 2>/dev/null))
+.PHONY: $(STAMP)
+ANEW := yes
+endif
+endif
+
 $(STAMP): pyproject.toml constraints.txt
-	@for python in "$${PYTHON:-}" python3.11 python3; do \
-	    if [[ -n "$$python" ]] && "$$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; \
+	@wanted="$(PYTHON)"; \
+	for python in $${wanted:-python3.11 python3.12 python3.13 python3}; do \
+	    if "$$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; \
 	    then found="$$python"; break; fi; \
 	done; \
 	if [[ -z "$${found:-}" ]]; then \
-	    echo "tidegate needs Python 3.11, and neither python3.11 nor python3 is one." >&2; \
-	    echo "Install it (Debian: apt install python3.11 python3.11-venv) or say where it is: make setup PYTHON=..." >&2; \
+	    echo "tidegate needs Python 3.11, 3.12 or 3.13, and $${wanted:-none of python3.11, python3.12, python3.13 and python3} is not one." >&2; \
+	    echo "Install it (Debian 13, Ubuntu 24.04: apt install python3 python3-venv) or name it: make setup PYTHON=..." >&2; \
 	    exit 1; \
 	fi; \
-	"$(BIN)/python" -c 'import pip' 2>/dev/null || "$$found" -m venv --clear "$(VENV)" || { \
-	    echo "$$found cannot make a virtual environment (Debian: apt install python3.11-venv)." >&2; exit 1; }
+	[[ -z "$(ANEW)" ]] && "$(BIN)/python" -c 'import pip' 2>/dev/null || "$$found" -m venv --clear "$(VENV)" || { \
+	    echo "$$found cannot make a virtual environment (Debian: apt install python3-venv)." >&2; exit 1; }
 	@echo "installing tidegate and what it needs in $(VENV); the first time this takes some minutes ..."
 	@"$(BIN)/python" scripts/show_install.py constraints.txt \
 	    "$(BIN)/python" -u -m pip install --progress-bar off --constraint constraints.txt --editable '.[examples,dev]'
@@ -65,11 +77,19 @@ test: $(STAMP)  ## Run the tests, JOBS= of them at a time; ARGS= goes to pytest
 test-fast: $(STAMP)  ## Run the quick ones of the tests that need neither Ray nor S3; ARGS= goes to pytest
 	$(RUN_TESTS) $(FAST) $(ARGS)
 
-test-newest: $(STAMP)  ## Run the quick tests with the newest versions that are known; ARGS= goes to pytest
+test-newest: $(STAMP)  ## Run the quick tests with the newest versions that are known; ARGS= goes to the script
 	@"$(BIN)/python" scripts/test_versions.py newest $(ARGS)
 
-test-lowest: $(STAMP)  ## Run the quick tests with the lowest versions that pyproject.toml allows; ARGS= goes to pytest
+test-lowest: $(STAMP)  ## Run the quick tests with the lowest versions that pyproject.toml allows; ARGS= goes to the script
 	@"$(BIN)/python" scripts/test_versions.py lowest $(ARGS)
+
+test-3.12 test-3.13: test-%: $(STAMP)
+	@"$(BIN)/python" scripts/test_versions.py $* $(ARGS)
+
+test-pythons: $(STAMP)  ## Run the quick tests on Python 3.12 and 3.13, as far as they are there
+	@failed=0; for version in $(OTHER_PYTHONS); do \
+	    "$(BIN)/python" scripts/test_versions.py $$version --if-there $(ARGS) || failed=1; \
+	done; exit $$failed
 
 cov: $(STAMP)  ## Say which modules the quick tests hardly touch; ARGS= chooses other tests
 	$(RUN_TESTS) --cov --cov-report html --cov-report "" $(or $(ARGS),$(FAST))
@@ -110,6 +130,6 @@ pins: $(STAMP)  ## Write what .venv holds to constraints.txt
 	@touch "$(STAMP)"
 
 clean:  ## Remove everything that was generated, .venv included
-	rm -rf "$(VENV)" .venv-newest .venv-lowest .demo .bench .debian .coverage .coverage.* .htmlcov build dist *.egg-info spark-warehouse metastore_db derby.log
+	rm -rf "$(VENV)" .venv-* .demo .bench .debian .coverage .coverage.* .htmlcov build dist *.egg-info spark-warehouse metastore_db derby.log
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -34,13 +34,16 @@ def too_narrow(specifier: SpecifierSet, tested: Version) -> bool:
     return Version(f"{tested.major}.{tested.minor + 1}.0") not in specifier
 
 
+BEYOND = {"constraints-newest.txt": {"pandas"}}
+"""What a set pins outside a range: no PySpark fully supports pandas 3, but programs without Spark take its frames."""
+
+
 @pytest.mark.parametrize("name", SETS)
 def test_pinned_versions_are_within_the_ranges(name: str) -> None:
     """Each of a set, as far as it is required."""
     required, pinned = requirements(*PROJECT["optional-dependencies"]), pins(name)
-    assert {
-        key: str(pinned[key]) for key, each in required.items() if key in pinned and pinned[key] not in each.specifier
-    } == {}
+    outside = {key for key, each in required.items() if key in pinned and pinned[key] not in each.specifier}
+    assert outside == BEYOND.get(name, set())
 
 
 def test_the_newest_versions_are_told() -> None:
