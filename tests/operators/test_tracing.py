@@ -170,7 +170,7 @@ def _catches(row: dict[str, Any]) -> dict[str, Any]:
         (_remembers, "calls append|a list"),
         (_loops, "range|FOR_ITER|GET_ITER"),
         (_catches, "handles errors"),
-        (lambda row: {"x": f"{row['i']}"}, "FORMAT_VALUE"),
+        (lambda row: {"x": f"{row['i']}"}, "FORMAT_(VALUE|SIMPLE)"),
         (lambda row: {"x": "%s" % row["i"]}, "as text"),  # noqa: UP031
         (lambda row: {"x": row["s"].upper()}, "upper"),
         (lambda row: {"x": [row["i"]]}, "BUILD_LIST"),

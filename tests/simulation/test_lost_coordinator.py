@@ -15,7 +15,8 @@ from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.simulation.runtime.run import SAVEPOINTS, STORAGE, JobRun, JobSetting, Simulation
 from tidegate.simulation.runtime.simulated_job import SimulatedJob
 from tidegate.storage.checkpoints.metadata import SnapshotKind
-from tidegate.testing import SMALL_BUFFERS, Faults
+from tidegate.testing import Faults
+from tidegate.testing.simulated import SMALL_BUFFERS
 
 SETTLE_MS_MAX = 300_000
 SEEDS = range(2)

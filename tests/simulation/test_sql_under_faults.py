@@ -19,7 +19,7 @@ from tidegate.simulation.report import report_of
 from tidegate.simulation.runtime.run import STORAGE, Action, JobRun, JobSetting, Simulation
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.tables.table_files import read_table
-from tidegate.testing import INLINE_BYTES, SMALL_BUFFERS
+from tidegate.testing.simulated import INLINE_BYTES, SMALL_BUFFERS
 
 TABLE = "sim://result"
 FAULTS = replace(HARSH, crash=0.04, slow=0.0, storage=0.03, delay="0ms..20ms", duration="5s")

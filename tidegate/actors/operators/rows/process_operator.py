@@ -37,6 +37,7 @@ from tidegate.actors.operators.owned_values import is_record
 from tidegate.actors.operators.rows.process_functions import BaseProcessFunction, ProcessContext
 from tidegate.actors.operators.side_rows import SideRows
 from tidegate.actors.operators.state.key_scope import KeyScope
+from tidegate.actors.operators.state.keyed_state import KeyedState
 from tidegate.actors.operators.state.keyed_state_store import KeyedStates
 from tidegate.actors.operators.state.keys import KeyCodec, check_owner, key_columns, key_schema
 from tidegate.actors.operators.state.operator_state import OperatorStates, WriteGate
@@ -125,6 +126,28 @@ class ProcessOperator(Operator):
         """The stored type of each state that the function has bound in `open`, by name."""
         keyed = {} if self._states is None else self._states.stored_fields
         return {name: field.type for name, field in (keyed | self._operator_states.stored_fields).items()}
+
+    def operator_state(self, name: str) -> Any:
+        """Returns the operator state that the function has bound under a name. KeyError if there is none."""
+        return self._operator_states.state(name)
+
+    @contextmanager
+    def at_key(self, key: Mapping[str, Any]) -> Iterator[Mapping[str, KeyedState]]:
+        """Make a key the current one, between two calls of the function. Yields its states by name.
+
+        They are empty before the first row, which fixes the types of the keys. SchemaMismatchError if `key` lacks a
+        column, or has values of other types.
+        """
+        if self._states is None or self._codec is None:
+            yield {}
+            return
+        columns = PinnedSchema(self._codec.schema).from_rows([key])
+        try:
+            for number, ref in enumerate(self._states.enter(columns)):
+                self._scope.choose(number, ref)
+            yield self._states.bound
+        finally:
+            self._states.leave(0)
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
         """Open the function, then take the state back from tables of any number of former subtasks.

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -75,6 +75,11 @@ class KeyedStates:
     def stored_fields(self) -> dict[str, pa.Field]:
         """The field of the column in which each bound state is stored, by name."""
         return {name: state.stored_field for name, state in self._states.items()}
+
+    @property
+    def bound(self) -> Mapping[str, KeyedState]:
+        """The bound states, by name."""
+        return self._states
 
     def bind(self, declared: S) -> S:
         """Bind a declared state. ConfigurationError if it is too late, or for a name that is taken."""

@@ -265,6 +265,10 @@ class OperatorStates:
         """The field of the column in which the values of each bound state are stored, by name."""
         return {name: state.schema.field(len(state.schema) - 1) for name, state in self._states.items()}
 
+    def state(self, name: str) -> OperatorListState | BroadcastState:
+        """Returns a bound state. KeyError if there is none of that name."""
+        return self._states[name]
+
     def mark(self) -> list[Any]:
         """Returns what `back_to` goes back to: all states as they are now."""
         return [state.mark() for state in self._states.values()]

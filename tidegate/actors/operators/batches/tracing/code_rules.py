@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import dis
+import sys
 from collections.abc import Callable
 from types import CodeType, FunctionType
 from typing import Any, TypeAlias
@@ -23,8 +24,27 @@ _ALLOWED_NAMES = """
     PRECALL CALL KW_NAMES LOAD_METHOD JUMP_FORWARD POP_JUMP_FORWARD_IF_TRUE POP_JUMP_FORWARD_IF_FALSE
     POP_JUMP_FORWARD_IF_NONE POP_JUMP_FORWARD_IF_NOT_NONE JUMP_IF_TRUE_OR_POP JUMP_IF_FALSE_OR_POP
 """
-_ALLOWED = frozenset(_ALLOWED_NAMES.split())
-_LOOKS_FOR_NONE = frozenset({"IS_OP", "POP_JUMP_FORWARD_IF_NONE", "POP_JUMP_FORWARD_IF_NOT_NONE"})
+_SINCE_3_12_NAMES = """
+    RETURN_CONST LOAD_FAST_CHECK POP_JUMP_IF_TRUE POP_JUMP_IF_FALSE POP_JUMP_IF_NONE POP_JUMP_IF_NOT_NONE
+"""
+"""Before Python 3.12 jumps of these names could go back."""
+_SINCE_3_13_NAMES = "TO_BOOL CALL_KW LOAD_FAST_LOAD_FAST STORE_FAST_LOAD_FAST STORE_FAST_STORE_FAST"
+_ALLOWED = frozenset(
+    [
+        *_ALLOWED_NAMES.split(),
+        *(_SINCE_3_12_NAMES.split() if sys.version_info >= (3, 12) else ()),
+        *(_SINCE_3_13_NAMES.split() if sys.version_info >= (3, 13) else ()),
+    ]
+)
+_LOOKS_FOR_NONE = frozenset(
+    {
+        "IS_OP",
+        "POP_JUMP_FORWARD_IF_NONE",
+        "POP_JUMP_FORWARD_IF_NOT_NONE",
+        "POP_JUMP_IF_NONE",
+        "POP_JUMP_IF_NOT_NONE",
+    }
+)
 _BUILTINS = frozenset({"abs", "dict"})
 _METHODS = frozenset({"get", "startswith", "endswith"})
 _CONSTANTS = (bool, int, float, str)
@@ -47,7 +67,7 @@ def checked(function: object) -> tuple[Outside, bool]:
     outside: dict[str, tuple[Callable[[], Any], Any]] = {}
     asks_for_none = False
     for instruction in _instructions(code):
-        name = instruction.opname
+        name = "LOAD_METHOD" if _loads_method(instruction) else instruction.opname
         if name not in _ALLOWED:
             raise UntraceableError(f"its code has {name}")
         if name == "LOAD_METHOD" and instruction.argval not in _METHODS:
@@ -68,6 +88,12 @@ def _instructions(code: CodeType) -> list[dis.Instruction]:
     if len(found) > _INSTRUCTIONS_MAX:
         raise UntraceableError("it is too long")
     return found
+
+
+def _loads_method(instruction: dis.Instruction) -> bool:
+    """Whether an instruction looks up a method to call: since Python 3.12 a LOAD_ATTR with its lowest bit set."""
+    is_marked = sys.version_info >= (3, 12) and instruction.opname == "LOAD_ATTR" and (instruction.arg or 0) & 1
+    return bool(is_marked) or instruction.opname == "LOAD_METHOD"
 
 
 def _found(function: FunctionType, operation: str, name: str) -> tuple[Callable[[], Any], Any]:

@@ -14,8 +14,6 @@ in every table and collected stream. Their order does not matter; of an upsert t
 Meanwhile an oracle checks the invariants of the protocol. So the output must not depend on how rows are batched: write
 running aggregates (`emit="update"`) to an upsert table. Where rows differ, the pipeline runs without faults under other
 schedules. If its rows differ there as well, the report has `order_dependence` and no violation.
-
-`simulate_random(seed)` needs no pipeline: the seed draws the topology, the configuration, the faults and what users do.
 """
 
 from __future__ import annotations
@@ -26,12 +24,9 @@ from tidegate.api.config.sections.checkpoint_config import CheckpointConfig
 from tidegate.simulation.order_dependence import order_dependence
 from tidegate.simulation.report import SimulationReport, report_of
 from tidegate.simulation.runtime.run import STORAGE, Build, JobRun, JobSetting, Protocol, Rows, Simulation, difference
-from tidegate.simulation.scenarios import simulate_random
 from tidegate.simulation.shrink import shortest
 from tidegate.simulation.world.faults import Faults
 from tidegate.storage.errors import ConfigurationError
-
-__all__ = ["Faults", "Protocol", "SimulatedPipeline", "SimulationReport", "simulate", "simulate_random"]
 
 INLINE_BYTES = 1_000
 """Small, so that most state goes to files of its own."""

@@ -1,0 +1,346 @@
+"""`ProcessHarness`: drives one process function by hand, without a job, a thread or a clock.
+
+    harness = ProcessHarness(Silence(), key="user", event_time="at")
+    harness.push({"user": "ada", "at": 0})
+    assert harness.timers() == [HarnessTimer({"user": "ada"}, 60_000, TimeDomain.EVENT_TIME)]
+    assert harness.advance_watermark(60_000) == [{"user": "ada", "silent_since": 0}]
+
+The function runs in the operator that runs it in a job, with the same state, timers, checks and errors, as the only
+subtask. So what a test sees here is what a job does with the same rows in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+
+from tidegate.actors.operators.aggregates.column_expressions import column_names
+from tidegate.actors.operators.batches.failing_rows import error_tag
+from tidegate.actors.operators.operator import OperatorContext, ProcessingTime
+from tidegate.actors.operators.output_schema import PinnedSchema, SchemaMismatchError
+from tidegate.actors.operators.owned_values import is_record, owned_row
+from tidegate.actors.operators.rows.broadcast_process import (
+    BroadcastProcessFunction,
+    BroadcastProcessOperator,
+    KeyedBroadcastProcessFunction,
+)
+from tidegate.actors.operators.rows.process_batches import process_operator
+from tidegate.actors.operators.rows.process_functions import CoProcessFunction, ProcessFunction
+from tidegate.actors.operators.rows.process_operator import ProcessOperator
+from tidegate.actors.operators.state.keyed_state import KeyedState, ListState, MapState, ValueState
+from tidegate.actors.operators.state.operator_state import OperatorListState
+from tidegate.actors.operators.state.reducing_state import AggregatingState, ReducingState
+from tidegate.actors.operators.state.timers import TimeDomain
+from tidegate.actors.protocol.side_outputs import OutputTag
+from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
+from tidegate.api.streams.steps.method_checks import check_methods
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.ids import CheckpointId, OperatorUid, SubtaskIndex
+from tidegate.storage.schemas.row_schemas import SchemaLike, as_schema, returned_schema
+from tidegate.storage.state.snapshot import Cut, StateTable
+from tidegate.storage.state.timer_rows import TIMER_DOMAIN, TIMER_MOMENT, TIMERS_STATE
+
+Row = dict[str, Any]
+Moment = int | datetime
+
+_MAX_PARALLELISM = 128
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class HarnessTimer:
+    """A timer that has not fired: its key columns, its moment (ms since 1970), and what it waits for."""
+
+    key: Row
+    timestamp: int
+    domain: TimeDomain
+
+
+@dataclass(frozen=True, slots=True)
+class HarnessSnapshot:
+    """State and timers of a harness at one moment, as a checkpoint stores them. Give it to another as `restore=`."""
+
+    tables: tuple[StateTable, ...]
+
+
+class ProcessHarness:
+    """Drives a `tg.ProcessFunction`, `tg.CoProcessFunction` or a function of the broadcast pattern.
+
+    Parameters:
+
+    - `function`: the object that `process` takes. It is copied, as for each subtask of a job.
+    - `key`: the key column, or a list of them; `()` for a stream without keys.
+    - `event_time`: the column of event time, or None. Rows without one have the `timestamp` None.
+    - `key2`, `event_time2`: those of the second input; by default those of the first. A broadcast input has no keys.
+    - `schema`, `side_outputs`, `fire_at_end`, `errors_to`: those of `process`.
+    - `schemas`: the columns of the rows that are pushed, an entry for each input, as `schema=` takes them. By default
+      the first row of an input fixes them.
+    - `now`: the clock, in milliseconds since 1970 or as a datetime.
+    - `restore`: what `snapshot()` of another harness has returned. The function may have changed meanwhile.
+
+    Raises ConfigurationError and OperatorError as `process` and its task do. As a context manager it calls the
+    function's `close` at the end.
+    """
+
+    def __init__(
+        self,
+        function: ProcessFunction | CoProcessFunction | BroadcastProcessFunction,
+        *,
+        key: str | Sequence[str] = (),
+        event_time: str | None = None,
+        key2: str | Sequence[str] | None = None,
+        event_time2: str | None = None,
+        schema: SchemaLike | None = None,
+        schemas: Sequence[SchemaLike | None] = (),
+        side_outputs: Sequence[OutputTag] = (),
+        fire_at_end: bool = False,
+        errors_to: str | None = None,
+        now: Moment = 0,
+        restore: HarnessSnapshot | None = None,
+    ) -> None:
+        self.output: list[Row] = []
+        """All rows that the function has returned, in their order."""
+        self._aside: dict[str, list[Row]] = {}
+        self._time = ProcessingTime(_ms(now))
+        self._watermark_ms = MIN_WATERMARK_MS
+        self._ended = False
+        check_methods(function)
+        inputs = len(getattr(function, "INPUT_METHODS", ())) or 1
+        given = [as_schema(each, f"ProcessHarness(schemas[{n}])") for n, each in enumerate(schemas)]
+        self._inputs = [PinnedSchema(each) for each in (given + [None] * inputs)[:inputs]]
+        times = event_time, event_time if event_time2 is None else event_time2
+        self._operator = self._made(function, key, key2, times, schema, side_outputs, fire_at_end, errors_to)
+        context = OperatorContext(
+            OperatorUid(type(function).__name__),
+            type(function).__name__,
+            SubtaskIndex(0),
+            1,
+            _MAX_PARALLELISM,
+            self._time,
+            emit_aside=self._emit_aside,
+        )
+        self._operator.open(context, () if restore is None else restore.tables)
+
+    def push(self, *rows: Any, input: int = 0) -> list[Row]:
+        """Process rows of an input (0 or 1) one after the other: dicts, dataclass objects or named tuples.
+
+        Returns the rows that came of them. Raises ConfigurationError for a row with other columns or types than the
+        first one of that input, and OperatorError if the function raises.
+        """
+        self._check_open(input)
+        made = []
+        for row in rows:
+            if not (isinstance(row, Mapping) or is_record(row)):
+                raise ConfigurationError(
+                    f"push takes rows, such as {{'user': 'ada'}}, not a {type(row).__name__}; push(*rows) for a list"
+                )
+            made.append(self._checked(owned_row(row), input))
+        if not made:
+            return []
+        try:
+            batch = self._inputs[input].from_rows(made)
+        except SchemaMismatchError as error:
+            raise ConfigurationError(f"push: {error}") from error
+        # A schema that is given, unlike one that the first rows fix, refuses a row that lacks a column.
+        self._inputs[input] = PinnedSchema(batch.schema)
+        return self.push_batch(batch, input=input)
+
+    def push_batch(self, batch: pa.RecordBatch, *, input: int = 0) -> list[Row]:
+        """Process a batch of an input as one call, as a job may deliver it. Returns the rows that came of it."""
+        self._check_open(input)
+        before = len(self.output)
+        if batch.num_rows:
+            self._operator.process_input(input, batch, self._emit)
+        return self.output[before:]
+
+    def advance_watermark(self, to: Moment) -> list[Row]:
+        """Advance event time to a moment: event-time timers up to it fire. Returns the rows that came of them.
+
+        ConfigurationError for a moment before the watermark, which never goes back.
+        """
+        self._check_open()
+        watermark_ms = _ms(to)
+        if watermark_ms < self._watermark_ms:
+            raise ConfigurationError(f"the watermark is at {self._watermark_ms} and cannot go back to {watermark_ms}")
+        self._watermark_ms = watermark_ms
+        before = len(self.output)
+        for _ in self._operator.advance_watermark(watermark_ms, self._emit):
+            pass
+        return self.output[before:]
+
+    def advance_clock(self, to: Moment | timedelta) -> list[Row]:
+        """Advance processing time to a moment, or by a timedelta: processing-time timers up to it fire, in order.
+
+        Returns the rows that came of them. ConfigurationError for a moment before `now`.
+        """
+        self._check_open()
+        target_ms = self.now + round(to / timedelta(milliseconds=1)) if isinstance(to, timedelta) else _ms(to)
+        if target_ms < self.now:
+            raise ConfigurationError(f"the clock is at {self.now} and cannot go back to {target_ms}")
+        before = len(self.output)
+        # The clock of a job passes each moment: a timer that sets the next one fires at each of them.
+        while (due_ms := self._operator.next_processing_time_ms()) is not None and due_ms <= target_ms:
+            self._time.now_ms = max(self.now, due_ms)
+            for _ in self._operator.on_processing_time(self.now, self._emit):
+                pass
+        self._time.now_ms = target_ms
+        return self.output[before:]
+
+    def end(self) -> list[Row]:
+        """End the input: all event-time timers fire, then `finish` is called. Returns the rows that came of it."""
+        self._check_open()
+        before = len(self.output)
+        for _ in self._operator.advance_watermark(MAX_WATERMARK_MS, self._emit):
+            pass
+        for _ in self._operator.finish(self._emit):
+            pass
+        self._ended = True
+        return self.output[before:]
+
+    def side_output(self, tag: OutputTag | str) -> list[Row]:
+        """Returns all rows that were emitted under a tag, in their order; those of `errors_to` as well."""
+        return list(self._aside.get(tag if isinstance(tag, str) else tag.name, ()))
+
+    def state(self, name: str, /, **key: Any) -> Any:
+        """Returns the state `name` of a key, `state("total", user="ada")`, or without a key an operator state.
+
+        A ValueState gives its value or None, a ListState a list, a MapState a dict, others what their `get` returns.
+        ConfigurationError for a name that the function has not bound, and for a key with other columns.
+        """
+        names = self._operator.bound_states
+        if name not in names:
+            raise ConfigurationError(f"the function binds no state {name!r}; it binds {sorted(names)}")
+        if not key:
+            try:
+                state = self._operator.operator_state(name)
+            except KeyError:
+                raise ConfigurationError(
+                    f"state {name!r} belongs to a key: name it, as in state({name!r}, user='ada')"
+                ) from None
+            return state.get() if isinstance(state, OperatorListState) else dict(state.items())
+        try:
+            with self._operator.at_key(key) as states:
+                return _value_of(states[name]) if name in states else None
+        except SchemaMismatchError as error:
+            raise ConfigurationError(f"state({name!r}): {error}") from error
+
+    def timers(self) -> list[HarnessTimer]:
+        """Returns the timers that have not fired, the earliest first."""
+        tables = [table for table in self.snapshot().tables if table.state == TIMERS_STATE]
+        found = [
+            HarnessTimer(row, row.pop(TIMER_MOMENT), TimeDomain(row.pop(TIMER_DOMAIN)))
+            for table in tables
+            for row in table.rows.to_pylist()
+        ]
+        return sorted(found, key=lambda timer: (timer.timestamp, timer.domain.value, repr(timer.key)))
+
+    def snapshot(self) -> HarnessSnapshot:
+        """Returns state and timers as they are now. What is done afterwards does not change it."""
+        taken = self._operator.snapshot(Cut(CheckpointId(1)))
+        states = () if taken is None else taken.states
+        return HarnessSnapshot(
+            tuple(
+                StateTable(state.state, state.kind, chunk.rows, state.removed)
+                for state in states
+                for chunk in state.chunks()
+                if chunk.rows.num_rows
+            )
+        )
+
+    @property
+    def now(self) -> int:
+        """Processing time in milliseconds."""
+        return self._time.now_ms
+
+    @property
+    def watermark(self) -> int:
+        """The newest watermark in milliseconds."""
+        return self._watermark_ms
+
+    def close(self) -> None:
+        """Close the function."""
+        self._ended = True
+        self._operator.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _made(
+        self,
+        function: ProcessFunction | CoProcessFunction | BroadcastProcessFunction,
+        key: str | Sequence[str],
+        key2: str | Sequence[str] | None,
+        event_times: tuple[str | None, str | None],
+        schema: SchemaLike | None,
+        side_outputs: Sequence[OutputTag],
+        fire_at_end: bool,
+        errors_to: str | None,
+    ) -> ProcessOperator:
+        """Returns the operator that runs the function in a job."""
+        keys = column_names(key, "ProcessHarness(key=)") if key else ()
+        is_broadcast = isinstance(function, BroadcastProcessFunction)
+        if is_broadcast and bool(keys) != isinstance(function, KeyedBroadcastProcessFunction):
+            wanted = "needs key=" if not keys else "has no keys: leave key= out, or derive it from tg.KeyedBroadcast..."
+            raise ConfigurationError(f"ProcessHarness: {type(function).__name__} {wanted}")
+        second = () if is_broadcast else keys if key2 is None else column_names(key2, "ProcessHarness(key2=)")
+        method = getattr(function, "INPUT_METHODS", ("process",))[0]
+        result = as_schema(schema, "ProcessHarness(schema=)") or returned_schema(function, many=True, method=method)
+        count = len(self._inputs)
+        all_keys, all_times = (keys, second)[:count], event_times[:count]
+        errors: tuple[OutputTag | None, ...] = ()
+        if errors_to is not None:
+            errors = (error_tag(errors_to, self._inputs[0].schema, "ProcessHarness", keys), None)[:count]
+        if is_broadcast:
+            return BroadcastProcessOperator(function, all_keys, all_times, result, side_outputs, fire_at_end, errors)
+        return process_operator(function, all_keys, all_times, result, side_outputs, fire_at_end, errors)
+
+    def _checked(self, row: Row, input: int) -> Row:
+        known = self._inputs[input].schema
+        if known is not None and row.keys() != set(known.names):
+            raise ConfigurationError(
+                f"push: the row has columns {list(row)}, and input {input} has {known.names}; give None for a null"
+            )
+        return row
+
+    def _check_open(self, input: int = 0) -> None:
+        if self._ended:
+            raise ConfigurationError("the input of this harness has ended; make another one, with restore= if need be")
+        if not 0 <= input < len(self._inputs):
+            raise ConfigurationError(f"input={input}: the function has {len(self._inputs)} inputs, counted from 0")
+
+    def _emit(self, batch: pa.RecordBatch) -> None:
+        self.output.extend(batch.to_pylist())
+
+    def _emit_aside(self, tag: str, batch: pa.RecordBatch) -> None:
+        self._aside.setdefault(tag, []).extend(batch.to_pylist())
+
+
+def _ms(moment: Moment) -> int:
+    """Milliseconds since 1970 of a moment."""
+    if isinstance(moment, datetime):
+        if moment.tzinfo is None:
+            raise ConfigurationError(f"{moment!r} has no time zone: give tzinfo=timezone.utc, or milliseconds")
+        return (moment - _EPOCH) // timedelta(milliseconds=1)
+    return moment
+
+
+def _value_of(state: KeyedState) -> Any:
+    """The value of a state of the current key, as a plain Python value."""
+    if isinstance(state, ReducingState | AggregatingState):
+        return state.get()
+    if isinstance(state, ValueState):
+        return state.value()
+    if isinstance(state, ListState):
+        return list(state.get())
+    assert isinstance(state, MapState), f"a state of class {type(state).__name__}"
+    return dict(state.items())
