@@ -109,9 +109,12 @@ def environment(folder: Path, python: str, versions: Versions) -> Path:
 
 def record(name: str, tests: str, python: str, passed: int) -> None:
     """Write down that `passed` tests have passed in an environment, and make the table of the page anew."""
-    code = "import json,sys; from importlib import metadata as m; print(json.dumps(dict(python='%d.%d.%d' %% "
-    code += "sys.version_info[:3], **{n: m.version(n) for n in %r})))"
-    done = subprocess.run([python, "-c", code % (SHOWN,)], capture_output=True, text=True, check=True)
+    code = f"""
+import json, sys
+from importlib.metadata import version
+print(json.dumps({{"python": sys.version.split()[0], **{{name: version(name) for name in {SHOWN!r}}}}}))
+"""
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
     known = json.loads(RECORD.read_text()) if RECORD.is_file() else {}
     known[name] = {"tests": tests, "passed": passed, **json.loads(done.stdout)}
     RECORD.write_text(json.dumps(known, indent=2, sort_keys=True) + "\n")
