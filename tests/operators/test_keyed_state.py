@@ -151,7 +151,7 @@ def test_values_are_folded_for_each_key() -> None:
         (pa.float64(), 3, 3.0),
         (pa.timestamp("ms"), dt.datetime(2020, 1, 1, 0, 0, 0, 1000), dt.datetime(2020, 1, 1, 0, 0, 0, 1000)),
         (pa.string(), "ä", "ä"),
-        (pa.struct({"a": pa.int64(), "b": pa.string()}), {"a": 1}, {"a": 1, "b": None}),
+        (pa.struct({"a": pa.int64(), "b": pa.string()}), {"a": 1, "b": None}, {"a": 1, "b": None}),
         (pa.list_(pa.int32()), (1, 2), [1, 2]),
     ],
 )

@@ -38,6 +38,7 @@ class Trip:
     note: Optional[str] = None  # noqa: UP045 - both ways of writing it
 
 
+PAIR: Any = pa.struct([("a", pa.int64()), ("b", pa.int64())])
 _AT = dt.datetime(2024, 2, 29, 12, 30, 0, 123456)
 _TRIP = Trip([Stop("a", _AT), Stop("b", _AT, 1.5)], {"x": 1, "y": -(2**63)}, ("t", "u"))
 
@@ -105,6 +106,19 @@ def test_what_is_handed_out_is_a_copy() -> None:
     assert trips.get() == [Stop("a", _AT)]
 
 
+def test_a_field_may_be_none() -> None:
+    """If the value gives it as None. Alone or by the batch, a field that is forgotten is refused."""
+    keyed = Keyed()
+    state = keyed.bind(ValueState("v", PAIR))
+    keyed.key("a")
+    state.update({"a": None, "b": 2})
+    assert state.value() == {"a": None, "b": 2}
+    typed = StateType("v", PAIR)
+    assert typed.taken_column([{"a": None, "b": 2}, None]).to_pylist() == [{"a": None, "b": 2}, None]
+    with pytest.raises(TypeError, match=r"(?s)state 'v' keeps struct.*it lacks 'b'"):
+        typed.taken_column([{"a": 1, "b": 2}, {"a": 1}])
+
+
 @pytest.mark.parametrize(
     ("declared", "value", "text"),
     [
@@ -119,6 +133,10 @@ def test_what_is_handed_out_is_a_copy() -> None:
         (Stop, {"name": "a"}, "keeps Stop.*dict is not Stop"),
         (Stop, Stop("a", None), "keeps Stop.*at: None can be kept only"),  # type: ignore[arg-type]
         (Trip, Trip([Stop(1, _AT)], {}), "keeps Trip.*stops: name: "),  # type: ignore[arg-type]
+        (PAIR, {"a": 1}, "keeps struct.*it lacks 'b'; give 'b': None for a null"),
+        (PAIR, {"a": 1, "c": 2}, "keeps struct.*the type has no field 'c'"),
+        (pa.list_(PAIR), [{"a": 1, "b": 2}, {"b": 1}], "it lacks 'a'"),
+        (pa.map_(pa.string(), PAIR), {"x": {}}, "it lacks 'a', 'b'"),
         (dt.datetime, _AT.replace(tzinfo=dt.UTC), r"it has a time zone: declare pa\.timestamp"),
         (Pickled, (x for x in [1]), "it cannot be pickled"),
     ],

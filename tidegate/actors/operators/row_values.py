@@ -4,7 +4,8 @@ Rows that functions return (`PinnedSchema`) and values of state (`StateType`) co
 
 - A value comes back equal, or an error names it. Arrow alone would cut off what does not fit: the fraction of a float
   in an integer column, the time of day in a date, microseconds, keys that a struct does not have.
-- A dict in a row that a function returns has every field of its struct: one that it forgets would be null.
+- A dict in a row that a function returns, or in a value of state, has every field of its struct: one that it forgets
+  would be null.
 - A column that a function returns is cast by the same rules (`exact_casts.py`), and not from numbers to text or back.
 - A float without a fraction counts as an integer. A float in a column of float32 or float16 is rounded, because such a
   column is for that, but never to infinity.
@@ -112,10 +113,11 @@ def _python(value: pa.Scalar) -> object:
 def column_of(values: Any, wanted: pa.DataType) -> pa.Array:
     """What a function gives as a column (an Arrow or NumPy array, a polars series, a list) in a type.
 
+    A dict in a list must have every field of its struct.
     InexactValueError or ArrowException where a value would change, or none can be made of it.
     """
     if isinstance(values, list | tuple):
-        return exact_array(values, wanted)
+        return exact_array(values, wanted, complete=True)
     column = values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values)
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()

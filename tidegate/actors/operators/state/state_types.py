@@ -169,7 +169,7 @@ class _ArrowForm(_Form):
         try:
             if pa.types.is_integer(self.dtype):
                 operator.index(value)  # refuses a float, whatever its value
-            taken = exact_array([value], self.dtype)[0].as_py()
+            taken = exact_array([value], self.dtype, complete=True)[0].as_py()
         except pa.ArrowException as error:
             raise TypeError(str(error)) from error
         if taken is None:
