@@ -12,10 +12,11 @@ import pytest
 from fake_spark import FakeContext, fake_context
 from py4j.protocol import Py4JError, Py4JNetworkError  # type: ignore[import-untyped]
 
-from tidegate.spark_bridge.dataframes.staging import reason_of
+from tidegate.spark_bridge.dataframes.staging import marked_reason, reason_of
 from tidegate.spark_bridge.errors import SparkLostError
 from tidegate.spark_bridge.spark_watch import DRIVER_TIMEOUT, EXECUTOR_TIMEOUT
 from tidegate.spark_bridge.streams.streaming_query import MicroBatch, StreamingQuery
+from tidegate.storage.user_values import shown_text, unmarked
 
 SHORT_S, LONG_S = 0.001, 240.0
 
@@ -192,6 +193,33 @@ LOST = "[STREAM_FAILED] Query [id = 1] terminated with exception: Partition x-0'
 def test_the_line_that_names_the_cause_is_the_reason(text: str, reason: str) -> None:
     """The last line that names an error, or else the first one: hints come after the cause."""
     assert reason_of(Py4JError(text)) == reason
+
+
+@pytest.mark.parametrize(
+    ("reason", "shown"),
+    [
+        ("org.x.JsonParseException: Unrecognized token 'no'", "org.x.JsonParseException: <withheld>"),
+        (
+            "AnalysisException: [CAST_INVALID_INPUT] 'abc' is no bigint",
+            "AnalysisException: [CAST_INVALID_INPUT] <withheld>",
+        ),
+        ("[STREAM_FAILED] offset 7", "[STREAM_FAILED] <withheld>"),
+        ("Job aborted", "<withheld>"),
+    ],
+)
+def test_logs_have_the_name_of_a_reason_alone(reason: str, shown: str) -> None:
+    """Spark's text may have values of rows. The driver of the program has all of it."""
+    assert shown_text(marked_reason(reason), rows=False) == shown
+    assert shown_text(marked_reason(reason), rows=True) == reason
+
+
+def test_a_failed_query_is_logged_without_values_of_rows(context: FakeContext) -> None:
+    """What Spark itself reports of it has marks around its text."""
+    query, writer = started(context, lambda batch: None)
+    writer.fail(Py4JNetworkError("It was thrown:\nValueError: 'secret' is no number"))
+    reason = query.reason(ends_with(query))
+    assert shown_text(reason, rows=False) == "ValueError: <withheld>"
+    assert unmarked(reason) == "ValueError: 'secret' is no number"
 
 
 def test_what_a_batch_has_raised_is_the_reason(context: FakeContext) -> None:

@@ -34,6 +34,7 @@ from tidegate.spark_bridge.worker_python import other_python_advice, refuse_conn
 from tidegate.storage.errors import AlreadyExistsError, ConfigurationError, StorageError
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.files.store import Store
+from tidegate.storage.user_values import marked
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ _FILE_SCHEMA = pa.schema(
 )
 # "pkg.SomeError: reason": the line of a Python or Java stack trace that names the cause.
 _NAMES_CAUSE = re.compile(r"(Caused by: )?[\w.$]*(Error|Exception): ")
+_NAME_OF_ERROR = re.compile(r"(?:(?:Caused by: )?[\w.$]*(?:Error|Exception): )?(?:\[[A-Z_.]+\] )?")
 _OTHER_PYTHON = re.compile("No module named 'tidegate'|PYTHON_VERSION_MISMATCH|Python in worker has different version")
 _FILE_SPARK_SCHEMA = "path string, rows long, size_bytes long, checksum string"
 
@@ -105,14 +107,17 @@ def stage_files(
     limits: FileLimits = FileLimits(),  # noqa: B008 (a frozen value)
     job_group: str | None = None,
     advice: str = "",
+    marks: bool = False,
 ) -> tuple[StagedFile, ...]:
     """Write the rows of a DataFrame as files in `folder`, in the order of its partitions. No manifest refers to them.
+
+    `marks`: Spark's reason for a failure gets marks, because the error leaves for a log (`marked_reason`).
 
     After an error none of them is left. Raises SparkTimeoutError, SparkLostError, SparkBridgeError with Spark's reason,
     or StorageError.
     """
     try:
-        files = _write_from_executors(df, store, folder, schema, limits, timeout_s, job_group, advice)
+        files = _write_from_executors(df, store, folder, schema, limits, timeout_s, job_group, advice, marks)
         _delete_leftovers(store, folder, files)
     except BaseException:
         _delete_abandoned(store, folder)
@@ -129,6 +134,7 @@ def _write_from_executors(
     timeout_s: float,
     job_group: str | None,
     advice: str,
+    marks: bool,
 ) -> tuple[StagedFile, ...]:
     what = f"staging a DataFrame to {store.url}"
 
@@ -144,7 +150,8 @@ def _write_from_executors(
         reason = reason_of(error)
         if _OTHER_PYTHON.search(str(error)):
             raise SparkBridgeError(f"{what} failed in Spark: {reason}. {other_python_advice()}") from error
-        raise SparkBridgeError(f"{what} failed in Spark: {reason}. {advice}".rstrip(". ")) from error
+        shown = marked_reason(reason) if marks else reason
+        raise SparkBridgeError(f"{what} failed in Spark: {shown}. {advice}".rstrip(". ")) from error
     return tuple(sorted((StagedFile(*row) for row in rows), key=lambda file: file.path))
 
 
@@ -157,6 +164,13 @@ def reason_of(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     named = [line for line in lines if _NAMES_CAUSE.match(line)]
     return (named[-1] if named else (lines or [type(error).__name__])[0]).rstrip(".")
+
+
+def marked_reason(reason: str) -> str:
+    """A reason of Spark's with marks around its text, which may have values of rows; the name of the error stays."""
+    name = _NAME_OF_ERROR.match(reason)
+    end = 0 if name is None else name.end()
+    return reason[:end] + marked(reason[end:])
 
 
 def _partition_writer(store: Store, folder: str, schema: pa.Schema, limits: FileLimits) -> BatchFunction:

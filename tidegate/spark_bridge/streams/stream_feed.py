@@ -37,6 +37,7 @@ from tidegate.storage.clock import now_ms
 from tidegate.storage.errors import AlreadyExistsError, StorageError
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.files.store import Store
+from tidegate.storage.user_values import logged_text
 
 _logger = logging.getLogger(__name__)
 
@@ -130,7 +131,13 @@ class StreamFeed(Companion):
 
     def _stage(self, store: Store, batch: MicroBatch, folder: str) -> tuple[StagedFile, ...]:
         return stage_files(
-            batch.rows, store, folder, self._source.schema, timeout_s=STAGE_TIMEOUT_S, job_group=batch.job_group
+            batch.rows,
+            store,
+            folder,
+            self._source.schema,
+            timeout_s=STAGE_TIMEOUT_S,
+            job_group=batch.job_group,
+            marks=True,
         )
 
     def _leave_note(self, store: Store, reason: str) -> None:
@@ -139,7 +146,7 @@ class StreamFeed(Companion):
             f"{self.text} has failed: {reason}. Mend the cause and execute the job "
             'again with restore="latest": the query goes on where it was'
         )
-        _logger.warning("job %r: %s", self._job.name, text)
+        _logger.warning("job %r: %s", self._job.name, logged_text(text))
         assert self._source.run is not None
         while not self._stopping.is_set():
             try:

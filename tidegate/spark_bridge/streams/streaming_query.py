@@ -27,7 +27,7 @@ from pyspark.sql.streaming.query import StreamingQuery as SparkQuery
 
 from tidegate.actors.protocol.failure_reasons import error_text
 from tidegate.spark_bridge.bounded_calls import Outcome, call_bounded
-from tidegate.spark_bridge.dataframes.staging import reason_of
+from tidegate.spark_bridge.dataframes.staging import marked_reason, reason_of
 from tidegate.spark_bridge.errors import SparkLostError, SparkTimeoutError
 from tidegate.spark_bridge.quiet_loggers import without_logs_of
 from tidegate.spark_bridge.spark_actions import cancel_jobs
@@ -102,7 +102,7 @@ class StreamingQuery:
         return False
 
     def reason(self, error: BaseException) -> str:
-        """Why it failed, in one line. `error` is what Spark raised."""
+        """Why it failed, in one line, with marks around Spark's own text. `error` is what Spark raised."""
         cause = self._raised
         if cause is not None and not isinstance(cause, PySparkException | Py4JError):
             return error_text(cause)
@@ -111,7 +111,9 @@ class StreamingQuery:
         if gone := driver_gone(self._df.sparkSession.sparkContext, END_S):
             return gone
         of_spark = cause or error
-        return reason_of(of_spark) if isinstance(of_spark, PySparkException | Py4JError) else error_text(of_spark)
+        if isinstance(of_spark, PySparkException | Py4JError):
+            return marked_reason(reason_of(of_spark))
+        return error_text(of_spark)
 
     def stop(self) -> None:
         """Stop it and its jobs. If it does not stop in time, it is left behind, with a warning."""
