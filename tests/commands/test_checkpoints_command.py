@@ -92,6 +92,25 @@ def test_shows_splits_that_nobody_had_taken(store: FileSystemStore) -> None:
     assert title not in without
 
 
+def test_shows_splits_that_were_read_to_the_end(store: FileSystemStore) -> None:
+    """Those of finished subtasks, which no state holds: in `show`, `inspect` and `diff`."""
+    read = tuple(StoredSplit(f"{number}.parquet", b"", 10) for number in range(4))
+    complete(store, _JOB, 3, read_splits=read)
+    complete(store, _JOB, 4, read_splits=(*read, StoredSplit("4.parquet", b"", 10)))
+    three, four = (f"{store.url}/{_JOB}/chk-{number}" for number in (3, 4))
+    for command in ("show", "inspect"):
+        shown = _run("checkpoints", command, three).output.partition("had read to the end")[2]
+        assert ["files", "4", "40", "0.parquet, 1.parquet, 2.parquet, ..."] in _cells(shown)
+    changed = _cells(_run("checkpoints", "diff", three, four).output.partition("Positions of sources")[2])
+    assert ["files", "4.parquet", "? -> read"] in changed
+    assert ["files", "splits read to the end", "4 -> 5"] in changed
+    assert "had read" not in _run("checkpoints", "show", f"{store.url}/{_JOB}/chk-1").output
+
+
+def _cells(table: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.split("│")[1:-1]] for line in table.splitlines()]
+
+
 def test_verifies_by_exit_code(store: FileSystemStore) -> None:
     """0 and a count for a whole checkpoint; 1 and each problem for a damaged one."""
     path = f"{store.url}/{_JOB}/chk-1"

@@ -11,6 +11,7 @@ from tidegate.storage.checkpoints.metadata import (
     CheckpointMetadata,
     OperatorInfo,
     SplitPool,
+    StoredSplit,
     SubtaskState,
 )
 from tidegate.storage.checkpoints.metadata_file import create_metadata
@@ -44,11 +45,18 @@ def complete(
     void: bool = False,
     restored_from: str | None = None,
     pools: tuple[SplitPool, ...] = (),
+    read_splits: tuple[StoredSplit, ...] = (),
 ) -> CheckpointMetadata:
-    """Write the state of `parallelism` subtasks and of one stateless one, and complete the checkpoint."""
+    """Write the state of `parallelism` subtasks and of a source without state, and complete the checkpoint.
+
+    `read_splits`: the source had finished, and had read these to their end.
+    """
     job_id = JobId(job)
     layout = CheckpointLayout(job_id)
-    subtasks = [SubtaskState(VertexId("source"), SubtaskIndex(0), None)]
+    source = VertexId("source")
+    subtasks = [
+        SubtaskState(source, SubtaskIndex(0), None, finished=bool(read_splits), read_splits=read_splits),
+    ]
     for index in map(SubtaskIndex, range(parallelism)):
         states = [(UID, keyed_state(key_group_range(index, MAX_PARALLELISM, parallelism), 2))]
         path = layout.state_file(CheckpointId(number), _VERTEX, index)
@@ -61,7 +69,10 @@ def complete(
         checkpoint_id=CheckpointId(number),
         attempt=AttemptNumber(0),
         triggered_at_ms=at_ms,
-        operators=(OperatorInfo(UID, "count", _VERTEX, parallelism, MAX_PARALLELISM),),
+        operators=(
+            OperatorInfo(UID, "count", _VERTEX, parallelism, MAX_PARALLELISM),
+            *((OperatorInfo(OperatorUid("files"), "files", source, 1, MAX_PARALLELISM),) if read_splits else ()),
+        ),
         subtasks=tuple(subtasks),
         void=void,
         restored_from=restored_from,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 
 from rich.console import Console
@@ -10,10 +10,16 @@ from rich.markup import escape
 from rich.table import Table
 
 from tidegate.recovery.checkpoints import CheckpointSummary
-from tidegate.recovery.contents.differences import CheckpointDiff, OperatorDiff, StateDiff
-from tidegate.recovery.contents.inspection import CheckpointReport, OperatorReport
+from tidegate.recovery.contents.differences import CheckpointDiff, OperatorDiff, SplitDiff, StateDiff
+from tidegate.recovery.contents.inspection import CheckpointReport, OperatorReport, read_splits
 from tidegate.recovery.contents.state_catalog import StateInfo
-from tidegate.storage.checkpoints.metadata import CheckpointMetadata, SectionRef, StateHandle, SubtaskState
+from tidegate.storage.checkpoints.metadata import (
+    CheckpointMetadata,
+    SectionRef,
+    StateHandle,
+    StoredSplit,
+    SubtaskState,
+)
 
 _SPLITS_SHOWN = 3
 """So many splits of a source are named."""
@@ -45,8 +51,17 @@ def print_checkpoint(metadata: CheckpointMetadata) -> None:
         operators.add_row(*(escape(str(cell)) for cell in cells))
     console.print(operators)
     console.print(_states(metadata))
-    if metadata.pools:
-        console.print(_pools(metadata))
+    _print_splits(console, metadata)
+
+
+def _print_splits(console: Console, metadata: CheckpointMetadata) -> None:
+    """Print the splits of sources that are in no state of a subtask."""
+    waiting = [(pool.uid, pool.splits) for pool in metadata.pools]
+    read = read_splits(metadata)
+    if waiting:
+        console.print(_splits("Splits that no subtask had taken", waiting))
+    if read:
+        console.print(_splits("Splits that finished subtasks had read to the end", read.items()))
 
 
 def _format(metadata: CheckpointMetadata) -> str:
@@ -72,6 +87,7 @@ def print_report(report: CheckpointReport) -> None:
             cells = (*(_operator_cells(operator) if number == 0 else [""] * 6), *_state_cells(state))
             table.add_row(*map(escape, cells))
     console.print(table)
+    _print_splits(console, metadata)
 
 
 def print_diff(diff: CheckpointDiff) -> None:
@@ -101,13 +117,21 @@ def _positions(diff: CheckpointDiff) -> Iterator[Table]:
     table = Table("operator uid", "split", "next row", title="Positions of sources", title_justify="left")
     for operator in diff.changed:
         for split in operator.splits[:_SPLITS_SHOWN]:
-            table.add_row(*map(escape, (operator.uid, split.split_id, _pair(*split.next_offset))))
+            table.add_row(*map(escape, (operator.uid, split.split_id, _moved(split))))
         if len(operator.splits) > _SPLITS_SHOWN:
             table.add_row(escape(operator.uid), f"and {len(operator.splits) - _SPLITS_SHOWN} more", "")
         if any(operator.waiting_splits):
             table.add_row(escape(operator.uid), "splits that no subtask had taken", _pair(*operator.waiting_splits))
+        if any(operator.read_splits):
+            table.add_row(escape(operator.uid), "splits read to the end", _pair(*operator.read_splits))
     if table.row_count:
         yield table
+
+
+def _moved(split: SplitDiff) -> str:
+    """The next row in both checkpoints, or that a finished subtask had read the split to its end."""
+    old, new = ("read" if read else _number(offset) for offset, read in zip(split.next_offset, split.read, strict=True))
+    return f"{old} -> {new}"
 
 
 def _operator_cells(operator: OperatorReport) -> list[str]:
@@ -164,14 +188,13 @@ def _states(metadata: CheckpointMetadata) -> Table:
     return table
 
 
-def _pools(metadata: CheckpointMetadata) -> Table:
-    title = "Splits that no subtask had taken"
+def _splits(title: str, sources: Iterable[tuple[str, Sequence[StoredSplit]]]) -> Table:
     table = Table("operator uid", "splits", "rows", "the first of them", title=title, title_justify="left")
-    for pool in metadata.pools:
-        rows = None if any(split.rows < 0 for split in pool.splits) else sum(split.rows for split in pool.splits)
-        first = ", ".join(split.split_id for split in pool.splits[:_SPLITS_SHOWN])
-        more = ", ..." if len(pool.splits) > _SPLITS_SHOWN else ""
-        table.add_row(*map(escape, (pool.uid, _number(len(pool.splits)), _number(rows), first + more)))
+    for uid, splits in sources:
+        rows = None if any(split.rows < 0 for split in splits) else sum(split.rows for split in splits)
+        first = ", ".join(split.split_id for split in splits[:_SPLITS_SHOWN])
+        more = ", ..." if len(splits) > _SPLITS_SHOWN else ""
+        table.add_row(*map(escape, (uid, _number(len(splits)), _number(rows), first + more)))
     return table
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from tidegate.recovery.contents.inspection import CheckpointReport, inspect
+from tidegate.recovery.contents.inspection import CheckpointReport, inspect, read_splits
 from tidegate.recovery.contents.row_comparison import NO_CHANGES, KeyChanges, compare_rows
 from tidegate.recovery.contents.state_catalog import StateInfo, native_states
 from tidegate.recovery.contents.state_reader import StateSelection
@@ -54,10 +54,14 @@ class StateDiff:
 
 @dataclass(frozen=True, slots=True)
 class SplitDiff:
-    """A split of a source that has moved: the next row to read, the older one first; None where it is not listed."""
+    """A split of a source that has moved: the next row to read, the older one first; None where it is not listed.
+
+    `read`: whether a finished subtask had read it to its end, in the older and in the newer checkpoint.
+    """
 
     split_id: str
     next_offset: tuple[int | None, int | None]
+    read: tuple[bool, bool] = (False, False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,7 @@ class OperatorDiff:
     """One operator. In a pair the older value comes first; None (of sizes 0) on the side that does not have it.
 
     `splits`: those of a source that have moved, by id. `waiting_splits`: how many splits no subtask had taken.
+    `read_splits`: how many splits its finished subtasks had read to the end.
     """
 
     uid: OperatorUid
@@ -75,6 +80,7 @@ class OperatorDiff:
     states: tuple[StateDiff, ...]
     splits: tuple[SplitDiff, ...] = ()
     waiting_splits: tuple[int, int] = (0, 0)
+    read_splits: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,14 +134,17 @@ class _Comparison:
         parallelism = (None if old is None else old.parallelism, None if new is None else new.parallelism)
         highest = (None if old is None else old.max_parallelism, None if new is None else new.max_parallelism)
         waiting = (_waiting_splits(self._old, uid), _waiting_splits(self._new, uid))
+        read = (_read_splits(self._old, uid), _read_splits(self._new, uid))
         if old is None or new is None:
             change: Change = "added" if old is None else "removed"
         else:
             finished = (old.finished_subtasks, new.finished_subtasks)
-            pairs = (parallelism, highest, finished, waiting)
+            pairs = (parallelism, highest, finished, waiting, read)
             is_same = all(first == second for first, second in pairs) and all(s.change == "same" for s in states)
             change = "same" if is_same else "changed"
-        return OperatorDiff(uid, change, parallelism, highest, sizes, states, tuple(self._moved(uid, states)), waiting)
+        splits = tuple(self._moved(uid, states, read))
+        counts = (len(read[0]), len(read[1]))
+        return OperatorDiff(uid, change, parallelism, highest, sizes, states, splits, waiting, counts)
 
     def _state(self, old: StateInfo | None, new: StateInfo | None) -> StateDiff:
         either = new or old
@@ -170,7 +179,10 @@ class _Comparison:
             found += compare_rows(before.reader(groups).read_all(), now.reader(groups).read_all(), keys, what)
         return found
 
-    def _moved(self, uid: OperatorUid, states: tuple[StateDiff, ...]) -> Iterator[SplitDiff]:
+    def _moved(
+        self, uid: OperatorUid, states: tuple[StateDiff, ...], read: tuple[frozenset[str], frozenset[str]]
+    ) -> Iterator[SplitDiff]:
+        listed = set()
         for state in states:
             if state.kind is StateKind.LIST and state.change != "same":
                 old = {} if state.change == "added" else self._positions(self._old, uid, state.state)
@@ -178,7 +190,10 @@ class _Comparison:
                 for split_id in sorted({*old, *new}):
                     offsets = (old.get(split_id), new.get(split_id))
                     if offsets[0] != offsets[1]:
-                        yield SplitDiff(split_id, offsets)
+                        listed.add(split_id)
+                        yield SplitDiff(split_id, offsets, (split_id in read[0], split_id in read[1]))
+        for split_id in sorted((read[0] ^ read[1]) - listed):
+            yield SplitDiff(split_id, (None, None), (split_id in read[0], split_id in read[1]))
 
     def _positions(self, report: CheckpointReport, uid: OperatorUid, state: str) -> Mapping[str, int]:
         """Returns the next row of each split; nothing where the state is not the position of a source."""
@@ -195,6 +210,11 @@ class _Comparison:
 
 def _waiting_splits(report: CheckpointReport, uid: OperatorUid) -> int:
     return sum(len(pool.splits) for pool in report.metadata.pools if pool.uid == uid)
+
+
+def _read_splits(report: CheckpointReport, uid: OperatorUid) -> frozenset[str]:
+    found = read_splits(report.metadata).get(uid, ())
+    return frozenset(split.split_id for split in found)
 
 
 def _contents(report: CheckpointReport, open_store: OpenStore) -> Mapping[tuple[OperatorUid, str], list[object]]:

@@ -6,12 +6,13 @@ It reads metadata, and for a savepoint the names of a few folders. So it is quic
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tidegate.recovery.contents.savepoint_needs import needed_urls
 from tidegate.recovery.contents.state_catalog import StateInfo, states_of
 from tidegate.storage.checkpoints.layout import parse_pointer
-from tidegate.storage.checkpoints.metadata import CheckpointMetadata, OperatorInfo
+from tidegate.storage.checkpoints.metadata import CheckpointMetadata, OperatorInfo, StoredSplit
 from tidegate.storage.checkpoints.metadata_file import read_pointed
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.files.store import OpenStore
@@ -103,3 +104,14 @@ def report_of(path: str, metadata: CheckpointMetadata) -> CheckpointReport:
         )
 
     return CheckpointReport(path, tuple(map(of_operator, metadata.operators)), metadata)
+
+
+def read_splits(metadata: CheckpointMetadata) -> Mapping[OperatorUid, Sequence[StoredSplit]]:
+    """The splits that finished subtasks have read to the end, by the uid of the source."""
+    # A source is the first operator of its vertex.
+    sources = {info.vertex: info.uid for info in reversed(metadata.operators)}
+    found: dict[OperatorUid, list[StoredSplit]] = {}
+    for subtask in metadata.subtasks:
+        if subtask.finished and subtask.read_splits:
+            found.setdefault(sources[subtask.vertex], []).extend(subtask.read_splits)
+    return found
