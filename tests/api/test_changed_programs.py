@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from random import Random
@@ -220,6 +221,27 @@ def test_aggregates_are_added_and_removed(tmp_path: Path, backend: str, windows:
         assert (row["a"], row["c"]) == (sum(all_of), len(all_of))
         assert (row["n"], row["s"], row["least"], row["u"]) == (len(later), sum(later), min(later), later[-1])
         assert row["mean"] == pytest.approx(sum(later) / len(later))
+    assert len(found) == 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("windows", [False, True])
+@pytest.mark.parametrize("backend", ["columnar", "rocksdb"])
+def test_variances_and_standard_deviations_become_each_other(tmp_path: Path, windows: bool, backend: str) -> None:
+    """They keep the same moments. The results are those of all rows, before and behind the savepoint."""
+    spreads = [tg.var_pop, tg.var_samp, tg.stddev_pop, tg.stddev_samp]
+
+    def program(shift: int) -> Step:
+        what = {name: spreads[(at + shift) % 4]("v") for at, name in enumerate("abcd")}
+        return _window(tg.Tumbling("20s"), **what) if windows else _aggregate(**what)
+
+    path, _ = _run(tmp_path, program(0), restore=None, backend=backend)
+    assert path is not None
+    _, found = _run(tmp_path, program(1), restore=path, backend=backend)
+    for row in found:
+        v = [(x * 7) % 11 for x in range(ROWS) if x % 5 == row["k"]]
+        expected = [statistics.variance(v), statistics.pstdev(v), statistics.stdev(v), statistics.pvariance(v)]
+        assert [row[name] for name in "abcd"] == pytest.approx(expected)
     assert len(found) == 5
 
 
