@@ -1,11 +1,14 @@
 """What a table with very many commits costs: opening it, its list of files, a commit, and the size of its log.
 
-    python benchmarks/table_commits.py [--commits 100 10000 100000] [--looks 5] [--folder .bench/table-commits]
+    python benchmarks/table_commits.py [--commits 100 10000 100000] [--history 600] [--looks 5] [--folder DIR]
 
 Makes the log of a table with so many commits of one file each (the data files themselves are not there), on a local
 folder. Then readers that know nothing open it, `--looks` times, and ask who owns it and how many rows it has (*open*),
 and which files it shows (*files*): medians, with the ratio to the smallest table. *Restore* is what a new job asks
 when it goes on from the middle of the table's life: it reads the whole log. *Commit* is the mean of the last thousand.
+
+With `--history` small files are put together as beside a job, ten at a time. The log is vacuumed and cut 20 times in a
+history of so many commits, which the figure for commits includes. *Restore* is then from the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -27,11 +30,17 @@ from rich.table import Table
 from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.files.file_system_store import FileSystemStore
 from tidegate.storage.ids import CheckpointId, JobId
+from tidegate.storage.tables.compaction.compaction_plan import FAN_IN
+from tidegate.storage.tables.compaction.running_vacuum import LOOKS_A_HISTORY
+from tidegate.storage.tables.log.log_vacuum import Retention
 from tidegate.storage.tables.table_log import TableInfo, TableLog
 
 JOB, NEXT_JOB = JobId("commits-00000001"), JobId("commits-00000002")
 INFO = TableInfo.of(pa.schema([("key", pa.int64()), ("total", pa.float64())]), "append")
 LAST = 1_000
+SECOND = 1_000
+CLOCK = [0]
+"""Milliseconds; a commit is made every second."""
 
 
 class _CountedStore(FileSystemStore):
@@ -62,35 +71,70 @@ def main() -> int:
     """Measure each size and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--commits", type=int, nargs="+", default=[100, 10_000, 100_000])
+    parser.add_argument("--history", type=int, help="commits that a history has (default: nothing is put together)")
     parser.add_argument("--looks", type=int, default=5, help="readers of each kind (default 5)")
     parser.add_argument("--folder", type=Path, default=Path(".bench/table-commits"), help="where files go")
     arguments = parser.parse_args()
     console = Console()
     describe_machine(console)
-    show([measure(count, arguments.looks, arguments.folder.resolve()) for count in sorted(arguments.commits)], console)
+    folder = arguments.folder.resolve()
+    show([measure(n, arguments.looks, folder, arguments.history) for n in sorted(arguments.commits)], console)
     return 0
 
 
-def measure(commits: int, looks: int, folder: Path) -> Costs:
+class _Upkeep:
+    """Puts small files together, vacuums the log and cuts it, as a job does beside its commits."""
+
+    def __init__(self, log: TableLog, folder: Path, history: int) -> None:
+        self._log = log
+        self._folder = folder
+        self._history = history
+        self._levels: list[list[int]] = [[] for _ in range(8)]
+        log.take_compacting(JOB, "benchmark")
+
+    def step(self, number: int, seq: int) -> None:
+        """After a commit, which is entry `seq`."""
+        self._levels[0].append(seq)
+        for level, members in enumerate(self._levels[:-1]):
+            if len(members) < FAN_IN:
+                break
+            path = f"data/{JOB}/compacted/{seq:012d}-{level:06d}.parquet"
+            self._log.compact(JOB, "benchmark", set(members), level + 1, (DataFile(path, 200, 9_000, "xxh3:0"),))
+            fold = self._log.state()
+            assert fold is not None
+            self._levels[level + 1].append(fold.seq)
+            members.clear()
+        if number % max(self._history // LOOKS_A_HISTORY, 1) == 0:
+            retention = Retention(CLOCK[0] - self._history * SECOND, checkpoints=(CheckpointId(number),))
+            reading = TableLog(FileSystemStore(str(self._folder)), now_ms=lambda: CLOCK[0])
+            reading.vacuum(retention)
+            reading.cut(retention, lambda paths: ())
+
+
+def measure(commits: int, looks: int, folder: Path, history: int | None) -> Costs:
     """Make a table, look at it, and delete it."""
     shutil.rmtree(folder, ignore_errors=True)
     try:
-        log = TableLog(FileSystemStore(str(folder)))
+        log = TableLog(FileSystemStore(str(folder)), now_ms=lambda: CLOCK[0])
         log.create(INFO)
         log.claim(JOB)
+        upkeep = None if history is None else _Upkeep(log, folder, history)
         since = time.perf_counter()
         for number in range(1, commits + 1):
             if number == max(commits - LAST, 0) + 1:
                 since = time.perf_counter()
             file = DataFile(f"data/{JOB}/000001/t-0-{number:06d}.parquet", 200, 4_096, f"xxh3:{number:016x}")
-            log.commit(JOB, CheckpointId(number), (file,))
+            CLOCK[0] += SECOND
+            seq = log.commit(JOB, CheckpointId(number), (file,)).seq
+            if upkeep is not None:
+                upkeep.step(number, seq)
         commit_ms = (time.perf_counter() - since) * 1_000 / min(LAST, commits)
         opened = [_opened(str(folder)) for _ in range(looks)]
         files_ms = _median(lambda: TableLog(FileSystemStore(str(folder))).snapshot(), looks)
-        middle = (JOB, CheckpointId(commits // 2))
-        restore_ms = _median(lambda: TableLog(FileSystemStore(str(folder))).check_claim(INFO, NEXT_JOB, middle), looks)
+        origin = (JOB, CheckpointId(commits // 2 if history is None else commits))
+        restore_ms = _median(lambda: TableLog(FileSystemStore(str(folder))).check_claim(INFO, NEXT_JOB, origin), looks)
         kept = [path for path in (folder / "_tidegate").rglob("*") if path.is_file()]
-        assert len(log.snapshot().files) == commits
+        assert history is not None or len(log.snapshot().files) == commits
         return Costs(
             commits,
             commit_ms,

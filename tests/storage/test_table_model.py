@@ -220,7 +220,7 @@ class CompactedTableMachine(TableLogMachine):
         """The files of a line become one, or nothing happens, where a job is about to hide rows. Some never commit."""
         handle = self.logs[log]
         line = data.draw(st.sampled_from(list(handle.files_by_line())))
-        job = JobId(f"compaction_{len(handle.entries())}")
+        job = JobId(f"compaction_{handle.entries()[-1].seq + 1}")
         if self.next is not None and not self.compacting:
             with pytest.raises(TableError, match="will hide rows of it"):
                 handle.claim_compaction(job, line, owner_of(handle))

@@ -1,20 +1,23 @@
-"""The model of a table's log with vacuums: what a reader may see stays, and the rest is an error that says so."""
+"""The model of a table's log with vacuums and cuts: what a reader may see stays, and the rest is a clear error."""
 
 from __future__ import annotations
+
+from unittest.mock import patch
 
 import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 from table_logs import commit, file_of
-from test_table_model import CompactedTableMachine
+from test_table_model import CompactedTableMachine, _time
 
 from tidegate.storage.errors import TableError
 from tidegate.storage.ids import CheckpointId, JobId
+from tidegate.storage.tables.log import log_cut
 from tidegate.storage.tables.log.log_entries import covers
 from tidegate.storage.tables.log.log_vacuum import Retention, deletable_files
 from tidegate.storage.tables.log.log_versions import TableVersions
-from tidegate.storage.tables.table_log import TableLog
+from tidegate.storage.tables.table_log import LOG_FOLDER, TableLog
 
 _LATER_MS = 10**9
 
@@ -26,6 +29,10 @@ class VacuumedTableMachine(CompactedTableMachine):
         super().__init__()
         self.cut_at: dict[tuple[JobId, int], int] = {}
         """The newest commit of the table at each checkpoint."""
+        self.retention: Retention | None = None
+        """That of the newest vacuum, where no cut came after it."""
+        self.dropped: set[str] = set()
+        """Files that no entry names any more."""
 
     @rule(log=st.integers(0, 1), commits=st.integers(1, 4), known=st.booleans())
     def vacuum(self, log: int, commits: int, known: bool) -> None:
@@ -36,6 +43,29 @@ class VacuumedTableMachine(CompactedTableMachine):
         done, readable_from = self.logs[1 - log].vacuum(retention)
         assert would == done
         assert readable_from <= max([0, *list(self.versions)[-commits:][:1], self.readable_from])
+        self.retention = retention
+
+    @precondition(lambda self: self.retention is not None)
+    @rule(log=st.integers(0, 1), undeleted=st.integers(0, 5))
+    def cut(self, log: int, undeleted: int) -> None:
+        """What the vacuum has left without files is left out, also later, unless one of the files is there still."""
+        assert self.retention is not None
+        before = self.reader.entries()
+        with patch.object(log_cut, "DROPPED_MIN", 1):
+            done = self.logs[log].cut(self.retention, lambda paths: set(paths) if undeleted == 0 else ())
+        after = {entry.seq for entry in self.reader.entries()}
+        assert done == bool({entry.seq for entry in before} - after)
+        self.dropped |= {file.path for entry in before for file in entry.files}
+        self.dropped -= self.reader.referenced_paths()
+        self.retention = None
+
+    @invariant()
+    def keeps_few_files_and_everything_that_was_written(self) -> None:
+        """But for what was cut off, which was gone."""
+        if hasattr(self, "reader"):
+            written = {f"data/{name}.parquet" for name in [*self.order, *self.merged]}
+            assert self.reader.referenced_paths() == written - self.dropped
+            assert len(self.store.list(LOG_FOLDER)) <= 3 * 3 + 2
 
     @rule(log=st.integers(0, 1), files=st.integers(0, 2), now_ms=st.integers(1, 9))
     @precondition(lambda self: self.owner is not None)
@@ -113,6 +143,14 @@ class VacuumedTableMachine(CompactedTableMachine):
         entries, fold = reader.entries(), reader.state()
         assert fold is not None
         versions, gone = TableVersions("", entries, fold), deletable_files(entries, fold.vacuum)
+        history = versions.commits()
+        assert [commit.number for commit in history] == list(self.versions)[-len(history) :]
+        assert len(history) == len(self.versions) or fold.cut is not None
+        for version in history:
+            at_ms, names = self.versions[version.number]
+            assert (version.at, version.rows) == (_time(at_ms), len(names))
+            own = [name for name in names if name.startswith(f"{version.job_id}.{version.checkpoint_id}.")]
+            assert version.shown == (set(own) <= set(self.shown)) or version.job_id.startswith("compaction")
         for number, (_, names) in self.versions.items():
             try:
                 _, shown = versions.shown_at(number)
@@ -125,5 +163,5 @@ class VacuumedTableMachine(CompactedTableMachine):
 
 
 TestVacuumedTableMachine = VacuumedTableMachine.TestCase
-TestVacuumedTableMachine.settings = settings(max_examples=40, stateful_step_count=25, phases=[Phase.generate])
+TestVacuumedTableMachine.settings = settings(max_examples=60, stateful_step_count=40, phases=[Phase.generate])
 TestVacuumedTableMachine.pytestmark = [pytest.mark.slow]

@@ -1,8 +1,9 @@
 """Copies a table to another place, on any store: its data files, each verified, then its log.
 
 The log is read once, so the copy is the table as it was at one moment, also while its owner goes on writing. Entries
-are written the first one last: until then there is no table. A copy that was interrupted may be made again. Rows that
-were handed on are deleted at the source, maybe this moment: the copy does without them, and has the mark that says so.
+are written the first one last: until then there is no table. Of a log that was cut the snapshot comes last, and until
+then the table is damaged. A copy that was interrupted may be made again. Rows that were handed on are deleted at the
+source, maybe this moment: the copy does without them, and has the mark that says so.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tidegate.storage.files.store import Store
 from tidegate.storage.state.verification import verified_native
 from tidegate.storage.tables.handed_rows import HandedMark, encoded_mark, mark_path, newest_mark
 from tidegate.storage.tables.log.log_entries import TableEntry, TableVacuum, covers
-from tidegate.storage.tables.log.log_parts import encoded_entry, entry_path
+from tidegate.storage.tables.log.log_parts import encoded_cut_log, encoded_entry, entry_path
 from tidegate.storage.tables.log.log_vacuum import deletable_files
 from tidegate.storage.tables.table_log import TableLog
 
@@ -27,7 +28,7 @@ def copy_table(source: Store, target: Store, uncommitted: Iterable[DataFile] = (
     Returns every file of the copy, with its checksum; paths are below the table. CorruptionError, NotFoundError,
     StorageError.
     """
-    entries = TableLog(source).entries()
+    fold, entries = TableLog(source).whole()
     number, mark = newest_mark(source)
     handed = _paths_in(entries, mark)
     # What a vacuum has deleted is not there, and nobody asks for it.
@@ -47,6 +48,8 @@ def copy_table(source: Store, target: Store, uncommitted: Iterable[DataFile] = (
                 raise
     if number:
         copied.append(_written(target, mark_path(number), encoded_mark(mark)))
+    if fold is not None and fold.cut is not None:
+        return copied + [_written(target, path, data) for path, data in encoded_cut_log(fold, entries)]
     copied += [_written(target, entry_path(entry.seq), encoded_entry(entry)) for entry in reversed(entries)]
     return copied
 

@@ -15,7 +15,7 @@ The store is rooted at the table's url. Rules:
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 from tidegate.storage.checkpoints.metadata import DataFile, TableHead
@@ -24,6 +24,7 @@ from tidegate.storage.errors import FencedError, StorageError, TableError
 from tidegate.storage.files.store import Store
 from tidegate.storage.ids import CheckpointId, JobId
 from tidegate.storage.tables.delta.log_mirror import LogMirror
+from tidegate.storage.tables.log.log_cut import cut_of, dropped_files
 from tidegate.storage.tables.log.log_entries import (
     TableClaim,
     TableEntry,
@@ -333,6 +334,27 @@ class TableLog(TableReads):
                     deletable = {path: file for path, file in deletable.items() if path not in needed}
                 return deletable, vacuum.readable_from
             raise self._lost_races("vacuum")
+
+    def cut(self, retention: Retention, files_there: Callable[[Iterable[str]], Collection[str]]) -> bool:
+        """Leave out of the log what a vacuum with this retention has left without files; whether there was enough.
+
+        `files_there` returns those of some paths that are there: as long as any is, the log has to name it.
+        TableError if there is no table.
+        """
+        with self._lock:
+            for _ in range(RACES_MAX):
+                entries = self._tail.with_parts(lambda: self._tail.entries_after(-1))
+                fold = self._existing()
+                cut = cut_of(self._store.url, entries, fold, retention)
+                if cut is None or files_there(dropped_files(entries, cut)):
+                    return False
+                # A Delta table must not ask for what was shown before.
+                self._follow()
+                at_ms = max(self._now_ms(), fold.newest_at_ms or 0)
+                entry = TableEntry(fold.seq + 1, TableEntryKind.CUT, nonce=self._nonce, at_ms=at_ms, cut=cut)
+                if self._tail.append(entry):
+                    return True
+            raise self._lost_races("cut the log")
 
     def _follow(self) -> None:
         if self._tail.fold is None:

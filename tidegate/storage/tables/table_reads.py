@@ -62,7 +62,7 @@ class TableReads:
             return self._tail.with_parts(self._shown if as_of is None else lambda: self._shown_at(as_of))
 
     def history(self) -> tuple[TableCommit, ...]:
-        """Every commit, oldest first. TableError if there is no table."""
+        """Every commit that can be read, oldest first. TableError if there is no table."""
         with self._lock:
             return self._tail.with_parts(lambda: self._versions().commits())
 
@@ -138,10 +138,18 @@ class TableReads:
             )
 
     def entries(self) -> tuple[TableEntry, ...]:
-        """The whole history, read from its beginning; empty if there is no table."""
+        """All entries that are part of the log, read from its beginning; empty if there is no table."""
         with self._lock:
             self._tail.refresh()
             return () if self._tail.fold is None else tuple(self._tail.with_parts(lambda: self._tail.entries_after(-1)))
+
+    def whole(self) -> tuple[TableFold | None, tuple[TableEntry, ...]]:
+        """All entries that are part of the log, and their fold, of the same moment; None and none without a table."""
+        with self._lock:
+            self._tail.refresh()
+            if self._tail.fold is None:
+                return None, ()
+            return self._tail.with_parts(lambda: (self._existing(), tuple(self._tail.entries_after(-1))))
 
     def entries_after(self, seq: int) -> tuple[TableEntry, ...]:
         """What was appended after an entry; older parts of the log are not read."""
@@ -152,7 +160,10 @@ class TableReads:
             return tuple(self._tail.with_parts(lambda: self._tail.entries_after(seq)))
 
     def referenced_paths(self) -> frozenset[str]:
-        """Every path that any entry refers to, hidden ones included: a later restore may show them again."""
+        """Every path that any entry refers to, hidden ones included: a later restore may show them again.
+
+        What a cut has left out is not among them: its files are deleted.
+        """
         return frozenset(file.path for entry in self.entries() for file in entry.files)
 
     def _existing(self) -> TableFold:
@@ -170,7 +181,7 @@ class TableReads:
         return TableSnapshot(versions.info_at(number), self._tail.files_of(shown), number)
 
     def _files_by_line(self) -> dict[JobId, tuple[DataFile, ...]]:
-        entries = self._tail.entries_after(-1)
+        entries = {entry.seq: entry for entry in self._tail.entries_after(-1)}
         return {
             line: tuple(file for entry in sorted(map(entries.__getitem__, seqs), key=in_order) for file in entry.files)
             for line, seqs in self._lineage().shown_by_line().items()

@@ -11,6 +11,8 @@ The process of the coordinator that commits does it, beside its commits. Rules:
 - It looks a few times in each history, and deletes a bounded number of files after a commit. A process that is killed
   in between leaves files behind. The next look finds them: it looks for all files that are gone by the log and are
   there.
+- When all that had to go is deleted, the entries that named it are left out of the log (`log_cut.py`). So the log is
+  about as long as the history of the table, however long the job runs.
 - A Delta table is kept for as long as its own property `delta.deletedFileRetentionDuration` says, if that is longer.
 """
 
@@ -55,20 +57,29 @@ class RunningVacuum:
         self._look_at_ms = now_ms() + min(history_ms // LOOKS_A_HISTORY, FIRST_LOOK_MS)
         self._due: tuple[str, ...] = ()
         """Files that are to be deleted, by the log."""
+        self._looked: Retention | None = None
+        """What the newest look has kept; None where the log was cut after it."""
 
     def step(self, may_go_on: Callable[[], None] = lambda: None) -> bool:
-        """Delete some of what is due; whether any file was. `may_go_on` may raise to end the work before that.
+        """Delete some of what is due, or cut the log after that; whether anything was done.
+
+        `may_go_on` may raise to end the work before that.
 
         Raises StorageError, to be called again later; TableError or CorruptionError where the log is damaged.
         """
         if not self._due:
             self._look()
-        if not self._due:
-            return False
-        may_go_on()
-        self._store.delete_all(self._due[:FILES_A_STEP])
-        self._due = self._due[FILES_A_STEP:]
-        return True
+        worked = bool(self._due)
+        if self._due:
+            may_go_on()
+            self._store.delete_all(self._due[:FILES_A_STEP])
+            self._due = self._due[FILES_A_STEP:]
+        if not self._due and self._looked is not None:
+            may_go_on()
+            reading = TableLog(self._store, now_ms=self._now_ms)
+            worked |= reading.cut(self._looked, lambda paths: files_there(self._store, paths))
+            self._looked = None
+        return worked
 
     def _look(self) -> None:
         now_ms = self._now_ms()
@@ -81,6 +92,8 @@ class RunningVacuum:
         checkpoints = self._checkpoints()
         reading = TableLog(self._store, now_ms=self._now_ms)
         kept_ms = max(self._history_ms, reading.delta_retention_ms())
-        deletable, _ = reading.vacuum(Retention(now_ms - kept_ms, checkpoints=checkpoints))
+        retention = Retention(now_ms - kept_ms, checkpoints=checkpoints)
+        deletable, _ = reading.vacuum(retention)
+        self._looked = retention
         self._due = files_there(self._store, deletable)
         self._look_at_ms = now_ms + min(self._history_ms // LOOKS_A_HISTORY, LOOK_EVERY_MS_MAX)

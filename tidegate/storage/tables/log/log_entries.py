@@ -33,6 +33,8 @@ class TableEntryKind(enum.Enum):
     VACUUMED = "vacuumed"
     ALTERED = "altered"
     """The table has got columns."""
+    CUT = "cut"
+    """Older entries that nothing needs any more are no part of the log from here on."""
 
 
 @wire
@@ -87,11 +89,54 @@ class TableVacuum:
 
 @wire
 @dataclass(frozen=True, slots=True)
+class TableBase:
+    """What a job goes on with that is restored from a checkpoint of `job_id`, `checkpoint_id` or a later one."""
+
+    job_id: JobId
+    checkpoint_id: CheckpointId
+    own: Ranges
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class TableCut:
+    """What is left of a log up to entry `seq`, a commit or a compaction.
+
+    Of these entries only those in `kept` are part of the log. Entries in `shown` are what the table showed with `seq`,
+    `rows` rows. What a compaction among them has replaced does not matter any more.
+    """
+
+    seq: int
+    kept: Ranges
+    shown: Ranges
+    rows: int
+    commit: int
+    """The newest commit up to `seq`. It is the oldest that can be read."""
+    commit_rows: int
+    """What the table showed with it."""
+    commit_holder: int
+    """The entry in `shown` with its rows."""
+    bases: tuple[TableBase, ...]
+    """The jobs that can be restored from checkpoints of then. From those of other jobs with older claims none can."""
+    shown_now: Ranges
+    shown_next: Ranges
+    """What the table shows at the cut's own entry, and with the next commit: the same sets as before it, as ranges of
+    the entries that are left. Otherwise equal sets would not have equal ranges."""
+    newest_bearing: int
+    """The newest entry that bears files and is left."""
+
+    def keeps(self, seq: int) -> bool:
+        """Whether an entry is part of the log."""
+        return seq > self.seq or covers(self.kept, seq)
+
+
+@wire
+@dataclass(frozen=True, slots=True)
 class TableEntry:
     """One entry.
 
-    The first and alterations have `info`, commits have a checkpoint, claims a `claim`, compactions a `rewrite`, and
-    vacuums a `vacuum`.
+    The first and alterations have `info`, commits have a checkpoint, claims a `claim`, compactions a `rewrite`, vacuums
+    a `vacuum`, and cuts a `cut`.
 
     Files of a claim are those that the restored checkpoint covers and nobody had committed. `nonce` is the
     writer's own. `at_ms`: when what is shown has changed, since the epoch; never before the time of an earlier entry.
@@ -108,6 +153,7 @@ class TableEntry:
     at_ms: int | None = None
     rewrite: TableRewrite | None = None
     vacuum: TableVacuum | None = None
+    cut: TableCut | None = None
 
     @property
     def rows(self) -> int:

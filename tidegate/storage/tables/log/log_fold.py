@@ -9,7 +9,8 @@ Rules:
 - A compaction beside a running job puts files in the place of entries that are shown, and of nothing else. It is
   refused while a claim is about to change what is shown, and to all processes of the owner but one: the newest that has
   said so. So whoever has said so may delete what the others have left unfinished.
-- A vacuum changes nothing that is shown. What it has taken away is never shown again.
+- A vacuum changes nothing that is shown. What it has taken away is never shown again. A cut changes nothing at all for
+  readers: what it leaves out is not shown, and cannot be shown again.
 - The fold does not grow with commits: only hidden commits make another range, and what compactions have left apart.
 """
 
@@ -27,6 +28,7 @@ from tidegate.storage.ids import CheckpointId, JobId
 from tidegate.storage.tables.log.log_entries import (
     Ranges,
     TableClaim,
+    TableCut,
     TableEntry,
     TableEntryKind,
     TableVacuum,
@@ -67,6 +69,8 @@ class TableFold:
     """The entry in which it has said so."""
     vacuum: TableVacuum = field(default_factory=TableVacuum)
     """What has been deleted for good."""
+    cut: TableCut | None = None
+    """Where the log begins; None: with its first entry."""
 
     @staticmethod
     def first(entry: TableEntry, checksum: str) -> TableFold:
@@ -89,6 +93,9 @@ class TableFold:
             case TableEntryKind.VACUUMED:
                 assert entry.vacuum is not None
                 return replace(fold, vacuum=entry.vacuum)
+            case TableEntryKind.CUT:
+                assert entry.cut is not None
+                return fold._after_cut(entry.cut)
             case TableEntryKind.COMPACTED:
                 return fold._compacted(entry)
             case _:
@@ -156,6 +163,12 @@ class TableFold:
             newest_files=fingerprint(entry.files),
             newest_at_ms=entry.at_ms if entry.at_ms is not None else self.newest_at_ms,
         )
+
+    def _after_cut(self, cut: TableCut) -> TableFold:
+        claim = self.claim
+        if claim is not None and self.pending:
+            claim = replace(claim, shows=cut.shown_next)
+        return replace(self, cut=cut, shown=cut.shown_now, claim=claim, newest_bearing=cut.newest_bearing)
 
     def _compacted(self, entry: TableEntry) -> TableFold:
         rewrite = entry.rewrite

@@ -6,6 +6,9 @@ lines are left alone; only a job that was told to overwrite the table hides them
 
 A compaction is of a line like a job of it. A job that goes on from a checkpoint which covers all that was replaced has
 the compacted files; from any other checkpoint, those that were replaced. Where a vacuum has deleted these, it has none.
+
+Where a log was cut, the first claim of every job is left, so that each job is known. A checkpoint from before the cut
+can be restored only as far as the cut has a base for it: from any other one it is an error.
 """
 
 from __future__ import annotations
@@ -14,7 +17,14 @@ from collections.abc import Collection, Iterable, Sequence
 
 from tidegate.storage.errors import FencedError, TableError
 from tidegate.storage.ids import CheckpointId, JobId
-from tidegate.storage.tables.log.log_entries import TableClaim, TableEntry, TableEntryKind, covers, ranges_of
+from tidegate.storage.tables.log.log_entries import (
+    TableClaim,
+    TableEntry,
+    TableEntryKind,
+    covers,
+    members_of,
+    ranges_of,
+)
 from tidegate.storage.tables.log.log_fold import TableFold
 from tidegate.storage.tables.log.log_rewrites import LogRewrites
 from tidegate.storage.tables.table_info import IfExists
@@ -28,16 +38,26 @@ class TableLineage:
     def __init__(self, url: str, entries: Sequence[TableEntry], fold: TableFold) -> None:
         self._url = url
         self._entries = entries
+        self._by_seq = {entry.seq: entry for entry in entries}
         self._fold = fold
+        self._cut_at = -1 if fold.cut is None else fold.cut.seq
+        self._bases = {} if fold.cut is None else {base.job_id: base for base in fold.cut.bases}
         self._bearing = [entry.seq for entry in entries if entry.files]
-        self._rewrites = LogRewrites(entries)
+        self._rewrites = LogRewrites(entries, fold.cut)
 
     def covered(self, job_id: JobId, checkpoint_id: CheckpointId) -> frozenset[int]:
         """The entries that show what a checkpoint covers: of its job, and of those before it in its line."""
         claim = self._period(job_id, checkpoint_id)
-        assert claim.claim is not None
-        own = {seq for seq in self._bearing if covers(claim.claim.own, seq)}
-        return frozenset(own | {e.seq for e in self._commits(job_id, claim.seq) if _number(e) <= checkpoint_id})
+        if claim is not None:
+            assert claim.claim is not None
+            own, since = claim.claim.own, claim.seq
+        else:
+            base = self._bases.get(job_id)
+            if base is None or checkpoint_id < base.checkpoint_id:
+                raise self._before_the_cut(f"checkpoint {checkpoint_id} of job {job_id!r}")
+            own, since = base.own, self._cut_at
+        found = {seq for seq in self._bearing if covers(own, seq)}
+        return frozenset(found | {e.seq for e in self._commits(job_id, since) if _number(e) <= checkpoint_id})
 
     def uncommitted(
         self, job_id: JobId, checkpoint_id: CheckpointId, candidates: Iterable[CheckpointId]
@@ -47,9 +67,11 @@ class TableLineage:
             return ()
         covered = self.covered(job_id, checkpoint_id)
         committed = [_number(e) for e in self._commits(job_id, 0) if e.seq in covered or not e.files]
+        if job_id in self._bases:
+            committed.append(self._bases[job_id].checkpoint_id)
         newest = max((number for number in committed if number <= checkpoint_id), default=-1)
         found = [number for number in candidates if newest < number <= checkpoint_id]
-        claim: TableEntry | None = self._period(job_id, checkpoint_id)
+        claim = self._period(job_id, checkpoint_id)
         while claim is not None and claim.claim is not None and claim.claim.falls_back_to is not None:
             # The job had passed over the checkpoints in between.
             first, back_to = claim.claim.next_checkpoint_id, claim.claim.falls_back_to
@@ -81,13 +103,15 @@ class TableLineage:
         found: dict[JobId, list[int]] = {}
         for seq in self._bearing:
             if covers(self._fold.shown, seq):
-                found.setdefault(line_of[self._entries[seq].job_id], []).append(seq)
+                found.setdefault(line_of[self._by_seq[seq].job_id], []).append(seq)
         return found
 
     def compaction(self, line: JobId) -> TableClaim:
         """The claim of whoever is to compact what a line shows. TableError where a job is about to change that."""
         fold = self._fold
-        if fold.switches and not (fold.claim is not None and fold.claim.replaces):
+        # Equal sets may have other ranges, since entries without files count for nothing.
+        hides = members_of(fold.shown, self._bearing) != members_of(fold.shown_next, self._bearing)
+        if hides and not (fold.claim is not None and fold.claim.replaces):
             raise TableError(
                 f"job {fold.owner!r} has claimed the table at {self._url}, and will hide rows of it with its first "
                 "commit: let it go on, or restore it, and compact the table then"
@@ -96,7 +120,7 @@ class TableLineage:
         replaced = set(by_line.pop(line, ()))
         shows = {seq for seqs in by_line.values() for seq in seqs}
         return TableClaim(
-            line, (), ranges_of(shows, self._bearing), sum(self._entries[seq].rows for seq in shows),
+            line, (), ranges_of(shows, self._bearing), sum(self._by_seq[seq].rows for seq in shows),
             replaces=ranges_of(replaced, self._bearing),
         )  # fmt: skip
 
@@ -121,9 +145,11 @@ class TableLineage:
         else:
             # To where the job itself was started from.
             back_to = CheckpointId(0)
-            first = self._claims(job_id)[0].claim
-            assert first is not None
-            own = frozenset(seq for seq in self._bearing if covers(first.own, seq))
+            first = self._claims(job_id)[0]
+            if first.seq <= self._cut_at:
+                raise self._before_the_cut(f"the checkpoint that job {job_id!r} was started from")
+            assert first.claim is not None
+            own = frozenset(seq for seq in self._bearing if covers(first.claim.own, seq))
         claim = self._goes_on(fold.claim.line, own)
         if next_checkpoint_id is None:
             if claim.shows == fold.shown_next:
@@ -147,26 +173,43 @@ class TableLineage:
         assert root.claim is not None
         own = self._whole(own, line)
         shown = {seq for seq in self._bearing if covers(self._fold.shown, seq)}
-        overwrites = root.claim.overwrites and not any(
+        committed = jobs & self._bases.keys() or any(
             e.kind is TableEntryKind.COMMITTED and e.job_id in jobs for e in self._entries
         )
+        overwrites = root.claim.overwrites and not committed
         if overwrites:
             # A compaction that came later may hold rows that were there before.
             shown = set(self._whole({seq for seq in self._rewrites.originals(shown) if seq > root.seq}, None))
-        shows = own | {seq for seq in shown if self._entries[seq].job_id not in jobs}
-        rows = sum(self._entries[seq].rows for seq in shows)
+        shows = own | {seq for seq in shown if self._by_seq[seq].job_id not in jobs}
+        rows = sum(self._by_seq[seq].rows for seq in shows)
         return TableClaim(
             line, ranges_of(own, self._bearing), ranges_of(shows, self._bearing), rows, overwrites=overwrites
         )
 
     def restorable(self, job_id: JobId, checkpoint_id: CheckpointId) -> frozenset[int]:
         """The entries with the rows that a checkpoint covers; none where a vacuum has taken some away."""
-        if not self._claims(job_id):
+        if not self.reaches(job_id, checkpoint_id):
             return frozenset()
         line = self._claims(job_id)[0].claim
         assert line is not None
         covered = self.covered(job_id, checkpoint_id)
         return frozenset(self._rewrites.whole(covered, self._fold.vacuum.gone, line.line) or ())
+
+    def reaches(self, job_id: JobId, checkpoint_id: CheckpointId) -> bool:
+        """Whether the log goes back as far as a checkpoint of a job that is known."""
+        if self._period(job_id, checkpoint_id) is not None:
+            return True
+        base = self._bases.get(job_id)
+        return base is not None and base.checkpoint_id <= checkpoint_id
+
+    def _before_the_cut(self, what: str) -> TableError:
+        cut = self._fold.cut
+        assert cut is not None
+        return TableError(
+            f"a vacuum has deleted what the log of the table at {self._url} had from before its commit {cut.commit}, "
+            f"and {what} is older than that or of a job that others have replaced since: restore a newer one, or write "
+            "to another url"
+        )
 
     def _whole(self, members: Collection[int], line: JobId | None) -> frozenset[int]:
         """Entries with the rows of these, compacted where that is possible. TableError if a vacuum took some away."""
@@ -183,15 +226,17 @@ class TableLineage:
         return [e for e in self._entries if e.kind is TableEntryKind.CLAIMED and e.job_id == job_id]
 
     def _commits(self, job_id: JobId, after: int) -> list[TableEntry]:
-        entries = self._entries[after + 1 :]
+        entries = (e for e in self._entries if e.seq > after)
         return [e for e in entries if e.kind is TableEntryKind.COMMITTED and e.job_id == job_id]
 
-    def _period(self, job_id: JobId, checkpoint_id: CheckpointId) -> TableEntry:
-        """The claim after which a checkpoint of a job was taken."""
+    def _period(self, job_id: JobId, checkpoint_id: CheckpointId) -> TableEntry | None:
+        """The claim after which a checkpoint of a job was taken; None where the log was cut after that."""
         claims = self._claims(job_id)
+        since = [e for e in claims if e.seq > self._cut_at]
+        first = since[0] if since == claims and since else None
         return next(
-            (e for e in reversed(claims) if e.claim is not None and e.claim.next_checkpoint_id <= checkpoint_id),
-            claims[0],
+            (e for e in reversed(since) if e.claim is not None and e.claim.next_checkpoint_id <= checkpoint_id),
+            first,
         )
 
 

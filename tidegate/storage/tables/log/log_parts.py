@@ -3,12 +3,15 @@
     _tidegate/log/<seq>               one entry
     _tidegate/log/snapshot-<seq>      the fold of all entries up to `seq`, and which parts hold them
     _tidegate/parts/<first>-<last>    entries `first` to `last`, in columns; a part is never changed
+    _tidegate/parts/<first>-<last>-<cut>    those that were left of them at a cut
 
 Rules:
 
 - All of it is a function of the log: whoever writes a part or a snapshot writes the same.
 - Parts of one level are joined to one of the next, so there are few of them however long the log is, and an entry is
   written a few times in all. Parts are joined no further where they would get larger than `FILES_MAX` data files.
+- With the snapshot after a cut (`log_cut.py`) the parts that begin before it are written again, without what the cut
+  leaves out. Such parts are not joined any more: the next cut does that.
 - The newest snapshot and the one before it stay, with their parts and every entry from the older one on: damage to the
   newest is passed over, and a reader that was overtaken finds out, because the entry that it has read last is gone.
 - Entries go in ascending order, so that an entry that is there proves that all after it are.
@@ -27,10 +30,12 @@ from tidegate.storage.files.envelope import checksum_of, seal, unseal
 from tidegate.storage.files.file_system_store import join_url
 from tidegate.storage.files.store import Store
 from tidegate.storage.ids import CheckpointId, JobId
-from tidegate.storage.tables.log.log_entries import Ranges, TableEntry, TableEntryKind, covers
+from tidegate.storage.tables.log.log_entries import Ranges, TableCut, TableEntry, TableEntryKind, covers
 from tidegate.storage.tables.log.log_fold import TableFold
 
-TABLE_LOG_VERSION = 2
+TABLE_LOG_VERSION = 3
+_VERSION_MIN = 2
+"""What came since are fields that an older file does not have."""
 LOG_FOLDER = "_tidegate/log"
 PARTS_FOLDER = "_tidegate/parts"
 FAN_IN = 10
@@ -38,22 +43,29 @@ FILES_MAX = 50_000
 _ENTRY_MAGIC, _SNAPSHOT_MAGIC, _PART_MAGIC = b"TGTABLE", b"TGTABSN", b"TGTABPT"
 _SNAPSHOT_PREFIX = "snapshot-"
 _DIGITS = 12
+_LEVEL_CUT = 1_000
+"""That of parts which are not joined to others."""
 
 
 @wire
 @dataclass(frozen=True, slots=True)
 class TablePart:
-    """A part of the log: entries `first` to `last`, with so many data files."""
+    """A part of the log: entries `first` to `last`, with so many data files.
+
+    `cut`: without the entries that the cut at this entry leaves out; None: with all.
+    """
 
     first: int
     last: int
     level: int
     files: int
+    cut: int | None = None
 
     @property
     def path(self) -> str:
         """Where it lies."""
-        return f"{PARTS_FOLDER}/{self.first:0{_DIGITS}d}-{self.last:0{_DIGITS}d}"
+        cut = "" if self.cut is None else f"-{self.cut:0{_DIGITS}d}"
+        return f"{PARTS_FOLDER}/{self.first:0{_DIGITS}d}-{self.last:0{_DIGITS}d}{cut}"
 
 
 @wire
@@ -141,11 +153,15 @@ class PartColumns:
         )
         return sorted((*commits, *self.others), key=lambda entry: entry.seq)
 
-    def files(self, shown: Ranges) -> list[tuple[int, DataFile]]:
-        """The files of the entries that are shown, each with its place in the order of the table."""
-        found = [(entry.position, file) for entry in self.others if covers(shown, entry.seq) for file in entry.files]
+    def files(self, shown: Ranges, cut: TableCut | None = None) -> list[tuple[int, DataFile]]:
+        """The files of the entries that are shown and not cut off, each with its place in the order of the table."""
+
+        def shows(seq: int) -> bool:
+            return covers(shown, seq) and (cut is None or cut.keeps(seq))
+
+        found = [(entry.position, file) for entry in self.others if shows(entry.seq) for file in entry.files]
         for seq, count, start in zip(self.seqs, self.counts, self._starts(), strict=False):
-            if count and covers(shown, seq):
+            if count and shows(seq):
                 found += [(seq, file) for file in self._files(start, start + count)]
         return found
 
@@ -234,10 +250,30 @@ class TableParts:
             )
             parts = (*parts[:-FAN_IN], joined)
             self._write_part(joined, columns[joined.path])
+        if fold.cut is not None:
+            parts = self._after_cut(fold.cut, parts)
         state = TableState(fold, parts)
         data = seal(_SNAPSHOT_MAGIC, TABLE_LOG_VERSION, encode(state))
         self._store.write(_snapshot_path(fold.seq), (data,))
         return state
+
+    def _after_cut(self, cut: TableCut, parts: Sequence[TablePart]) -> tuple[TablePart, ...]:
+        """These parts without what a cut leaves out, written where they are not so already."""
+        count = sum(part.first <= cut.seq for part in parts)
+        if all(part.cut == cut.seq for part in parts[:count]):
+            return tuple(parts)
+        written: list[TablePart] = []
+        entries: list[TableEntry] = []
+        first = 0
+        for at, part in enumerate(parts[:count]):
+            entries += [entry for entry in self.read_part(part).entries() if cut.keeps(entry.seq)]
+            files = sum(len(entry.files) for entry in entries)
+            if at == count - 1 or files + parts[at + 1].files > FILES_MAX:
+                new = TablePart(first, part.last, _LEVEL_CUT, files, cut.seq)
+                self._write_part(new, PartColumns.of(entries))
+                written.append(new)
+                first, entries = part.last + 1, []
+        return (*written, *parts[count:])
 
     def truncate(self, before: TableState, state: TableState) -> None:
         """Delete what neither of two snapshots, one after the other, needs. It may stop anywhere, and be repeated."""
@@ -249,11 +285,14 @@ class TableParts:
             if seq < before.fold.seq:
                 self._store.delete(_snapshot_path(seq))
         needed = {part.path for part in (*before.parts, *state.parts)}
+        cut = -1 if state.fold.cut is None else state.fold.cut.seq
         for name in self._store.list(PARTS_FOLDER):
-            path, last = f"{PARTS_FOLDER}/{name}", name.rpartition("-")[2]
-            # Parts that end later are of somebody who has gone further.
-            if path not in needed and _is_number(last) and int(last) <= state.fold.seq:
-                self._store.delete(path)
+            numbers = name.split("-")
+            if f"{PARTS_FOLDER}/{name}" in needed or not all(map(_is_number, numbers)) or len(numbers) < 2:
+                continue
+            # Parts that end later, or that were cut later, are of somebody who has gone further.
+            if int(numbers[1]) <= state.fold.seq and (len(numbers) == 2 or int(numbers[2]) <= cut):
+                self._store.delete(f"{PARTS_FOLDER}/{name}")
 
     def delete_entry(self, seq: int) -> None:
         """Take back an entry that was created where the log had been truncated."""
@@ -264,6 +303,21 @@ class TableParts:
             self._store.create(part.path, seal(_PART_MAGIC, TABLE_LOG_VERSION, encode(columns)))
         except AlreadyExistsError:
             return  # The same entries make the same part.
+
+
+def encoded_cut_log(fold: TableFold, entries: Sequence[TableEntry]) -> list[tuple[str, bytes]]:
+    """Paths and bytes of a log that was cut, of which these are all entries, in the order in which to write them.
+
+    Single entries would have holes between them, so it is a part, the newest entry, and a snapshot.
+    """
+    assert fold.cut is not None
+    files = sum(len(entry.files) for entry in entries)
+    part = TablePart(0, fold.seq, _LEVEL_CUT, files, fold.cut.seq)
+    return [
+        (part.path, seal(_PART_MAGIC, TABLE_LOG_VERSION, encode(PartColumns.of(entries)))),
+        (entry_path(fold.seq), encoded_entry(entries[-1])),
+        (_snapshot_path(fold.seq), seal(_SNAPSHOT_MAGIC, TABLE_LOG_VERSION, encode(TableState(fold, (part,))))),
+    ]
 
 
 def encoded_entry(entry: TableEntry) -> bytes:
@@ -290,7 +344,7 @@ def _joinable(parts: Sequence[TablePart]) -> bool:
 
 
 def _decoded(magic: bytes, data: bytes, where: str) -> object:
-    payload = unseal(magic, TABLE_LOG_VERSION, data, where, version_min=TABLE_LOG_VERSION)
+    payload = unseal(magic, TABLE_LOG_VERSION, data, where, version_min=_VERSION_MIN)
     try:
         return decode(payload)
     except CodecError as error:

@@ -9,6 +9,7 @@ Rules:
 - Compactions replace earlier ones. Oldest first, one after the other is put in the place of what it replaces; newest
   first, each is undone.
 - A vacuum takes away small files that a large one stands for, or large ones that nobody shows any more.
+- A compaction before the cut of a log counts as a commit: what it has replaced is no part of the log any more.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from tidegate.storage.ids import JobId
-from tidegate.storage.tables.log.log_entries import Ranges, TableEntry, TableEntryKind, covers, members_of
+from tidegate.storage.tables.log.log_entries import Ranges, TableCut, TableEntry, TableEntryKind, covers, members_of
 
 
 class LogRewrites:
     """The compactions among all entries of a log."""
 
-    def __init__(self, entries: Sequence[TableEntry]) -> None:
+    def __init__(self, entries: Sequence[TableEntry], cut: TableCut | None) -> None:
         bearing = [entry.seq for entry in entries if entry.files]
         self._line_of: dict[int, JobId] = {}
         self._replaced: dict[int, tuple[int, ...]] = {}
@@ -34,8 +35,10 @@ class LogRewrites:
             job_id = entry.job_id
             if entry.claim is not None and job_id is not None:
                 lines[job_id] = entry.claim.line
-                if entry.claim.replaces:
+                if entry.claim.replaces and (cut is None or entry.seq > cut.seq):
                     at_rest[job_id] = entry
+            elif cut is not None and entry.seq <= cut.seq:
+                continue
             elif entry.rewrite is not None and job_id is not None:
                 self._replaced[entry.seq] = tuple(members_of(entry.rewrite.replaces, bearing))
                 self._line_of[entry.seq] = lines[job_id]
@@ -70,6 +73,14 @@ class LogRewrites:
                 found.remove(seq)
                 found.update(self._replaced[seq])
         return None if any(covers(gone, seq) for seq in found) else found
+
+    def holders(self, members: Collection[int]) -> dict[int, int]:
+        """By each entry whose rows a set of entries has, the member that has them."""
+        found = {seq: seq for seq in members}
+        for seq in reversed(self._replaced):
+            if seq in found:
+                found |= dict.fromkeys(self._replaced[seq], found[seq])
+        return found
 
     def originals(self, members: Collection[int]) -> set[int]:
         """A set of entries, with what was replaced in the place of compactions."""

@@ -12,6 +12,7 @@ Rules:
 - A process remembers the newest entry that it has appended or read. A log that ends before it, or has another entry
   there, has lost what storage had acknowledged. That is damage, a TableError: truncation never goes so far. Otherwise
   rows that were committed would be missing, and the next commit would hide that.
+- What a cut leaves out is no part of the log for anybody who has read the cut, wherever it still lies.
 - A snapshot is written, and the log truncated, every so many entries by whoever appends. The entry that made it due
   stands, whatever becomes of that.
 """
@@ -19,7 +20,7 @@ Rules:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TypeVar
 
 from tidegate.storage.checkpoints.metadata import DataFile
@@ -268,31 +269,35 @@ class TableTail:
 
     def entries_after(self, seq: int) -> list[TableEntry]:
         """All entries after `seq`, in order. Call it in `with_parts`: NotFoundError, CorruptionError."""
-        parts = [part for part in self.parts if part.last > seq]
-        entries = [*(e for part in parts for e in self.read_part(part).entries()), *self.loose]
-        return [entry for entry in entries if entry.seq > seq]
+        return [entry for entry in self._entries(part for part in self.parts if part.last > seq) if entry.seq > seq]
 
     def entries_in(self, shown: Ranges) -> list[TableEntry]:
         """The entries of a set that bear files, in the order of the table. Call it in `with_parts`, as above."""
         parts = [part for part in self.parts if any(first <= part.last and part.first <= last for first, last in shown)]
-        entries = [*(e for part in parts for e in self.read_part(part).entries()), *self.loose]
-        return sorted((e for e in entries if e.files and covers(shown, e.seq)), key=in_order)
+        return sorted((e for e in self._entries(parts) if e.files and covers(shown, e.seq)), key=in_order)
 
     def entries_of(self, members: Collection[int]) -> list[TableEntry]:
         """These entries, ascending. Call it in `with_parts`, as above."""
         parts = [part for part in self.parts if any(part.first <= seq <= part.last for seq in members)]
+        return [entry for entry in self._entries(parts) if entry.seq in members]
+
+    def _entries(self, parts: Iterable[TablePart]) -> list[TableEntry]:
+        """The entries of parts, and the loose ones, without what a cut leaves out."""
         entries = [*(e for part in parts for e in self.read_part(part).entries()), *self.loose]
-        return [entry for entry in entries if entry.seq in members]
+        cut = None if self.fold is None else self.fold.cut
+        return entries if cut is None else [entry for entry in entries if cut.keeps(entry.seq)]
 
     def files_of(self, shown: Ranges) -> tuple[DataFile, ...]:
         """The files of these entries, in order; other parts are not read. Call it in `with_parts`, as above."""
+        cut = None if self.fold is None else self.fold.cut
         files = [
             numbered
             for part in self.parts
             if any(first <= part.last and part.first <= last for first, last in shown)
-            for numbered in self.read_part(part).files(shown)
+            for numbered in self.read_part(part).files(shown, cut)
         ]
-        files += [(e.position, file) for e in self.loose if covers(shown, e.seq) for file in e.files]
+        loose = (e for e in self.loose if covers(shown, e.seq) and (cut is None or cut.keeps(e.seq)))
+        files += [(e.position, file) for e in loose for file in e.files]
         return tuple(file for _, file in sorted(files, key=lambda numbered: numbered[0]))
 
 

@@ -47,9 +47,11 @@ def vacuum_of(url: str, entries: Sequence[TableEntry], fold: TableFold, retentio
     commits = [entry.seq for entry in entries if entry.kind is TableEntryKind.COMMITTED][-retention.commits :]
     if not commits:
         return fold.vacuum
-    start = _start(entries, retention.since_ms)
+    start = start_of(entries, fold, retention.since_ms)
+    if fold.cut is not None:
+        commits = [commit for commit in commits if commit >= fold.cut.commit]
     bearing = [entry.seq for entry in entries if entry.files]
-    versions, rewrites = TableVersions(url, entries, fold), LogRewrites(entries)
+    versions, rewrites = TableVersions(url, entries, fold), LogRewrites(entries, fold.cut)
     kept = {seq for seq in bearing if seq > start}
     kept.update(members_of(versions.shown_after(start), bearing), members_of(fold.shown, bearing))
     for commit in commits:
@@ -85,10 +87,12 @@ def deletable_files(entries: Iterable[TableEntry], vacuum: TableVacuum) -> dict[
     return {path: file for path, file in gone.items() if path not in left}
 
 
-def _start(entries: Sequence[TableEntry], since_ms: int) -> int:
-    """The newest commit or compaction that was made by then, or else the oldest one."""
+def start_of(entries: Sequence[TableEntry], fold: TableFold, since_ms: int) -> int:
+    """The newest commit or compaction that was made by then, or else the oldest one of which the log knows all."""
     start = 0
     for entry in reversed(entries):
+        if fold.cut is not None and entry.seq <= fold.cut.seq:
+            return fold.cut.seq
         if entry.kind in (TableEntryKind.COMMITTED, TableEntryKind.COMPACTED):
             start = entry.seq
             if (entry.at_ms or 0) <= since_ms:

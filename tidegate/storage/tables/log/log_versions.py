@@ -8,6 +8,8 @@ Rules:
   what a compaction among it has replaced.
 - Rows that were hidden later showed then: as of that commit they do.
 - Where a vacuum has deleted files of then, large files stand in for the small ones that they were made of, if they can.
+- Where a log was cut, its newest commit from before that is the oldest version. What the table showed then is stored
+  with the cut.
 - As of a time, the newest commit that was made by then counts. Times never go back along the log. Commits that were
   made before entries had times are found by their number.
 """
@@ -45,6 +47,7 @@ _WHAT = {
     TableEntryKind.ALTERED: "the table got columns there",
     TableEntryKind.VACUUMED: "old files were deleted there",
     TableEntryKind.COMPACTED: "small files were put together there",
+    TableEntryKind.CUT: "older entries were left out of the log there",
 }
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
@@ -76,16 +79,26 @@ class TableVersions:
         self._url = url
         self._entries = entries
         self._fold = fold
+        self._cut = cut = fold.cut
+        self._cut_at, self._oldest = (-1, 0) if cut is None else (cut.seq, cut.commit)
+        self._since = [entry for entry in entries if entry.seq > self._cut_at]
+        self._by_seq = {entry.seq: entry for entry in entries}
         self._bearing = [entry.seq for entry in entries if entry.files]
-        self._commits = [entry for entry in entries if entry.kind is TableEntryKind.COMMITTED]
-        self._changes = [entry.seq for entry in entries if entry.kind in _CHANGES]
+        self._commits = [
+            entry for entry in entries if entry.kind is TableEntryKind.COMMITTED and entry.seq >= self._oldest
+        ]
+        self._changes = [entry.seq for entry in self._since if entry.kind in _CHANGES]
 
     def commits(self) -> tuple[TableCommit, ...]:
-        """Every commit, oldest first."""
+        """Every commit that is part of the log, oldest first."""
         found, rows = [], 0
         shown = members_of(self._fold.shown, self._bearing)
-        visible = {*shown, *LogRewrites(self._entries).originals(shown)}
-        for entry in self._entries:
+        visible = {*shown, *LogRewrites(self._entries, self._cut).originals(shown)}
+        if self._cut is not None:
+            oldest, rows = self._by_seq[self._cut.commit], self._cut.rows
+            shows = not oldest.files or self._cut.commit_holder in visible
+            found.append(self._commit(oldest, self._cut.commit_rows, shows))
+        for entry in self._since:
             if entry.claim is not None:
                 rows = entry.claim.shows_rows
             elif entry.rewrite is not None:
@@ -107,21 +120,29 @@ class TableVersions:
 
     def info_at(self, number: int) -> TableInfo:
         """What the table was at an entry: it may have got columns later."""
-        info = next(entry.info for entry in reversed(self._entries[: number + 1]) if entry.info is not None)
+        earlier = (entry for entry in reversed(self._entries) if entry.seq <= number)
+        info = next(entry.info for entry in earlier if entry.info is not None)
         assert info is not None
         return info
 
     def shown_after(self, seq: int) -> Ranges:
-        """The entries whose files the table showed when `seq` was its newest entry; none before the first commit."""
+        """The entries whose files the table showed when `seq` was its newest entry; none before the first commit.
+
+        TableError where the log does not go back as far as that.
+        """
+        if seq < self._oldest:
+            raise self._too_old(f"what the table at {self._url} showed at entry {seq} of its log")
         at = bisect_right(self._changes, seq)
-        return self._after_change(self._changes[at - 1]) if at else ()
+        if not at:
+            return () if self._cut is None else self._cut.shown
+        return self._after_change(self._changes[at - 1])
 
     def _left_of(self, number: int, shown: Ranges) -> Ranges:
         vacuum = self._fold.vacuum
         members = members_of(shown, self._bearing) if vacuum.gone else []
         if not any(covers(vacuum.gone, seq) for seq in members):
             return shown
-        found = LogRewrites(self._entries).whole(members, vacuum.gone)
+        found = LogRewrites(self._entries, self._cut).whole(members, vacuum.gone)
         if found is None:
             raise TableError(
                 f"rows of commit {number} of the table at {self._url} were deleted by a vacuum: from commit "
@@ -131,12 +152,20 @@ class TableVersions:
 
     def _after_change(self, number: int) -> Ranges:
         """What was shown after a commit or a compaction."""
-        claim = next(entry for entry in reversed(self._entries[:number]) if entry.claim is not None)
-        assert claim.claim is not None
+        if self._cut is not None and number <= self._cut_at:
+            return self._cut.shown  # Compactions since then have the same rows.
+        earlier = (entry for entry in reversed(self._since) if entry.seq < number)
+        claim = next((entry for entry in earlier if entry.claim is not None), None)
+        if claim is not None:
+            assert claim.claim is not None
+            shown, since = claim.claim.shows, claim.seq
+        else:
+            assert self._cut is not None, "nothing is committed before the first claim"
+            shown, since = self._cut.shown, self._cut_at
         # Between a claim and the next one there are commits and compactions of its job, and nothing else with files.
-        shown = (*claim.claim.shows, (claim.seq + 1, number))
-        for entry in self._entries[claim.seq + 1 : number + 1]:
-            if entry.rewrite is not None:
+        shown = (*shown, (since + 1, number))
+        for entry in self._since:
+            if since < entry.seq <= number and entry.rewrite is not None:
                 shown = without(shown, entry.rewrite.replaces)
         return shown
 
@@ -153,16 +182,20 @@ class TableVersions:
 
     def _by_number(self, number: int) -> TableEntry:
         oldest, newest = self._commits[0].seq, self._commits[-1].seq
+        if self._cut is not None and 0 < number < oldest:
+            raise self._too_old(f"commit {number} of the table at {self._url}")
         if not oldest <= number <= newest:
             raise TableError(
                 f"the table at {self._url} never had a commit {number}: they are {oldest} to {newest}; see history()"
             )
-        entry = self._entries[number]
-        if entry.kind is TableEntryKind.COMMITTED:
+        entry = self._by_seq.get(number)
+        if entry is not None and entry.kind is TableEntryKind.COMMITTED:
             return entry
         before = max(commit.seq for commit in self._commits if commit.seq < number)
+        # What a cut has left out between the oldest commit and the next one.
+        what = "the table was looked after there" if entry is None else _WHAT[entry.kind]
         raise TableError(
-            f"{number} is no commit of the table at {self._url}: {_WHAT[entry.kind]}. What it showed then is "
+            f"{number} is no commit of the table at {self._url}: {what}. What it showed then is "
             f"as_of={before}; see history()"
         )
 
@@ -175,11 +208,18 @@ class TableVersions:
                 )
             if _time(entry.at_ms) <= time:
                 return entry
+        if self._cut is not None:
+            raise self._too_old(f"what the table at {self._url} showed at {time.isoformat()}")
         oldest = self._commits[0]
         assert oldest.at_ms is not None
         raise TableError(
             f"nothing had been committed to the table at {self._url} by {time.isoformat()}: its first commit, "
             f"{oldest.seq}, was made at {_time(oldest.at_ms).isoformat()}"
+        )
+
+    def _too_old(self, what: str) -> TableError:
+        return TableError(
+            f"{what} was deleted by a vacuum: from commit {self._oldest} on every one can be read; see history()"
         )
 
     def _commit(self, entry: TableEntry, rows: int, shown: bool) -> TableCommit:
