@@ -1,15 +1,25 @@
-"""Old files of tables are deleted while jobs commit, fail, fall back and are restored: no rule is broken by it."""
+"""Old files of tables are deleted, and logs cut, while jobs commit, fall back and are restored: no rule breaks."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from tidegate.simulation.oracle.violation import InvariantViolated
 from tidegate.simulation.pipelines import pieces
+from tidegate.storage.ids import CheckpointId
+from tidegate.storage.tables import table_log
 from tidegate.storage.tables.compaction import running_vacuum
 from tidegate.storage.tables.compaction.running_vacuum import RunningVacuum
+from tidegate.storage.tables.log import log_cut, log_vacuum
+from tidegate.storage.tables.log.log_entries import TableEntry, TableVacuum
+from tidegate.storage.tables.log.log_fold import TableFold
+from tidegate.storage.tables.log.log_vacuum import Retention
+from tidegate.storage.tables.table_log import TableLog
 from tidegate.testing import simulate_random
 
 SEEDS = (0, 2, 3, 23, 103)
@@ -20,7 +30,9 @@ def test_vacuums_beside_commits_break_no_rule(monkeypatch: pytest.MonkeyPatch) -
     """Few files a step, so that processes are killed between two steps of one vacuum."""
     monkeypatch.setattr(pieces, "HISTORY_MS", HISTORY_MS)
     monkeypatch.setattr(running_vacuum, "FILES_A_STEP", 2)
+    monkeypatch.setattr(log_cut, "DROPPED_MIN", 1)
     steps: Counter[bool] = Counter()
+    cuts: Counter[bool] = Counter()
     broken: list[str] = []
     step = RunningVacuum.step
 
@@ -33,9 +45,46 @@ def test_vacuums_beside_commits_break_no_rule(monkeypatch: pytest.MonkeyPatch) -
         steps[worked] += 1
         return worked
 
+    cut = TableLog.cut
+
+    def counted_cut(self: TableLog, *arguments: Any) -> bool:
+        done = cut(self, *arguments)
+        cuts[done] += 1
+        return done
+
     monkeypatch.setattr(RunningVacuum, "step", counted)
+    monkeypatch.setattr(TableLog, "cut", counted_cut)
     for seed in SEEDS:
         report = simulate_random(seed)
         assert report.violation is None, f"seed {seed}: {report.violation}"
         assert broken == [], f"seed {seed}"
     assert steps[True] >= 4, steps
+    assert cuts[True] >= 2, cuts
+
+
+@pytest.mark.parametrize("what", ["within its history", "that a checkpoint needs"])
+def test_a_vacuum_that_takes_too_much_is_noticed(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oracle knows when a file was hidden, and which files have the rows of a checkpoint, whatever the log says."""
+    monkeypatch.setattr(pieces, "HISTORY_MS", 1 if what == "that a checkpoint needs" else 1_000)
+    broken: list[str] = []
+    step, vacuum = RunningVacuum.step, log_vacuum.vacuum_of
+
+    def noted(self: RunningVacuum, *arguments: Any) -> bool:
+        try:
+            return step(self, *arguments)
+        except InvariantViolated as error:
+            broken.append(str(error))
+            raise
+
+    def too_much(url: str, entries: Sequence[TableEntry], fold: TableFold, retention: Retention) -> TableVacuum:
+        if what == "within its history":
+            return vacuum(url, entries, fold, replace(retention, since_ms=10**15))
+        return vacuum(url, entries, fold, replace(retention, checkpoints=(CheckpointId(10**9),)))
+
+    monkeypatch.setattr(RunningVacuum, "step", noted)
+    monkeypatch.setattr(table_log, "vacuum_of", too_much)
+    for seed in (*SEEDS, *range(30)):
+        report = simulate_random(seed)
+        if broken or report.violation is not None:
+            return
+    pytest.fail("nobody has noticed")

@@ -13,7 +13,7 @@ where it ended. An at-least-once checkpoint may have taken more than was put bef
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -73,10 +73,11 @@ class Oracle:
         coverage: Coverage | None = None,
         inherited: Covered | None = None,
         merged: MergedFiles | None = None,
+        histories: Mapping[str, int] | None = None,
     ) -> None:
         self.coverage = coverage if coverage is not None else Coverage()
         merged = MergedFiles(disk, self.coverage) if merged is None else merged
-        self.tables = TablesOracle(disk, spec.job_id, merged, inherited)
+        self.tables = TablesOracle(disk, spec.job_id, merged, inherited, histories)
         if spec.restore is not None:
             self.tables.restored(spec.restore.job_id, spec.restore.checkpoint_id)
         self.files = FilesOracle(disk, spec.root, spec.job_id, self._completes, self.tables)

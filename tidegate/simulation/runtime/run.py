@@ -165,10 +165,10 @@ class Simulation:
             self.losses.between_jobs()
         submission, restored = self._plan(setting)
         self._jobs += 1
+        context = submission.context
         oracle = Oracle(
-            self.disk, submission.spec, submission.context.graph, self.coverage, self._covered, self._merged
+            self.disk, submission.spec, context.graph, self.coverage, self._covered, self._merged, context.histories
         )
-
         self.losses.told.append(oracle.tables.lost)
         watch = Watch(oracle, self.coverage, restored)
         parts = self._protocol

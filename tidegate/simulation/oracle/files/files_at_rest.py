@@ -158,8 +158,9 @@ class FilesOracle:
             self._disk.reliable = reliable
 
     def _file_deleted(self, name: str) -> None:
-        if name in self._covered and not self._tables.may_go(name, self._there()):
-            raise InvariantViolated(5, f"{name} was deleted, and a completed checkpoint covers it")
+        needed = name in self._covered or self._tables.is_merged(name)
+        if needed and not self._tables.may_go(name, self._there()):
+            raise InvariantViolated(5, f"{name} was deleted, and its table or a completed checkpoint needs it")
         numbers = self._referenced.get(name)
         if numbers:
             raise InvariantViolated(5, f"{name} was deleted while checkpoint {min(numbers)} refers to it")

@@ -52,6 +52,10 @@ class MergedFiles:
             for originals in [set(self.originals(list(new)))]
         )
 
+    def compactions_of(self, name: str) -> list[frozenset[str]]:
+        """What the compactions stand for that have made this file; none of a file that none has made."""
+        return [frozenset(self.originals(list(new))) for new, _ in self._merged if name in new]
+
     def lost(self, table: str, first: int) -> None:
         """The log of a table has lost its entries from this one on."""
         self._holes[table] = min(first, self._holes.get(table, first))

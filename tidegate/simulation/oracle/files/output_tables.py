@@ -30,13 +30,23 @@ Covered = Mapping[tuple[JobId, CheckpointId], frozenset[str]]
 
 
 class TablesOracle:
-    """Watches the tables that one job writes. `inherited`: what checkpoints of the jobs before it cover."""
+    """Watches the tables that one job writes.
+
+    `inherited`: what checkpoints of the jobs before it cover. `histories`: for how many ms each table keeps what it has
+    shown, by URL.
+    """
 
     def __init__(
-        self, disk: SimulatedDisk, job_id: JobId, merged: MergedFiles, inherited: Covered | None = None
+        self,
+        disk: SimulatedDisk,
+        job_id: JobId,
+        merged: MergedFiles,
+        inherited: Covered | None = None,
+        histories: Mapping[str, int] | None = None,
     ) -> None:
         self._disk = disk
         self._merged = merged
+        self._histories = {url.rstrip("/"): ms for url, ms in (histories or {}).items()}
         self._job_id = job_id
         self.covered: dict[tuple[JobId, CheckpointId], frozenset[str]] = dict(inherited or {})
         self._origin: frozenset[str] = frozenset()
@@ -46,6 +56,8 @@ class TablesOracle:
         self._committed: dict[str, int] = {}
         self._readers: dict[str, TableLog] = {}
         self._shown: dict[str, list[str]] = {}
+        self._hidden_ms: dict[str, int] = {}
+        """When each file was hidden that a table has shown."""
         self._holes: dict[str, int] = {}
         """The first entry of each table's log that is lost, until somebody has made it again."""
         disk.created.append(self._file_created)
@@ -70,18 +82,35 @@ class TablesOracle:
         return {f"{table}/{path}" for path in self._reading(lambda: TableLog(self._store(table)).referenced_paths())}
 
     def may_go(self, name: str, checkpoints: Iterable[int]) -> bool:
-        """Whether a data file may be deleted: no table shows it, and larger files stand for it in these checkpoints.
+        """Whether a data file may be deleted, of a task or of a compaction.
 
+        No table shows it, or has shown it within its history. The rows that each of these checkpoints covers are still
+        there: in this file's place others stand, larger ones or, for a file of a compaction, those that it was made of.
         Where another job owns the table by now, the checkpoints of this one do not count.
         """
         if any(name in shown for shown in self._shown.values()):
             return False
+        hidden_ms = self._hidden_ms.get(name)
+        if hidden_ms is not None:
+            history_ms = next((ms for table, ms in self._histories.items() if name.startswith(f"{table}/")), 0)
+            if self._disk.world.now_ms - hidden_ms < history_ms:
+                return False
         reader = self._readers[next(table for table in self._readers if name.startswith(f"{table}/data/"))]
         owner = self._reading(reader.owner)
         if owner is not None and owner.job_id != self._job_id:
             return True
-        covered = (self.covered[self._job_id, CheckpointId(number)] for number in checkpoints)
-        return all(self._merged.stand_for(name, names) for names in covered if name in names)
+        covered = [self.covered[self._job_id, CheckpointId(number)] for number in checkpoints]
+        compactions = self._merged.compactions_of(name)
+        originals = {file for made_of in compactions for file in made_of} if compactions else {name}
+        return all(
+            file in self._disk.files or self._merged.stand_for(file, names)
+            for names in covered
+            for file in originals & names
+        )
+
+    def is_merged(self, name: str) -> bool:
+        """Whether a compaction has made a file."""
+        return bool(self._merged.compactions_of(name))
 
     def lost(self, table: str, first: int) -> None:
         """The log of a table has lost its entries from this one on: what the table shows is what it showed before."""
@@ -115,6 +144,8 @@ class TablesOracle:
             return  # It was created where the log is truncated, and is taken back.
         before = self._shown.get(table, [])
         shown = self._shown[table] = [f"{table}/{file.path}" for file in snapshot.files]
+        hidden = set(before).difference(shown)
+        self._hidden_ms |= dict.fromkeys(hidden, entry.at_ms or 0)
         if entry.kind is TableEntryKind.COMPACTED:
             return  # `MergedFiles` has looked at it.
         if entry.kind is not TableEntryKind.COMMITTED:
