@@ -30,6 +30,17 @@ def test_every_reader_of_delta_sees_the_rows(tmp_path: Path) -> None:
     assert table.info.format == "delta"
 
 
+def test_the_empty_string_in_a_partition_is_what_the_page_says(tmp_path: Path) -> None:
+    """A null for Delta's own reader, a string for tidegate and Polars."""
+    given = pa.table({"id": [1, 2, 3], "p": ["", "a", None]})
+    with local() as env:
+        table = env.from_batches(given).to_delta(tmp_path / "out", partition_by=["p"])
+        finish(env, tmp_path / "checkpoints")
+    url = str(tmp_path / "out")
+    assert rows(table.to_arrow()) == rows(pl.read_delta(url)) == rows(given)
+    assert sorted(DeltaTable(url).to_pyarrow_table()["p"].to_pylist(), key=str) == [None, None, "a"]
+
+
 @pytest.mark.parametrize("column", ["größe", "order:id", "a+b", "a%41", "a[b]", "_x", "é" * 10])
 def test_polars_reads_partitions_of_any_name(tmp_path: Path, column: str) -> None:
     """Polars compares the names of folders with those of columns as they stand, and decodes values alone."""

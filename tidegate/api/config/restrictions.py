@@ -32,7 +32,7 @@ FIXED: Mapping[str, tuple[bool, str]] = MappingProxyType(
             False,
             "splits of every source wait on their own: see alignment= of assign_timestamps",
         ),
-        "state.backend.async": (True, "state is always written while the job goes on"),
+        "state.backend.async": (True, "state is always written while the job continues"),
     }
 )
 """Key to the one value that it may have, and why."""

@@ -65,7 +65,7 @@ class CheckpointConfig(Section):
     """Whether barriers may overtake the data in flight, which then belongs to the checkpoint."""
 
     aligned_timeout: Annotated[int, BeforeValidator(of.duration)] = Field(default=0, alias=KEYS["aligned_timeout"][0])
-    """Milliseconds after which an aligned checkpoint goes on unaligned; 0: unaligned from the start."""
+    """Milliseconds after which an aligned checkpoint continues unaligned; 0: unaligned from the start."""
 
     tolerable_failed: Annotated[int, BeforeValidator(of.any_number)] = Field(
         default=0, alias=KEYS["tolerable_failed"][0]
@@ -75,7 +75,7 @@ class CheckpointConfig(Section):
     storage_outage: Annotated[int, BeforeValidator(of.duration)] = Field(
         default=STORAGE_OUTAGE_MS, alias=KEYS["storage_outage"][0]
     )
-    """Milliseconds that the job goes on while storage does not answer or takes nothing; then it fails."""
+    """Milliseconds that the job continues while storage does not answer or takes nothing; then it fails."""
 
     retained: Annotated[int, BeforeValidator(of.at_least_one)] = Field(default=1, alias=KEYS["retained"][0])
     """Completed checkpoints to keep; at least 1."""
@@ -248,7 +248,7 @@ def _check_together(config: CheckpointConfig) -> None:
         why = "with a pause between checkpoints there is one at a time; set max_concurrent to 1, or min_pause to 0"
         raise refuse("max_concurrent", "min_pause", why)
     if config.aligned_timeout > 0 and not config.unaligned:
-        why = "an alignment that takes too long goes on unaligned; switch that on, or leave the timeout out"
+        why = "an alignment that takes too long continues unaligned; switch that on, or leave the timeout out"
         raise refuse("aligned_timeout", "unaligned", why)
     if config.backend_directory is not None and config.backend != "rocksdb":
         raise refuse("backend_directory", "backend", "state in memory needs no folder; leave it out, or use 'rocksdb'")

@@ -27,7 +27,7 @@ class JobSettings(Section):
     """Whether state is left behind whose operator is no longer in the program."""
 
     detached: Annotated[bool, BeforeValidator(of.switch)] = Field(default=False, alias=KEYS["detached"][0])
-    """Whether the job goes on when its driver ends. On Ray alone."""
+    """Whether the job continues when its driver ends. On Ray alone."""
 
     progress: Annotated[Literal["auto", "bar", "lines", "off"], BeforeValidator(of.progress)] = Field(
         default="auto", alias=KEYS["progress"][0]
