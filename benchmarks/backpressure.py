@@ -175,7 +175,7 @@ class _Running:
         options = tg.DataPlaneOptions(limits or BufferLimits(), source_rows_max=arguments.batch_rows)
         env = tg.StreamEnvironment(self._runtime, PARALLELISM, options=options)
         rows = env.from_source(source, name=SOURCE, uid=SOURCE)
-        slowed = rows.key_by("key").partitioned().map_batches(slow, schema=SUMS, name=SLOW, uid=SLOW)
+        slowed = rows.key_by("key")._by_key().map_batches(slow, schema=SUMS, name=SLOW, uid=SLOW)
         self.table = slowed.to_table(str(folder / "table"), uid="table")
         submission = env.plan(
             name,

@@ -168,7 +168,7 @@ SINKS = (TableSink, PartitionedTableSink)
 def _nodes(step: Step) -> list[StreamNode]:
     with tg.StreamEnvironment.local(2) as env:
         made = step(env.from_batches(ROWS, timestamp="t"))
-        return list(made.program.nodes)
+        return list(made._program.nodes)
 
 
 def _stateful() -> Iterator[tuple[str, StreamNode, Operator]]:

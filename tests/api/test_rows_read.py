@@ -85,7 +85,7 @@ def test_filters_go_back_to_the_source(
 
 def test_what_cannot_be_read_decides_what_else_is(files: str) -> None:
     """So files that may be left out in part are read as they are."""
-    source = tg.StreamEnvironment.local().from_files(files, bad_rows="skip").program.nodes[0].source
+    source = tg.StreamEnvironment.local().from_files(files, bad_rows="skip")._program.nodes[0].source
     assert isinstance(source, FilesSource)
     assert source.filtered(()) is source
 

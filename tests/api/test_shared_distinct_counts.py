@@ -65,7 +65,7 @@ def test_columns_of_expressions_are_called_by_their_structure() -> None:
                 a=tg.count_distinct(pl.col("x") % 7), b=tg.count_distinct("x").where(pl.col("y") > 3), emit="final"
             )
         )
-        nodes = counted.program.nodes
+        nodes = counted._program.nodes
     assert [node.uid for node in nodes if "distinct" in node.uid] == ["aggregate distinct-2", "aggregate distinct-3"]
     marks = nodes[2].schema
     assert marks is not None

@@ -53,12 +53,12 @@ class Steps:
         if not columns:
             return stream
         expressions = [expr.alias(name) for name, expr in columns.items()]
-        wide = stream.input_parallelism
+        wide = stream._input_parallelism
         return stream._with_columns(expressions, "sql columns", self.uid("columns"), wide)
 
     def filtered(self, stream: Stream, condition: pl.Expr) -> Stream:
         """The rows for which a condition is true."""
-        wide = stream.input_parallelism
+        wide = stream._input_parallelism
         return stream.filter(condition, name="sql where", uid=self.uid("where"), parallelism=wide)
 
     def selected(self, stream: Stream, columns: Sequence[tuple[str, str]]) -> Stream:
@@ -77,7 +77,7 @@ class Steps:
         if stream.timestamp not in kept:
             stream = Stream(stream._program, stream._inputs, stream._keyed_by, None, stream._updating)
         expressions = [expr if _is(expr, name) else expr.alias(name) for name, expr in columns.items()]
-        wide = stream.input_parallelism
+        wide = stream._input_parallelism
         return stream._select(expressions, f"sql {kind}", self.uid(kind), wide)
 
 

@@ -37,9 +37,9 @@ class ConnectedStreams(Generic[S]):
 
     def __init__(self, first: S, second: S, keys: tuple[tuple[str, ...], tuple[str, ...]]) -> None:
         self._first, self._second, self._keys = first, second, keys
-        if first.program is not second.program:
+        if first._program is not second._program:
             raise ConfigurationError("connect: the streams belong to different environments")
-        if not (second.is_broadcast and not keys[1]):
+        if not (second._is_broadcast and not keys[1]):
             self._check_keys()
 
     def key_by(self, keys1: str | Sequence[str], keys2: str | Sequence[str]) -> ConnectedStreams[S]:
@@ -122,7 +122,7 @@ class ConnectedStreams(Generic[S]):
                 f"{name}(errors_to={errors_to!r}): the streams have columns of their own, so give a name for each, or "
                 'None: errors_to=("bad_first", None)'
             )
-        if errors_to[1] is not None and self._second.is_broadcast:
+        if errors_to[1] is not None and self._second._is_broadcast:
             raise ConfigurationError(
                 f"{name}(errors_to={errors_to!r}): every subtask gets the rows of a broadcast stream, and all must "
                 "change their state alike; give None for it, and let the function keep such rows out itself"
@@ -135,7 +135,7 @@ class ConnectedStreams(Generic[S]):
     def _check_broadcast(self, function: BroadcastProcessFunction) -> None:
         (keys1, keys2), name = self._keys, type(function).__name__
         keyed = isinstance(function, KeyedBroadcastProcessFunction)
-        if keys2 or not self._second.is_broadcast:
+        if keys2 or not self._second._is_broadcast:
             raise ConfigurationError(
                 f"connect: {name} needs a second stream that every subtask gets: a.connect(rules.broadcast())"
             )

@@ -74,7 +74,7 @@ class Stream(StreamTables, StreamVerbs):
             check_stream(other, Stream, "union")
         if allow_missing and not by_name:
             raise ConfigurationError("union: allow_missing=True needs by_name=True, because names tell what is missing")
-        updating = united([(stream._updating, stream.input_parallelism) for stream in (self, *others)])
+        updating = united([(stream._updating, stream._input_parallelism) for stream in (self, *others)])
         for other in others:
             if other._program is not self._program:
                 raise ConfigurationError("union: the streams belong to different environments")
@@ -107,7 +107,7 @@ class Stream(StreamTables, StreamVerbs):
 
             names, expressions, replaced = key_expressions(keys, self.schema)
             if expressions:
-                stream = self.with_columns(*expressions, name="key_by", parallelism=self.input_parallelism)
+                stream = self.with_columns(*expressions, name="key_by", parallelism=self._input_parallelism)
         check_keys(names, stream.schema)
         if self._updating is not None:
             self._updating.check_kind_is_no_key("key_by", names)
@@ -216,7 +216,7 @@ class Stream(StreamTables, StreamVerbs):
 class KeyedStream(OtherNames):
     """A stream partitioned by key."""
 
-    other_names = KEYED_STREAMS
+    _other_names = KEYED_STREAMS
 
     def __init__(self, stream: Stream, keys: tuple[str, ...], replaced: frozenset[str] = frozenset()) -> None:
         self._replaced = replaced
@@ -228,7 +228,7 @@ class KeyedStream(OtherNames):
     def __repr__(self) -> str:
         return f"KeyedStream(by {', '.join(self.keys)}; {self.stream!r})"
 
-    def partitioned(self) -> Stream:
+    def _by_key(self) -> Stream:
         """The rows, partitioned by key on their way into the next operator."""
         return self.stream._partitioned(Partitioning(PartitioningKind.HASH, self.keys))
 
@@ -278,7 +278,7 @@ class KeyedStream(OtherNames):
         errors = () if errors_to is None else (error_tag(errors_to, self.stream.schema, name, self.keys),)
         of_stream = (self.keys,), (self.stream.timestamp,), schema, side_outputs, fire_at_end, errors
         (factory := partial(process_operator, function, *of_stream))()
-        return self.partitioned()._then(
+        return self._by_key()._then(
             factory,
             schema,
             name,
@@ -473,7 +473,7 @@ class KeyedStream(OtherNames):
         )
         if by is not None and schema is not None:
             means = with_rows(means, by=pa.schema([schema.field(by)]))
-        rows = self.partitioned()._then(factory, schema, name, uid, parallelism, meaning=means)
+        rows = self._by_key()._then(factory, schema, name, uid, parallelism, meaning=means)
         return rows._keyed(self.keys, updates=by is not None or keep == "last")
 
     def top_n(

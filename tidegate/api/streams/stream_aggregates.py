@@ -140,7 +140,7 @@ def aggregated_all(stream: S, aggregates: Mapping[str, Aggregate], emit: EmitMod
         parts,
         f"{name} batches",
         None if uid is None else f"{uid}-batches",
-        stream.input_parallelism,
+        stream._input_parallelism,
         own=(() if parts is None else parts.names),
     )
     operator = made()
@@ -163,7 +163,7 @@ def _aggregated_changes(stream: S, aggregates: Mapping[str, Aggregate], name: st
         (pl.lit(0, pl.Int8).alias(KEY),),
         f"{name} key",
         None if uid is None else f"{uid}-key",
-        stream.input_parallelism,
+        stream._input_parallelism,
         own=(KEY,),
     )
     rows = aggregated(keyed, (KEY,), aggregates, "changes", name, uid, 1)
@@ -202,7 +202,7 @@ def checked_inputs(
         stream.schema,
         f"{name} errors",
         None if uid is None else f"{uid}-errors",
-        stream.input_parallelism,
+        stream._input_parallelism,
         side_outputs=(tag,),
     )
     return checked, checked._inputs[0][0]

@@ -183,7 +183,7 @@ class StreamJoins(StreamChanges):
         if how not in ("left", "inner"):
             raise ConfigurationError(f"lookup_join: how={how!r}: it is left or inner")
         function = LookupTable(lookup, read, refresh_ms, stale_ms)
-        width = self.input_parallelism if parallelism is None else parallelism
+        width = self._input_parallelism if parallelism is None else parallelism
         return self._then(batch_operator(function, lookup.output, name), lookup.output, name, uid, width)
 
     def _joined_for_ever(
@@ -234,7 +234,7 @@ class StreamJoins(StreamChanges):
         timestamp: str | None,
         means: StateMeaning,
     ) -> Self:
-        if self.program is not other.program:
+        if self._program is not other._program:
             raise ConfigurationError(f"{name}: the streams belong to different environments")
         left = self._partitioned(Partitioning(PartitioningKind.HASH, sides.keys[0]))
         right = other._partitioned(Partitioning(PartitioningKind.HASH, sides.keys[1]))

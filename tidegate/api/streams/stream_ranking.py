@@ -95,7 +95,7 @@ def ranked_windows(
     local = partial(LocalTop, ranking, schema, window, stream.timestamp)
     between = local().output
     uid_before = None if uid is None else f"{uid}-batches"
-    rows = stream._then(local, between, f"{name} batches", uid_before, stream.input_parallelism)
+    rows = stream._then(local, between, f"{name} batches", uid_before, stream._input_parallelism)
     factory = partial(WindowTop, ranking, between)
     late = (OutputTag(LATE, between),)
     means = meaning(

@@ -56,7 +56,7 @@ LOG_LIMIT = "1gb"
 class StreamSources(OtherNames):
     """Begins streams of one program."""
 
-    other_names = ENVIRONMENTS
+    _other_names = ENVIRONMENTS
 
     def __init__(self, program: Program) -> None:
         self._program = program

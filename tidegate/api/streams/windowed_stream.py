@@ -65,7 +65,7 @@ class WindowedStream(OtherNames, Generic[S]):
     `made` makes the stream of the results. `replaced` are columns whose place a key has taken.
     """
 
-    other_names = WINDOWED_STREAMS
+    _other_names = WINDOWED_STREAMS
 
     def __init__(
         self,
@@ -266,7 +266,7 @@ class WindowedStream(OtherNames, Generic[S]):
             ),
         )
         if isinstance(spec, Count):
-            return self._made(self._stream.program, result._inputs, keys, errors_of=errors)
+            return self._made(self._stream._program, result._inputs, keys, errors_of=errors)
         node = result._inputs[0][0]
         replaced = (*keys, WINDOW_START, WINDOW_END)
         updates = early or lateness_ms > 0
@@ -274,7 +274,7 @@ class WindowedStream(OtherNames, Generic[S]):
         updating = Updating(replaced, made_by, changes) if updates else None
         # The bounds are not event time then, and watermarks are of something else.
         timestamp = WindowEnd(WINDOW_END) if clock is None else None
-        return self._made(self._stream.program, result._inputs, replaced, timestamp, updating, errors)
+        return self._made(self._stream._program, result._inputs, replaced, timestamp, updating, errors)
 
     def _facts(self) -> dict[str, object]:
         """What the windows are, for the meaning of the state."""
@@ -407,10 +407,10 @@ class WindowedStream(OtherNames, Generic[S]):
         )
         timestamp = None if isinstance(spec, Count) or self._clock is not None else WindowEnd(WINDOW_END)
         if not lateness_ms:
-            return self._made(stream.program, result._inputs, keys, timestamp)
+            return self._made(stream._program, result._inputs, keys, timestamp)
         node, replaced = result._inputs[0][0], (*keys, WINDOW_START, WINDOW_END)
         updating = Updating(replaced, f"{node.name!r} (uid {node.uid!r})", changes)
-        return self._made(stream.program, result._inputs, replaced, timestamp, updating)
+        return self._made(stream._program, result._inputs, replaced, timestamp, updating)
 
     def top_n(
         self,
@@ -444,4 +444,4 @@ class WindowedStream(OtherNames, Generic[S]):
             )
         ranking = ranking_of(window_keys(self._keys), n, by, descending, rank, "final", ties)
         made = ranked_windows(self._stream, ranking, spec, name, uid, parallelism)
-        return self._made(self._stream.program, made._inputs, ranking.keys, made.timestamp)
+        return self._made(self._stream._program, made._inputs, ranking.keys, made.timestamp)

@@ -52,7 +52,7 @@ def plain_inputs(
     computed = _named(expressions, names)
     columns = [*map(exact_column, names), *(column.expression.alias(computed[column]) for column in expressions)]
     selected = stream._select(
-        columns, f"{name} inputs", None if uid is None else f"{uid}-inputs", stream.input_parallelism
+        columns, f"{name} inputs", None if uid is None else f"{uid}-inputs", stream._input_parallelism
     )
     return selected, _over(aggregates, computed)
 
@@ -71,7 +71,7 @@ def added_inputs(
         [column.expression.alias(computed[column]) for column in expressions],
         f"{name} inputs",
         None if uid is None else f"{uid}-inputs",
-        stream.input_parallelism,
+        stream._input_parallelism,
     )
     return added, _over(aggregates, computed), tuple(computed.values())
 

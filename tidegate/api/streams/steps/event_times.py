@@ -57,7 +57,7 @@ class EventTimes(StreamSteps):
             raise ConfigurationError(f"assign_timestamps: alignment= is a tg.WatermarkAlignment, not {alignment!r}")
         updating, delay_ms = self._updating, parse_duration_ms(max_out_of_orderness, setting="max_out_of_orderness")
         # As parallel as the stream before it, so chained to it: there the rows still have the source's order.
-        parallelism = parallelism if parallelism is not None else self.input_parallelism
+        parallelism = parallelism if parallelism is not None else self._input_parallelism
         idleness_ms = idleness_of(idleness, str(column), [node for node, _ in self._inputs], parallelism)
         time = column_like(column, "assign_timestamps")
         rows, (column, *flags) = self._with_computed(column, punctuated_by, uid)
@@ -98,4 +98,4 @@ class EventTimes(StreamSteps):
             return self, names
         uid = None if uid is None else f"{uid}-inputs"
         name = "assign_timestamps inputs"
-        return self.with_columns(*expressions, name=name, uid=uid, parallelism=self.input_parallelism), names
+        return self.with_columns(*expressions, name=name, uid=uid, parallelism=self._input_parallelism), names

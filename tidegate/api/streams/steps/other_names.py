@@ -102,11 +102,11 @@ ENVIRONMENTS: Mapping[str, str] = {
 class OtherNames:
     """Names the method that does here what a method of another engine does, where a program asks for that one."""
 
-    other_names: ClassVar[Mapping[str, str]] = {}
+    _other_names: ClassVar[Mapping[str, str]] = {}
 
     if not TYPE_CHECKING:  # to a type checker, a class with this method would have every attribute
 
         def __getattr__(self, name: str) -> object:
             plain = f"{type(self).__name__!r} object has no attribute {name!r}"
-            ours = self.other_names.get(name)
+            ours = self._other_names.get(name)
             raise AttributeError(plain if ours is None else f"{plain}; in tidegate it is {ours}", name=name, obj=self)

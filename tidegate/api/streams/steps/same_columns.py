@@ -20,6 +20,6 @@ def with_same_columns(streams: Sequence[S], allow_missing: bool) -> list[S]:
     return [
         stream
         if own.equals(schema)
-        else stream._then(partial(SameColumns, schema), schema, "union", None, stream.input_parallelism)
+        else stream._then(partial(SameColumns, schema), schema, "union", None, stream._input_parallelism)
         for stream, own in zip(streams, schemas, strict=True)
     ]

@@ -61,7 +61,7 @@ StreamInput = tuple[StreamNode, Partitioning | None]
 class StreamSteps(OtherNames):
     """Batches of rows with the same columns, as they pass from operator to operator."""
 
-    other_names = STREAMS
+    _other_names = STREAMS
 
     def __init__(
         self,
@@ -93,19 +93,14 @@ class StreamSteps(OtherNames):
         return f"{type(self).__name__}({self._inputs[0][0].uid!r}: {columns})"
 
     @property
-    def input_parallelism(self) -> int:
+    def _input_parallelism(self) -> int:
         """Subtasks of the operator before: a step with as many is chained to it."""
         return self._inputs[0][0].parallelism
 
     @property
-    def is_broadcast(self) -> bool:
+    def _is_broadcast(self) -> bool:
         """Whether every subtask of the next operator gets all rows."""
         return all(p is not None and p.kind is PartitioningKind.BROADCAST for _, p in self._inputs)
-
-    @property
-    def program(self) -> Program:
-        """The program that the stream belongs to."""
-        return self._program
 
     def map_batches(
         self,
@@ -482,7 +477,7 @@ class StreamSteps(OtherNames):
             if not (found.changes if takes_changes else updating):
                 raise found.refuse(repr(name))
         if self._updating is not None and not takes_changes:
-            parallelism = self._updating.parallelism(repr(name), parallelism, self.input_parallelism)
+            parallelism = self._updating.parallelism(repr(name), parallelism, self._input_parallelism)
         inputs = (self._in_order(parallelism)._inputs, () if second is None else second._inputs)
         node = StreamNode(
             uid=self._program.new_uid(name, uid),
