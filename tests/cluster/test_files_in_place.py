@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ from source_contract import check_source
 
 import tidegate as tg
 from tidegate.actors.sources.files.open_file import UnreadableFileError
+from tidegate.actors.sources.files.parquet_rows import ParquetRows, parquet_schema
 from tidegate.spark_bridge import DataFrameSource, ParquetSource, RayDPSession
 from tidegate.spark_bridge.dataframes.in_place import files_in_place
 from tidegate.spark_bridge.dataframes.in_place.files_in_place import FilesInPlace, placed_files
@@ -257,3 +259,21 @@ def test_any_condition_keeps_the_rows_that_spark_keeps(
             offset, at_end = result.next_offset, result.at_end
             found += [] if result.batch is None else result.batch.column("row").to_pylist()
     assert sorted(found) == wanted
+
+
+def test_a_column_of_a_dictionary_and_shared_prefixes_is_read(raydp_session: RayDPSession, tmp_path: Path) -> None:
+    """Writers of Parquet's second version store texts by prefixes as soon as a dictionary is full."""
+    n, count = F.col("id"), 200_000
+    text = F.when(n < count // 2, F.concat(F.lit("w"), n % 5)).otherwise(F.concat(F.lit("a long text "), n))
+    rows = raydp_session.spark.range(count).select(n, text.alias("text"), F.array(text).alias("texts")).coalesce(1)
+    rows.write.option("parquet.writer.version", "v2").parquet(f"{tmp_path}/in")
+    (file,) = (tmp_path / "in").glob("*.parquet")
+    parquet = pq.ParquetFile(file)
+    for column in (1, 2):
+        assert {"DELTA_BYTE_ARRAY", "RLE_DICTIONARY"} <= set(parquet.metadata.row_group(0).column(column).encodings)
+    read, at = ParquetRows(str(file), "a", parquet_schema(str(file))), 0
+    expected = parquet.read()
+    while (batch := read.read(at, 50_000)) is not None:
+        assert pa.Table.from_batches([batch]).equals(expected.slice(at, batch.num_rows))
+        at += batch.num_rows
+    assert at == count
