@@ -6,9 +6,10 @@ import logging
 from dataclasses import replace
 
 import pytest
+from confluent_kafka import Producer
 from kafka_reading import QUICK, SCHEMA, Reading, objects, partitions_of
 from kafka_server import KafkaServer
-from waiting import until
+from waiting import LIMIT_S, until
 
 from tidegate.actors.sources.kafka import kafka_reader
 from tidegate.actors.sources.kafka.kafka_source import KafkaSource
@@ -274,3 +275,39 @@ def test_brokers_that_are_away_are_reported_once(caplog: pytest.LogCaptureFixtur
     assert [text in line for text, line in zip(("tried again", "for 60 s", "answer again"), lines, strict=True)] == [
         True
     ] * 3
+
+
+def test_offsets_with_gaps(kafka_server: KafkaServer) -> None:
+    """Transactions leave gaps: their ends, and records that were withdrawn. Rows and bad records keep their offsets."""
+    kafka_server.create("gaps", 2)
+    producer = Producer({"bootstrap.servers": kafka_server.servers, "transactional.id": "gaps", "log_level": 0})
+    producer.init_transactions(LIMIT_S)
+    for number, withdrawn in enumerate([False, True, False]):
+        producer.begin_transaction()
+        for value in (*objects(number, number + 10), b"{"):
+            for partition in range(2):
+                producer.produce("gaps", value=value, partition=partition)
+        assert producer.flush(LIMIT_S) == 0
+        end = producer.abort_transaction if withdrawn else producer.commit_transaction
+        end(LIMIT_S)
+    form = RecordFormat(SCHEMA, metadata=("partition", "offset"))
+    found = KafkaSource(kafka_server.servers, ("gaps",), form, bounded=True, properties=QUICK, bad_rows="side")
+    reader = found.reader()
+    readings = [Reading(reader, split) for split in partitions_of(found)]
+
+    def over() -> bool:
+        for reading in readings:
+            if not reading.at_end:
+                reading.once(rows_max=2)
+        return all(reading.at_end for reading in readings)
+
+    until("both partitions", over, lambda: [reading.rows for reading in readings])
+    reader.close()
+    for partition, reading in enumerate(readings):
+        assert [tuple(row.values()) for row in reading.rows] == [
+            (x, f"s{x}", partition, offset) for x, offset in ((0, 0), (10, 1), (2, 8), (12, 9))
+        ]
+        assert [(letter["partition"], letter["offset"]) for letter in reading.letters] == [
+            (partition, 2),
+            (partition, 10),
+        ]

@@ -18,7 +18,8 @@ from ctypes import CDLL
 from pathlib import Path
 
 from confluent_kafka import KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewPartitions, NewTopic
 from waiting import LIMIT_S, until
 
 VERSION = "4.1.2"

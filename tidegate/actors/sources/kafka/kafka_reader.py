@@ -19,9 +19,9 @@ Rules:
 from __future__ import annotations
 
 import logging
-from collections import deque
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -36,7 +36,7 @@ from tidegate.actors.sources.kafka.positions import (
     finder_of,
     split_of,
 )
-from tidegate.actors.sources.kafka.records import RecordFormat, RecordReader
+from tidegate.actors.sources.kafka.records import RecordFormat, RecordReader, Records
 from tidegate.actors.sources.kafka.topics import WATCH_MS, TopicInfo, TopicWatch
 from tidegate.actors.sources.source import ReadResult, SourceSplit
 from tidegate.storage.clock import monotonic_ms
@@ -51,7 +51,9 @@ OnMissing: TypeAlias = Literal["fail", "earliest", "latest"]
 BUFFERED_BYTES_MAX = 32 * 1024 * 1024
 """What a reader keeps of all its partitions. One look at the consumer may add a quarter of it."""
 CONSUMED_MAX = 10_000
-"""Records that are taken from the client at once."""
+"""Records that one look at the consumer may add."""
+CONSUMED_AT_ONCE = 500
+"""Records that are taken from the client at once. Beyond 700 new objects the garbage collector looks at all of them."""
 RECORD_BYTES = 300
 """What a record takes in memory besides its value."""
 GONE_MS = 30_000
@@ -64,7 +66,7 @@ class _Partition:
 
     next_offset: int
     fetch_offset: int
-    records: deque[Message] = field(default_factory=deque)
+    records: Records
     size_bytes: int = 0
     assigned: bool = True
     end_seen: int = -1
@@ -98,6 +100,7 @@ class KafkaReader:
         self._consumer = self._library.Consumer(dict(settings), logger=self._contact)
         watch_ms = min(WATCH_MS, discover_ms or WATCH_MS)
         self._watch = TopicWatch(settings, topics, self._contact, clock_ms, watch_ms)
+        self._form = form
         self._records = RecordReader(form, bad_rows)
         self._partitions: dict[tuple[str, int], _Partition] = {}
         self._buffered_bytes = 0
@@ -133,25 +136,20 @@ class KafkaReader:
         self._consumer.close()
 
     def _rows(self, at: PartitionAt, partition: _Partition, offset: int, rows_max: int) -> ReadResult:
-        if rows_max >= len(partition.records):
-            taken, size_bytes = list(partition.records), partition.size_bytes
-            partition.records.clear()
-        else:
-            taken = [partition.records.popleft() for _ in range(rows_max)]
-            size_bytes = _size_bytes(taken)
+        taken = partition.records.take(rows_max)
+        payload = None
         if taken:
+            size_bytes = _size_bytes(taken) if partition.records else partition.size_bytes
             self._buffered_bytes -= size_bytes
             partition.size_bytes -= size_bytes
-            partition.next_offset = _offset(taken[-1]) + 1
+            partition.next_offset = taken.offsets[-1] + 1
+            payload = encode(replace(at, offset=partition.next_offset))
             if not partition.assigned and partition.size_bytes <= self._share_bytes() // 2 and not partition.missing:
                 self._assign(at, partition)
-        wanted = taken
-        if at.end is not None and partition.next_offset > at.end:
-            wanted = [record for record in taken if _offset(record) < at.end]
+        wanted = taken if at.end is None else taken.take(bisect_left(taken.offsets, at.end))
         batch, bad = self._records.rows(wanted) if wanted else (None, None)
         reached = max(partition.next_offset, -1 if partition.records else partition.end_seen)
         at_end = at.end is not None and reached >= at.end and self._ends(at)
-        payload = encode(replace(at, offset=partition.next_offset)) if taken else None
         rows = sum(found.num_rows for found in (batch, bad) if found is not None)
         return ReadResult(batch, offset + rows, at_end, payload=payload, bad=bad)
 
@@ -179,7 +177,7 @@ class KafkaReader:
             return known
         if known is not None:
             self._let_go(at)
-        self._partitions[name] = _Partition(at.offset, at.offset, assigned=False)
+        self._partitions[name] = _Partition(at.offset, at.offset, self._form.records_of(*name), assigned=False)
         self._assign(at, self._partitions[name])
         return self._partitions[name]
 
@@ -205,38 +203,49 @@ class KafkaReader:
 
     def _consume(self) -> None:
         """Take what has come, without waiting; then let go of partitions that have more than their share."""
-        room = max(1, BUFFERED_BYTES_MAX // 4 // self._record_bytes)
-        found = self._consumer.consume(min(CONSUMED_MAX, room), timeout=0)
-        if not found:
-            return
-        errors = [(record, error) for record in found if (error := record.error()) is not None]
-        for record, error in errors:
-            self._failed(record, error, self._partitions.get((record.topic() or "", record.partition() or 0)))
-        if errors:
-            found = [record for record in found if record.error() is None]
-        grown: dict[tuple[str, int], list[Message]] = {}
-        for name, run in self._runs(found):
-            grown.setdefault(name, []).extend(run)
-        taken_bytes = 0
-        for name, records in grown.items():
-            partition = self._partitions.get(name)
-            if partition is None or not partition.assigned:
-                continue
-            size_bytes = _size_bytes(records)
-            taken_bytes += size_bytes
-            partition.records.extend(records)
-            partition.size_bytes += size_bytes
-            partition.fetch_offset = _offset(records[-1]) + 1
-            partition.request = self._watch.requests
-        self._buffered_bytes += taken_bytes
-        if grown:
-            self._contact.answered()
-            self._record_bytes = max(taken_bytes // len(found), self._record_bytes // 2, RECORD_BYTES)
+        room_bytes, room = BUFFERED_BYTES_MAX // 4, CONSUMED_MAX
+        while room_bytes > 0 and room > 0:
+            count = max(1, min(CONSUMED_AT_ONCE, room, room_bytes // self._record_bytes))
+            taken, taken_bytes = self._take(count)
+            room_bytes -= taken_bytes
+            room -= taken
+            if taken < count:
+                break
         if self._buffered_bytes > BUFFERED_BYTES_MAX // 2:
             share_bytes = self._share_bytes()
             for name, partition in self._partitions.items():
                 if partition.size_bytes > share_bytes:
                     self._unassign(name, partition)
+
+    def _take(self, count: int) -> tuple[int, int]:
+        """Take up to `count` messages, which are records and reports, from the client. Returns number and bytes.
+
+        No message is left when this returns, so that none is old enough for the garbage collector to look at.
+        """
+        found = self._consumer.consume(count, timeout=0)
+        taken = len(found)
+        errors = [(record, error) for record in found if (error := record.error()) is not None]
+        for record, error in errors:
+            self._failed(record, error, self._partitions.get((record.topic() or "", record.partition() or 0)))
+        if errors:
+            found = [record for record in found if record.error() is None]
+        if not found:
+            return taken, 0
+        kept_bytes = 0
+        for name, run in self._runs(found):
+            partition = self._partitions.get(name)
+            if partition is None or not partition.assigned:
+                continue
+            records = list(run)
+            size_bytes = partition.records.add(records) + RECORD_BYTES * len(records)
+            kept_bytes += size_bytes
+            partition.size_bytes += size_bytes
+            partition.fetch_offset = _offset(records[-1]) + 1
+            partition.request = self._watch.requests
+        self._buffered_bytes += kept_bytes
+        self._contact.answered()
+        self._record_bytes = max(kept_bytes // len(found), self._record_bytes // 2, RECORD_BYTES)
+        return taken, kept_bytes
 
     def _runs(self, records: Sequence[Message]) -> Iterator[tuple[tuple[str, int], Iterator[Message]]]:
         """Yields records that follow each other and are of one partition, with its topic and number."""
@@ -376,8 +385,8 @@ def _offset(record: Message) -> int:
     return offset
 
 
-def _size_bytes(records: Sequence[Message]) -> int:
-    return sum(map(len, records)) + RECORD_BYTES * len(records)
+def _size_bytes(records: Records) -> int:
+    return records.value_bytes + RECORD_BYTES * len(records)
 
 
 def _may_pass(errors: Any) -> frozenset[int]:

@@ -1,6 +1,9 @@
-"""`RecordReader`: turns records of Kafka into Arrow, a batch at a time.
+"""`Records` holds records of a partition of Kafka, and `RecordReader` turns them into Arrow, a batch at a time.
 
 Rules:
+
+- What is needed of a record is taken out of the client's message at once, and the message is dropped. A message is an
+  object of the garbage collector, and one that is kept costs more than its value is worth.
 
 - Values that are JSON become rows as those of files do (`json_records.py`): an object a record. A record without a
   value, a tombstone, is all nulls. The value `null` is not an object, and so cannot be read.
@@ -11,9 +14,9 @@ Rules:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
@@ -96,9 +99,71 @@ class RecordFormat:
         always = ("topic", "partition", "offset", "timestamp")
         return (*always, *(name for name in self.metadata if name not in always))
 
-    def metadata_of(self, records: Sequence[Message]) -> list[pa.Array]:
+    def records_of(self, topic: str, partition: int) -> Records:
+        """An empty `Records` of a partition, with a list for each column that rows need."""
+        with_keys = self.key is not None or not isinstance(self.value, pa.Schema)
+        held = [name for name in ("timestamp", "headers") if name in self._named]
+        return Records(topic, partition, ("value", *(("key",) if with_keys else ()), *held))
+
+    def metadata_of(self, records: Records) -> list[pa.Array]:
         """Columns with more about the records."""
         return [_METADATA_OF[name](records) for name in self._named]
+
+
+class Records:
+    """Records of a partition in the order of their offsets, as a list for each column that is held of them."""
+
+    __slots__ = ("columns", "offsets", "partition", "topic")
+
+    def __init__(self, topic: str, partition: int, names: Iterable[str]) -> None:
+        """`names`: "value", and what else is held: "key", "timestamp" (milliseconds since 1970), "headers"."""
+        self.topic = topic
+        self.partition = partition
+        self.offsets: list[int] = []
+        self.columns: dict[str, list[Any]] = {name: [] for name in names}
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def add(self, messages: Sequence[Message]) -> int:
+        """Add the next messages of this partition, at least one. Returns the bytes of their values."""
+        kind: Any = type(messages[0])
+        for name, column in self.columns.items():
+            found = map(getattr(kind, name), messages)
+            column.extend([at_ms for _, at_ms in found] if name == "timestamp" else found)
+        self.offsets.extend(map(kind.offset, messages))
+        return sum(map(len, messages))
+
+    def take(self, count: int) -> Records:
+        """Remove the first records, up to `count`, and return them."""
+        taken = Records(self.topic, self.partition, self.columns)
+        if count >= len(self):
+            taken.offsets, self.offsets = self.offsets, taken.offsets
+            taken.columns, self.columns = self.columns, taken.columns
+            return taken
+        taken.offsets = self.offsets[:count]
+        del self.offsets[:count]
+        for name, column in self.columns.items():
+            taken.columns[name] = column[:count]
+            del column[:count]
+        return taken
+
+    def only(self, numbers: Sequence[int]) -> Records:
+        """Return some of the records, by their place here."""
+        found = Records(self.topic, self.partition, ())
+        found.offsets = [self.offsets[number] for number in numbers]
+        found.columns = {name: [column[number] for number in numbers] for name, column in self.columns.items()}
+        return found
+
+    @property
+    def values(self) -> list[bytes | None]:
+        """The values; None for a tombstone."""
+        return self.columns["value"]
+
+    @property
+    def value_bytes(self) -> int:
+        """The bytes of all values."""
+        return sum(map(len, filter(None, self.values)))
 
 
 class RecordReader:
@@ -111,7 +176,7 @@ class RecordReader:
         self._decoder = JsonDecoder(form.value) if isinstance(form.value, pa.Schema) else None
         self._log = BadRowsLog(log)
 
-    def rows(self, records: Sequence[Message]) -> tuple[pa.RecordBatch | None, pa.RecordBatch | None]:
+    def rows(self, records: Records) -> tuple[pa.RecordBatch | None, pa.RecordBatch | None]:
         """Returns the rows of some records and the dead letters, each None if there are none.
 
         Raises ConfigurationError for a record that cannot be read if that fails the job.
@@ -120,7 +185,7 @@ class RecordReader:
         letters = None
         if bad:
             letters = self._letters(records, bad)
-            records = [record for number, record in enumerate(records) if number not in bad]
+            records = records.only([number for number in range(len(records)) if number not in bad])
             if not records:
                 return None, letters
             # Each record is judged by itself, so all of these are good.
@@ -129,12 +194,11 @@ class RecordReader:
         made = [*columns, *self._form.metadata_of(records)]
         return pa.RecordBatch.from_arrays(made, schema=self._schema), letters
 
-    def _columns(self, records: Sequence[Message]) -> tuple[list[pa.Array], dict[int, str]]:
+    def _columns(self, records: Records) -> tuple[list[pa.Array], dict[int, str]]:
         """Returns columns of values and keys, and the numbers of records that cannot be read with the reasons."""
         form, bad = self._form, dict[int, str]()
-        values = [record.value() for record in records]
-        with_keys = form.key is not None or self._decoder is None
-        keys = [_raw([record.key() for record in records], form.key or "bytes", "of the key", bad)] if with_keys else []
+        values, held = records.values, records.columns
+        keys = [_raw(held["key"], form.key or "bytes", "of the key", bad)] if "key" in held else []
         if self._decoder is None:
             assert isinstance(form.value, str)
             return [*keys, _raw(values, form.value, "of the value", bad)], bad
@@ -142,18 +206,18 @@ class RecordReader:
         found = self._decoder.records(cast("list[bytes]", objects))
         return [*found.batch.columns, *keys], found.bad | bad
 
-    def _letters(self, records: Sequence[Message], bad: Mapping[int, str]) -> pa.RecordBatch:
+    def _letters(self, records: Records, bad: Mapping[int, str]) -> pa.RecordBatch:
         numbers = sorted(bad)
         if self._bad_rows == "fail":
-            first = records[numbers[0]]
-            where = _PLACE.format(topic=first.topic(), partition=first.partition(), offset=first.offset())
+            offset = records.offsets[numbers[0]]
+            where = _PLACE.format(topic=records.topic, partition=records.partition, offset=offset)
             raise ConfigurationError(
                 f"{where} cannot be read: {bad[numbers[0]]}. Leave such records out with "
                 'from_kafka(bad_rows="skip"), or give them to a stream of their own with bad_rows="side"'
             )
-        wrong = [records[number] for number in numbers]
+        wrong = records.only(numbers)
         columns = [
-            pa.array([record.value() for record in wrong], pa.binary()),
+            pa.array(wrong.values, pa.binary()),
             *(_METADATA_OF[name](wrong) for name in ("topic", "partition", "offset")),
             pa.array([bad[number] for number in numbers], pa.string()),
         ]
@@ -180,20 +244,16 @@ def _raw(values: Sequence[bytes | None], kind: str, of: str, bad: dict[int, str]
         return pa.array(texts, pa.binary()).cast(pa.string())
 
 
-def _times(records: Sequence[Message]) -> pa.Array:
-    return pa.array([record.timestamp()[1] for record in records], pa.int64()).cast(_TIME)
-
-
-def _headers(records: Sequence[Message]) -> pa.Array:
-    pairs: list[list[tuple[str, bytes]]] = [list(record.headers() or ()) for record in records]  # type: ignore[arg-type]
+def _headers(records: Records) -> pa.Array:
+    pairs = [found or () for found in records.columns["headers"]]
     return pa.array([[{"key": key, "value": value} for key, value in each] for each in pairs], _HEADERS)
 
 
-_METADATA_OF: Mapping[str, Callable[[Sequence[Message]], pa.Array]] = {
-    "topic": lambda records: pa.array([record.topic() for record in records], pa.string()),
-    "partition": lambda records: pa.array([record.partition() for record in records], pa.int32()),
-    "offset": lambda records: pa.array([record.offset() for record in records], pa.int64()),
-    "timestamp": _times,
+_METADATA_OF: Mapping[str, Callable[[Records], pa.Array]] = {
+    "topic": lambda records: pa.repeat(pa.scalar(records.topic, pa.string()), len(records)),
+    "partition": lambda records: pa.repeat(pa.scalar(records.partition, pa.int32()), len(records)),
+    "offset": lambda records: pa.array(records.offsets, pa.int64()),
+    "timestamp": lambda records: pa.array(records.columns["timestamp"], pa.int64()).cast(_TIME),
     "headers": _headers,
-    "tombstone": lambda records: pa.array([record.value() is None for record in records], pa.bool_()),
+    "tombstone": lambda records: pa.array([value is None for value in records.values], pa.bool_()),
 }
