@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple, TypedDict
 
 import pyarrow as pa
 import pytest
@@ -15,6 +17,7 @@ from waiting import until
 
 import tidegate as tg
 from tidegate.actors.task.pipeline import source_cursor
+from tidegate.storage.schemas.row_schemas import SchemaLike
 
 QUICK = {"fetch.wait.max.ms": 10, "fetch.queue.backoff.ms": 10}
 SCHEMA = pa.schema([("x", pa.int64())])
@@ -207,12 +210,56 @@ def test_a_topic_that_is_made_again_under_a_job_fails_it(kafka_server: KafkaServ
             job.wait("4min")
 
 
+@dataclass
+class BidClass:
+    """Columns as a dataclass."""
+
+    user: str
+    n: int | None
+
+
+class BidDict(TypedDict):
+    """Columns as a TypedDict."""
+
+    user: str
+    n: int
+
+
+class BidTuple(NamedTuple):
+    """Columns as a NamedTuple."""
+
+    user: str
+    n: int
+
+
+@pytest.mark.parametrize(
+    "value", [{"user": str, "n": int}, {"user": pa.string(), "n": int}, BidClass, BidDict, BidTuple]
+)
+def test_columns_as_python_types(kafka: Broker, tmp_path: Path, value: SchemaLike) -> None:
+    """With event time of the records, which is a column beside them."""
+    kafka.add("bids", 0, b'{"user": "a", "n": 1}', b'{"n": 2}', at_ms=5)
+    with local(1) as env:
+        stream = env.from_kafka(
+            kafka.servers, topics=["bids"], value=value, timestamp="kafka", end="latest", properties=QUICK
+        )
+        rows = stream.collect()
+        assert env.execute("all", checkpoints=config(tmp_path / "all"), restart=NO_RESTART).wait("4min") == "finished"
+    found = rows.to_arrow()
+    assert found.schema.field("user").type == pa.string()
+    assert found.schema.field("n").type == pa.int64()
+    assert found.select(["user", "n"]).to_pylist() == [{"user": "a", "n": 1}, {"user": None, "n": 2}]
+    assert "kafka_timestamp" in found.schema.names
+
+
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
         ({"topics": "bids"}, "give a list"),
         ({"start": "first"}, "it is 'earliest' or 'latest'"),
         ({"value": "json"}, "give a schema, for JSON objects"),
+        ({"value": None}, "give a schema, for JSON objects"),
+        ({"value": int}, "takes a pa.schema, a dict of types"),
+        ({"value": {"n": complex}}, "'n': complex is no type of a column"),
         ({"end": "latest", "discover": "1min"}, "leave end= or discover= out"),
         ({"properties": {"enable.auto.commit": True}}, r"'enable\.auto\.commit' is the source's own"),
         ({"bad_rows": "ignore"}, "one of 'fail', 'skip', 'side'"),

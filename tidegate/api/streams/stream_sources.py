@@ -268,7 +268,7 @@ class StreamSources(OtherNames):
         servers: str,
         *,
         topics: Sequence[str],
-        value: pa.Schema | Literal["bytes", "string"] = "bytes",
+        value: SchemaLike | Literal["bytes", "string"] = "bytes",
         key: Literal["bytes", "string"] | None = None,
         metadata: Sequence[str] = (),
         start: Start = "earliest",
@@ -287,7 +287,8 @@ class StreamSources(OtherNames):
     ) -> Stream:
         """A stream of the records of topics, from the brokers at "host:port,host:port" (`pip install tidegate[kafka]`).
 
-        With a schema as `value` records are JSON objects, a column for each field; `key` adds the column `kafka_key`.
+        With a schema as `value` records are JSON objects, a column for each field; `key` adds the column `kafka_key`. A
+        schema is a pyarrow Schema, types such as `{"user": str, "n": int}`, a dataclass, a TypedDict or a NamedTuple.
         With "bytes" or "string" the columns are Spark's: key, value, topic, partition, offset and timestamp. `metadata`
         adds columns: "topic", "partition", "offset", "timestamp", "headers" and "tombstone", whether a record has no
         value. Beside a schema they are called `kafka_topic` and so on.
@@ -295,7 +296,7 @@ class StreamSources(OtherNames):
         It begins at `start`: "earliest", "latest", a time (a datetime, or milliseconds since 1970), or offsets
         (`{"bids": {0: 17, 1: 4}}`). With `end="latest"` it ends behind what is there at submission. With
         `discover="1min"` partitions that are added later are found. A record that cannot be read fails the job, or is
-        left out with a warning (`errors="skip"`). `properties` are settings of librdkafka.
+        left out with a warning (`bad_rows="skip"`). `properties` are settings of librdkafka.
 
         Where the next record of a checkpoint is not there any more, because it was deleted or because the topic was
         created again, the job fails, or it goes on at the begin or the end of the partition with a warning
@@ -315,15 +316,16 @@ class StreamSources(OtherNames):
             raise ConfigurationError("from_kafka: what ends finds no new partitions: leave end= or discover= out")
         check_start(start)
         kafka()
+        kind: Any = value if isinstance(value, str) else as_schema(value, "from_kafka(value=)")
         by_record = isinstance(timestamp, str) and timestamp == "kafka"
-        timed_by = ("timestamp",) if by_record and isinstance(value, pa.Schema) else ()
-        form = RecordFormat(value, key, tuple(dict.fromkeys((*timed_by, *metadata))))
+        timed_by = ("timestamp",) if by_record and isinstance(kind, pa.Schema) else ()
+        form = RecordFormat(kind, key, tuple(dict.fromkeys((*timed_by, *metadata))))
         every_ms = None if discover is None else parse_duration_ms(discover, setting="from_kafka(discover)")
         given = tuple((properties or {}).items())
         client_settings(servers, dict(given))
         source = KafkaSource(servers, tuple(topics), form, start, end is not None, every_ms, given, policy, on_missing)
         stream = self.from_source(source, name=name, uid=uid, parallelism=parallelism)
-        column = timestamp if not by_record else TIMESTAMP if isinstance(value, pa.Schema) else "timestamp"
+        column = timestamp if not by_record else TIMESTAMP if isinstance(kind, pa.Schema) else "timestamp"
         return timed(stream, column, max_out_of_orderness, uid, idleness, alignment)
 
     def from_rate(
