@@ -354,6 +354,69 @@ def test_a_query_of_streams_gives_what_it_says(
     assert _in_order(result_of(query, **options)) == sorted(expected, key=repr)
 
 
+LISTS = pa.table(
+    {
+        "k": [1, 2, 3, 4],
+        "tags": [["a", "b"], [], None, ["c", None]],
+        "points": [[{"x": 1, "y": "p"}, {"x": 2, "y": None}], [], None, [None]],
+        "nested": [[[1], [2, 3]], [], None, [[4], None]],
+        "line": ["to be  or", "", None, "x.y|z"],
+    }
+)
+ONE_EACH = [(1, "a"), (1, "b"), (4, "c"), (4, None)]
+WITH_EMPTY = [*ONE_EACH, (2, None), (3, None)]
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("SELECT k, x FROM lists CROSS JOIN UNNEST(tags) AS u(x)", ONE_EACH),
+        ("SELECT k, u.x FROM lists l, UNNEST(l.tags) AS u(x) WHERE u.x <> 'a'", ONE_EACH[1:3]),
+        ("SELECT k, x FROM lists LEFT JOIN UNNEST(tags) AS u(x) ON TRUE", WITH_EMPTY),
+        ("SELECT k, y, z FROM lists, UNNEST(points) AS u(z, y)", [(1, "p", 1), (1, None, 2), (4, None, None)]),
+        ("SELECT u.k, v.x FROM lists AS u, UNNEST(points) AS v", [(1, 1), (1, 2), (4, None)]),
+        ("SELECT k, x FROM lists LATERAL VIEW explode(tags) u AS x", ONE_EACH),
+        ("SELECT k, u.col FROM lists LATERAL VIEW OUTER explode(tags) u", WITH_EMPTY),
+        ("SELECT k, p.x FROM lists LATERAL VIEW explode(points) u AS p", [(1, 1), (1, 2), (4, None)]),
+        (
+            "SELECT k, y FROM lists LATERAL VIEW explode(nested) u AS x LATERAL VIEW explode(x) v AS y",
+            [(1, 1), (1, 2), (1, 3), (4, 4)],
+        ),
+        ("SELECT k, x FROM lists, LATERAL explode(tags) AS u(x)", ONE_EACH),
+        ("SELECT k, x FROM lists LEFT JOIN LATERAL explode(tags) AS u(x) ON TRUE", WITH_EMPTY),
+        ("SELECT k, x FROM lists JOIN LATERAL explode_outer(tags) AS u(x) ON TRUE", WITH_EMPTY),
+        ("SELECT k, explode(tags) AS tags FROM lists WHERE k > 0", ONE_EACH),
+        ("SELECT k, tags[0], explode(tags) FROM lists", [(1, "a", "a"), (1, "a", "b"), (4, "c", "c"), (4, "c", None)]),
+        (
+            "SELECT w, COUNT(*) AS n FROM (SELECT explode(split(line, '[ ]+')) AS w FROM lists) GROUP BY w",
+            [("", 1), ("be", 1), ("or", 1), ("to", 1), ("x.y|z", 1)],
+        ),
+        (
+            "SELECT a.id, x FROM lists, UNNEST(tags) AS u(x), auctions a WHERE a.id = lists.k AND x <> 'a'",
+            [(1, "b")],
+        ),
+    ],
+)
+def test_a_row_comes_for_each_element(query: str, expected: list[tuple[Any, ...]]) -> None:
+    """Of UNNEST, LATERAL VIEW and explode alike; the fields of a struct are columns behind UNNEST alone."""
+    with environment() as env:
+        env.create_temporary_view("lists", env.from_batches(LISTS, splits=2, uid="lists"))
+        rows = env.sql(query, emit="final").collect()
+        assert env.execute("sql").wait("4min") == "finished"
+    assert _in_order(pl.DataFrame(rows.to_arrow())) == sorted(expected, key=repr)
+
+
+def test_a_list_is_not_repeated_where_only_its_elements_are_needed() -> None:
+    """A row with a thousand elements would have a thousand lists of a thousand."""
+    query = "SELECT k, x FROM lists, UNNEST(tags) AS u(x)"
+    with environment() as env:
+        env.create_temporary_view("lists", env.from_batches(LISTS, uid="lists"))
+        env.sql(query)
+        (node,) = (each for each in env._program.nodes if each.name == "sql explode")
+        assert node.schema is not None
+        assert node.schema.names == ["k", "x"]
+
+
 @pytest.mark.parametrize(
     ("query", "options", "count"),
     [

@@ -286,6 +286,11 @@ def _no_function(name: str) -> str:
         )
     if name in RANDOM:
         return f"{name} is random, so that a replay gives other rows"
+    if name in ("EXPLODE", "EXPLODE_OUTER"):
+        return (
+            f"{name} makes several rows of one: it stands alone in SELECT, once and without groups, or in LATERAL VIEW "
+            f"{name}(…) t AS x"
+        )
     if name in AGGREGATES:
         return f"{name} is an aggregate: it stands in SELECT or HAVING, and in no other aggregate"
     return f"there is no function {name}; docs/sql.md lists them, and with_columns takes any expression of polars"

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from sqlglot import exp
 
+from tidegate.api.sql.exploding import Generator, exploded, joined_generator, lateral_generator, pruned_to
 from tidegate.api.sql.expressions import Expressions
 from tidegate.api.sql.grouping import Keeping
-from tidegate.api.sql.joining import StreamJoin, how_of, pruned
+from tidegate.api.sql.joining import StreamJoin, how_of
 from tidegate.api.sql.lookups import Lookup, looked_up
 from tidegate.api.sql.ranking import ranked, taken_limit
 from tidegate.api.sql.relations import Relation, columns_in, conjuncts
@@ -40,17 +41,31 @@ class From:
         from_ = self._select.args.get("from_")
         if from_ is None:
             raise refused(self._select, "a query reads streams: FROM is not there")
-        joins = self._select.args.get("joins") or []
-        movable = all(how_of(each) in ("inner", "left", "semi", "anti") for each in joins)
+        joins, laterals = self._select.args.get("joins") or [], self._select.args.get("laterals") or []
+        generators = [joined_generator(each) for each in joins]
+        movable = all(
+            how_of(each) in ("inner", "left", "semi", "anti")
+            for each, generator in zip(joins, generators, strict=True)
+            if generator is None
+        )
         found = self._table(from_.this, conditions if movable else [])
         if isinstance(found, Lookup):
             raise refused(
                 from_.this, "a registered table is no stream: name a stream first, and join the table with it"
             )
         relation = self._pruned(found) if joins else found
-        for join in joins:
-            relation = self._joined(relation, join, conditions if movable else [])
+        for join, generator in zip(joins, generators, strict=True):
+            if generator is not None:
+                relation = self._exploded(relation, generator)
+            else:
+                relation = self._joined(relation, join, conditions if movable else [])
+        for lateral in laterals:
+            relation = self._exploded(relation, lateral_generator(lateral))
         return relation
+
+    def _exploded(self, relation: Relation, generator: Generator) -> Relation:
+        """A row for each element of a list. What only the list was needed for is not repeated with it."""
+        return exploded(relation, generator, self._steps, lambda each: self._pruned(each, generator.values))
 
     # --- tables ---------------------------------------------------------------------------------------------------
 
@@ -160,15 +175,9 @@ class From:
             return False
         return bool(columns) and all(left.has(each) or right.has(each) for each in columns)
 
-    def _pruned(self, relation: Relation) -> Relation:
-        """Without the columns that the query does not name: a join keeps whole rows in its state."""
-        if any(not isinstance(star.parent, exp.Anonymous) for star in self._select.find_all(exp.Star)):
-            return relation
-        used = [each for join in self._select.args["joins"] for each in join.args.get("using") or []]
-        wanted = {each.name.lower() for each in used}
-        for each in columns_in(self._select):
-            wanted |= {each.name.lower(), each.table.lower()}
-        return pruned(relation, lambda each: each.name.lower() in wanted, self._steps)
+    def _pruned(self, relation: Relation, besides: exp.Expr | None = None) -> Relation:
+        """Without the columns that the query does not name, or names in one part of it alone."""
+        return pruned_to(self._select, relation, self._steps, besides)
 
 
 def _and(node: exp.Expr | None) -> list[exp.Expr]:

@@ -17,6 +17,7 @@ from tidegate.actors.operators.aggregates.aggregate import count
 from tidegate.actors.operators.changes import CHANGE
 from tidegate.api.program import Program
 from tidegate.api.sql.bounds import with_held
+from tidegate.api.sql.exploding import selected_generator
 from tidegate.api.sql.expressions import Expressions
 from tidegate.api.sql.froms import From
 from tidegate.api.sql.grouping import Emit, Grouping, Keeping, aggregates_in, is_grouped
@@ -43,7 +44,6 @@ _QUALIFY = "QUALIFY takes a condition on one ROW_NUMBER() OVER (…), as in … 
 _REFUSED = {
     "offset": _OFFSET,
     "sort": _ORDER,
-    "laterals": "LATERAL VIEW is not covered: flat_map makes several rows of one",
     "windows": "named windows are not covered: write OVER (…) out",
     "sample": "a sample is random, so that a replay gives other rows: take rows by a column, as in WHERE id % 100 = 0",
     "pivots": "PIVOT is not covered: write aggregates with FILTER (WHERE …)",
@@ -131,8 +131,8 @@ class _Query:
             return self._first(node, united, united, [], self._keeping_of(outermost))
         if not isinstance(node, exp.Select):
             raise refused(node, f"{node.key.upper()} is not covered; docs/sql.md says what is")
-        known = ("expressions", "from_", "joins", "where", "group", "having", "qualify", "distinct", "limit", "order")
-        check_only(node, *known)
+        known = ("expressions", "from_", "joins", "laterals", "where", "group", "having", "qualify", "distinct")
+        check_only(node, *known, "limit", "order")
         return self._select(node, outermost)
 
     def _with(self, with_: exp.Expr) -> _Query:
@@ -173,6 +173,9 @@ class _Query:
                 raise refused(node.args["having"], "HAVING is for groups: put the condition into WHERE")
             expressions = Expressions(relation.typed)
         items = items_of(node, relation)
+        if not is_grouped(node):
+            relation, items = selected_generator(node, relation, items, self._steps)
+            expressions = Expressions(relation.typed)
         return self._chosen(node, relation, expressions, items, keeping)
 
     def _keeping_of(self, outermost: bool) -> Keeping:

@@ -12,6 +12,7 @@ from tidegate.api.sql.expressions import Expressions
 from tidegate.api.sql.ranking import is_ranking
 from tidegate.api.sql.relations import Name, Rank, Relation, columns_of, free_name
 from tidegate.api.sql.steps import Steps
+from tidegate.api.sql.text.dialect import is_call
 from tidegate.api.sql.text.places import refused, standing_at
 from tidegate.api.sql.values.typed import Interval
 
@@ -45,6 +46,8 @@ def _items(select: exp.Select, relation: Relation) -> Iterator[Item]:
         name = node.alias if isinstance(node, exp.Alias) else ""
         if not name and isinstance(inner, exp.Column | exp.Dot):
             name = inner.name
+        if not name and is_call(inner, "EXPLODE", "EXPLODE_OUTER"):
+            name = "col"
         yield Item(name or f"_c{place}", inner)
         place += 1
 

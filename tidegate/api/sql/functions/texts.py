@@ -115,6 +115,24 @@ def _split_part(call: Call) -> Typed:
     return Typed(pl.when(text.is_not_null()).then(found), pl.String())
 
 
+def _split(call: Call) -> Typed:
+    """Spark's: parts between what a regular expression matches; an empty one splits into characters."""
+    text, pattern = call.text(0), call.said_text(1)
+    plain = re.sub(r"\\([^A-Za-z0-9])", r"\1", pattern)
+    if not set(re.sub(r"\\[^A-Za-z0-9]", "", pattern)) & set(".^$*+?{}[]\\|()"):
+        return Typed(text.str.split(plain), pl.List(pl.String()))
+    try:
+        empty = (
+            any(not found[0] for found in re.finditer(pattern, f"a B1_,. \n{pattern}"))
+            or re.search(pattern, "") is not None
+        )
+    except re.error:  # what only Rust understands: it says itself what is wrong
+        empty = False
+    if empty:
+        raise call.refused("the pattern matches an empty text, also between two characters: use +, as in ' +'")
+    return Typed(text.str.split(pattern, literal=False), pl.List(pl.String()))
+
+
 def _padded(start: bool) -> Function:
     def make(call: Call) -> Typed:
         text, length = call.text(0), max(0, call.said_int(1))
@@ -167,6 +185,7 @@ TEXTS: Functions = {
     "REPLACE": of(2, 3)(_replace),
     "REGEXP_REPLACE": of(3)(_regexp_replace),
     "REGEXP_EXTRACT": of(2, 3)(_regexp_extract),
+    "SPLIT": of(2)(_split),
     "SPLIT_INDEX": of(3)(_split_index),
     "SPLIT_PART": of(3)(_split_part),
     "LPAD": _padded(start=True),

@@ -27,7 +27,8 @@ def place(node: exp.Expr) -> str:
 
 def shown(node: exp.Expr) -> str:
     """The part of the query, in one line and not too long."""
-    text = node.sql(dialect="spark")
+    spark = None if isinstance(node, exp.Unnest | exp.Join) else "spark"  # which writes UNNEST as EXPLODE
+    text = node.sql(dialect=spark)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 

@@ -117,7 +117,15 @@ class StreamVerbs(StreamSteps):
         factory = partial(process_operator, Limit(n), ((),), (self.timestamp,), self.schema, ())
         return self._then(factory, self.schema, name, uid, 1, meaning=meaning("limit", {"rows": n}))
 
-    def explode(self, column: str, *, outer: bool = False, name: str = "explode", uid: str | None = None) -> Self:
+    def explode(
+        self,
+        column: str,
+        *,
+        outer: bool = False,
+        name: str = "explode",
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> Self:
         """A row for each element of a list: `explode("tags")`. The other columns are repeated.
 
         A row whose list is null or empty is left out, as with Spark's `explode`; with `outer=True` it stays, with null
@@ -129,7 +137,7 @@ class StreamVerbs(StreamSteps):
         after = schema_after(operator, schema, name)
         if self._updating is not None:
             raise self._updating.refuse(name)
-        return self._then(partial(Explode, column, outer), after, name, uid, None)
+        return self._then(partial(Explode, column, outer), after, name, uid, parallelism)
 
     def branch(
         self, condition: Callable[[Row], bool] | pl.Expr, *, name: str = "branch", uid: str | None = None
