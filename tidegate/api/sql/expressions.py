@@ -16,6 +16,7 @@ from sqlglot import exp
 
 from tidegate.api.sql.functions.aggregates import AGGREGATES
 from tidegate.api.sql.functions.call import Call, Functions
+from tidegate.api.sql.functions.json_texts import JSON
 from tidegate.api.sql.functions.numbers import NUMBERS
 from tidegate.api.sql.functions.texts import TEXTS, position, sliced
 from tidegate.api.sql.functions.times import CLOCK, RANDOM, TIMES, UNIT_MONTHS, UNIT_MS, extracted, unit_of
@@ -34,7 +35,7 @@ from tidegate.api.sql.values.patterns import like
 from tidegate.api.sql.values.typed import Interval, Typed, as_type, literal, null, python_value, truth
 from tidegate.api.sql.values.types import DIGITS_MAX, is_integer, is_time, named, needed_common_type, type_of_name
 
-FUNCTIONS: Functions = {**TEXTS, **NUMBERS, **TIMES}
+FUNCTIONS: Functions = {**TEXTS, **NUMBERS, **TIMES, **JSON}
 _INT_MAX, _BIGINT_MAX = 2**31 - 1, 2**63 - 1
 _CALCULATIONS: dict[type[exp.Expr], Callable[[exp.Expr, Typed, Typed], Typed]] = {
     exp.Add: lambda node, a, b: added(node, a, b, 1),

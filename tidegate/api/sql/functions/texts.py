@@ -120,7 +120,10 @@ def _split(call: Call) -> Typed:
     text, pattern = call.text(0), call.said_text(1)
     plain = re.sub(r"\\([^A-Za-z0-9])", r"\1", pattern)
     if not set(re.sub(r"\\[^A-Za-z0-9]", "", pattern)) & set(".^$*+?{}[]\\|()"):
-        return Typed(text.str.split(plain), pl.List(pl.String()))
+        parts = text.str.split(plain)
+        if not plain:
+            parts = pl.when(text == "").then(pl.concat_list(text)).otherwise(parts)
+        return Typed(parts, pl.List(pl.String()))
     try:
         empty = (
             any(not found[0] for found in re.finditer(pattern, f"a B1_,. \n{pattern}"))

@@ -1,0 +1,140 @@
+"""JSON texts, paths, schemas, patterns and queries of lists that tidegate and Spark read alike."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+TEXTS = [
+    None,
+    "",
+    "  ",
+    "null",
+    "bad",
+    "{}",
+    "[]",
+    "5",
+    '"text"',
+    '{"a": 1}',
+    ' {"a": 1} behind it',
+    '{"a": 1',
+    '{"a": {"b": [1, 2, {"c": "x"}]}}',
+    '{"a": [{"b": 1}, {"b": 2}, {"c": 3}]}',
+    '{"a": [{"b": [1, 2]}, {"b": [3]}]}',
+    '{"a": [{"b": "only"}]}',
+    '{"a": [[1, 2], [3], []]}',
+    '{"a": [null, 1, "s", true, 1.5]}',
+    '{"a": []}',
+    '{"a": null}',
+    '{"a": null, "a": 2}',
+    '{"a": 1, "a": 2}',
+    '{"a": "", "b": ""}',
+    '{"a": "q\\"uo\\\\te\\n\\t\\u0001\\u001f/é\\u00e9"}',
+    '{"a": {"b": "q\\"uo\\\\te\\n\\t\\u0001\\u001f/é\\u00e9"}}',
+    "{'a': 'single \"quoted\" it\\'s'}",
+    "{'a': {'b': [1, 'x']}}",
+    '{"a": "line\nbreak"}',
+    '{"a": 1.10, "b": 1e5}',
+    '{"a": 1e10, "b": 0.0001}',
+    '{"a": -0.0, "b": -0}',
+    '{"a": 12345678901234567890, "b": 123456789.125}',
+    '{"a": 1E-3, "b": 9999999.5}',
+    '{"a": 0.001, "b": 10000000.0}',
+    '{"a": 300, "b": 3000000000}',
+    '{"a": true, "b": false}',
+    '{"a": "5", "b": "1.5"}',
+    '{"a": NaN, "b": Infinity}',
+    '{"a": "NaN", "b": "-Infinity"}',
+    '{"a": 01}',
+    '{"a": 1,}',
+    "{a: 1}",
+    '[{"a": 1}, {"a": 2}]',
+    "[1, [2, 3], null]",
+    '{"a b": 1, "a.b": 2, "A": 3}',
+    '{"a": [1, "x"], "b": {"c": 1}}',
+    '{"b": [1, 2], "a": {"b": "text", "c": 1.5}}',
+    '{"b": {"c": "no"}, "a": "no"}',
+    '{"b": {"c": 7}, "a": 99.994}',
+    '{"b": {"c": 7.5, "d": "x"}, "a": 99.995}',
+    '{"a": 1e400}',
+    '{"a": "\\ud83d\\ude00"}',
+    '{"a": ["\U0001f600", {"b": "\U0001f600"}], "b": "\\ud83d"}',
+    '{"a": {"b": {"b": {"b": 3}}}}',
+]
+ROWS = pa.table({"n": list(range(len(TEXTS))), "j": pa.array(TEXTS, pa.string())})
+PATHS = [
+    "$",
+    "$.a",
+    "$.A",
+    "$.b",
+    "$.a.b",
+    "$.a.b[0]",
+    "$.a.b[2].c",
+    "$.a[0]",
+    "$.a[1]",
+    "$.a[7]",
+    "$.a[0].b",
+    "$.a[0][1]",
+    "$.a[*]",
+    "$.a[*].b",
+    "$.a[*].b[0]",
+    "$.a[*].b[*]",
+    "$.a[*][*]",
+    "$.a[0][*]",
+    "$.a[0].b[*]",
+    "$[0]",
+    "$[1]",
+    "$[2]",
+    "$[*]",
+    "$[*].a",
+    "$[1][*]",
+    "$.a b",
+    "$['a b']",
+    "$['a.b']",
+    "$['a']['b']",
+    "$.a.b.b.b",
+]
+SCHEMAS = [
+    "a INT",
+    "a BIGINT, b BIGINT",
+    "a TINYINT, b SMALLINT",
+    "a STRING, b STRING",
+    "a DOUBLE, b DOUBLE",
+    "a FLOAT, b FLOAT",
+    "a BOOLEAN, b BOOLEAN",
+    "a DECIMAL(4,2), b DECIMAL(20,3)",
+    "a ARRAY<INT>, b ARRAY<STRING>",
+    "a ARRAY<STRING>, b INT",
+    "a ARRAY<STRUCT<b: INT, c: STRING>>",
+    "a STRUCT<b: STRING, c: DOUBLE>, b STRUCT<c: INT>",
+    "a ARRAY<ARRAY<INT>>",
+    "STRUCT<a: STRUCT<b: ARRAY<STRING>>>",
+    "`a b` INT, `a.b` INT",
+]
+LINES = pa.table(
+    {
+        "n": [1, 2, 3, 4, 5],
+        "line": ["to be or  not", "", None, "a,b;c|d.", " x "],
+        "tags": pa.array([["a", "b"], [], None, ["c", None], ["a"]], pa.list_(pa.string())),
+    }
+)
+PATTERNS = [" ", ",", "[,;]", "\\\\|", "\\\\s+", "\\\\.", "[.]", "", "or", "(b|o)"]
+QUERIES = [
+    "SELECT n, x FROM lines LATERAL VIEW explode(tags) t AS x",
+    "SELECT n, x FROM lines LATERAL VIEW OUTER explode(tags) t AS x",
+    "SELECT n, t.col FROM lines LATERAL VIEW explode(split(line, ' ')) t",
+    "SELECT n, x, y FROM lines LATERAL VIEW explode(tags) t AS x LATERAL VIEW explode(split(line, ' ')) u AS y",
+    "SELECT n, explode_outer(tags) AS x FROM lines WHERE n <> 2",
+    "SELECT n, x FROM lines, LATERAL explode(tags) AS t(x)",
+    "SELECT n, x FROM lines LEFT JOIN LATERAL explode(tags) AS t(x) ON TRUE",
+]
+
+
+def expressions() -> list[str]:
+    """All expressions over `ROWS`."""
+    paths = [path.replace("'", "\\'") for path in PATHS]
+    return [
+        *(f"get_json_object(j, '{path}')" for path in paths),
+        *(f"from_json(j, '{schema}')" for schema in SCHEMAS),
+        "from_json(j, 'a STRING').a",
+        "from_json(j, 'a STRING') IS NULL",
+    ]
