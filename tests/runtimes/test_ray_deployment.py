@@ -33,6 +33,17 @@ def test_a_lost_message_fails_its_task() -> None:
     assert [(type(e), e.task) for e in deployed.told if isinstance(e, co.TaskFailed)] == [(co.TaskFailed, SINK)]
 
 
+def test_the_pending_call_of_a_process_names_its_task() -> None:
+    """Ray's dashboard shows it, also of a process whose actor is called after something else."""
+    deployed = Deployed()
+    deployed.deployment.deploy(do.DeployAttempt(SECOND, None, tasks=(SINK,)))
+    names = {task: handle.run.names for task, handle in deployed.staff.handles.items()}
+    assert names == {
+        SOURCE: ["job: source (1/1), attempt 0"],
+        SINK: ["job: sink (1/1), attempt 0", "job: sink (1/1), attempt 1"],
+    }
+
+
 def test_a_task_that_has_finished_needs_no_message() -> None:
     """Its process may have died meanwhile, and the attempt goes on."""
     deployed = Deployed()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tidegate.actors.graph.job_graph import JobGraph, JobVertex
-from tidegate.actors.runtimes.ray.vertex_labels import NAME_CHARACTERS_MAX, vertex_labels
+from tidegate.actors.runtimes.ray.vertex_labels import NAME_CHARACTERS_MAX, task_names, vertex_labels
 from tidegate.storage.ids import VertexId
 
 
@@ -34,3 +34,9 @@ def test_one_long_name_is_cut() -> None:
 def test_vertices_of_one_name_are_told_apart() -> None:
     """Labels are unique, also where a number that is added makes the name of another vertex."""
     assert labels("map", "map", "map 2", "map") == ["map", "map 2", "map 2 2", "map 3"]
+
+
+def test_tasks_are_counted_from_one() -> None:
+    """Each has the label of its vertex, and its place among the subtasks."""
+    graph = JobGraph((JobVertex(VertexId("v"), "totals", 2, ()), JobVertex(VertexId("w"), "out", 1, ())), ())
+    assert sorted(task_names(graph).values()) == ["out (1/1)", "totals (1/2)", "totals (2/2)"]

@@ -81,7 +81,12 @@ class Method:
     calls: queue.SimpleQueue[tuple[Future[Any], tuple[Any, ...]]] = field(default_factory=queue.SimpleQueue)
     answers: bool = False
 
-    def options(self, num_returns: int) -> Method:
+    names: list[str] = field(default_factory=list)
+    """Those that calls were given."""
+
+    def options(self, num_returns: int = 1, name: str | None = None) -> Method:
+        if name is not None:
+            self.names.append(name)
         return self
 
     def remote(self, *arguments: object) -> Reference:

@@ -47,6 +47,21 @@ def vertex(vertex_id: str, name: str, parallelism: int = 2, status: str = "RUNNI
     }
 
 
+def task(subtask: int = 0, actor: str | None = "main/sum by key (1/4)#0", vertex: str = "sum by key") -> Json:
+    """A task in its process; without an actor it waits for one."""
+    there = actor is not None
+    return {
+        "vertex": vertex,
+        "subtask": subtask,
+        "parallelism": 4,
+        "status": "RUNNING" if there else "SCHEDULED",
+        "attempt": 2,
+        "actor": actor,
+        "pid": 4_711 if there else None,
+        "node": "a1b2c3d4e5f6" * 4 if there else None,
+    }
+
+
 def node(vertex_id: str, *inputs: str) -> Json:
     """A node of the plan, and where its rows come from."""
     found: Json = {"id": vertex_id, "parallelism": 2, "operator": "", "operator_strategy": "", "description": vertex_id}
@@ -325,11 +340,13 @@ def job(
     decisions: list[Json] | None = None,
     settings: list[Json] | None = None,
     last_hour: list[Json] | None = None,
+    tasks: list[Json] | None = None,
 ) -> JobAnswers:
     """A job with all that has a default: it runs, and nothing has happened."""
     return JobAnswers(
         details=job_details or details(),
         rates=rates() if vertex_rates is None else vertex_rates,
+        tasks=tasks or [],
         checkpoints=of_checkpoints or checkpoints(),
         recoveries={"recoveries": recoveries or []},
         exceptions=exceptions(*(failures or [])),

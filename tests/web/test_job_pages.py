@@ -43,6 +43,7 @@ def full_job() -> str:
             recoveries=[answers.recovery(2, over=False), answers.recovery()],
             failures=[answers.failure()],
             decisions=[answers.decision(), answers.decision("Checkpoint 18 failed", trouble=True)],
+            tasks=[answers.task(), answers.task(1, "main/standby#0"), answers.task(2, None)],
             last_hour=[answers.sample(0), answers.sample(11, 1_500.0, None, None), answers.sample(22, None, 9_000)],
         )
     )
@@ -171,6 +172,19 @@ def test_the_graph_is_drawn_twice_and_told_once() -> None:
     assert words(row) == ("sum by key busy 4 running 12.3k 3.0 95 % 0 % 5 % 91,234 512 0 B 2026-11-23 18:39:56")
 
 
+def test_each_task_is_shown_with_its_process() -> None:
+    """Also where the name of the actor does not name the task, and where there is none."""
+    rows = [words(row) for row in Read(full_job()).all("tr") if "sum by key (" in row.text]
+    assert rows == [
+        "sum by key (1/4) running 2 main/sum by key (1/4)#0 4711 a1b2c3d4e5f6…",
+        "sum by key (2/4) running 2 main/standby#0 4711 a1b2c3d4e5f6…",
+        "sum by key (3/4) scheduled 2 – – –",  # noqa: RUF001
+    ]
+    assert Read(job_page(answers.job())).all("details", id="tasks") == []
+    many = job_page(answers.job(tasks=[answers.task(n) for n in range(1_000)]))
+    assert "800 more are not shown" in many
+
+
 def test_checkpoints_have_an_overview_a_strip_a_history_and_a_summary() -> None:
     """As Flink's page has, and the strip."""
     page = Read(full_job())
@@ -229,6 +243,7 @@ def test_long_lists_and_texts_are_bounded() -> None:
             failures=[answers.failure(long, long) for _ in range(1_000)],
             decisions=[answers.decision(long) for _ in range(1_000)],
             settings=[{"key": f"{n}", "value": long} for n in range(1_000)],
+            tasks=[answers.task(n, actor=long, vertex=long) for n in range(1_000)],
         )
     )
     assert len(html) < 600_000
@@ -256,6 +271,7 @@ def test_nothing_that_somebody_wrote_is_html() -> None:
                 failures=[answers.failure(HOSTILE, HOSTILE) | {"taskName": HOSTILE, "endpoint": HOSTILE}],
                 decisions=[answers.decision(HOSTILE)],
                 settings=[{"key": HOSTILE, "value": HOSTILE}],
+                tasks=[answers.task(actor=HOSTILE, vertex=HOSTILE) | {"status": HOSTILE, "node": HOSTILE}],
             )
         ),
         checkpoint_page(details, *tasks),

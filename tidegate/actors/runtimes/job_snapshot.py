@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tidegate.actors.coordinator.chronicle import Chronicle, EndedCheckpoint, Past
 from tidegate.actors.coordinator.job.job_spec import CheckpointSettings, JobSpec
@@ -94,6 +94,8 @@ class TaskNow:
     attempt: int
     pid: int | None = None
     node_id: str | None = None
+    actor: str | None = None
+    """The name of the actor on Ray. That of a process which was a standby does not name the task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,8 +224,10 @@ def tasks_now(state: CoordinatorState, processes: Mapping[TaskId, TaskProcessInf
     for task in state.spec.tasks:
         process = processes.get(task)
         status = _status_of(task, state, process is not None)
-        pid, node = (None, None) if process is None else (process.pid, process.node_id)
-        found.append(TaskNow(task, status, max(0, state.attempt_of(task)), pid, node))
+        now = TaskNow(task, status, max(0, state.attempt_of(task)))
+        if process is not None:
+            now = replace(now, pid=process.pid, node_id=process.node_id, actor=process.actor)
+        found.append(now)
     return tuple(found)
 
 

@@ -17,7 +17,13 @@ from tidegate.web.model.jobs import (
     plan,
 )
 from tidegate.web.model.metrics import job_metrics, vertex_metrics
-from tidegate.web.model.processes import subtask_times, task_manager, task_managers, vertex_task_managers
+from tidegate.web.model.processes import (
+    subtask_times,
+    task_manager,
+    task_managers,
+    task_processes,
+    vertex_task_managers,
+)
 from tidegate.web.model.recoveries import recoveries
 from tidegate.web.model.states import NotKnown, job_state
 from tidegate.web.model.subtasks import checkpoint_subtasks
@@ -49,6 +55,7 @@ __all__ = [
     "subtask_times",
     "task_manager",
     "task_managers",
+    "task_processes",
     "timeline",
     "vertex_accumulators",
     "vertex_details",

@@ -99,6 +99,26 @@ def vertex_task_managers(job: SeenJob, vertex_id: str) -> dict[str, Any]:
     return {"id": vertex_id, "name": vertex.name, "now": job.now_ms, "taskmanagers": lines}
 
 
+def task_processes(job: SeenJob) -> list[dict[str, Any]]:
+    """Where each task of a job is, in the order of the graph, for its page. Without processes of tasks it is empty."""
+    if all(task.pid is None for task in job.snapshot.tasks):
+        return []
+    vertices = {vertex.vertex: vertex for vertex in job.about.vertices}
+    return [
+        {
+            "vertex": vertices[task.task.vertex].name,
+            "subtask": task.task.subtask,
+            "parallelism": vertices[task.task.vertex].parallelism,
+            "status": task.status,
+            "attempt": task.attempt,
+            "actor": task.actor,
+            "pid": task.pid,
+            "node": task.node_id,
+        }
+        for task in job.snapshot.tasks
+    ]
+
+
 def subtask_times(job: SeenJob, vertex_id: str) -> dict[str, Any]:
     """`/jobs/<id>/vertices/<v>/subtasktimes`. Of the states of a subtask the newest one has a time. Raises NotKnown."""
     vertex = vertex_of(job, vertex_id)

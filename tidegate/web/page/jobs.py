@@ -13,6 +13,7 @@ EXCEPTIONS_MAX = 20
 CONCURRENT_MAX = 20
 DECISIONS_MAX = 100
 SETTINGS_MAX = 200
+TASKS_MAX = 200
 
 OVER = frozenset({"FINISHED", "FAILED", "CANCELED", "SUSPENDED"})
 _MARKS = {
@@ -90,6 +91,9 @@ def tasks_text(tasks: Mapping[str, int]) -> str:
     parts = [f"{number:,} {state}" for state, number in tasks.items() if number and state != "total"]
     return ", ".join(parts) or "none"
 
+
+NODE_CHARACTERS = 13
+"""How much of a node's id is shown: 12 characters and an ellipsis."""
 
 STALE_MS = 5_000
 """From here on the page says how old it is: a coordinator that answers does so every second or two."""
@@ -207,6 +211,33 @@ def decisions_of(given: Mapping[str, Any]) -> list[Decision]:
     return [
         Decision(entry["timestamp"], texts.line(entry["text"]), entry["checkpoint"], bool(entry["trouble"]))
         for entry in given["entries"][:DECISIONS_MAX]
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskLine:
+    """A task, and the process in which it is. Empty texts if it has none."""
+
+    task: str
+    status: str
+    attempt: int
+    actor: str
+    pid: str
+    node: str
+
+
+def task_lines(given: Sequence[Mapping[str, Any]]) -> list[TaskLine]:
+    """`task_processes` of the model, bounded."""
+    return [
+        TaskLine(
+            task=f"{texts.name(task['vertex'])} ({task['subtask'] + 1}/{task['parallelism']})",
+            status=texts.name(task["status"]).lower(),
+            attempt=task["attempt"],
+            actor=texts.name(task["actor"] or ""),
+            pid="" if task["pid"] is None else str(task["pid"]),
+            node=texts.line(task["node"] or "", NODE_CHARACTERS),
+        )
+        for task in given[:TASKS_MAX]
     ]
 
 

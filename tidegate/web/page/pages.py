@@ -15,7 +15,15 @@ from tidegate.web.page.breakdown import PHASES, breakdown_of
 from tidegate.web.page.charts import charts_of
 from tidegate.web.page.checkpoints import COLUMN_NAMES, checkpoint_of, checkpoints_of
 from tidegate.web.page.graph import draw_graph
-from tidegate.web.page.jobs import decisions_of, failures_of, header_of, job_lines, settings_of
+from tidegate.web.page.jobs import (
+    TASKS_MAX,
+    decisions_of,
+    failures_of,
+    header_of,
+    job_lines,
+    settings_of,
+    task_lines,
+)
 from tidegate.web.page.recoveries import part_names, recoveries_of
 from tidegate.web.page.render import render
 
@@ -29,6 +37,7 @@ class JobAnswers:
 
     details: Answer
     rates: Mapping[str, Answer]
+    tasks: Sequence[Answer]
     checkpoints: Answer
     recoveries: Answer
     exceptions: Answer
@@ -57,6 +66,8 @@ def job_page(job: JobAnswers, part: bool = False) -> str:
         now_ms=job.details["now"],
         header=header,
         graph=draw_graph(job.details, job.rates),
+        tasks=task_lines(job.tasks),
+        more_tasks=max(0, len(job.tasks) - TASKS_MAX),
         charts=charts_of(job.last_hour),
         checkpoints=checkpoints_of(job.checkpoints),
         column_names=COLUMN_NAMES,

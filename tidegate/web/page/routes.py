@@ -104,6 +104,7 @@ def _answers(job: SeenJob) -> JobAnswers:
     return JobAnswers(
         details=model.job_details(job),
         rates=model.vertex_rates(job),
+        tasks=model.task_processes(job),
         checkpoints=model.checkpoints(job),
         recoveries=model.recoveries(job),
         exceptions=model.exceptions(job),

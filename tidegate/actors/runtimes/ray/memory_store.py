@@ -34,6 +34,10 @@ class HeldFiles:
         self._size_bytes = 0
         self._size_bytes_max = size_bytes_max
 
+    def __repr__(self) -> str:
+        """What Ray shows of this actor."""
+        return f"checkpoints in memory, {self._size_bytes_max:,} bytes at most"
+
     def put(self, key: str, data: bytes, replace: bool) -> str | None:
         """Hold a file; else why not: "exists", "full", or "in the way" where a folder would be a file."""
         if key in self._files and not replace:

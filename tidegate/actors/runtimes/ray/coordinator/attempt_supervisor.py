@@ -53,6 +53,7 @@ from tidegate.actors.runtimes.ray.process.outcomes import Outcome
 from tidegate.actors.runtimes.ray.slots.bundle_nodes import BundleNodes, nodes_of
 from tidegate.actors.runtimes.ray.slots.room import Room, look_at
 from tidegate.actors.runtimes.ray.slots.slots_elsewhere import NOWHERE, Nodes
+from tidegate.actors.runtimes.ray.vertex_labels import task_names
 from tidegate.actors.runtimes.running_job import TaskProcessInfo
 from tidegate.actors.task.messages import events as ev
 from tidegate.storage.clock import now_ms
@@ -85,6 +86,7 @@ class AttemptSupervisor:
         self._cancelled: dict[TaskId, AttemptNumber] = {}
         """The newest attempt of which each task was told to let go: nothing of it is said again."""
         self._neighbours = fleet.graph.neighbours()
+        self._names = task_names(fleet.graph)
         self._due: do.DeployAttempt | None = None
         """An attempt that waits for processes to let go of the one before."""
         self.generation = ev.UNFENCED
@@ -203,7 +205,9 @@ class AttemptSupervisor:
         self._mailbox.call_later(self._fleet.options.standby_delay_ms, self._fleet.refill)
 
     def _watch_end(self, task: TaskId, attempt: AttemptNumber, member: Member) -> None:
-        running = member.handle.run.remote(attempt).future()
+        # Ray shows the name of a call that is pending: it says which task a process holds that was a standby.
+        name = f"{self._fleet.options.prefix}: {self._names[task]}, attempt {attempt}"
+        running = member.handle.run.options(name=name).remote(attempt).future()
         running.add_done_callback(partial(self._ended, attempt, task, member))
 
     def cancel(self, instruction: do.CancelAttempt) -> None:

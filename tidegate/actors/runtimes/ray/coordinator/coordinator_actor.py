@@ -129,6 +129,10 @@ class CoordinatorProcess(Shown):
         self._mailbox.post(self._heartbeats.start)
         self._mailbox.start()
 
+    def __repr__(self) -> str:
+        """What Ray shows of this actor."""
+        return f"{self._spec.job_name}: coordinator"
+
     # --- calls of tasks -------------------------------------------------------------------------------------------
 
     @ray.method(concurrency_group="control")

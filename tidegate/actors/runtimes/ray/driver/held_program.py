@@ -41,8 +41,13 @@ _remote: Any = ray.remote
 class HeldProgram:
     """The class of the actor that holds one copy."""
 
-    def __init__(self, pickled: bytes) -> None:
+    def __init__(self, name: str, pickled: bytes) -> None:
+        self._name = name
         self._pickled = pickled
+
+    def __repr__(self) -> str:
+        """What Ray shows of this actor."""
+        return f"{self._name.replace('/', ': ')}, {len(self._pickled):,} bytes"
 
     def read(self) -> bytes:
         """The program, pickled."""
@@ -144,7 +149,9 @@ class ProgramKeeper:
 
     def _make(self, name: str, node: str | None) -> Handle:
         where = {} if node is None else {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=True)}
-        return _Holder.options(name=name, namespace=self._namespace, lifetime="detached", **where).remote(self._pickled)
+        return _Holder.options(name=name, namespace=self._namespace, lifetime="detached", **where).remote(
+            name, self._pickled
+        )
 
 
 def read_program(job_id: JobId, namespace: str) -> bytes:

@@ -8,7 +8,8 @@ Rules:
 - A standby has paid for its imports and its kernels. It takes no share of a slot, keeps its name `job/standby#k` when
   it is put to work (`tasks()` of a job says what runs where), and is replaced in the background.
 - Names are for people: `job/vertex (1/2)#0`, where `#k` counts the processes that a subtask has had under one
-  coordinator.
+  coordinator. Ray renames no actor, and asks for its `repr` only once. So the pending call `run` has the name of the
+  task that the process holds now.
 - A standby that has started may follow a task: it is told of each checkpoint, holds the state, and takes that task over
   (`state_follower.py`). The coordinator's decisions know nothing of it.
 - Nodes that may be lost are avoided (`lost_nodes.py`): where nothing is reserved, processes start on others, else in
@@ -48,7 +49,7 @@ from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
 from tidegate.actors.runtimes.ray.slots.job_slots import JobSlots, Slot
 from tidegate.actors.runtimes.ray.slots.slots_elsewhere import NOWHERE, Nodes, bundles_elsewhere
 from tidegate.actors.runtimes.ray.task.task_actor import TaskProcess
-from tidegate.actors.runtimes.ray.vertex_labels import vertex_labels
+from tidegate.actors.runtimes.ray.vertex_labels import task_names
 from tidegate.storage.errors import TidegateError
 from tidegate.storage.ids import Generation
 
@@ -169,7 +170,7 @@ class Fleet:
         `nodes`: where bundles are, empty if unknown. A process that waits in a bundle without a node is replaced where
         the reservation has a free slot.
         """
-        labels = vertex_labels(self.graph)
+        names = task_names(self.graph)
         self._nodes = nodes
         self._end_homeless_standbys()
         lost = [task for task in tasks if self._is_lost(task, avoided)]
@@ -180,8 +181,7 @@ class Fleet:
                 self.kill(self.members[task])
                 lost.append(task)
         for task in lost:
-            parallelism = self.graph.vertex(task.vertex).parallelism
-            name = f"{labels[task.vertex]} ({task.subtask + 1}/{parallelism})"
+            name = names[task]
             slot = self.slots.of(task)
             bundle = slot.bundle if slot.own else elsewhere.get(task.subtask, slot.bundle)
             standby = None if slot.own else self._take_standby(task, bundle, avoided)
@@ -288,7 +288,7 @@ class Fleet:
             elsewhere = node_elsewhere(avoided, busy, self.node_id)
         options = {"namespace": self.options.namespace, "lifetime": "detached"} | dict(self.options.started_by)
         options |= slot.actor_options(elsewhere)
-        arguments = (self.context, self.coordinator, self.options.open_store, spare, slot.bundle)
+        arguments = (self.context, self.coordinator, self.options.open_store, spare, slot.bundle, name)
         full_name, handle = self._create_named(f"{self.options.prefix}/{name}", options, arguments)
         member = self._member(full_name, handle, slot.bundle)
         self._identify(member)

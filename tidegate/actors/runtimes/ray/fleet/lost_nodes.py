@@ -43,6 +43,10 @@ log = logging.getLogger(__name__)
 class _Presence:
     """Something that a node starts when it can."""
 
+    def __repr__(self) -> str:
+        """What Ray shows of this actor."""
+        return "tidegate: does this node start processes?"
+
     def here(self) -> None:
         """It has started."""
 

@@ -11,6 +11,7 @@ import os
 from typing import Any, TextIO
 
 import ray
+from ray._private.ray_constants import LOG_PREFIX_ACTOR_NAME
 
 from tidegate.actors.hosts.job_context import JobContext
 from tidegate.actors.hosts.log_lines import log_to, set_levels
@@ -24,10 +25,20 @@ class TaskLog:
     def __init__(self, context: JobContext) -> None:
         self._known: dict[str, object] = {"process": "task", "job": context.job_name, "job_id": context.job_id}
         _log(context, "WARNING", self._known)
+        self._outputs = (_own(1), _own(2))
 
     def is_about(self, task: TaskId, attempt: AttemptNumber) -> None:
         """Lines are about this task from now on."""
         self._known |= {"task": str(task), "attempt": attempt}
+
+    def is_shown_as(self, name: str) -> None:
+        """Has Ray show this name in the driver before each line that is printed here from now on.
+
+        Ray reads it from the files of the log: from a line with this mark, which Ray itself writes when an actor has
+        started.
+        """
+        for output in self._outputs:
+            output.write(f"{LOG_PREFIX_ACTOR_NAME}{name}\n")
 
 
 def log_of_coordinator(context: JobContext) -> None:
@@ -44,7 +55,7 @@ def _log(context: JobContext, level: str, known: dict[str, object]) -> None:
     if _ray_logs_lines():
         set_levels(context.log, level)
     else:
-        log_to(_own_stderr(), context.log, level, known)
+        log_to(_own(2), context.log, level, known)
 
 
 def _ray_logs_lines() -> bool:
@@ -54,5 +65,5 @@ def _ray_logs_lines() -> bool:
 
 
 @functools.cache
-def _own_stderr() -> TextIO:
-    return os.fdopen(os.dup(2), "w", buffering=1, errors="backslashreplace")
+def _own(descriptor: int) -> TextIO:
+    return os.fdopen(os.dup(descriptor), "w", buffering=1, encoding="utf-8", errors="backslashreplace")

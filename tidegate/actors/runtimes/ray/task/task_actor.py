@@ -63,6 +63,7 @@ from tidegate.actors.runtimes.ray.task.frame_order import OrderedFrames
 from tidegate.actors.runtimes.ray.task.row_counts import METRICS_MS, RowCounts
 from tidegate.actors.runtimes.ray.task.warm_standby import WarmStandby
 from tidegate.actors.runtimes.ray.task.warm_up import prepare
+from tidegate.actors.runtimes.ray.vertex_labels import task_names
 from tidegate.actors.state_backends.common.backend import KeyedBackend
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as do
@@ -92,7 +93,11 @@ class TaskProcess(SignsOfLife, HasLine):
         open_store: OpenStore,
         spare: bool = False,
         bundle: int | None = None,
+        role: str = "standby",
     ) -> None:
+        """`role`: what the process is started for, the name of a task or "standby"."""
+        self._names = task_names(context.graph)
+        self._shown_as = f"{context.job_name}: {role}"
         self._log = TaskLog(context)
         close_sockets_in_children()
         end_at_sigterm()
@@ -117,6 +122,10 @@ class TaskProcess(SignsOfLife, HasLine):
         self._mailbox.start()
         SignsOfLife.__init__(self, self._mailbox)
         hold_on(coordinator, self.info(), lambda: self._obedience.newest)
+
+    def __repr__(self) -> str:
+        """What Ray shows of this actor. Ray calls it once, when the actor has started."""
+        return self._shown_as
 
     # --- calls of Ray ---------------------------------------------------------------------------------------------
 
@@ -237,6 +246,10 @@ class TaskProcess(SignsOfLife, HasLine):
             return
         self._left = None
         self._log.is_about(order.task, order.attempt)
+        shown_as = f"{self._context.job_name}: {self._names[order.task]}"
+        if shown_as != self._shown_as:
+            self._shown_as = shown_as
+            self._log.is_shown_as(shown_as)
         if self._running is not None:
             self._end(self._running, Outcome("replaced"))
         self._outcomes.begin(order.attempt)
