@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tidegate.actors.operators.windows.slices import SlidingSlices, slices_of
+from tidegate.actors.operators.windows.slices import SlidingSlices, due, slices_of, with_nodes
 from tidegate.actors.operators.windows.window_specs import Cumulating, Sliding, Tumbling
 from tidegate.actors.protocol.stream_elements import MIN_WATERMARK_MS
 
@@ -78,6 +78,11 @@ def test_few_nodes_are_looked_up_as_many_are(
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr("tidegate.actors.operators.windows.slices._FEW_NODES", -1)
                 assert slices.parts(nodes, window, fired_ms) == few
+            ended = due(slices, nodes, fired_ms, fired_ms + 100, 9)
+            if ended:
+                bundle = slices.bundle(nodes, ended, fired_ms)
+                merged = with_nodes(nodes, [made for made, _ in bundle.stored])
+                assert bundle.parts == [slices.parts(merged, each, each.end_ms - 1) for each in ended]
         over = slices.over(nodes, fired_ms)
         nodes = np.setdiff1d(nodes, over)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from window_harness import VALUES, Backend, Windows, dropped, follow, rows_batch, told_of
 
 from tidegate.actors.operators.aggregates import aggregate as tg
-from tidegate.actors.operators.windows import sliced_windows
+from tidegate.actors.operators.windows import bundled_windows, sliced_windows
 from tidegate.actors.operators.windows.sliced_windows import SlicedWindows
 from tidegate.actors.operators.windows.window_specs import Cumulating, Sliding, Tumbling
 from tidegate.actors.protocol.errors import OperatorError
@@ -99,14 +99,26 @@ STEPS = st.lists(
 
 
 def played(
-    spec: Spec, keyed: bool, lateness_ms: int, emit: Literal["final", "update"], steps: list[tuple[str, Any]]
+    spec: Spec,
+    keyed: bool,
+    lateness_ms: int,
+    emit: Literal["final", "update"],
+    steps: list[tuple[str, Any]],
+    bundle_pairs: int | None = None,
 ) -> tuple[Counter[tuple[Any, ...]], Model, int, int]:
-    """What came out, the model, how many rows were late, and how many rows of state are left after the end."""
+    """What came out, the model, how many rows were late, and how many rows of state are left after the end.
+
+    `bundle_pairs`: windows fire together if they have no more pairs of rows than this, and in one part of key groups.
+    """
     keys = ("k",) if keyed else ()
     model = Model(spec, keyed, lateness_ms, emit == "final")
     windows = Windows(lambda: SlicedWindows(keys, spec, AGGREGATES, "t", emit, lateness_ms), keys)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sliced_windows, "_STEP_ROWS", 1)
+        if bundle_pairs is None:
+            patch.setattr(sliced_windows, "_STEP_ROWS", 1)
+        else:
+            patch.setattr(bundled_windows, "_PAIRS_MAX", bundle_pairs)
+            patch.setattr(sliced_windows, "_LARGE_WINDOWS", 1)
         windows, late = follow(windows, model, steps)
     emitted = Counter(tuple(row.values()) for row in windows.rows)
     left = windows.stored_rows()
@@ -116,21 +128,56 @@ def played(
 
 @pytest.mark.slow
 @settings(max_examples=60)
-@given(SPECS, st.booleans(), st.sampled_from([0, 0, 3, 20]), st.sampled_from(["final", "update"]), STEPS)
+@given(
+    SPECS,
+    st.booleans(),
+    st.sampled_from([0, 0, 3, 20]),
+    st.sampled_from(["final", "update"]),
+    STEPS,
+    st.sampled_from([None, 4, 30, 10_000]),
+)
 def test_windows_are_those_of_a_plain_program(
     spec: Spec,
     keyed: bool,
     lateness_ms: int,
     emit: Literal["final", "update"],
     steps: list[tuple[str, Any]],
+    bundle_pairs: int | None,
 ) -> None:
     """Each result as often as it should be: at other parallelisms, on other backends, between two steps, and late."""
     if isinstance(spec, Cumulating):
         lateness_ms = 0
-    emitted, model, late, left = played(spec, keyed, lateness_ms, emit, steps)
+    emitted, model, late, left = played(spec, keyed, lateness_ms, emit, steps, bundle_pairs)
     assert emitted == model.emitted
     assert late == model.late
     assert left == 0, "state is left when time is over"
+
+
+LONG = st.builds(lambda size, slide: Sliding(slide * size, slide), st.integers(5, 150), st.integers(1, 3)) | st.builds(
+    lambda step, steps: Cumulating(step, step * steps), st.integers(1, 3), st.integers(5, 150)
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=40)
+@given(
+    LONG,
+    st.lists(st.tuples(st.integers(0, 2), st.integers(-300, 300), VALUES), min_size=1, max_size=40),
+    st.lists(st.integers(-310, 700), max_size=4).map(sorted),
+    st.sampled_from([4, 300, 10_000]),
+)
+def test_many_windows_that_fire_together_are_those_of_a_plain_program(
+    spec: Spec, rows: list[tuple[int, int, int | None]], watermarks: list[int], bundle_pairs: int
+) -> None:
+    """Windows of many slices, hundreds of which end with one watermark; also with a restore between two steps."""
+    half = len(rows) // 2
+    steps: list[tuple[str, Any]] = [("rows", rows[: half + 1])]
+    for number, moment_ms in enumerate(watermarks):
+        steps += [("watermark", (moment_ms, 1 if number == 1 else None)), ("move", (1 + number % 2, "columnar"))]
+    steps += [("rows", rows[half + 1 :])] if rows[half + 1 :] else []
+    emitted, model, late, left = played(spec, True, 0, "final", steps, bundle_pairs)
+    assert emitted == model.emitted
+    assert (late, left) == (model.late, 0)
 
 
 BACKENDS = pytest.mark.parametrize("backend", ["columnar", "rocksdb"])

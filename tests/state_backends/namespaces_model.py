@@ -70,6 +70,20 @@ class Namespaces:
             found += zip(keys.column("k").to_pylist(), numbers, strict=True)
         return sorted(found)
 
+    def of_several(
+        self, namespaces: list[int], groups: range | None = None, drained: bool = False
+    ) -> list[tuple[int, int, int]]:
+        """The namespaces and keys that are found, three at a time, and their numbers."""
+        read = self.table.drain_namespaces if drained else self.table.scan_namespaces
+        found: list[tuple[int, int, int]] = []
+        for keys, slots in read(namespaces, 3, groups):
+            assert 0 < keys.num_rows == len(slots) <= 3
+            numbers = self.table.column("n").take(slots).to_pylist()
+            found += zip(keys.column("namespace").to_pylist(), keys.column("k").to_pylist(), numbers, strict=True)
+        order = [namespaces.index(namespace) for namespace, _, _ in found]
+        assert order == sorted(order), "one namespace after the other"
+        return sorted(found)
+
     def expected(self, namespace: int, groups: range | None = None) -> list[tuple[int, int]]:
         """The keys that there are, and their numbers."""
         of = ((k, number) for (n, k), number in self.model.items() if n == namespace)
@@ -93,3 +107,7 @@ def check(subject: Namespaces) -> None:
     for namespace in range(-3, 4):
         assert subject.of(namespace) == subject.expected(namespace)
         assert subject.of(namespace, range(2, 5)) == subject.expected(namespace, range(2, 5))
+    several = [2, -1, 7, 0]
+    for groups in (None, range(2, 5)):
+        expected = [(namespace, *row) for namespace in several for row in subject.expected(namespace, groups)]
+        assert subject.of_several(several, groups) == sorted(expected)

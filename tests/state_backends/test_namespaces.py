@@ -33,7 +33,15 @@ def test_each_namespace_has_its_rows(
             namespace, first = value  # type: ignore[misc]
             groups = None if first is None else range(first, GROUPS)  # type: ignore[arg-type]
             expected = subject.expected(namespace, groups)  # type: ignore[arg-type]
-            assert subject.of(namespace, groups, drained=True) == expected  # type: ignore[arg-type]
+            others = [other for other in (-2, 3) if other != namespace]
+            if first == 1:
+                expected_of = [(n, *row) for n in (namespace, *others) for row in subject.expected(n, groups)]  # type: ignore[arg-type]
+                assert subject.of_several([namespace, *others], groups, drained=True) == sorted(expected_of)  # type: ignore[list-item]
+                for n, k, _ in expected_of:
+                    subject.model.pop((n, k))  # type: ignore[arg-type]
+                expected = []
+            else:
+                assert subject.of(namespace, groups, drained=True) == expected  # type: ignore[arg-type]
             for k, _ in expected:
                 del subject.model[namespace, k]  # type: ignore[arg-type]
         else:

@@ -31,12 +31,11 @@ class CombinedParts:
     def __init__(self, state: WindowState) -> None:
         self._state = state
 
-    def of_groups(self, parts: Sequence[int], groups: range | None, drained: bool = False) -> Iterator[Results]:
-        """The results of all keys of some key groups (None: of all). `drained`: the one part is empty then."""
+    def of_groups(self, parts: Sequence[int], groups: range | None) -> Iterator[Results]:
+        """The results of all keys of some key groups (None: of all)."""
         table = self._state.table
         if len(parts) == 1:
-            read = table.drain_namespace if drained else table.scan_namespace
-            for keys, slots in read(parts[0], OUTPUT_ROWS_MAX, groups):
+            for keys, slots in table.scan_namespace(parts[0], OUTPUT_ROWS_MAX, groups):
                 yield self._state.user_keys(keys), self._state.results(slots)
             return
         merged, accumulators = self._empty()

@@ -4,7 +4,7 @@ Rules:
 
 - A row is added to its slice (`slices.py`), once. No timer is set: when the watermark passes the end of a window, the
   slices that it is made of are read together, and their keys come out in batches.
-- Windows of few rows that end together come out in one batch, in one step.
+- Windows that end together come out in one batch, in one step (`BundledWindows`); a window of many rows alone.
 - A window fires once. What of it has fired is state (`FiredGroups`), and goes forward in one step with what was
   emitted, or with rows that were taken away. So a checkpoint between two steps neither repeats nor loses a result.
 - A row is late when its last window has fired, `allowed_lateness` ago; it is dropped and counted. A row for a window
@@ -16,27 +16,29 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from tidegate.actors.kernels.columns import fixed_values
 from tidegate.actors.kernels.hashing import hash_columns
 from tidegate.actors.kernels.partition import gather
 from tidegate.actors.operators.aggregates.aggregate import Aggregate
 from tidegate.actors.operators.batch_rows import OUTPUT_ROWS_MAX
 from tidegate.actors.operators.operator import Emit, OperatorContext
 from tidegate.actors.operators.state.keys import key_columns
+from tidegate.actors.operators.windows.bundled_windows import BundledWindows
 from tidegate.actors.operators.windows.combined_parts import CombinedParts
 from tidegate.actors.operators.windows.early_results import ChangedKeys, EarlyResults
 from tidegate.actors.operators.windows.merged_groups import codes_of
-from tidegate.actors.operators.windows.slices import Window, slices_of
+from tidegate.actors.operators.windows.slices import Window, due, slices_of
 from tidegate.actors.operators.windows.window_operator import WindowOperator
 from tidegate.actors.operators.windows.window_specs import Clock, Cumulating, Sliding, Times, Tumbling
 from tidegate.actors.protocol.stream_elements import MIN_WATERMARK_MS
 from tidegate.storage.errors import ConfigurationError
-from tidegate.storage.schemas.one_batch import one_batch, together
+from tidegate.storage.schemas.one_batch import one_batch
 from tidegate.storage.schemas.reserved_names import own_name
 from tidegate.storage.state.key_groups import key_groups_of
 from tidegate.storage.state.snapshot import StateTable
@@ -47,23 +49,13 @@ SLICE = own_name("slice")
 _STEP_ROWS = 4 * OUTPUT_ROWS_MAX
 """About so many rows of the state are looked at in one step."""
 _WINDOWS_A_STEP = 128
-"""So many windows come out in one step and one batch, if none has more than `_FEW_ROWS` rows or `_FEW_BYTES` bytes."""
-_FEW_ROWS, _FEW_BYTES = 256, 2**16
+"""Up to this many windows of few rows come out in one step and one batch."""
+_NODES_A_STEP = 1_024
+"""Up to this many nodes are removed together."""
+_LARGE_WINDOWS = 64
+"""After a window that was too large for a bundle, this many are taken for large too."""
 _TIME_MS_END = 1 << 60
 """After every window, and far from the end of 64 bits."""
-
-
-class _FiredRows(NamedTuple):
-    """Some rows of a window that has fired."""
-
-    window: Window
-    keys: pa.RecordBatch
-    results: list[pa.Array]
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the keys, and of results of any width."""
-        return int(self.keys.nbytes + sum(each.nbytes for each in self.results if not pa.types.is_primitive(each.type)))
 
 
 class SlicedWindows(WindowOperator):
@@ -97,11 +89,15 @@ class SlicedWindows(WindowOperator):
         self._slices = slices_of(spec)
         self._drains = isinstance(spec, Tumbling) and self._final and not allowed_lateness_ms
         """Whether a window is a slice, and nothing asks for it once it has fired: then its rows go as they are read."""
+        self._is_bundled = not isinstance(spec, Tumbling)
+        """Whether windows are made of several nodes."""
+        self._bundle_max, self._large_left = _WINDOWS_A_STEP, 0
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
         """CorruptionError if a stored table is not of these windows, or has keys of other subtasks."""
         super().open(context, restored)
         self._combined = CombinedParts(self._state)
+        self._bundles = BundledWindows(self._state)
         if self._every_ms is not None:
             self._early = EarlyResults(self._every_ms, restored=self._state.exists)
 
@@ -278,82 +274,129 @@ class SlicedWindows(WindowOperator):
         return [groups[start : start + each] for start in range(0, len(groups), each)]
 
     def _advance(self, groups: range, fired_ms: int, until_ms: int, emit: Emit) -> Iterator[None]:
-        """Fire the windows of some groups from one moment to another."""
-        fired: list[_FiredRows] = []
-        parts_before: Sequence[int] = ()
-        while (window := self._slices.next_window(self._state.namespaces, fired_ms)) is not None:
-            moment_ms = window.end_ms - 1
-            if moment_ms > until_ms:
-                break
-            merged = self._merge(groups, fired_ms, moment_ms)
-            if self._final:
-                parts = self._slices.parts(self._state.namespaces, window, moment_ms)
-                if fired and parts == parts_before and not merged and not self._drains:
-                    # The same rows as in the window before, whose results are still here.
-                    fired.append(fired[-1]._replace(window=window))
-                else:
-                    parts_before = parts if self._fire(window, parts, groups, fired, emit) else ()
-            elif self._early is not None:
-                parts = self._slices.parts(self._state.namespaces, window, moment_ms)
-                self._emit_changed(window, parts, fired_ms, groups, self._early.not_out, emit)
-            fired_ms = moment_ms
-            if 0 < len(fired) < _WINDOWS_A_STEP:
-                # The next window comes out in the same step: batches of few rows cost much.
-                continue
-            self._emit_fired(fired, emit)
+        """Fire the windows of some groups from one moment to another: in a step some windows of few rows, or one."""
+        while windows := due(self._slices, self._state.namespaces, fired_ms, until_ms, self._at_once()):
+            windows = self._fire(windows, groups, fired_ms, emit)
+            fired_ms = windows[-1].end_ms - 1
             self._fired.advance(groups, fired_ms)
             yield
-        self._emit_fired(fired, emit)
         self._merge(groups, fired_ms, until_ms)
         self._fired.advance(groups, until_ms)
 
-    def _fire(self, window: Window, parts: Sequence[int], groups: range, fired: list[_FiredRows], emit: Emit) -> bool:
-        """Add the rows of a window to those that have fired, or emit them. Returns whether one item has them all."""
-        batches = 0
-        for keys, results in self._combined.of_groups(parts, self._part(groups), self._drains):
-            fired.append(_FiredRows(window, keys, results))
-            batches += 1
-            if len(results[0]) > _FEW_ROWS or fired[-1].size_bytes > _FEW_BYTES:
-                self._emit_fired(fired, emit)
-        return batches == 1 and bool(fired)
+    def _at_once(self) -> int:
+        """How many windows to fire in the next step."""
+        if not self._final or self._large_left or not self._state.exists:
+            return 1
+        if not self._is_bundled:
+            return max(
+                1, min(_WINDOWS_A_STEP, _STEP_ROWS * len(self._state.namespaces) // (self._state.table.rows + 1))
+            )
+        return self._bundle_max
 
-    def _merge(self, groups: range, fired_ms: int, until_ms: int) -> bool:
-        """Make the nodes that have ended, and return whether there were any.
+    def _fire(self, windows: list[Window], groups: range, fired_ms: int, emit: Emit) -> list[Window]:
+        """Fire some windows, or the first of them if they have many rows. Returns those that have fired."""
+        if not self._final:
+            self._merge(groups, fired_ms, windows[0].end_ms - 1)
+            if self._early is not None:
+                parts = self._slices.parts(self._state.namespaces, windows[0], windows[0].end_ms - 1)
+                self._emit_changed(windows[0], parts, fired_ms, groups, self._early.not_out, emit)
+            return windows
+        if not self._is_bundled:
+            self._fire_slices(windows, groups, emit)
+            return windows
+        if len(windows) == 1 and isinstance(self._spec, Cumulating):
+            # Alone it is one node once its last slice is merged, which takes less than a bundle does.
+            self._fire_alone(windows[0], groups, fired_ms, emit)
+            return windows
+        while self._large_left == 0:
+            if self._fire_bundle(windows, groups, fired_ms, emit):
+                self._bundle_max = min(2 * self._bundle_max, _WINDOWS_A_STEP)
+                return windows
+            if len(windows) == 1:
+                self._large_left = _LARGE_WINDOWS
+            self._bundle_max = max(1, len(windows) // 4)
+            windows = windows[: self._bundle_max]
+        self._large_left -= 1
+        self._fire_alone(windows[0], groups, fired_ms, emit)
+        return windows[:1]
+
+    def _fire_slices(self, windows: Sequence[Window], groups: range, emit: Emit) -> None:
+        """Fire windows that are a slice each."""
+        table = self._state.table
+        read = table.drain_namespaces if self._drains else table.scan_namespaces
+        parts = [self._slices.parts(self._state.namespaces, window, window.end_ms - 1)[0] for window in windows]
+        for keys, slots in read(parts, OUTPUT_ROWS_MAX, self._part(groups)):
+            numbers = np.searchsorted(parts, fixed_values(keys.column(0)))
+            self._emit_rows(windows, numbers, self._state.user_keys(keys), self._state.results(slots), emit)
+
+    def _fire_bundle(self, windows: Sequence[Window], groups: range, fired_ms: int, emit: Emit) -> bool:
+        """Fire windows together. Returns False, and does nothing, if they have too many rows for that."""
+        bundle = self._slices.bundle(self._state.namespaces, windows, fired_ms)
+        found = self._bundles.read(bundle, self._part(groups))
+        if found is None:
+            return False
+        self._changed_rows += self._bundles.store(found)
+        self._drain(bundle.taken, groups)
+        for start in range(0, len(found.windows), OUTPUT_ROWS_MAX):
+            rows = slice(start, start + OUTPUT_ROWS_MAX)
+            keys = found.keys.slice(start, OUTPUT_ROWS_MAX) if self._keys else found.keys
+            results = [each.slice(start, OUTPUT_ROWS_MAX) for each in found.results]
+            self._emit_rows(windows, found.windows[rows], keys, results, emit)
+        return True
+
+    def _fire_alone(self, window: Window, groups: range, fired_ms: int, emit: Emit) -> None:
+        """Fire a window whose nodes are read one after the other, however many rows they have."""
+        moment_ms = window.end_ms - 1
+        self._merge(groups, fired_ms, moment_ms)
+        parts = self._slices.parts(self._state.namespaces, window, moment_ms)
+        for keys, results in self._combined.of_groups(parts, self._part(groups)):
+            emit(self._output(keys, window, results))
+
+    def _merge(self, groups: range, fired_ms: int, until_ms: int) -> None:
+        """Make the nodes that have ended.
 
         Never in two steps: a part would be merged twice after a restore.
         """
-        merges = self._slices.merges(self._state.namespaces, fired_ms, until_ms)
-        for node, parts, taken in merges:
+        for node, parts, taken in self._slices.merges(self._state.namespaces, fired_ms, until_ms):
             for part in parts:
                 self._changed_rows += self._combined.merge_into(node, part, taken, self._part(groups))
             if taken and len(groups) == len(self._groups):
-                for part in parts:
-                    self._state.emptied(part)
-        return bool(merges)
+                self._state.emptied(parts)
+
+    def _drain(self, nodes: Sequence[int], groups: range) -> None:
+        """Remove the rows of nodes whose rows are in others now."""
+        if nodes:
+            for _, slots in self._state.table.drain_namespaces(nodes, OUTPUT_ROWS_MAX, self._part(groups)):
+                self._changed_rows += len(slots)
+            if len(groups) == len(self._groups):
+                self._state.emptied(nodes)
 
     def _clean(self) -> Iterator[None]:
         """Let go of slices that no window needs any more."""
-        for node in self._slices.over(self._state.namespaces, self._fired.least_ms - self._lateness_ms).tolist():
-            for _, slots in self._state.table.drain_namespace(node, _STEP_ROWS):
+        over = self._slices.over(self._state.namespaces, self._fired.least_ms - self._lateness_ms).tolist()
+        for start in range(0, len(over), _NODES_A_STEP):
+            nodes = over[start : start + _NODES_A_STEP]
+            for _, slots in self._state.table.drain_namespaces(nodes, _STEP_ROWS):
                 self._changed_rows += len(slots)
                 yield
-            self._state.emptied(node)
+            self._state.emptied(nodes)
             if self._early is not None:
-                self._early.forget([node])
+                self._early.forget(nodes)
 
-    def _emit_fired(self, fired: list[_FiredRows], emit: Emit) -> None:
-        """Emit the rows of windows that have fired, in one batch, and forget them."""
-        if not fired:
+    def _emit_rows(
+        self,
+        windows: Sequence[Window],
+        numbers: NDArray[np.int64],
+        keys: pa.RecordBatch,
+        results: Sequence[pa.Array],
+        emit: Emit,
+    ) -> None:
+        """Emit rows of some windows. `numbers` are the positions of the window of each row."""
+        if not len(numbers):
             return
-        rows = [len(each.results[0]) for each in fired]
-        starts, ends = (np.repeat([each.window[at] for each in fired], rows).astype(np.int64) for at in (0, 1))
-        if len(fired) == 1:
-            keys, results = fired[0].keys, fired[0].results
-        else:
-            keys = together([each.keys for each in fired], "keys of windows") if self._keys else fired[0].keys
-            results = [pa.concat_arrays(parts) for parts in zip(*(each.results for each in fired), strict=True)]
-        fired.clear()
         assert self._fired.time_type is not None, "results before the first row"
+        bounds = np.array(windows, dtype=np.int64)
+        starts, ends = bounds[numbers, 0], bounds[numbers, 1]
         emit(self._rows.output_of(keys, starts, ends, results, self._fired.time_type, self._spec))
 
     def _part(self, groups: range) -> range | None:

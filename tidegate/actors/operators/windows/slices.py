@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -38,8 +40,13 @@ _FEW_ENDS = 64
 """Of fewer slices that end at once, the nodes that have ended are looked up one by one."""
 _FEW_NODES = 24
 """Of fewer nodes within a window, each is looked at; of more, the nodes that a window needs are looked up."""
+_FEW_WINDOWS = 3
+"""Of fewer windows, the nodes are looked up window by window."""
+_NO_NODE = -(1 << 63)
 _RUNNING = 1
 """The node of a cumulating window so far."""
+_PAIRED, _WHOLE = 2, _KINDS - 1
+"""Kinds of nodes of cumulating windows that are in memory alone: of two, four and more slices, and of all that end."""
 
 
 class Window(NamedTuple):
@@ -55,6 +62,19 @@ class Merge(NamedTuple):
     node: int
     parts: tuple[int, ...]
     taken: bool
+
+
+class Bundle(NamedTuple):
+    """How windows that end one after another are made of nodes."""
+
+    levels: list[list[Merge]]
+    """What to make in memory. A merge has parts of earlier levels, or nodes of the state."""
+    parts: list[tuple[int, ...]]
+    """The nodes of each window."""
+    stored: list[tuple[int, int]]
+    """Which nodes to keep, and in which node of the state."""
+    taken: list[int]
+    """Nodes of the state that are not needed any more."""
 
 
 class Target(NamedTuple):
@@ -90,6 +110,10 @@ class Slices(Protocol):
         """The nodes that a window is made of, after all merges up to `fired_ms`, but for what is still to come."""
         ...
 
+    def bundle(self, nodes: Times, windows: Sequence[Window], fired_ms: int) -> Bundle:
+        """How the next windows after `fired_ms` are made, with all merges that come up to the end of the last one."""
+        ...
+
     def over(self, nodes: Times, fired_ms: int) -> Times:
         """The nodes that no window after `fired_ms` has a part in."""
         ...
@@ -100,7 +124,7 @@ def node_starts(nodes: Times) -> Times:
     return nodes >> _KIND_BITS
 
 
-def _position(nodes: Times, start_ms: int) -> int:
+def _position(nodes: Times | list[int], start_ms: int) -> int:
     """Where the first node is that begins at a moment or later."""
     return bisect_left(nodes, start_ms << _KIND_BITS)
 
@@ -108,6 +132,31 @@ def _position(nodes: Times, start_ms: int) -> int:
 def _is_among(nodes: Times, node: int) -> bool:
     position = bisect_left(nodes, node)
     return position < len(nodes) and int(nodes[position]) == node
+
+
+def with_nodes(nodes: Times, more: Sequence[int] | Times) -> Times:
+    """Ascending nodes and others, ascending, each once."""
+    if not len(more):
+        return nodes
+    added = np.asarray(more, dtype=np.int64)
+    if len(added) > 1:
+        added = np.unique(added)
+    places = np.searchsorted(nodes, added)
+    known = places < len(nodes)
+    known[known] = nodes[places[known]] == added[known]
+    return nodes if known.all() else np.insert(nodes, places[~known], added[~known])
+
+
+def due(slices: Slices, nodes: Times, fired_ms: int, until_ms: int, count: int) -> list[Window]:
+    """The first windows with rows that end after one moment and not after another."""
+    windows: list[Window] = []
+    while len(windows) < count:
+        window = slices.next_window(nodes, fired_ms)
+        if window is None or window.end_ms - 1 > until_ms:
+            break
+        windows.append(window)
+        fired_ms = window.end_ms - 1
+    return windows
 
 
 def slices_of(spec: Tumbling | Sliding | Cumulating) -> Slices:
@@ -148,6 +197,10 @@ class TumblingSlices:
     def parts(self, nodes: Times, window: Window, fired_ms: int) -> tuple[int, ...]:
         """Itself."""
         return (window.start_ms << _KIND_BITS,)
+
+    def bundle(self, nodes: Times, windows: Sequence[Window], fired_ms: int) -> Bundle:
+        """Each is a slice."""
+        return Bundle([], [(window.start_ms << _KIND_BITS,) for window in windows], [], [])
 
     def over(self, nodes: Times, fired_ms: int) -> Times:
         """Windows that have ended."""
@@ -226,19 +279,21 @@ class SlidingSlices:
         return found
 
     def _many_merges(self, nodes: Times, fired_ms: int, until_ms: int) -> list[Merge]:
-        """Looks at all nodes."""
+        """Looks at all nodes that are long enough ago to have a part in what ends."""
         found: list[Merge] = []
-        below = nodes[nodes % _KINDS == 0]
+        made: Times = nodes[:0]
         for level in range(1, self._levels + 1):
             size_ms = self._slice_ms << level
+            near = nodes[_position(nodes, fired_ms + 2 - size_ms) : _position(nodes, until_ms + 1)]
+            below = with_nodes(near[near % _KINDS == level - 1], made)
             starts = floored(node_starts(below), size_ms, self._offset_ms)
-            known = nodes[nodes % _KINDS == level]
             ended = (starts + size_ms - 1 > fired_ms) & (starts + size_ms - 1 <= until_ms)
-            for start in np.unique(starts[ended]).tolist():
-                children = below[starts == start].tolist()
-                found.append(Merge((start << _KIND_BITS) + level, tuple(children), False))
-            made = np.unique(starts[ended] << _KIND_BITS) + level
-            below = np.union1d(known, made)
+            below, starts = below[ended], starts[ended]
+            firsts = np.flatnonzero(np.diff(starts, prepend=starts[:1] - 1))
+            made = (starts[firsts] << _KIND_BITS) + level
+            bounds = [*firsts.tolist(), len(below)]
+            children = [tuple(below[start:stop].tolist()) for start, stop in pairwise(bounds)]
+            found += [Merge(node, of, False) for node, of in zip(made.tolist(), children, strict=True)]
         return found
 
     def parts(self, nodes: Times, window: Window, fired_ms: int) -> tuple[int, ...]:
@@ -257,7 +312,29 @@ class SlidingSlices:
             level = min(level, max(1, ended - first).bit_length() - 1)
             wanted.append(((first * self._slice_ms + self._offset_ms) << _KIND_BITS) + level)
             first += 1 << level
-        return tuple(node for node in wanted if _is_among(there, node))
+        places = np.minimum(np.searchsorted(there, wanted), len(there) - 1)
+        return tuple(node for node, found in zip(wanted, (there[places] == wanted).tolist(), strict=True) if found)
+
+    def _parts_of_many(self, nodes: Times, bounds: NDArray[np.int64]) -> list[tuple[int, ...]]:
+        """The parts of many windows, each as it ends, with a few calls for all of them."""
+        first, last = ((bounds - self._offset_ms) // self._slice_ms).T
+        wanted: list[Times] = []
+        while (left := last - first).max() > 0:
+            # The longest node that begins here: its start is a multiple of its size, and it fits. Of 2**n, n is the
+            # exponent less 1. Of 0 each size is a divisor.
+            aligned = np.where(first == 0, 1 << self._levels, first & -first)
+            size = np.minimum(np.minimum(aligned, 1 << self._levels), np.maximum(left, 1))
+            level = np.frexp(size.astype(np.float64))[1].astype(np.int64) - 1
+            wanted.append(
+                np.where(left > 0, ((first * self._slice_ms + self._offset_ms) << _KIND_BITS) + level, _NO_NODE)
+            )
+            first = np.where(left > 0, first + (1 << level), first)
+        of_window = np.stack(wanted, axis=1)
+        places = np.minimum(np.searchsorted(nodes, of_window), len(nodes) - 1)
+        known = nodes[places] == of_window
+        found = of_window[known].tolist()
+        ends = np.cumsum(known.sum(axis=1)).tolist()
+        return [tuple(found[start:stop]) for start, stop in pairwise([0, *ends])]
 
     def _is_longest(self, node: int, first: int, last: int, ended: int) -> bool:
         """Whether a node fits between two slices and has ended, and the one twice as long around it does not."""
@@ -269,9 +346,44 @@ class SlidingSlices:
         start -= start % wider
         return level == self._levels or start < first or start + wider > min(last, ended)
 
+    def bundle(self, nodes: Times, windows: Sequence[Window], fired_ms: int) -> Bundle:
+        """The nodes that end meanwhile are stored. Each window is made as if it had come alone."""
+        merges = self.merges(nodes, fired_ms, windows[-1].end_ms - 1)
+        levels: dict[int, list[Merge]] = {}
+        for merge in merges:
+            levels.setdefault(merge.node % _KINDS, []).append(merge)
+        everything = with_nodes(nodes, [merge.node for merge in merges])
+        if len(windows) > _FEW_WINDOWS:
+            parts = self._parts_of_many(everything, np.array(windows, dtype=np.int64))
+        else:
+            parts = [self.parts(everything, window, window.end_ms - 1) for window in windows]
+        return Bundle([*levels.values()], parts, [(merge.node, merge.node) for merge in merges], [])
+
     def over(self, nodes: Times, fired_ms: int) -> Times:
         """Nodes whose start is in no window any more."""
         return nodes[: _position(nodes, self._first_needed_ms(fired_ms))]
+
+
+class _Pairs:
+    """Slices of one longest window put together two by two, these two by two again, and so on, in memory."""
+
+    def __init__(self, slices: list[int]) -> None:
+        self._rows = [slices]
+        self.levels: list[list[Merge]] = []
+        while len(below := self._rows[-1]) > 1:
+            kind = _PAIRED + len(self.levels)
+            pairs = zip(below[::2], below[1::2], strict=False)
+            self.levels.append([Merge(left - left % _KINDS + kind, (left, right), False) for left, right in pairs])
+            self._rows.append([merge.node for merge in self.levels[-1]])
+
+    def first(self, count: int) -> tuple[int, ...]:
+        """The nodes that the first slices are together, from the left to the right."""
+        nodes, start = [], 0
+        for level in range(count.bit_length() - 1, -1, -1):
+            if count >> level & 1:
+                nodes.append(self._rows[level][start >> level])
+                start += 1 << level
+        return tuple(nodes)
 
 
 class CumulatingSlices:
@@ -321,6 +433,32 @@ class CumulatingSlices:
         so_far = (window.start_ms << _KIND_BITS) + _RUNNING
         waiting = [node for node in within if not node % _KINDS]
         return (*([so_far] if so_far in within else []), *waiting)
+
+    def bundle(self, nodes: Times, windows: Sequence[Window], fired_ms: int) -> Bundle:
+        """The slices that end meanwhile are put together two by two, and again, so that a window needs few of them."""
+        merges = self.merges(nodes, fired_ms, windows[-1].end_ms - 1)
+        slices: dict[int, list[int]] = {}
+        for merge in merges:
+            slices.setdefault(merge.node, []).extend(merge.parts)
+        trees = {so_far: _Pairs(of) for so_far, of in slices.items()}
+        depth = max((len(tree.levels) for tree in trees.values()), default=0)
+        levels = [
+            [merge for tree in trees.values() if level < len(tree.levels) for merge in tree.levels[level]]
+            for level in range(depth)
+        ]
+        parts, whole, stored = [], [], []
+        for window in windows:
+            so_far = (window.start_ms << _KIND_BITS) + _RUNNING
+            before = trees[so_far].first(_position(slices[so_far], window.end_ms)) if so_far in trees else ()
+            parts.append((*((so_far,) if _is_among(nodes, so_far) else ()), *before))
+        for so_far, tree in trees.items():
+            of = tree.first(len(slices[so_far]))
+            if len(of) > 1:
+                whole.append(Merge(so_far - _RUNNING + _WHOLE, of, False))
+            stored.append((whole[-1].node if len(of) > 1 else of[0], so_far))
+        return Bundle(
+            [*levels, whole] if whole else levels, parts, stored, [p for m in merges if m.taken for p in m.parts]
+        )
 
     def over(self, nodes: Times, fired_ms: int) -> Times:
         """Nodes of longest windows that have ended."""

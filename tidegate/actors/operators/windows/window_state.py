@@ -9,7 +9,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -18,7 +18,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.actors.kernels.partition import subtask_table
-from tidegate.actors.operators.aggregates.accumulators import Accumulator, make_accumulator, value_specs
+from tidegate.actors.operators.aggregates.accumulators import (
+    Accumulator,
+    ColumnsByName,
+    make_accumulator,
+    value_specs,
+)
 from tidegate.actors.operators.aggregates.aggregate import Aggregate
 from tidegate.actors.operators.aggregates.aggregate_state import Fields, combined_fields, state_columns
 from tidegate.actors.operators.aggregates.stored_layout import StoredLayout, converted, raw_specs
@@ -27,13 +32,13 @@ from tidegate.actors.operators.operator import OperatorContext
 from tidegate.actors.operators.operator_errors import failure
 from tidegate.actors.operators.state.keys import check_owner, key_schema
 from tidegate.actors.operators.state.operator_backend import make_backend
+from tidegate.actors.operators.windows.slices import with_nodes
 from tidegate.actors.protocol.errors import ChangedTypeError
 from tidegate.actors.state_backends.common.backend import (
     KeyedBackend,
     NamespacedTable,
     ValueColumn,
     ValueSpec,
-    VectorTable,
 )
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import CorruptionError, IncompatibleStateError
@@ -167,15 +172,18 @@ class WindowState:
         values = 0 if self._table is None else sum(self._table.column(f.name).value_bytes for f in self._values())
         return 8 * (1 + len(self._keys)) + values
 
-    def appeared(self, namespaces: Iterable[int] | NDArray[np.int64]) -> None:
+    def appeared(self, namespaces: Sequence[int] | NDArray[np.int64]) -> None:
         """Rows have come into these namespaces."""
-        self.namespaces = np.union1d(self.namespaces, np.asarray(namespaces, dtype=np.int64))
+        self.namespaces = with_nodes(self.namespaces, namespaces)
 
-    def emptied(self, namespace: int) -> None:
-        """A namespace has no rows any more."""
-        self.namespaces = self.namespaces[self.namespaces != namespace]
+    def emptied(self, namespaces: Sequence[int]) -> None:
+        """These namespaces have no rows any more."""
+        if list(namespaces) == self.namespaces[: len(namespaces)].tolist():
+            self.namespaces = self.namespaces[len(namespaces) :]
+        else:
+            self.namespaces = self.namespaces[~np.isin(self.namespaces, namespaces)]
 
-    def accumulators_of(self, table: VectorTable) -> list[Accumulator]:
+    def accumulators_of(self, table: ColumnsByName) -> list[Accumulator]:
         """Accumulators like those of this state, in another table."""
         return [make_accumulator(a, self.fields[name], table) for name, a in self._aggregates.items()]
 

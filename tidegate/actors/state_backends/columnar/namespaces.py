@@ -7,6 +7,7 @@ anew from the keys after a restore. A row that was removed may still be noted; w
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -47,8 +48,20 @@ class ColumnarNamespaces(ColumnarTable):
         self, namespace: int, rows_max: int, groups: range | None = None
     ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
         """The keys in a namespace, in slot order, with their slots."""
+        return self.scan_namespaces((namespace,), rows_max, groups)
+
+    def drain_namespace(
+        self, namespace: int, rows_max: int, groups: range | None = None
+    ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
+        """The same; the rows of a batch are removed when it is drawn. Their values are there until the next one is."""
+        return self.drain_namespaces((namespace,), rows_max, groups)
+
+    def scan_namespaces(
+        self, namespaces: Sequence[int], rows_max: int, groups: range | None = None
+    ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
+        """The keys in namespaces, one after the other, each in slot order, with their slots."""
         with self._space.reading():
-            slots = self._slots(namespace)
+            slots = self._slots_of(namespaces)
             if groups is not None:
                 of = self._space.groups_of(slots)
                 slots = slots[(of >= groups.start) & (of < groups.stop)]
@@ -58,11 +71,11 @@ class ColumnarNamespaces(ColumnarTable):
                     piece = slots[start : start + rows_max]
                     yield keys.take(piece), piece
 
-    def drain_namespace(
-        self, namespace: int, rows_max: int, groups: range | None = None
+    def drain_namespaces(
+        self, namespaces: Sequence[int], rows_max: int, groups: range | None = None
     ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
         """The same; the rows of a batch are removed when it is drawn. Their values are there until the next one is."""
-        for keys, slots in self.scan_namespace(namespace, rows_max, groups):
+        for keys, slots in self.scan_namespaces(namespaces, rows_max, groups):
             self.set_live(slots, np.zeros(len(slots), dtype=np.bool_))
             yield keys, slots
         self._space.settle()
@@ -80,9 +93,17 @@ class ColumnarNamespaces(ColumnarTable):
     def rebuild(self, kept: NDArray[np.int32], slots: int) -> None:
         """Renumber slots: slot `kept[i]` becomes slot i."""
         if self._noted is not None:
-            living = {name: self._slots(name) for name in list(self._noted)}
-            moved = {name: np.searchsorted(kept, of).astype(np.int32) for name, of in living.items() if len(of)}
-            self._noted = {name: [of] for name, of in moved.items()}
+            names = list(self._noted)
+            parts = [part for name in names for part in self._noted[name]]
+            noted = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32)
+            of_parts = [number for number, name in enumerate(names) for _ in self._noted[name]]
+            of = np.repeat(np.array(of_parts, dtype=np.int64), [len(part) for part in parts])
+            # Of each namespace the slots that live, ascending, each once.
+            living = np.unique((of[self.live(noted)] << 32) + noted[self.live(noted)])
+            moved = np.searchsorted(kept, living & 0xFFFFFFFF).astype(np.int32)
+            bounds = np.searchsorted(living >> 32, np.arange(len(names) + 1)).tolist()
+            ranges = zip(names, bounds, bounds[1:], strict=False)
+            self._noted = {name: [moved[start:stop]] for name, start, stop in ranges if stop > start}
         super().rebuild(kept, slots)
 
     def _slots(self, namespace: int) -> NDArray[np.int32]:
@@ -99,6 +120,19 @@ class ColumnarNamespaces(ColumnarTable):
             del noted[namespace]
         return living
 
+    def _slots_of(self, namespaces: Sequence[int]) -> NDArray[np.int32]:
+        """The slots of several namespaces that have a row. One look at which of them live costs as much as many."""
+        if len(namespaces) == 1:
+            return self._slots(namespaces[0])
+        noted = self._found()
+        found = {name: parts for name in namespaces if (parts := noted.get(name)) is not None}
+        if not found:
+            return np.zeros(0, dtype=np.int32)
+        slots = np.concatenate([part for parts in found.values() for part in parts])
+        if all(len(parts) == 1 for parts in found.values()) and bool(self.live(slots).all()):
+            return slots
+        return np.concatenate([self._slots(name) for name in found])
+
     def _found(self) -> dict[int, list[NDArray[np.int32]]]:
         if self._noted is None:
             noted: dict[int, list[NDArray[np.int32]]] = {}
@@ -114,8 +148,8 @@ def note(noted: dict[int, list[NDArray[np.int32]]], namespaces: NDArray[np.int64
     if first == int(namespaces[-1]) and bool((namespaces == first).all()):
         noted.setdefault(first, []).append(np.sort(slots))  # a slot that got a row again is among new ones
         return
-    order = np.argsort(namespaces, kind="stable")
+    order = np.lexsort((slots, namespaces))
     ordered, of = namespaces[order], slots[order]
-    bounds = np.flatnonzero(np.diff(ordered)) + 1
-    for name, part in zip(ordered[[0, *bounds]].tolist(), np.split(of, bounds), strict=True):
-        noted.setdefault(name, []).append(np.sort(part))
+    bounds = [0, *(np.flatnonzero(np.diff(ordered)) + 1).tolist(), len(of)]
+    for name, (start, stop) in zip(ordered[bounds[:-1]].tolist(), pairwise(bounds), strict=True):
+        noted.setdefault(name, []).append(of[start:stop])

@@ -169,6 +169,18 @@ class NamespacedTable(VectorTable, Protocol):
         """As `scan_namespace`; the rows of a batch are removed when it is drawn. No key may come in meanwhile."""
         ...
 
+    def scan_namespaces(
+        self, namespaces: Sequence[int], rows_max: int, groups: range | None = None
+    ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
+        """The same for several different namespaces, one after the other. A batch may have keys of several."""
+        ...
+
+    def drain_namespaces(
+        self, namespaces: Sequence[int], rows_max: int, groups: range | None = None
+    ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
+        """As `scan_namespaces`; the rows of a batch are removed when it is drawn. No key may come in meanwhile."""
+        ...
+
 
 class KeyedBackend(Protocol):
     """The keyed state of one operator in one subtask."""

@@ -100,6 +100,10 @@ class BatchColumns:
             column.paged.begin_batch()
             column.paged.reset(self.new_slots)
 
+    def filled(self, slots_end: int) -> None:
+        """All groups below `slots_end` have values: only the others are still empty when a first null comes."""
+        self.new_slots = self.new_slots[np.searchsorted(self.new_slots, slots_end) :]
+
     def values(self, slots: NDArray[np.int32] | None = None) -> dict[str, pa.Array]:
         """What the groups with some slots hold, by column. None: all slots."""
         slots = self.new_slots if slots is None else slots

@@ -7,7 +7,8 @@ are is found by skipping from one to the next. `StoredNamespaces` does both, als
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -111,6 +112,18 @@ class RocksNamespaces(RocksTable):
             if self.changes is not None:
                 self.changes.removed(stored)
             yield keys, slots
+
+    def scan_namespaces(
+        self, namespaces: Sequence[int], rows_max: int, groups: range | None = None
+    ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
+        """The keys in namespaces, one after the other, as of `scan_namespace`. StorageError."""
+        return chain.from_iterable(self.scan_namespace(each, rows_max, groups) for each in namespaces)
+
+    def drain_namespaces(
+        self, namespaces: Sequence[int], rows_max: int, groups: range | None = None
+    ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
+        """The same; the rows of a batch are removed when it is drawn. StorageError."""
+        return chain.from_iterable(self.drain_namespace(each, rows_max, groups) for each in namespaces)
 
     def _pieces(
         self, namespace: int, rows_max: int, groups: range | None

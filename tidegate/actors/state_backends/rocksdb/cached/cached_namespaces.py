@@ -98,6 +98,18 @@ class CachedNamespaces(CachedTable):
         self.hot.forget_empty(namespace)
         self._space.settle()
 
+    def scan_namespaces(
+        self, namespaces: Sequence[int], rows_max: int, groups: range | None = None
+    ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
+        """The keys in namespaces, one after the other, as of `scan_namespace`. StorageError."""
+        return chain.from_iterable(self.scan_namespace(each, rows_max, groups) for each in namespaces)
+
+    def drain_namespaces(
+        self, namespaces: Sequence[int], rows_max: int, groups: range | None = None
+    ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
+        """The same; the rows of a batch are removed when it is drawn. StorageError."""
+        return chain.from_iterable(self.drain_namespace(each, rows_max, groups) for each in namespaces)
+
     def changed(self) -> Iterator[object]:
         """Freeze what is not in the database. The result writes it, a part with each item drawn. StorageError."""
         return chain(self._removing(self.hot.take_gone()), super().changed())
