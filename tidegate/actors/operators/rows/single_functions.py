@@ -41,6 +41,7 @@ class Reduce(ProcessFunction):
 
     def __init__(self, fn: Callable[[Row, Row], Row], schema: pa.Schema) -> None:
         self.fn = fn
+        self._names = frozenset(schema.names)
         self._declared = ValueState("reduced", pa.struct(list(schema)))
 
     def open(self, context: ProcessContext) -> None:
@@ -51,7 +52,10 @@ class Reduce(ProcessFunction):
         """Return the row so far."""
         before = self._reduced.value()
         made = row if before is None else self.fn(before, row)
-        self._reduced.update(dict(made))
+        kept = dict(made)
+        # A row that lacks a column is refused where it is emitted. The error there names the function, not this state.
+        if self._names <= kept.keys():
+            self._reduced.update(kept)
         return [made]
 
 
