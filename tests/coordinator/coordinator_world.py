@@ -72,6 +72,8 @@ class CoordinatorWorld:
         self._open_requests: set[str] = set()
         self.savepoints: set[CheckpointId] = set()
         """Savepoints whose own folder is there."""
+        self.given: set[CheckpointId] = set()
+        """Savepoints that a user was told of."""
         self.shared = SharedFiles(lambda: (m for m in self._storage.values() if not m.void))
         self._failures: dict[str, int] = {}
         self._take_over()
@@ -99,9 +101,9 @@ class CoordinatorWorld:
         raise AssertionError(f"the job does not end, it is {self.machine.state.status}")
 
     def check_requests(self) -> None:
-        """Every request was answered, and the savepoints that are there are those of completed checkpoints."""
+        """Every request was answered, and the savepoints that are there are those that users were told of."""
         assert self._open_requests == set()
-        assert self.savepoints <= self._completed()
+        assert self.savepoints == self.given
 
     def check_committed(self) -> None:
         """Invariant 6: of each attempt the files that a completed checkpoint covers are committed, each once."""
@@ -202,6 +204,7 @@ class CoordinatorWorld:
                 assert checkpoint_id == max(self._commits), "commits are made in order"
                 self._asked.append(instruction)
             case do.DiscardCheckpoint(checkpoint_id, voided):
+                assert checkpoint_id not in self.machine.state.copies, "what is copied stays (invariant 5)"
                 if not voided and checkpoint_id in self._completed():
                     assert sum(n > checkpoint_id for n in self._completed()) >= self.job.checkpoints.retained, (
                         "what is retained is never deleted (invariant 5)"
@@ -213,15 +216,21 @@ class CoordinatorWorld:
                 self._asked.append(instruction)
             case do.WriteMetadata(metadata):
                 assert metadata.checkpoint_id > max(self._completed(), default=0), "completed in order"
-                savepoint = metadata.kind.is_savepoint
-                assert savepoint == (metadata.checkpoint_id in self.savepoints), "a savepoint is copied first"
+                stops = metadata.kind.stops
+                assert stops == (metadata.checkpoint_id in self.savepoints), "the savepoint of a stop is copied first"
                 self.shared.check_there(metadata)
                 assert dict(metadata.hooks) == ({"hook": b"kept"} if self.job.hooks else {})
                 self._asked.append(instruction)
-            case do.VoidCheckpoint() | do.WriteSavepoint() | do.TriggerHooks() | do.RestoreHooks():
+            case do.WriteSavepoint(_, metadata, complete):
+                assert complete is not metadata.kind.stops
+                assert complete == (metadata.checkpoint_id in self._completed()), (
+                    "others are copied when they are complete"
+                )
+                self._asked.append(instruction)
+            case do.VoidCheckpoint() | do.TriggerHooks() | do.RestoreHooks():
                 self._asked.append(instruction)
             case do.DiscardSavepoint(checkpoint_id=n):
-                assert n not in self._completed(), "the savepoint of a completed checkpoint is the user's"
+                assert n not in self.given, "a savepoint that a user was told of is the user's"
                 assert not any(
                     isinstance(i, do.WriteSavepoint) and i.metadata.checkpoint_id == n for i in self._asked
                 ), "nobody writes any more to what is deleted"
@@ -230,6 +239,9 @@ class CoordinatorWorld:
                 assert request in self._open_requests, "every request is answered once"
                 self._open_requests.remove(request)
                 assert n is None or n in self._completed()
+                if instruction.path is not None:
+                    assert n in self.savepoints, "a user is told of a savepoint that is whole"
+                    self.given.add(n)
             case do.TriggerCheckpoint() | do.NotifyCompleted() | do.StartTasks() | do.AskTasks():
                 self._notices.append(instruction)
             case do.DiscardFiles():

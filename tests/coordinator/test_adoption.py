@@ -236,10 +236,10 @@ def test_without_the_setting_everything_starts_anew() -> None:
     assert only(taken_over, do.CompleteRequest)[0].reason is Reason.COORDINATOR_LOST
 
 
-def test_a_savepoint_that_the_lost_coordinator_was_copying_is_voided() -> None:
+def test_the_savepoint_of_a_stop_that_the_lost_coordinator_was_copying_is_voided() -> None:
     """It may still copy, and nobody hears when that ends. Each generation orders it again until it is done."""
     coordinator = running()
-    coordinator.start_savepoint()
+    coordinator.start_savepoint(SnapshotKind.SUSPEND)
     coordinator.acknowledge_all(1)
     for generation in (2, 3):
         (order,) = only(coordinator.start(generation=generation), do.DiscardSavepoint)
@@ -252,7 +252,7 @@ def test_a_savepoint_that_the_lost_coordinator_was_copying_is_voided() -> None:
 def test_a_savepoint_whose_copy_had_answered_is_only_deleted() -> None:
     """Nobody writes to its folder any more: it was given up before, or its checkpoint was voided."""
     coordinator = running()
-    coordinator.start_savepoint()
+    coordinator.start_savepoint(SnapshotKind.SUSPEND)
     coordinator.acknowledge_all(1)
     coordinator.exported(1)
     coordinator.start(generation=2)

@@ -12,10 +12,12 @@ from tidegate.actors.coordinator.job.phases import JobStatus, PendingPhase
 from tidegate.actors.coordinator.requests.checkpoint_properties import CHECKPOINT, CheckpointProperties
 from tidegate.actors.coordinator.requests.request_decider import REQUESTS_MAX, CheckpointRequest
 from tidegate.actors.coordinator.state.coordinator_state import (
+    CheckpointDiscard,
     CompletedCheckpoint,
     CoordinatorState,
     DamagedCheckpoint,
     PendingCheckpoint,
+    SavepointDiscard,
     SinkCommit,
 )
 from tidegate.actors.coordinator.state.shared_state_registry import SharedStateRegistry
@@ -26,6 +28,7 @@ from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation
 
 ONE, TWO, THREE = CheckpointId(1), CheckpointId(2), CheckpointId(3)
 SAVEPOINT = CheckpointProperties(SnapshotKind.SAVEPOINT, TARGET)
+STOP = CheckpointProperties(SnapshotKind.SUSPEND, TARGET)
 
 
 def done(checkpoint_id: int) -> CompletedCheckpoint:
@@ -216,13 +219,46 @@ def test_an_attempt_starts_from_the_newest() -> None:
 # --- before a checkpoint is exported, or completed --------------------------------------------------------------------
 
 
-def test_a_copy_given_up_counts_with_those_under_way() -> None:
-    """The second copy may start, the third may not."""
-    copied = pending(PendingPhase.EXPORTING, export_asked=True)
-    assert invariants.may_copy(state(copied))
-    assert invariants.may_copy(state(exports={ONE: TARGET}))
-    assert not invariants.may_copy(state(copied, exports={ONE: TARGET}))
-    assert not invariants.may_copy(state(exports={ONE: TARGET, TWO: TARGET}))
+def test_savepoints_under_way_are_bounded_wherever_they_are() -> None:
+    """Copied, given up and still copied, deleted, or not complete yet: the last one may start, one more may not."""
+    copied = pending(PendingPhase.COMPLETED, properties=SAVEPOINT, export_asked=True)
+    kinds = SnapshotKind.SAVEPOINT, SnapshotKind.SUSPEND
+    full: dict[str, object] = {
+        "copies": {copied.checkpoint_id: copied},
+        "exports": {ONE: TARGET},
+        "savepoint_discards": {ONE: SavepointDiscard(TARGET), TWO: SavepointDiscard(TARGET)},
+    }
+    assert invariants.copies_under_way(state(**full)) == 3
+    assert [invariants.may_copy(state(**full), kind) for kind in kinds] == [True, True]
+    one_more = pending(PendingPhase.COLLECTING, properties=SAVEPOINT, checkpoint_id=CheckpointId(9))
+    assert [invariants.may_copy(state(one_more, **full), kind) for kind in kinds] == [False, True]
+    stop = pending(PendingPhase.EXPORTING, properties=STOP, checkpoint_id=CheckpointId(10))
+    both = state(one_more, stop, **full)
+    assert [invariants.may_copy(both, kind) for kind in kinds] == [False, False]
+    assert invariants.are_copies_bounded(both)
+    third = replace(both, exports={ONE: TARGET, CheckpointId(11): TARGET})
+    assert not invariants.are_copies_bounded(third)
+
+
+@pytest.mark.parametrize(
+    ("change", "of_state"),
+    [
+        ({"phase": PendingPhase.WRITING}, {}),
+        ({"export_asked": True}, {}),
+        ({}, {"copies": {}}),
+        ({}, {"exports": {THREE: TARGET}}),
+        ({}, {"discards": {THREE: CheckpointDiscard(False, ())}}),
+    ],
+)
+def test_a_savepoint_is_copied_while_its_checkpoint_stays(
+    change: dict[str, object], of_state: dict[str, object]
+) -> None:
+    """Each condition alone is enough to refuse it."""
+    one = pending(PendingPhase.COMPLETED, properties=SAVEPOINT)
+    invariants.permit_copy(state(copies={THREE: one}), one)
+    one = replace(one, **change)
+    with pytest.raises(InvariantError, match="invariant 4"):
+        invariants.permit_copy(state(**{"copies": {THREE: one}, **of_state}), one)
 
 
 @pytest.mark.parametrize(
@@ -250,7 +286,7 @@ def test_a_savepoint_is_exported_whole_and_by_one_copy_at_a_time(change: dict[st
         {"waiting": {SINK: None}},
         {"metadata": None},
         {"acknowledged": {SOURCE: part(3, SOURCE)}},
-        {"properties": SAVEPOINT},
+        {"properties": STOP},
     ],
 )
 def test_a_checkpoint_completes_with_every_task_of_the_job(change: dict[str, object]) -> None:
@@ -364,7 +400,7 @@ def test_a_folder_is_not_deleted_while_somebody_writes_to_it() -> None:
     """A copy that is under way, or that was given up and has not answered, may still write."""
     copied = pending(PendingPhase.EXPORTING, export_asked=True)
     invariants.permit_savepoint_deletion(state(pending()), THREE, voided=False)
-    for written in (state(copied), state(exports={THREE: TARGET})):
+    for written in (state(copied), state(exports={THREE: TARGET}), state(copies={THREE: copied})):
         for voided in (False, True):
             with pytest.raises(InvariantError, match="invariant 5"):
                 invariants.permit_savepoint_deletion(written, THREE, voided)

@@ -9,6 +9,7 @@ from any_permit import ANY_PERMIT
 from coordinators import PATH, SINK, SPEC, TARGET, Coordinator, files, kinds, only, spec
 
 from tidegate.actors.coordinator.checkpoints import discards
+from tidegate.actors.coordinator.checkpoints.discards import SAVEPOINT_OUTAGE_MS
 from tidegate.actors.coordinator.job.outages import pause_ms
 from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.coordinator.messages import instructions as do
@@ -110,9 +111,9 @@ def test_checkpoints_that_are_not_committed_stay() -> None:
 # --- savepoints ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [SnapshotKind.SAVEPOINT, SnapshotKind.SUSPEND])
-def test_a_copy_that_takes_too_long_fails_the_savepoint(kind: SnapshotKind) -> None:
-    """Nothing else is written meanwhile, so it must not go on for ever; the folder is deleted afterwards."""
+@pytest.mark.parametrize("kind", [SnapshotKind.TERMINATE, SnapshotKind.SUSPEND])
+def test_the_copy_of_a_stop_that_takes_too_long_fails_the_stop(kind: SnapshotKind) -> None:
+    """The tasks have ended their data, so it must not go on for ever; the folder is deleted afterwards."""
     coordinator = Coordinator(spec(restart=RestartStrategy.none())).run()
     coordinator.start_savepoint(kind)
     coordinator.acknowledge_all(1)
@@ -122,14 +123,14 @@ def test_a_copy_that_takes_too_long_fails_the_savepoint(kind: SnapshotKind) -> N
     (answer,) = only(found, do.CompleteRequest)
     assert (answer.reason, "copied" in (answer.error or "")) == (Reason.EXPIRED, True)
     assert only(found, do.DiscardSavepoint) == [], "somebody writes to it still"
-    assert bool(only(found, do.DeployAttempt)) is kind.stops
+    assert only(found, do.DeployAttempt)
     assert only(coordinator.exported(1), do.DiscardSavepoint) == [
         do.DiscardSavepoint(TARGET, SPEC.job_id, CheckpointId(1), permit=ANY_PERMIT)
     ]
 
 
 def test_a_savepoint_that_waits_for_its_turn_too_long_has_expired() -> None:
-    """The timeout of a savepoint does not begin anew when it is copied."""
+    """It is complete in time, or fails: only its copy has a limit of its own."""
     coordinator = Coordinator(spec(max_concurrent=2)).run()
     coordinator.collect(coordinator.ask())
     coordinator.start_savepoint()
@@ -141,25 +142,10 @@ def test_a_savepoint_that_waits_for_its_turn_too_long_has_expired() -> None:
     assert list(coordinator.state.pending) == [1]
 
 
-def test_savepoints_are_refused_while_too_many_copies_are_under_way() -> None:
-    """Copies that were given up hold a thread each until they answer: their number is bounded."""
-    coordinator = Coordinator().run()
-    for n in (1, 2):
-        coordinator.start_savepoint(request=f"s{n}")
-        coordinator.acknowledge_all(n)
-        coordinator.fire(f"timeout:{n}")
-
-    (refused,) = only(coordinator.request("third", SnapshotKind.SAVEPOINT), do.CompleteRequest)
-
-    assert refused.reason is Reason.TOO_MANY_REQUESTS
-    coordinator.exported(1)
-    assert coordinator.start_savepoint(request="fourth") == 3
-
-
 def test_a_deletion_of_a_savepoint_is_asked_for_again_by_the_next_generation() -> None:
     """A savepoint of a checkpoint that is none must not be found, also if the coordinator dies."""
     coordinator = Coordinator().run()
-    coordinator.start_savepoint()
+    coordinator.start_savepoint(SnapshotKind.SUSPEND)
     coordinator.acknowledge_all(1)
     coordinator.exported(1)
     delete = do.DiscardSavepoint(TARGET, SPEC.job_id, CheckpointId(1), permit=ANY_PERMIT)
@@ -170,20 +156,21 @@ def test_a_deletion_of_a_savepoint_is_asked_for_again_by_the_next_generation() -
     assert only(coordinator.start(generation=3), do.DiscardSavepoint) == []
 
 
-def test_the_deletion_of_a_savepoint_is_repeated_as_long_as_an_outage_may_last() -> None:
+def test_the_deletion_of_a_savepoint_is_repeated_for_a_bounded_time() -> None:
     """Then it is the user's to delete, and the job ends."""
     coordinator = Coordinator().run()
     coordinator.start_savepoint()
     coordinator.acknowledge_all(1)
+    coordinator.written(1)
     coordinator.cancel()
     coordinator.exported(1)
     failed = ev.SavepointDiscardFailed(0, CheckpointId(1), "no answer")
     for number in range(20):
-        away = replace(failed, away_ms=SPEC.storage_outage_ms - 1)
+        away = replace(failed, away_ms=SAVEPOINT_OUTAGE_MS - 1)
         assert coordinator.tell(away) == [do.SetTimer("discard-savepoint:1", pause_ms(100, number + 1))]
         assert kinds(coordinator.fire("discard-savepoint:1")) == ["DiscardSavepoint"]
 
-    assert kinds(coordinator.tell(replace(failed, away_ms=SPEC.storage_outage_ms))) == ["EndJob"]
+    assert kinds(coordinator.tell(replace(failed, away_ms=SAVEPOINT_OUTAGE_MS))) == ["EndJob"]
 
 
 def test_deletions_of_checkpoints_that_are_repeated_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,8 +195,8 @@ def test_deletions_of_savepoints_that_are_repeated_are_bounded(monkeypatch: pyte
     for n in (1, 2, 3):
         coordinator.start_savepoint(request=f"s{n}")
         coordinator.acknowledge_all(n)
-        coordinator.exported(n)
-        coordinator.voided(n)
+        coordinator.written(n)
+        coordinator.not_exported(n, permanent=True)
 
     assert coordinator.tell(ev.SavepointDiscardFailed(0, CheckpointId(3), "no answer")) == []
     again = coordinator.tell(ev.SavepointDiscardFailed(0, CheckpointId(1), "no answer"))
@@ -221,7 +208,7 @@ def test_deletions_of_savepoints_that_are_repeated_are_bounded(monkeypatch: pyte
 def test_whoever_asked_is_answered_when_storage_never_says_what_became_of_it() -> None:
     """The job gives up; the copy, of which nobody knows whether it counts, is deleted."""
     coordinator = Coordinator().run()
-    coordinator.start_savepoint()
+    coordinator.start_savepoint(SnapshotKind.SUSPEND)
     coordinator.acknowledge_all(1)
     coordinator.exported(1)
     found = coordinator.write_failed(1, away_ms=SPEC.storage_outage_ms)
@@ -248,6 +235,27 @@ def test_a_request_is_answered_by_the_generation_that_follows() -> None:
 
     assert answers_of(coordinator.state) == {"wanted": Answer(CheckpointId(1), None, PATH)}
     assert coordinator.status is JobStatus.SUSPENDED
+
+
+def test_a_savepoint_that_is_copied_is_known_to_the_generation_that_follows() -> None:
+    """Its answer is its path, or why there is none, although its checkpoint is complete."""
+    for path, answer in ((PATH, Answer(CheckpointId(1), None, PATH)), (None, None)):
+        coordinator = Coordinator().run()
+        coordinator.start_savepoint()
+        coordinator.acknowledge_all(1)
+        coordinator.written(1)
+        assert answers_of(coordinator.state) == {"wanted": None}
+        coordinator.start(generation=2)
+        assert answers_of(coordinator.state) == {"wanted": None}
+
+        if path is not None:
+            coordinator.exported(1)
+            assert answers_of(coordinator.state) == {"wanted": answer}
+        else:
+            coordinator.not_exported(1, permanent=True)
+            found = answers_of(coordinator.state)["wanted"]
+            assert found is not None
+            assert (found.checkpoint_id, "disk full" in (found.error or "")) == (None, True)
 
 
 def test_a_request_that_failed_or_waits_is_known_to_the_generation_that_follows() -> None:

@@ -111,8 +111,8 @@ def test_savepoints_are_built_on_nothing_and_nothing_is_built_on_them(kept: int,
     (savepoint,) = only(job.request("wanted", SnapshotKind.SAVEPOINT), do.TriggerCheckpoint)
     assert savepoint.base is None
     job.acknowledge_all(2)
-    job.exported(2)
     job.written(2)
+    job.exported(2)
 
     assert trigger(job).base == base
 
@@ -130,12 +130,31 @@ def test_a_native_savepoint_is_a_checkpoint_like_any_other() -> None:
     told = ev.CheckpointAcknowledged(
         job.at_ms, job.state.attempt, SINK, CheckpointId(2), state, kind=SnapshotKind.SAVEPOINT
     )
-    (write,) = only(job.tell(told), do.WriteSavepoint)
+    (write,) = only(job.tell(told), do.WriteMetadata)
     assert write.metadata.savepoint_format is SavepointFormat.NATIVE
-    job.exported(2)
     job.written(2)
 
     assert trigger(job).base == 2
+
+
+def test_the_shared_files_of_a_native_savepoint_stay_until_it_is_copied() -> None:
+    """They go when its copy is over, although newer checkpoints have long subsumed it."""
+    job = Coordinator().run()
+    wish = ev.CheckpointRequested(job.at_ms, "r", SnapshotKind.SAVEPOINT, "folder", SavepointFormat.NATIVE)
+    job.tell(wish)
+    job.ack(1, SOURCE)
+    state = replace(part(1, SINK), layers=(layer(1, SINK),))
+    job.tell(
+        ev.CheckpointAcknowledged(
+            job.at_ms, job.state.attempt, SINK, CheckpointId(1), state, kind=SnapshotKind.SAVEPOINT
+        )
+    )
+    job.written(1)
+    for _ in range(3):
+        deleted = discards(job, complete(job, job.state.next_checkpoint_id))
+        assert path(1) not in [shared for paths in deleted.values() for shared in paths]
+
+    assert discards(job, job.exported(1)) == {1: (path(1),)}
 
 
 # --- how long shared files stay -----------------------------------------------------------------------------------

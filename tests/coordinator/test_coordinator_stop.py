@@ -9,8 +9,9 @@ import pytest
 from any_permit import ANY_PERMIT
 from coordinators import PATH, SINK, SOURCE, SPEC, TARGET, Coordinator, files, kinds, only, part, spec
 
-from tidegate.actors.coordinator.checkpoints.completion import SAVEPOINT_OUTAGE_MS
-from tidegate.actors.coordinator.job.job_spec import COPIES_TIMEOUT_MS
+from tidegate.actors.coordinator.checkpoints.discards import SAVEPOINT_OUTAGE_MS
+from tidegate.actors.coordinator.invariants import COPIES_MAX
+from tidegate.actors.coordinator.job.job_spec import COPIES_TIMEOUT_MS, JobSpec
 from tidegate.actors.coordinator.job.phases import PendingPhase
 from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.coordinator.messages import instructions as do
@@ -18,7 +19,7 @@ from tidegate.actors.coordinator.state.coordinator_state import JobStatus
 from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason as Reason
 from tidegate.actors.protocol.stream_elements import Alignment, BarrierOptions
 from tidegate.recovery.restart_strategy import RestartStrategy
-from tidegate.storage.checkpoints.metadata import SnapshotKind
+from tidegate.storage.checkpoints.metadata import SnapshotKind, TableHead
 from tidegate.storage.ids import AttemptNumber, CheckpointId
 
 NEVER = RestartStrategy.none()
@@ -28,18 +29,111 @@ STOPS = [(SnapshotKind.SUSPEND, "suspended"), (SnapshotKind.TERMINATE, "finished
 # --- savepoints ---------------------------------------------------------------------------------------------------
 
 
-def test_a_savepoint_is_copied_before_its_checkpoint_is_complete() -> None:
-    """Acknowledged -> copied -> written -> answered with the path of the copy."""
+def copying(job: JobSpec = SPEC) -> Coordinator:
+    """A job whose savepoint 1 is complete, and is being copied."""
+    coordinator = Coordinator(job).run()
+    coordinator.start_savepoint()
+    coordinator.acknowledge_all(1)
+    assert "WriteSavepoint" in kinds(coordinator.written(1))
+    return coordinator
+
+
+def test_a_savepoint_is_copied_when_its_checkpoint_is_complete() -> None:
+    """Acknowledged -> written -> copied -> answered with the path of the copy."""
     coordinator = Coordinator().run()
     coordinator.start_savepoint()
-    (copy,) = only(coordinator.acknowledge_all(1), do.WriteSavepoint)
-    assert (copy.target, copy.metadata.kind) == (TARGET, SnapshotKind.SAVEPOINT)
-
-    assert [do.WriteMetadata(copy.metadata, permit=ANY_PERMIT)] == coordinator.exported(1)
+    (write,) = only(coordinator.acknowledge_all(1), do.WriteMetadata)
     found = coordinator.written(1)
+    assert only(found, do.WriteSavepoint) == [do.WriteSavepoint(TARGET, write.metadata, True, permit=ANY_PERMIT)]
+    assert only(found, do.CompleteRequest) == []
+    assert [c.checkpoint_id for c in coordinator.state.completed] == [1]
+    assert (coordinator.state.completed_checkpoints, coordinator.state.statistics.in_progress) == (0, 1)
+
+    found = coordinator.exported(1)
+
+    assert found == [do.CompleteRequest("wanted", CheckpointId(1), None, PATH)]
+    assert (coordinator.state.completed_checkpoints, coordinator.state.statistics.in_progress) == (1, 0)
+
+
+def test_checkpoints_complete_and_commit_while_a_savepoint_is_copied() -> None:
+    """The copy never ends: newer checkpoints are taken, committed and subsumed, and the copied one stays."""
+    coordinator = copying()
+    for number in range(2, 7):
+        coordinator.ask()
+        coordinator.collect(number, files(number, f"f{number}"))
+        assert [c.checkpoint_id for c in only(coordinator.written(number), do.CommitSinks)] == [number]
+        deleted = only(coordinator.committed(number), do.DiscardCheckpoint)
+        assert 1 not in [d.checkpoint_id for d in deleted]
+    assert [c.checkpoint_id for c in coordinator.state.completed] == [6]
+
+    found = coordinator.exported(1)
 
     assert only(found, do.CompleteRequest) == [do.CompleteRequest("wanted", CheckpointId(1), None, PATH)]
-    assert [c.checkpoint_id for c in coordinator.state.completed] == [1]
+    assert [d.checkpoint_id for d in only(found, do.DiscardCheckpoint)] == [1]
+    newest = coordinator.state.statistics.latest_completed
+    assert newest is not None
+    assert newest.checkpoint_id == 6
+
+
+def test_what_is_copied_does_not_hear_of_later_commits() -> None:
+    """The metadata is that of the moment when all tasks had acknowledged it, also where the copy is repeated."""
+    coordinator = Coordinator().run()
+    coordinator.complete(files(0, "f0"))
+    coordinator.tell(ev.SinksCommitted(0, CheckpointId(1), (TableHead("table", 4, CheckpointId(1)),)))
+    coordinator.start_savepoint()
+    coordinator.ack(2, SOURCE)
+    coordinator.ack(2, SINK, files(1, "f1"))
+    (copy,) = only(coordinator.written(2), do.WriteSavepoint)
+    coordinator.tell(ev.SinksCommitted(0, CheckpointId(2), (TableHead("table", 5, CheckpointId(2)),)))
+    coordinator.complete(files(2, "f2"))
+
+    coordinator.not_exported(2)
+    (again,) = only(coordinator.fire("export:2"), do.WriteSavepoint)
+
+    assert again.metadata == copy.metadata
+    assert [head.seq for head in again.metadata.table_heads] == [4]
+    assert [head.seq for head in coordinator.state.known_tables] == [5]
+
+
+def test_a_copy_has_a_limit_of_its_own() -> None:
+    """It counts from the completion of the checkpoint. A copy that hangs is told to stop; then its folder goes."""
+    coordinator = Coordinator().run()
+    coordinator.start_savepoint()
+    coordinator.acknowledge_all(1)
+    coordinator.at_ms = 4_000
+    assert do.SetTimer("copy:1", 4_000 + SPEC.checkpoints.timeout_ms) in coordinator.written(1)
+    assert coordinator.fire("timeout:1") == []
+
+    found = coordinator.fire("copy:1")
+
+    (answer,) = only(found, do.CompleteRequest)
+    assert (answer.reason, TARGET in (answer.error or "")) == (Reason.SAVEPOINT_NOT_WRITTEN, True)
+    assert kinds(found) == ["StopCopy", "CompleteRequest"]
+    assert kinds(coordinator.not_exported(1)) == ["DiscardSavepoint"]
+    assert coordinator.status is JobStatus.RUNNING
+    assert coordinator.state.failed_checkpoints == 1
+
+
+def test_a_bounded_number_of_savepoints_is_copied_side_by_side() -> None:
+    """The next one is refused, given-up copies included, until one has ended. A stop has a place of its own."""
+    coordinator = Coordinator().run()
+    for number in range(1, COPIES_MAX + 1):
+        coordinator.start_savepoint(request=f"s{number}")
+        coordinator.acknowledge_all(number)
+        coordinator.written(number)
+    coordinator.fire("copy:1")
+
+    (answer,) = only(coordinator.request("more", SnapshotKind.SAVEPOINT), do.CompleteRequest)
+
+    assert answer.reason is Reason.TOO_MANY_REQUESTS
+    assert f"{COPIES_MAX} savepoints are still being copied" in (answer.error or "")
+    stop = only(coordinator.request("stop", SnapshotKind.SUSPEND), do.TriggerCheckpoint)
+    assert [t.checkpoint_id for t in stop] == [COPIES_MAX + 1]
+    assert only(coordinator.decline(COPIES_MAX + 1), do.DeployAttempt)
+    coordinator.all_ready()
+    coordinator.not_exported(1)
+    coordinator.tell(ev.SavepointDiscarded(0, CheckpointId(1)))
+    assert coordinator.start_savepoint(request="more") == COPIES_MAX + 2
 
 
 @pytest.mark.parametrize(
@@ -69,9 +163,7 @@ def test_barriers_travel_as_the_settings_say_and_those_of_savepoints_are_aligned
 
 def test_a_copy_that_fails_is_repeated_as_long_as_an_outage_may_last() -> None:
     """Then the savepoint has failed, what is left of the copy is deleted, and no tolerance counts that."""
-    coordinator = Coordinator(spec(tolerable_failures=0)).run()
-    coordinator.start_savepoint()
-    coordinator.acknowledge_all(1)
+    coordinator = copying(spec(tolerable_failures=0))
     for attempt in (1, 2):
         assert coordinator.not_exported(1) == [do.SetTimer("export:1", 100 * attempt)]
         assert kinds(coordinator.fire("export:1")) == ["WriteSavepoint"]
@@ -86,10 +178,10 @@ def test_a_copy_that_fails_is_repeated_as_long_as_an_outage_may_last() -> None:
     assert coordinator.status is JobStatus.RUNNING
 
 
-def test_a_savepoint_that_fails_after_it_was_copied_is_deleted() -> None:
+def test_the_savepoint_of_a_stop_that_fails_after_it_was_copied_is_deleted() -> None:
     """The user never finds a savepoint whose checkpoint is none."""
     coordinator = Coordinator().run()
-    coordinator.start_savepoint()
+    coordinator.start_savepoint(SnapshotKind.SUSPEND)
     coordinator.acknowledge_all(1)
     coordinator.exported(1)
 
@@ -102,12 +194,14 @@ def test_a_savepoint_that_fails_after_it_was_copied_is_deleted() -> None:
 
 
 @pytest.mark.parametrize("written", [True, False])
-def test_a_copy_under_way_is_deleted_when_nobody_writes_to_it_any_more(written: bool) -> None:
+def test_the_copy_of_a_stop_is_deleted_when_nobody_writes_to_it_any_more(written: bool) -> None:
     """The attempt fails while the copy is being written; the next one does not wait for that."""
     coordinator = Coordinator().run()
-    coordinator.start_savepoint()
+    coordinator.start_savepoint(SnapshotKind.SUSPEND)
     coordinator.acknowledge_all(1)
-    assert only(coordinator.fail(), do.DiscardSavepoint) == []
+    found = coordinator.fail()
+    assert only(found, do.DiscardSavepoint) == []
+    assert only(found, do.StopCopy) == [do.StopCopy(CheckpointId(1))]
     assert only(coordinator.fire("restart:1"), do.DeployAttempt)
 
     found = coordinator.exported(1) if written else coordinator.not_exported(1)
@@ -116,32 +210,85 @@ def test_a_copy_under_way_is_deleted_when_nobody_writes_to_it_any_more(written: 
     assert coordinator.state.exports == {}
 
 
-def test_a_job_does_not_end_while_a_copy_that_is_given_up_is_being_written() -> None:
-    """Otherwise it would be left behind."""
-    coordinator = Coordinator().run()
-    coordinator.start_savepoint()
-    coordinator.acknowledge_all(1)
-    assert only(coordinator.cancel(), do.EndJob) == []
+def test_a_copy_goes_on_when_its_attempt_fails() -> None:
+    """All of the savepoint is in storage: it needs no task, and no attempt waits for it."""
+    coordinator = copying()
+    assert only(coordinator.fail(), do.StopCopy) == []
+    (deploy,) = only(coordinator.fire("restart:1"), do.DeployAttempt)
+    assert deploy.restore is not None
+    assert deploy.restore.checkpoint_id == 1
 
-    assert kinds(coordinator.exported(1)) == ["DiscardSavepoint"]
+    assert kinds(coordinator.exported(1)) == ["CompleteRequest"]
+
+
+def test_a_savepoint_that_is_copied_at_the_end_fails() -> None:
+    """Its user hears of that at once. Its copy is told to stop, and what it has written is deleted."""
+    coordinator = copying()
+
+    found = coordinator.cancel()
+
+    (answer,) = only(found, do.CompleteRequest)
+    assert (answer.request, answer.reason) == ("wanted", Reason.JOB_ENDING)
+    assert "still being copied" in (answer.error or "")
+    assert only(found, do.StopCopy) == [do.StopCopy(CheckpointId(1))]
+    assert only(found, do.EndJob) == []
+    assert kinds(coordinator.not_exported(1)) == ["DiscardSavepoint"]
     assert kinds(coordinator.tell(ev.SavepointDiscarded(0, CheckpointId(1)))) == ["EndJob"]
 
 
 def test_a_job_that_ends_does_not_wait_for_a_copy_for_long() -> None:
-    """The folder may be anywhere, and so unreachable; what comes after the end is deleted all the same."""
-    coordinator = Coordinator().run()
-    coordinator.start_savepoint()
-    coordinator.acknowledge_all(1)
+    """The folder may be anywhere, and so unreachable."""
+    coordinator = copying()
     assert do.SetTimer("copies", COPIES_TIMEOUT_MS) in coordinator.cancel()
 
     assert kinds(coordinator.fire("copies", at_ms=COPIES_TIMEOUT_MS)) == ["EndJob"]
     assert kinds(coordinator.exported(1)) == ["DiscardSavepoint"]
 
 
-def test_a_new_generation_voids_copies_that_were_under_way() -> None:
-    """Their answers went down with the old one."""
+def test_the_wait_for_copies_begins_when_the_end_waits_for_nothing_else() -> None:
+    """Storage may be away as a whole: the wait must not be over when it is back. Deletions are tried again then."""
+    coordinator = copying()
+    coordinator.ask()
+    coordinator.collect(2, files(0, "f0"))
+    coordinator.written(2)
+    assert only(coordinator.cancel(), do.SetTimer) == []
+    coordinator.not_exported(1)
+    coordinator.tell(ev.SavepointDiscardFailed(0, CheckpointId(1), "away"))
+    coordinator.at_ms = 30_000
+
+    found = coordinator.committed(2)
+
+    assert [d.checkpoint_id for d in only(found, do.DiscardSavepoint)] == [1]
+    assert do.SetTimer("copies", 30_000 + COPIES_TIMEOUT_MS) in found
+    assert kinds(coordinator.tell(ev.SavepointDiscarded(0, CheckpointId(1)))) == ["EndJob"]
+
+
+def test_a_new_generation_copies_again() -> None:
+    """The answers went down with the old one, which may still be copying: a folder that fails then is voided."""
+    coordinator = copying()
+
+    found = coordinator.start(generation=2)
+
+    (copy,) = only(found, do.WriteSavepoint)
+    assert (copy.metadata.checkpoint_id, copy.complete) == (1, True)
+    assert do.SetTimer("copy:1", SPEC.checkpoints.timeout_ms) in found
+    (discard,) = only(coordinator.not_exported(1, permanent=True), do.DiscardSavepoint)
+    assert discard.voided
+
+
+def test_a_new_generation_answers_for_a_copy_that_the_lost_one_has_begun() -> None:
+    """Nothing is to be voided once the savepoint is whole."""
+    coordinator = copying()
+    coordinator.start(generation=2)
+
+    assert coordinator.exported(1) == [do.CompleteRequest("wanted", CheckpointId(1), None, PATH)]
+    assert coordinator.state.lost_exports == {}
+
+
+def test_a_new_generation_voids_the_copy_of_a_stop_that_was_under_way() -> None:
+    """Its answer went down with the old one."""
     coordinator = Coordinator().run()
-    coordinator.start_savepoint()
+    coordinator.start_savepoint(SnapshotKind.SUSPEND)
     coordinator.acknowledge_all(1)
 
     found = coordinator.start(generation=2)
@@ -149,7 +296,6 @@ def test_a_new_generation_voids_copies_that_were_under_way() -> None:
     assert only(found, do.DiscardSavepoint) == [
         do.DiscardSavepoint(TARGET, SPEC.job_id, CheckpointId(1), voided=True, permit=ANY_PERMIT)
     ]
-    assert only(found, do.CompleteRequest)[0].reason is Reason.COORDINATOR_LOST
 
 
 # --- stop ---------------------------------------------------------------------------------------------------------
@@ -344,8 +490,7 @@ def test_a_savepoint_that_is_not_ready_keeps_newer_checkpoints_waiting() -> None
     assert coordinator.acknowledge_all(2) == []
     assert coordinator.state.pending[CheckpointId(2)].phase is PendingPhase.ACKNOWLEDGED
 
-    assert kinds(coordinator.acknowledge_all(1)) == ["WriteSavepoint"]
-    coordinator.exported(1)
+    assert kinds(coordinator.acknowledge_all(1)) == ["WriteMetadata"]
     assert [w.metadata.checkpoint_id for w in only(coordinator.written(1), do.WriteMetadata)] == [2]
 
 

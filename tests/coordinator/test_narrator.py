@@ -126,9 +126,9 @@ def test_a_savepoint_says_where_it_is() -> None:
     job.run()
     number = job.start_savepoint(SnapshotKind.SAVEPOINT)
     job.acknowledge_all(number)
+    job.written(number)
     job.new()
     job.exported(number)
-    job.written(number)
     copied, completed = job.new()
     assert copied == f"The folder of savepoint 1 was written: {PATH}"
     assert completed == f"Completed savepoint 1 (20 B, 0 ms) at {PATH}"

@@ -56,6 +56,9 @@ class Port:
     def run_io(self, work: Callable[[], ev.CoordinatorEvent | None]) -> None:
         self.io.append(work)
 
+    def run_copy(self, work: Callable[[], ev.CoordinatorEvent | None]) -> None:
+        self.io.append(work)
+
     def append(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
         self.appends.append((work, done))
 

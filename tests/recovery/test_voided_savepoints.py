@@ -16,7 +16,7 @@ from tidegate.recovery.savepoints import void_savepoint, write_savepoint
 from tidegate.storage.checkpoints.layout import METADATA_NAME
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata
 from tidegate.storage.checkpoints.metadata_file import encode_metadata, read_metadata
-from tidegate.storage.errors import ConfigurationError, FencedError, StorageError
+from tidegate.storage.errors import ConfigurationError, FencedError, SavepointStoppedError, StorageError
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.files.store import Buffer
 from tidegate.storage.files.wrapped_store import WrappedStore
@@ -44,9 +44,9 @@ class World:
         """The same, with what happens in between."""
         return _Watched(self.opened(url), self.before)
 
-    def export(self) -> str:
-        """The coordinator that was replaced copies."""
-        return write_savepoint(self.watched, self.store.url, self.target, self.metadata, ANY_PERMIT)
+    def export(self, stops: Callable[[], bool] = lambda: False) -> str:
+        """The coordinator that was replaced copies, until `stops` is true."""
+        return write_savepoint(self.watched, self.store.url, self.target, self.metadata, ANY_PERMIT, stops)
 
     def void(self) -> bool:
         """Its successor gives the savepoint up."""
@@ -103,6 +103,32 @@ def test_a_copy_that_is_overtaken_clears_up_after_itself(world: World, moment: s
     world.before[moment] = lambda: world.before.clear() or world.void()
     with pytest.raises(FencedError, match="has given this savepoint up"):
         world.export()
+    assert world.found().void
+
+
+@pytest.mark.parametrize("moment", ["write counts-0", "write counts-1"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_copy_that_is_to_stop_leaves_nothing(world: World, moment: str, fails: bool) -> None:
+    """Its job is over, and nobody else deletes what it has written; nor does it become whole."""
+    stops: list[bool] = []
+
+    def begins() -> None:
+        stops.append(True)
+        if fails:
+            raise StorageError("away")
+
+    world.before[moment] = begins
+    with pytest.raises(StorageError if fails else SavepointStoppedError):
+        world.export(lambda: bool(stops))
+    assert world.opened(f"{world.target}/{FOLDER}").list("") == []
+
+
+def test_a_copy_that_is_to_stop_leaves_the_tombstone(world: World) -> None:
+    """A coordinator that has taken over has made it, and others may still be copying."""
+    stops: list[bool] = []
+    world.before["write counts-1"] = lambda: stops.append(world.void())
+    with pytest.raises(SavepointStoppedError):
+        world.export(lambda: bool(stops))
     assert world.found().void
 
 

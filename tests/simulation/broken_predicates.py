@@ -20,12 +20,15 @@ from tidegate.actors.coordinator import invariants as of_coordinator
 from tidegate.actors.coordinator.checkpoints.abandonment import Abandoner
 from tidegate.actors.coordinator.checkpoints.checkpoint_keeper import CheckpointKeeper
 from tidegate.actors.coordinator.checkpoints.completion import CheckpointWriter
+from tidegate.actors.coordinator.checkpoints.discards import Discarder
+from tidegate.actors.coordinator.checkpoints.savepoint_copies import SavepointCopies
 from tidegate.actors.coordinator.checkpoints.sink_commits import SinkCommitter
 from tidegate.actors.coordinator.coordinator_machine import CoordinatorMachine
-from tidegate.actors.coordinator.job.phases import PendingPhase
+from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.requests import request_decider
-from tidegate.actors.coordinator.state.coordinator_state import PendingCheckpoint
+from tidegate.actors.coordinator.state.coordinator_state import CheckpointDiscard, PendingCheckpoint
 from tidegate.actors.coordinator.state.shared_state_registry import SharedStateRegistry
+from tidegate.actors.hosts.coordinator.coordinator_effects import CoordinatorEffects
 from tidegate.actors.hosts.coordinator.coordinator_host import CoordinatorHost
 from tidegate.actors.protocol.identity import ChannelId
 from tidegate.actors.task import invariants as of_task
@@ -34,7 +37,8 @@ from tidegate.actors.task.barriers.barrier_aligner import BarrierAligner
 from tidegate.actors.task.channels.input_gate import InputGate
 from tidegate.actors.task.checkpoints import snapshots
 from tidegate.actors.task.checkpoints.held_back import HeldBack
-from tidegate.storage.ids import Generation
+from tidegate.storage.checkpoints import permits
+from tidegate.storage.ids import CheckpointId, Generation
 
 
 def _says(where: ModuleType, predicate: str, answer: object) -> AbstractContextManager[Any]:
@@ -50,7 +54,7 @@ def _coordinator(predicate: str, answer: object, *breaks: AbstractContextManager
 
 _trigger, _next = CheckpointKeeper._trigger, SinkCommitter._next
 _end_if_over, _close = CoordinatorMachine._end_if_over, BarrierAligner._close
-_begin, _give_up = CheckpointWriter._begin, Abandoner.give_up
+_begin, _leave_copy, _write = SavepointCopies.begin, Abandoner.leave_copy, CheckpointWriter._write
 _made, _recover, _served = CoordinatorHost.__init__, InputGate.recover, InputGate.served
 
 
@@ -78,24 +82,37 @@ def _all_of_them(self: SharedStateRegistry, own: Any, job_id: Any, paths: Any) -
     return tuple(paths)
 
 
-def _ends_at_once(self: CoordinatorMachine) -> None:
+def _ends_at_once(self: CoordinatorMachine, at_ms: int) -> None:
     """Breaks: a job is over when storage has decided about its checkpoints. Here it does not wait."""
     state = self.state
     pending, state.pending = state.pending, {}
-    _end_if_over(self)
+    _end_if_over(self, at_ms)
     state.pending = pending
 
 
-def _copies_twice(self: CheckpointWriter, pending: PendingCheckpoint) -> None:
+def _copies_twice(self: SavepointCopies, savepoint: PendingCheckpoint, at_ms: int) -> None:
     """Breaks: one copy of a savepoint is under way at a time. Here a second one begins beside the first."""
-    _begin(self, pending)
-    if pending.phase is PendingPhase.EXPORTING:
-        self._export(pending)
+    _begin(self, savepoint, at_ms)
+    self._copy(savepoint)
 
 
-def _deletes_at_once(self: Abandoner, pending: PendingCheckpoint, *args: Any, **options: Any) -> None:
+def _copies_before_it_is_complete(self: CheckpointWriter, pending: PendingCheckpoint) -> None:
+    """Breaks: a savepoint is copied once its checkpoint is complete. Here while storage decides about it."""
+    _write(self, pending)
+    if pending.properties.copied_afterwards and pending.metadata is not None:
+        permit = permits.ExportPermit(permits._DECIDED, pending.checkpoint_id)
+        self._context.instruct(do.WriteSavepoint(str(pending.properties.target), pending.metadata, permit=permit))
+
+
+def _deletes_what_is_copied(self: Discarder, checkpoint_id: CheckpointId) -> None:
+    """Breaks: a checkpoint stays while it is copied. Here it goes with all others that are not retained."""
+    if checkpoint_id not in self._context.state.discards:
+        self._start(checkpoint_id, CheckpointDiscard(False, shared=()))
+
+
+def _deletes_at_once(self: Abandoner, pending: PendingCheckpoint) -> None:
     """Breaks: the folder of a savepoint is deleted when its copy is over. Here when the savepoint is given up."""
-    _give_up(self, pending, *args, **options)
+    _leave_copy(self, pending)
     target = self._context.state.exports.pop(pending.checkpoint_id, None)
     self._discards.savepoint(pending.checkpoint_id, target)
 
@@ -168,12 +185,23 @@ PREDICATE_PATCHES: dict[str, tuple[int, Patch]] = {
             patch.object(InputGate, "served", _recovers_afterwards),
         ),
     ),
-    "predicates: savepoints are copied without a limit": (10, _coordinator("may_copy", True)),
+    "predicates: savepoints are copied without a limit": (
+        10, _coordinator("may_copy", True, patch.object(of_coordinator, "are_copies_bounded", lambda *_: True))
+    ),
     "predicates: a savepoint is copied twice at a time": (
-        4, _coordinator("may_export", True, patch.object(CheckpointWriter, "_begin", _copies_twice))
+        4, _coordinator("may_copy_complete", True, patch.object(SavepointCopies, "begin", _copies_twice))
+    ),
+    "predicates: a savepoint is copied before it is complete": (
+        4, lambda: patch.object(CheckpointWriter, "_write", _copies_before_it_is_complete)
+    ),
+    "predicates: a checkpoint is deleted while it is copied": (
+        5, _coordinator("may_delete", True, patch.object(Discarder, "subsumed", _deletes_what_is_copied))
+    ),
+    "predicates: a copy does not stop at the end of its job": (
+        5, lambda: patch.object(CoordinatorEffects, "stop_copy", lambda *_: None)
     ),
     "predicates: a savepoint is deleted while it is copied": (
-        5, _coordinator("may_delete_savepoint", True, patch.object(Abandoner, "give_up", _deletes_at_once))
+        5, _coordinator("may_delete_savepoint", True, patch.object(Abandoner, "leave_copy", _deletes_at_once))
     ),
     "predicates: an acknowledgement that counts is refused": (5, _coordinator("is_counted", False)),
     "predicates: the queue of requests has no end": (
@@ -201,6 +229,9 @@ PREDICATE_FIXED: Mapping[str, Mapping[str, str | int]] = {
     "predicates: rows of now go before those in flight": {**_UNALIGNED, "interval_ms": 60, "rows": 80},
     "predicates: savepoints are copied without a limit": {**_SLOW_COPIES, "rows": 150},
     "predicates: a savepoint is copied twice at a time": {"ask": "savepoint"},
+    "predicates: a savepoint is copied before it is complete": {"ask": "savepoint"},
+    "predicates: a copy does not stop at the end of its job": {**_SLOW_COPIES, "ending": "cancel"},
+    "predicates: a checkpoint is deleted while it is copied": {**_SLOW_COPIES, "retained": 1, "interval_ms": 60},
     "predicates: a savepoint is deleted while it is copied": _SLOW_COPIES,
     "predicates: an acknowledgement that counts is refused": {"faults": "slow echoes", "interval_ms": 60, "rows": 150},
     "predicates: the queue of requests has no end": {"ask": "a burst", "faults": "none"},

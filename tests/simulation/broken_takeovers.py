@@ -149,7 +149,8 @@ TAKEOVER_PATCHES: dict[str, tuple[int, Patch]] = {
 
 _LOST = {"takeover": "adopt", "faults": "coordinator", "ending": "finish", "hooks": "none", "interval_ms": 60}
 CUT_OFF = {**_LOST, "faults": "links", "topology": "chain"}
-LATE_COPIES = {**_LOST, "faults": "late copies", "ask": "many savepoints", "turn_rows": 1, "rows": 120}
+LATE_COPIES = {**_LOST, "faults": "late copies", "ending": "suspend", "turn_rows": 1, "rows": 120}
+"""The savepoint of a stop is given up with its coordinator. Others are copied again."""
 TAKEOVER_FIXED: dict[str, dict[str, Any]] = {
     **{rule: dict(_LOST) for rule in TAKEOVER_PATCHES},
     "takeover: who does not answer is waited for": {**_LOST, "faults": "all"},

@@ -96,6 +96,10 @@ def _print_pending(console: Console, timeline: Timeline) -> None:
         age = seconds_text(end_ms - pending.triggered_at_ms)
         text = f"where the log ends, {kind} {pending.checkpoint_id} is {age} old and waits for {waiting} tasks"
         console.print(f"         {text}", markup=False, highlight=False, soft_wrap=True)
+    for savepoint in state.copies.values():
+        age = seconds_text(end_ms - savepoint.triggered_at_ms)
+        text = f"where the log ends, savepoint {savepoint.checkpoint_id} is {age} old and is being copied"
+        console.print(f"         {text}", markup=False, highlight=False, soft_wrap=True)
     console.print(f"         where the log ends, the job is {state.status.value}", markup=False, highlight=False)
 
 

@@ -10,12 +10,13 @@ Rules:
 - Every byte is verified while it is copied. Memory holds a bounded part of a file.
 - A coordinator that was replaced may still be copying. Its successor creates a tombstone in the place of `_metadata`:
   whichever of the two was first decides, and both learn which. The tombstone stays; who finds it deletes his copy.
+- A copy that is to stop ends before its next part of a file, and before `_metadata`. It deletes what it has written.
 - Data files of sinks stay in their tables. Staged inputs stay with the job that staged them; `origin_root` says where.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -29,22 +30,33 @@ from tidegate.storage.errors import (
     CorruptionError,
     FencedError,
     NotFoundError,
+    SavepointStoppedError,
     StorageError,
+    TidegateError,
 )
 from tidegate.storage.files.file_system_store import join_url
-from tidegate.storage.files.store import OpenStore, Store
+from tidegate.storage.files.store import Buffer, OpenStore, Store
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId
 from tidegate.storage.state.verification import verified_native, verified_state
 
 
+def _never() -> bool:
+    return False
+
+
 def write_savepoint(
-    open_store: OpenStore, root_url: str, target_url: str, metadata: CheckpointMetadata, permit: ExportPermit
+    open_store: OpenStore,
+    root_url: str,
+    target_url: str,
+    metadata: CheckpointMetadata,
+    permit: ExportPermit,
+    stops: Callable[[], bool] = _never,
 ) -> str:
     """Copy the state of a checkpoint under `root_url` to a savepoint under `target_url`; returns the savepoint's path.
 
     It can be repeated: an interrupted copy is written again, and a complete one stays as it is. Raises
     AlreadyExistsError if another savepoint has its name, or what is left of one, FencedError if it was voided,
-    CorruptionError, NotFoundError, StorageError.
+    CorruptionError, NotFoundError, StorageError. `stops`: whether the copy is to stop; it raises SavepointStoppedError.
     """
     permit.check(metadata.checkpoint_id)
     job_id, checkpoint_id = metadata.job_id, metadata.checkpoint_id
@@ -53,8 +65,14 @@ def write_savepoint(
     layout = CheckpointLayout(job_id)
     own = _rebased(metadata, layout, source.url)
     if not _is_there(target, own):
-        for old, new in zip(metadata.subtasks, own.subtasks, strict=True):
-            _copy(source, target, old, new)
+        try:
+            for old, new in zip(metadata.subtasks, own.subtasks, strict=True):
+                _copy(source, target, old, new, stops)
+            _go_on(stops)
+        except TidegateError:
+            if stops():
+                _delete_unfinished(target)
+            raise
         try:
             target.create(METADATA_NAME, encode_metadata(own))
         except AlreadyExistsError:
@@ -130,12 +148,35 @@ def copy_subtask(source: Store, target: Store, subtask: SubtaskState, path: Call
     return moved
 
 
-def _copy(source: Store, target: Store, old: SubtaskState, new: SubtaskState) -> None:
+def _copy(
+    source: Store, target: Store, old: SubtaskState, new: SubtaskState, stops: Callable[[], bool] = _never
+) -> None:
     for handle, copied in zip(old.handles, new.handles, strict=True):
         if copied.path is not None:
-            target.write(copied.path, verified_state(source, handle))
+            target.write(copied.path, _parts(verified_state(source, handle), stops))
     for file, copied_file in zip(old.native_files, new.native_files, strict=True):
-        target.write(copied_file.path, verified_native(source, file))
+        target.write(copied_file.path, _parts(verified_native(source, file), stops))
+
+
+def _parts(parts: Iterable[Buffer], stops: Callable[[], bool]) -> Iterator[Buffer]:
+    """Parts of a file, as long as the copy is not to stop."""
+    _go_on(stops)
+    for part in parts:
+        yield part
+        _go_on(stops)
+
+
+def _go_on(stops: Callable[[], bool]) -> None:
+    if stops():
+        raise SavepointStoppedError("the savepoint was given up while it was being copied")
+
+
+def _delete_unfinished(target: Store) -> None:
+    """Delete a copy that is not whole. A `_metadata` stays: a coordinator that has taken over has made it."""
+    if METADATA_NAME in target.list(""):
+        clear_folder(target)
+    else:
+        target.delete_tree("")
 
 
 def discard_savepoint(open_store: OpenStore, target_url: str, job_id: JobId, permit: DeletePermit) -> None:

@@ -45,6 +45,10 @@ class FencedError(TidegateError):
     """Somebody with a newer generation has taken over; the caller must stop."""
 
 
+class SavepointStoppedError(TidegateError):
+    """A savepoint was given up while it was being copied, so the copy was not completed."""
+
+
 class ConfigurationError(TidegateError):
     """A setting or an argument is wrong, or two contradict each other."""
 

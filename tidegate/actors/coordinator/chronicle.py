@@ -91,7 +91,7 @@ class Chronicle:
         self.checkpoints: tuple[EndedCheckpoint, ...] = ()
         """Those that are over, oldest first."""
         self._ended = 0
-        self._pending: dict[CheckpointId, PendingCheckpoint] = dict(state.pending)
+        self._pending: dict[CheckpointId, PendingCheckpoint] = state.under_way
         self._status = state.status
         self._failed: Failure | None = None
         """The first failure since all tasks ran."""
@@ -117,7 +117,7 @@ class Chronicle:
     ) -> None:
         """An event that the machine has taken in, what follows from it, and the state afterwards."""
         savepoints: set[CheckpointId] = set()
-        if self._pending.keys() != state.pending.keys():
+        if self._pending.keys() != state.pending.keys() | state.copies.keys():
             savepoints = self._of_checkpoints(state)
         if isinstance(event, ev.TaskFailed):
             self._of_failure(Failure(event.at_ms, event.attempt, event.task, event.reason))
@@ -149,8 +149,8 @@ class Chronicle:
 
     def _of_checkpoints(self, state: CoordinatorState) -> set[CheckpointId]:
         """Some are over, or were begun. Returns savepoints that are over."""
-        before, self._pending = self._pending, dict(state.pending)
-        statistics, over = state.statistics, before.keys() - state.pending.keys()
+        before, self._pending = self._pending, state.under_way
+        statistics, over = state.statistics, before.keys() - self._pending.keys()
         newest = (statistics.latest_completed, statistics.latest_failed)
         records = {r.checkpoint_id: r for r in (*statistics.history, *newest) if r and r.checkpoint_id in over}
         for checkpoint_id in sorted(records):

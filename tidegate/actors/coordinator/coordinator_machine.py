@@ -111,7 +111,7 @@ class CoordinatorMachine:
             self.state.stop(self._context.spec.tasks)
             self._checkpoints.take_over(event.at_ms)
             self._forget_tasks()
-            self._instructions.append(do.SetTimer("copies", event.at_ms + COPIES_TIMEOUT_MS))
+            self.state.waits_for_copies = False
         else:
             self._adoption.take_over(event.at_ms)
 
@@ -238,11 +238,13 @@ class CoordinatorMachine:
 
     @_on.register
     def _on_exported(self, event: ev.SavepointWritten) -> None:
-        self._checkpoints.writer.exported(event)
+        if not self._checkpoints.copies.written(event):
+            self._checkpoints.writer.exported(event)
 
     @_on.register
     def _on_export_failed(self, event: ev.SavepointWriteFailed) -> None:
-        self._checkpoints.writer.export_failed(event)
+        if not self._checkpoints.copies.failed(event):
+            self._checkpoints.writer.export_failed(event)
 
     @_on.register
     def _on_savepoint_discarded(self, event: ev.SavepointDiscarded) -> None:
@@ -338,9 +340,7 @@ class CoordinatorMachine:
             self._checkpoints.drop(Reason.JOB_ENDING, at_ms, reason or status.value)
             self._instructions.append(do.CancelAttempt(state.attempt))
             self._forget_tasks()
-        copied = any(pending.properties.kind.is_savepoint for pending in state.pending.values())
-        if state.exports or state.savepoint_discards or copied:
-            self._instructions.append(do.SetTimer("copies", at_ms + COPIES_TIMEOUT_MS))
+        self._checkpoints.copies.drop(at_ms, reason or status.value)
 
     def _forget_tasks(self) -> None:
         """The end of the job waits for no task any more."""
@@ -359,7 +359,7 @@ class CoordinatorMachine:
         elif state.status is JobStatus.RUNNING:
             self._checkpoints.trigger_if_due(at_ms)
         elif state.status is JobStatus.ENDING:
-            self._end_if_over()
+            self._end_if_over(at_ms)
 
     def _judge(self, at_ms: int) -> None:
         """Carry out the verdicts: what the event means for the job as a whole."""
@@ -396,13 +396,20 @@ class CoordinatorMachine:
         self._failover.stop_whole(reason, at_ms)
         self.state.restart_due = True
 
-    def _end_if_over(self) -> None:
+    def _end_if_over(self, at_ms: int) -> None:
         state = self.state
-        # The folder of a savepoint that failed may be anywhere, and so unreachable: it is waited for a moment only.
-        copies_busy = (state.exports or state.savepoint_discards) and not state.left_copies
-        storage_busy = state.pending or state.commits or copies_busy
-        if (storage_busy or len(state.finished) < len(self._context.spec.tasks)) and not state.gave_up:
+        busy = state.pending or state.commits or len(state.finished) < len(self._context.spec.tasks)
+        if busy and not state.gave_up:
             return
+        if (state.exports or state.savepoint_discards) and not (state.left_copies or state.gave_up):
+            # What failed savepoints leave is deleted. Their folders may be unreachable, so the wait is short.
+            if not state.waits_for_copies:
+                state.waits_for_copies = True
+                self._checkpoints.discards.repeat_savepoints()
+                self._instructions.append(do.SetTimer("copies", at_ms + COPIES_TIMEOUT_MS))
+            return
+        if state.left_copies:
+            self._checkpoints.discards.repeat_savepoints()
         assert state.ending_status is not None
         state.move(OVER_BY[state.ending_status])
         if not state.gave_up and not keeps_checkpoints(self._context.settings.retention, state.status):

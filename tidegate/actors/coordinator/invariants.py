@@ -22,12 +22,13 @@ from tidegate.actors.graph.regions import cut_edge
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.storage.checkpoints import permits
+from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.errors import InvariantError
 from tidegate.storage.ids import CheckpointId, Generation
 
-COPIES_MAX = 2
-"""How many copies of savepoints may be under way before savepoints are refused, given-up ones included. Each may hold a
-thread of the coordinator's process, and checkpoints need threads to be written."""
+COPIES_MAX = 4
+"""How many savepoints may be copied, or deleted after a failure, side by side. One of a stop may be copied beside them.
+Each may hold a thread of the coordinator's process for as long as its storage does not answer."""
 
 _OVER = (PendingPhase.COMPLETED, PendingPhase.FAILED)
 
@@ -126,6 +127,9 @@ def check_state(state: CoordinatorState) -> None:
         _require(is_base_held(state, pending), "5: what a pending checkpoint is built on stays")
         if pending.phase.being_written:
             _require(is_covered(pending), "4: only a fully acknowledged checkpoint is written")
+    for checkpoint_id in state.copies:
+        _require(checkpoint_id not in state.pending, "4: a savepoint is copied once its checkpoint is complete")
+    _require(are_copies_bounded(state), "10: a bounded number of savepoints is copied side by side")
     _require(is_whole_while_running(state), "7: a job runs when all of its tasks do")
     _require(being_written(state) <= 1, "4: one checkpoint is written at a time")
     _require(is_stop_pending(state), "7: a stop waits for its savepoint")
@@ -203,16 +207,27 @@ def check_start(state: CoordinatorState, checkpoint_id: CheckpointId | None) -> 
 # --- before a checkpoint is exported, or completed --------------------------------------------------------------------
 
 
-def may_copy(state: CoordinatorState) -> bool:
+def copies_under_way(state: CoordinatorState) -> int:
+    """How many savepoints may hold a thread (10): those that are copied, or will be, and those that are deleted."""
+    pending = {number for number, each in state.pending.items() if each.properties.kind.is_savepoint}
+    return len(pending | state.copies.keys() | state.exports.keys() | state.savepoint_discards.keys())
+
+
+def may_copy(state: CoordinatorState, kind: SnapshotKind) -> bool:
     """Whether another savepoint may be triggered (10): it will be copied. `<` and not `<=`: its own copy counts, too.
 
-    Savepoints that were triggered before are copied in any case: there may be `max_concurrent - 1` copies more.
+    A stop has a place of its own, so that copies which hang do not keep a job from being stopped.
     """
-    return len(state.exports) + any(p.export_asked for p in state.pending.values()) < COPIES_MAX
+    return copies_under_way(state) < COPIES_MAX + kind.stops
+
+
+def are_copies_bounded(state: CoordinatorState) -> bool:
+    """Whether copies of savepoints are within their limit (10), with the one of a stop."""
+    return copies_under_way(state) <= COPIES_MAX + 1
 
 
 def may_export(pending: PendingCheckpoint) -> bool:
-    """Whether a savepoint may be copied into its own folder now (4).
+    """Whether the savepoint of a stop may be copied into its own folder now (4).
 
     All of it has to be there, and no other copy of it may be under way: the answer of that one would be taken for the
     answer of this one, which still writes.
@@ -229,15 +244,15 @@ def may_export(pending: PendingCheckpoint) -> bool:
 def may_complete(state: CoordinatorState, pending: PendingCheckpoint) -> bool:
     """Whether `_metadata` may be created, which makes the checkpoint complete (4).
 
-    All tasks of the *job* have to be in it, as acknowledged or as finished before: the plan may have forgotten one. A
-    savepoint's own folder is whole before, so that nobody is told of half a savepoint.
+    All tasks of the *job* have to be in it, as acknowledged or as finished before: the plan may have forgotten one. The
+    folder of a stop's savepoint is whole before: a job must not end with half of it.
     """
     return (
         pending.phase is PendingPhase.WRITING
         and is_covered(pending)
         and pending.metadata is not None
         and len(pending.metadata.subtasks) == len(pending.acknowledged) + len(pending.finished)
-        and (pending.path is not None or not pending.properties.kind.is_savepoint)
+        and (pending.path is not None or not pending.properties.kind.stops)
         and being_written(state) <= 1
     )
 
@@ -258,6 +273,26 @@ def permit_export(pending: PendingCheckpoint) -> permits.ExportPermit:
     """The permit to copy a savepoint into its own folder."""
     _require(may_export(pending), "4: a savepoint is exported once all of it is there, by one copy at a time")
     return permits.ExportPermit(permits._DECIDED, pending.checkpoint_id)
+
+
+def may_copy_complete(state: CoordinatorState, savepoint: PendingCheckpoint) -> bool:
+    """Whether a savepoint whose checkpoint is complete may be copied into its own folder now (4, 5).
+
+    Its checkpoint stays meanwhile (`is_needed`), and no other copy of it is under way.
+    """
+    return (
+        state.copies.get(savepoint.checkpoint_id) is savepoint
+        and savepoint.phase is PendingPhase.COMPLETED
+        and savepoint.checkpoint_id not in state.discards
+        and savepoint.checkpoint_id not in state.exports
+        and not savepoint.export_asked
+    )
+
+
+def permit_copy(state: CoordinatorState, savepoint: PendingCheckpoint) -> permits.ExportPermit:
+    """The permit to copy a savepoint whose checkpoint is complete into its own folder."""
+    _require(may_copy_complete(state, savepoint), "4: a savepoint is copied while its checkpoint stays, by one copy")
+    return permits.ExportPermit(permits._DECIDED, savepoint.checkpoint_id)
 
 
 def permit_completion(state: CoordinatorState, pending: PendingCheckpoint) -> permits.CompletionPermit:
@@ -305,15 +340,16 @@ def permit_commit(state: CoordinatorState, checkpoint_id: CheckpointId) -> permi
 
 
 def is_needed(state: CoordinatorState, checkpoint_id: CheckpointId) -> bool:
-    """Whether a checkpoint has to stay (5), for one of three reasons.
+    """Whether a checkpoint has to stay (5), for one of four reasons.
 
     It is retained, even if damaged: somebody may repair it. Or its sink files are not visible yet, and nothing else
-    names them. Or a pending checkpoint is built on it, and will refer to its files.
+    names them. Or a pending checkpoint is built on it, and will refer to its files. Or it is being copied.
     """
     return (
         checkpoint_id in state.kept
         or any(commit.checkpoint_id == checkpoint_id for commit in state.commits)
         or is_built_on(state, checkpoint_id)
+        or checkpoint_id in state.copies
     )
 
 
@@ -355,7 +391,8 @@ def may_delete_savepoint(state: CoordinatorState, checkpoint_id: CheckpointId, v
     """
     pending = state.pending.get(checkpoint_id)
     late = checkpoint_id in state.lost_exports and not voided
-    return not late and checkpoint_id not in state.exports and (pending is None or not pending.export_asked)
+    copied = checkpoint_id in state.exports or checkpoint_id in state.copies
+    return not late and not copied and (pending is None or not pending.export_asked)
 
 
 def permit_deletion(

@@ -99,6 +99,10 @@ class CoordinatorPort(Protocol):
         """Run beside the mailbox; the event that it returns goes to the coordinator."""
         ...
 
+    def run_copy(self, work: Callable[[], CoordinatorEvent | None]) -> None:
+        """As `run_io`, on threads that only the folders of savepoints use. The end of the job does not wait."""
+        ...
+
     def append(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
         """Run a write of the event log beside the mailbox, and `done` with its error on the mailbox."""
         ...

@@ -257,7 +257,7 @@ def _checkpoints_now(state: CoordinatorState) -> CheckpointsNow:
         statistics.latest_savepoint,
         statistics.latest_failed,
         statistics.latest_restored,
-        tuple(_pending_now(state, each) for each in list(state.pending.values())),
+        tuple(_pending_now(state, each) for each in list(state.under_way.values())),
         state.kept,
     )
 

@@ -230,7 +230,7 @@ def answers_of(state: CoordinatorState) -> dict[str, Answer | None]:
     }
     return (
         answers
-        | {request: None for pending in state.pending.values() for request in pending.requests}
+        | {request: None for pending in state.under_way.values() for request in pending.requests}
         | {waiting.request: None for waiting in state.requests}
     )
 

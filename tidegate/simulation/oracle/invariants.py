@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from tidegate.actors.coordinator.invariants import COPIES_MAX
 from tidegate.actors.coordinator.job.job_spec import JobSpec
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.protocol.identity import ChannelId, TaskId
@@ -304,7 +305,7 @@ class Oracle:
         self.records.completed(metadata)
         self.splits.completes(metadata, {task for task, over in acknowledged.items() if over})
         kept = len(self.files.present)
-        if kept > self.spec.checkpoints.retained + COMPLETED_WAITING_MAX:
+        if kept > self.spec.checkpoints.retained + COMPLETED_WAITING_MAX + COPIES_MAX:
             raise InvariantViolated(5, f"{kept} checkpoints are kept, {self.spec.checkpoints.retained} are retained")
         unneeded = self.files.unneeded_folders()
         if unneeded > UNNEEDED_FOLDERS_MAX:

@@ -251,17 +251,19 @@ class Watch:
         """Requests that have no answer yet."""
         return sorted(self._asked.keys() - self.answers.keys())
 
-    def ended(self, state: CoordinatorState, lost_coordinators: int) -> None:
+    def ended(self, state: CoordinatorState) -> None:
         """The job is over: the statistics are true."""
         # A job that gave up does not wait for what becomes of checkpoints whose metadata is being written.
         undecided = len(state.pending) if state.gave_up else 0
+        # The checkpoint of a savepoint is complete before its copy is whole, and stays so if the copy fails.
+        undecided += self.oracle.records.savepoints_not_given()
         if not 0 <= self.oracle.completed - state.completed_checkpoints <= undecided:
             raise InvariantViolated(
                 4,
                 f"the coordinator counts {state.completed_checkpoints} completed checkpoints, "
                 f"{self.oracle.completed} were completed",
             )
-        self.oracle.records.ended(state, lost_coordinators)
+        self.oracle.records.ended(state)
         if not state.gave_up:
             self.oracle.savepoints.ended(self.oracle.files.numbers)
         self.coverage.saw("statistics_agree")

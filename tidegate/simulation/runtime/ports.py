@@ -218,9 +218,11 @@ class SimulatedCoordinatorPort:
         self._job = job
         self._timers: dict[str, do.SetTimer] = {}
         self.ledger = Ledger(job.watch.causes, job.world.note, self._carried_out)
-        self._copies = CopiesOracle(job.watch.oracle.spec.checkpoints.max_concurrent)
+        self._copies = CopiesOracle(job.watch.oracle.files.numbers)
         self._is_copy = False
         """Whether what is carried out now copies a savepoint."""
+        self.savepoint_io = 0
+        """How many copies and deletions of savepoints are under way."""
         self.host: CoordinatorHost | None = None
         self.effects: CoordinatorEffects | None = None
 
@@ -298,6 +300,15 @@ class SimulatedCoordinatorPort:
         if self._is_copy and world.faults.slow_copies is not None:
             # Nothing comes in while a savepoint is copied, and a coordinator is lost by what comes in.
             world.after(world.delay_ms(), lambda: self._job.maybe_lose_coordinator(CHANCES_OF_A_COPY))
+
+    def run_copy(self, work: Callable[[], CoordinatorEvent | None]) -> None:
+        self.savepoint_io += 1
+
+        def counted() -> CoordinatorEvent | None:
+            self.savepoint_io -= 1
+            return work()
+
+        self.run_io(counted)
 
     def _heard(self, event: CoordinatorEvent, cause: int | None) -> None:
         """What the coordinator learns from itself: its timers, and its I/O."""

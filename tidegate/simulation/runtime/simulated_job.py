@@ -83,6 +83,8 @@ class SimulatedJob:
         self.nodes = SimulatedNodes(self)
         self.coordinator: CoordinatorHost | None = None
         self.ended: CoordinatorState | None = None
+        self._ended_by: SimulatedCoordinatorPort | None = None
+        """The coordinator that has ended the job, unless it gave up."""
         self.gave_up: str | None = None
         """Why the coordinator could not go on, where that ended the job."""
         self.crashes = 0
@@ -131,6 +133,7 @@ class SimulatedJob:
                     f"({settle_ms_max} ms are enough; {world.steps} steps)",
                 )
         self._await_answers()
+        self._await_copies()
         return self.ended
 
     def _await_answers(self) -> None:
@@ -140,6 +143,17 @@ class SimulatedJob:
         while self.watch.unanswered and not self.coordinator_crashes:
             if world.now_ms > end_ms or not world.step():
                 raise InvariantViolated(7, f"{self.watch.unanswered[0]} was never answered")
+
+    def _await_copies(self) -> None:
+        """The end waits for no copy of a savepoint. Those that were under way end soon after, and leave nothing."""
+        world, port = self.world, self._ended_by
+        if port is None or self.coordinator_crashes:
+            return
+        end_ms = world.now_ms + ANSWERS_MS_MAX + world.faults.copy_ms
+        while port.savepoint_io:
+            if world.now_ms > end_ms or not world.step():
+                raise InvariantViolated(5, "a savepoint is copied or deleted for ever after the end of its job")
+        self.watch.oracle.records.check_folders()
 
     def ask(self, event: co.CheckpointRequested | co.CancelRequested) -> None:
         """A user asks the job for something, now."""
@@ -387,7 +401,8 @@ class SimulatedJob:
         tables = [] if state.commits or state.pending else [table for table in self.context.table_urls if whole(table)]
         port.effects.sweep(permit_sweep(state))
         self.watch.oracle.files.check_end(state.kept, tables, state.pending)
-        self.watch.ended(state, self.coordinator_crashes)
+        self.watch.ended(state)
+        self._ended_by = None if state.gave_up else port
         self.world.note("job ends:", state.status.value, state.ending_reason or "")
         self.ended = state
 

@@ -6,8 +6,9 @@ attempt. Rules:
 - Every failure has one reason of a closed list (`CheckpointFailureReason`). A detail says what else is known.
 - If the savepoint of a `stop` fails after its trigger, the tasks have already ended their data. So the attempt starts
   anew. That is no failure of the attempt, and the restart strategy is not asked.
-- The folder of a savepoint is deleted when nobody writes to it any more. While an export is under way, that is after
-  its answer. Nobody hears the answer of a coordinator that was lost, and it may go on: its savepoint is voided.
+- The folder of a savepoint is deleted when nobody writes to it any more. While a copy is under way, that is after its
+  answer: it is told to stop. Nobody hears the answer of a coordinator that was lost, and it may go on: its savepoint is
+  voided.
 - A final checkpoint that has failed is tried again after a pause; at once only if the reason cannot come again.
 - If a checkpoint fails because a task was just leaving, its requests go back into the queue: nobody has to ask again.
 - The same holds if its coordinator was lost and the tasks go on: the next generation takes another one.
@@ -56,7 +57,6 @@ class Abandoner:
         """A checkpoint has failed. `voided`: because its tombstone was there first."""
         state, instruct = self._context.state, self._context.instruct
         triggered = pending.phase is not PendingPhase.HOOKS
-        exporting = pending.phase is PendingPhase.EXPORTING and pending.export_asked
         pending.advance(PendingInput.TOMBSTONE_FOUND if voided else PendingInput.GIVEN_UP)
         del state.pending[pending.checkpoint_id]
         text = describe(reason, detail)
@@ -64,15 +64,12 @@ class Abandoner:
         runs = current and state.status is JobStatus.RUNNING
         if self._may_be_asked_again(pending, reason, runs):
             self._ask_again(pending)
-        self._record(pending, reason, at_ms, text)
+        self.record(pending, reason, at_ms, text)
+        if pending.properties.kind.stops:
+            self.leave_copy(pending)
         if triggered:
             self._discards.given_up(pending.checkpoint_id, voided)
         self._discards.pending_is_over()
-        if exporting:
-            assert pending.properties.target is not None
-            state.exports[pending.checkpoint_id] = pending.properties.target
-        elif pending.path is not None or pending.failures:
-            self._discards.savepoint(pending.checkpoint_id, pending.properties.target)
         if triggered and (runs or (current and state.status is JobStatus.RESTARTING)):
             for attempt, tasks in state.listening:
                 instruct(do.NotifyAborted(attempt, pending.checkpoint_id, tasks))
@@ -128,6 +125,16 @@ class Abandoner:
         queue, state.requests = state.requests, kept
         self.refuse((r.request for r in queue if r not in kept), reason, detail)
 
+    def leave_copy(self, savepoint: PendingCheckpoint) -> None:
+        """A savepoint has failed: its folder goes, if there may be one. A copy that is under way is told to stop."""
+        number, target = savepoint.checkpoint_id, savepoint.properties.target
+        assert target is not None
+        if savepoint.export_asked:
+            self._context.state.exports[number] = target
+            self._context.instruct(do.StopCopy(number))
+        elif savepoint.path is not None or savepoint.failures:
+            self._discards.savepoint(number, target)
+
     def export_answered(self, checkpoint_id: CheckpointId) -> None:
         """The export of a savepoint that was given up has ended: now its folder can be deleted."""
         target = self._context.state.exports.pop(checkpoint_id, None)
@@ -166,7 +173,8 @@ class Abandoner:
         if failure is not None and context.attempt_failure is None:
             context.attempt_failure = failure
 
-    def _record(self, pending: PendingCheckpoint, reason: Reason, at_ms: int, text: str) -> None:
+    def record(self, pending: PendingCheckpoint, reason: Reason, at_ms: int, text: str) -> None:
+        """Count a failure, and remember it."""
         state = self._context.state
         state.failed_checkpoints += 1
         state.statistics.has_failed(record_of(pending, at_ms, reason, text), self._context.settings.history_max)

@@ -17,6 +17,7 @@ from tidegate.actors.coordinator import invariants
 from tidegate.actors.coordinator.checkpoints.abandonment import Abandoner
 from tidegate.actors.coordinator.checkpoints.completion import CheckpointWriter
 from tidegate.actors.coordinator.checkpoints.discards import Discarder
+from tidegate.actors.coordinator.checkpoints.savepoint_copies import SavepointCopies
 from tidegate.actors.coordinator.checkpoints.sink_commits import SinkCommitter
 from tidegate.actors.coordinator.job.chance import drawn
 from tidegate.actors.coordinator.job.phases import JobStatus, PendingInput, PendingPhase
@@ -58,7 +59,8 @@ class CheckpointKeeper:
         self.discards = Discarder(context)
         self.commits = SinkCommitter(context, self.discards)
         self.abandoner = Abandoner(context, self.discards)
-        self.writer = CheckpointWriter(context, self.abandoner, self.commits, self.discards)
+        self.copies = SavepointCopies(context, self.abandoner, self.discards)
+        self.writer = CheckpointWriter(context, self.abandoner, self.commits, self.discards, self.copies)
 
     # --- request --------------------------------------------------------------------------------------------------
 
@@ -79,7 +81,7 @@ class CheckpointKeeper:
             self.abandoner.refuse((event.request,), Reason.SAVEPOINT_NOT_WRITTEN, "no folder was given for it")
             return
         if event.kind.stops:
-            if not invariants.may_copy(state):
+            if not invariants.may_copy(state, event.kind):
                 self._refuse_copy((event.request,))
                 return
             self._shut_down_scheduler(event.at_ms)
@@ -93,7 +95,11 @@ class CheckpointKeeper:
             self.abandoner.refuse((refused.request,), Reason.TOO_MANY_REQUESTS, f"{len(state.requests)} wait already")
 
     def _refuse_copy(self, requests: tuple[str, ...]) -> None:
-        detail = f"copies of {invariants.COPIES_MAX} savepoints are still being written; is their folder reachable?"
+        detail = (
+            f"{invariants.copies_under_way(self._context.state)} savepoints are still being copied into their folders, "
+            f"or deleted there after a failure, and {invariants.COPIES_MAX} may be; wait for them, and look whether "
+            "their storage can be reached"
+        )
         self.abandoner.refuse(requests, Reason.TOO_MANY_REQUESTS, detail)
 
     def _shut_down_scheduler(self, at_ms: int) -> None:
@@ -123,9 +129,10 @@ class CheckpointKeeper:
             # The wait is over, even if a clock that was set back says that it is not.
             self._context.state.final_not_before_ms = NEVER_MS
             return
-        act: dict[str, Callable[[CheckpointId], None]] = {
+        act: dict[str, Callable[[CheckpointId], object]] = {
             "timeout": lambda n: self._expire(n, at_ms),
-            "export": self.writer.repeat_export,
+            "export": lambda n: None if self.copies.repeat(n) else self.writer.repeat_export(n),
+            "copy": lambda n: self.copies.expire(n, at_ms),
             "void": self.writer.repeat_void,
             "commit": self.commits.repeat,
             "discard": self.discards.repeat,
@@ -183,7 +190,7 @@ class CheckpointKeeper:
         state, spec, properties, requests = self._context.state, self._context.spec, start.properties, start.requests
         if not properties.kind.is_savepoint:
             self._wait_for_next_tick(at_ms)
-        elif not invariants.may_copy(state):
+        elif not invariants.may_copy(state, properties.kind):
             self._refuse_copy(requests)
             return
         plan = make_plan(spec, state.ready, state.finished)
@@ -346,5 +353,6 @@ class CheckpointKeeper:
         if not self._context.state.adopting:
             self.abandoner.refuse_queued(Reason.COORDINATOR_LOST)
         self.abandoner.take_over()
+        self.copies.take_over(at_ms)
         self.writer.take_over()
         self.commits.take_over()

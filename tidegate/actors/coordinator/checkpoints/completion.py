@@ -1,4 +1,4 @@
-"""Completes checkpoints: copies a savepoint into its own folder, creates `_metadata`, and registers what is complete.
+"""Completes checkpoints: creates `_metadata`, and registers what is complete. The savepoint of a stop is copied before.
 
 `CheckpointWriter` takes over from `CheckpointKeeper` when all tasks have acknowledged. Rules:
 
@@ -6,8 +6,9 @@
   their numbers, and each names only sink files that no completed one covers (invariants 4 and 6).
 - A newer checkpoint does not overtake a pending savepoint, because a user waits for that. It may overtake an older
   checkpoint, and subsumes it by completing.
-- A savepoint's own folder is written before `_metadata`: when the checkpoint is complete, so is the savepoint. It may
-  be anywhere, so it has a limit of its own: after `SAVEPOINT_OUTAGE_MS` without an answer the savepoint is given up.
+- A savepoint completes as every checkpoint does, and is copied into its own folder afterwards (`savepoint_copies.py`).
+- The savepoint of a stop is copied before its `_metadata` is created: if the copy fails, the job continues from an
+  older checkpoint, before the end of its data. After `SAVEPOINT_OUTAGE_MS` without an answer it is given up.
 - If nobody knows whether `_metadata` was created, a tombstone is created in its place. Whichever was first decides,
   even against a coordinator that was thought dead (invariant 4).
 """
@@ -18,9 +19,10 @@ from collections import Counter
 from dataclasses import replace
 
 from tidegate.actors.coordinator import invariants
-from tidegate.actors.coordinator.checkpoints.abandonment import Abandoner, record_of
+from tidegate.actors.coordinator.checkpoints.abandonment import Abandoner
 from tidegate.actors.coordinator.checkpoints.discards import Discarder
 from tidegate.actors.coordinator.checkpoints.failure_manager import forgive
+from tidegate.actors.coordinator.checkpoints.savepoint_copies import SavepointCopies, has_failed_for_good
 from tidegate.actors.coordinator.checkpoints.sink_commits import SinkCommitter, open_commits
 from tidegate.actors.coordinator.job.phases import JobStatus, PendingInput, PendingPhase
 from tidegate.actors.coordinator.messages import events as ev
@@ -39,17 +41,20 @@ from tidegate.storage.checkpoints.metadata import (
 )
 from tidegate.storage.ids import CheckpointId, OperatorUid, VertexId
 
-SAVEPOINT_OUTAGE_MS = 60_000
-"""How long the copy of a savepoint is tried again while its storage does not answer. Checkpoints wait meanwhile."""
-
 
 class CheckpointWriter:
     """Writes the checkpoints of one job."""
 
     def __init__(
-        self, context: CoordinatorContext, abandoner: Abandoner, commits: SinkCommitter, discards: Discarder
+        self,
+        context: CoordinatorContext,
+        abandoner: Abandoner,
+        commits: SinkCommitter,
+        discards: Discarder,
+        copies: SavepointCopies,
     ) -> None:
         self._context = context
+        self._copies = copies
         self._abandoner = abandoner
         self._commits = commits
         self._discards = discards
@@ -69,7 +74,7 @@ class CheckpointWriter:
             pending.inherited = True
             self._void(pending)
 
-    # --- export ---------------------------------------------------------------------------------------------------
+    # --- the copy of a stop ---------------------------------------------------------------------------------------
 
     def exported(self, event: ev.SavepointWritten) -> None:
         """The savepoint's own folder is whole: now create `_metadata`."""
@@ -85,9 +90,8 @@ class CheckpointWriter:
         if pending is None:
             return
         pending.failures += 1
-        if event.permanent or event.away_ms >= min(SAVEPOINT_OUTAGE_MS, self._context.spec.storage_outage_ms):
-            tried = f"{pending.failures} attempts in {event.away_ms / 1000:g} s"
-            detail = event.error if event.permanent else f"{event.error} ({tried})"
+        detail = has_failed_for_good(pending, event, self._context.spec.storage_outage_ms)
+        if detail is not None:
             self._abandoner.give_up(pending, Reason.SAVEPOINT_NOT_WRITTEN, event.at_ms, detail)
             return
         pending.advance(PendingInput.EXPORT_FAILED)
@@ -133,13 +137,9 @@ class CheckpointWriter:
                 state.read_splits[TaskId(subtask.vertex, subtask.subtask)] = subtask.read_splits
             else:
                 state.read_splits.pop(TaskId(subtask.vertex, subtask.subtask), None)
-        state.completed_checkpoints += 1
         state.last_completed_at_ms = event.at_ms
         forgive(state)
         state.failures = self._context.spec.restart.after_checkpoint(state.failures)
-        state.statistics.has_completed(
-            record_of(pending, event.at_ms), pending.subtasks, self._context.settings.history_max
-        )
         current = pending.attempt == state.attempt
         if current:
             self._count_committed(pending)
@@ -149,8 +149,10 @@ class CheckpointWriter:
             # Tasks that are down will start from it; those that run are told that it covers their files.
             for attempt, tasks in state.listening:
                 instruct(do.NotifyCompleted(attempt, event.checkpoint_id, tasks))
-        for request in pending.requests:
-            instruct(do.CompleteRequest(request, event.checkpoint_id, None, pending.path))
+        if pending.properties.copied_afterwards:
+            self._copies.begin(pending, event.at_ms)
+        else:
+            self._copies.succeeded(pending, event.at_ms)
         self._abandoner.give_up_open(
             Reason.SUBSUMED, event.at_ms, f"{event.checkpoint_id} is complete", before=event.checkpoint_id
         )
@@ -207,7 +209,7 @@ class CheckpointWriter:
 
     def _begin(self, pending: PendingCheckpoint) -> None:
         pending.metadata = self._metadata(pending)
-        if pending.properties.kind.is_savepoint:
+        if pending.properties.kind.stops:
             pending.advance(PendingInput.EXPORT)
             self._export(pending)
         else:

@@ -20,6 +20,9 @@ from tidegate.actors.protocol.identity import TaskId
 from tidegate.storage.checkpoints.metadata import SubtaskState
 from tidegate.storage.ids import CheckpointId
 
+SAVEPOINT_OUTAGE_MS = 60_000
+"""How long the copy of a savepoint is tried again while its storage does not answer; and the deletion of its folder. It
+may be in a storage that the job does not need otherwise, and that never answers."""
 DISCARDS_MAX = 1_000
 """How many deletions of checkpoints are retried at a time, and how many of savepoints.
 
@@ -38,13 +41,19 @@ class Discarder:
         self._start(checkpoint_id, CheckpointDiscard(voided, shared=None))
 
     def subsumed(self, checkpoint_id: CheckpointId) -> None:
-        """Delete a completed checkpoint that is no longer retained, unless a pending one is built on it.
+        """Delete a completed checkpoint that is not retained any more, unless one is built on it or it is being copied.
 
         The shared files that it alone refers to go after it: a checkpoint that can be found never lacks a file.
         """
         state = self._context.state
-        if not invariants.is_built_on(state, checkpoint_id) and checkpoint_id not in state.discards:
+        needed = invariants.is_built_on(state, checkpoint_id) or checkpoint_id in state.copies
+        if not needed and checkpoint_id not in state.discards:
             self._start(checkpoint_id, CheckpointDiscard(False, shared=()))
+
+    def copy_is_over(self, checkpoint_id: CheckpointId) -> None:
+        """A savepoint is copied, or was given up: its checkpoint goes if it was kept for that alone."""
+        if not invariants.is_needed(self._context.state, checkpoint_id):
+            self.subsumed(checkpoint_id)
 
     def pending_is_over(self) -> None:
         """A checkpoint is no longer pending: delete what was kept for it alone."""
@@ -81,11 +90,17 @@ class Discarder:
     def repeat_savepoint(self, checkpoint_id: CheckpointId) -> None:
         """Order the deletion of a savepoint's folder, for the first time or again."""
         discard = self._context.state.savepoint_discards.get(checkpoint_id)
-        if discard is not None:
+        if discard is not None and not discard.asked:
+            discard.asked = True
             state, job_id = self._context.state, self._context.spec.job_id
             voided = checkpoint_id in state.lost_exports
             permit = invariants.permit_savepoint_deletion(state, checkpoint_id, voided)
             self._context.instruct(do.DiscardSavepoint(discard.target, job_id, checkpoint_id, voided, permit=permit))
+
+    def repeat_savepoints(self) -> None:
+        """Order all deletions of savepoints' folders that are not under way."""
+        for checkpoint_id in self._context.state.savepoint_discards:
+            self.repeat_savepoint(checkpoint_id)
 
     def savepoint_done(self, checkpoint_id: CheckpointId) -> None:
         """The folder of a savepoint is deleted."""
@@ -94,7 +109,10 @@ class Discarder:
 
     def savepoint_failed(self, event: ev.SavepointDiscardFailed) -> None:
         """Try again later. After too long, or if too many others wait, it is left to the user."""
-        if self._gives_up(self._context.state.savepoint_discards, event, "discard-savepoint"):
+        if (discard := self._context.state.savepoint_discards.get(event.checkpoint_id)) is not None:
+            discard.asked = False
+        limit_ms = min(SAVEPOINT_OUTAGE_MS, self._context.spec.storage_outage_ms)
+        if self._gives_up(self._context.state.savepoint_discards, event, "discard-savepoint", limit_ms):
             self.savepoint_done(event.checkpoint_id)
 
     def repeat(self, checkpoint_id: CheckpointId) -> None:
@@ -108,8 +126,9 @@ class Discarder:
         """Order again what the lost coordinator had ordered."""
         for checkpoint_id in self._context.state.discards:
             self.repeat(checkpoint_id)
-        for checkpoint_id in self._context.state.savepoint_discards:
-            self.repeat_savepoint(checkpoint_id)
+        for discard in self._context.state.savepoint_discards.values():
+            discard.asked = False
+        self.repeat_savepoints()
 
     def done(self, checkpoint_id: CheckpointId) -> None:
         """A checkpoint is deleted: go on with the shared files that only it referred to."""
@@ -123,7 +142,7 @@ class Discarder:
     def failed(self, event: ev.CheckpointDiscardFailed) -> None:
         """Try again later. After too long, or if too many others wait, it is left to the sweep."""
         state = self._context.state
-        if self._gives_up(state.discards, event, "discard"):
+        if self._gives_up(state.discards, event, "discard", self._context.spec.storage_outage_ms):
             del state.discards[event.checkpoint_id]
             state.shared.leave(event.checkpoint_id)
 
@@ -132,13 +151,14 @@ class Discarder:
         waiting: Mapping[CheckpointId, CheckpointDiscard] | Mapping[CheckpointId, SavepointDiscard],
         event: ev.CheckpointDiscardFailed | ev.SavepointDiscardFailed,
         timer: str,
+        limit_ms: int,
     ) -> bool:
         """Whether a deletion has failed for too long, or too many others wait. If not, sets the timer of the retry."""
         discard = waiting.get(event.checkpoint_id)
         if discard is None:
             return False
         discard.failures += 1
-        if event.away_ms >= self._context.spec.storage_outage_ms or len(waiting) > DISCARDS_MAX:
+        if event.away_ms >= limit_ms or len(waiting) > DISCARDS_MAX:
             return True
         self._context.retry_later(f"{timer}:{event.checkpoint_id}", event.at_ms, discard.failures)
         return False

@@ -17,8 +17,8 @@ ADOPTION_TIMEOUT_MS = 60_000
 """Longer than the default of `heartbeat.timeout`, after which a hung process is ended anyway."""
 DEPLOY_TIMEOUT_MS = 600_000
 """Longer than the default of `slot.request.timeout`; functions that load a large model when they open need minutes."""
-COPIES_TIMEOUT_MS = 10_000
-"""How long the end of a job waits for copies of savepoints that were given up, and for their deletion."""
+COPIES_TIMEOUT_MS = 2_000
+"""How long the end of a job waits, when all else is done, until copies of savepoints have stopped and are deleted."""
 ENDING_TIMEOUT_MS = 120_000
 """For so long the end of a job waits for tasks that were told to finish."""
 

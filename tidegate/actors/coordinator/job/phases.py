@@ -55,8 +55,8 @@ class PendingPhase(enum.Enum):
     """Where a checkpoint is between its trigger and its end.
 
     HOOKS: master hooks are being called. COLLECTING: tasks acknowledge. ACKNOWLEDGED: all have, and it waits for its
-    turn to be written. EXPORTING: the savepoint's own folder is being written. WRITING: `_metadata` is being created.
-    VOIDING: nobody knows whether that happened, so a tombstone is created. COMPLETED and FAILED are the end.
+    turn to be written. EXPORTING: the own folder of a stop's savepoint is being written. WRITING: `_metadata` is being
+    created. VOIDING: nobody knows whether that happened, so a tombstone is created. COMPLETED and FAILED are the end.
     """
 
     HOOKS = "hooks"

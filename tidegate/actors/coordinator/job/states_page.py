@@ -40,7 +40,7 @@ _PHASE: Mapping[PendingPhase, str] = {
     PendingPhase.HOOKS: "the master hooks are called; no task knows of the checkpoint yet",
     PendingPhase.COLLECTING: "tasks were triggered; some have not acknowledged",
     PendingPhase.ACKNOWLEDGED: "every task has acknowledged; another checkpoint is being written",
-    PendingPhase.EXPORTING: "a savepoint: its files are copied into its own folder",
+    PendingPhase.EXPORTING: "the savepoint of a stop: its files are copied into its own folder",
     PendingPhase.WRITING: "`_metadata` is being created",
     PendingPhase.VOIDING: "nobody knows whether `_metadata` was created: a tombstone is created in its place",
     PendingPhase.COMPLETED: "the end: `_metadata` is there",

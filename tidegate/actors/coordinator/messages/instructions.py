@@ -121,15 +121,28 @@ class TakeTablesBack:
 class WriteSavepoint:
     """Copy everything that a fully acknowledged savepoint refers to into a folder of its own under `target`.
 
-    The folder's `_metadata` comes last. Answered by `SavepointWritten` or `SavepointWriteFailed`.
+    The folder's `_metadata` comes last. Answered by `SavepointWritten` or `SavepointWriteFailed`. `complete`: whether
+    the checkpoint is complete, so that its own `_metadata` is what the savepoint gets.
     """
 
     target: str
     metadata: CheckpointMetadata
+    complete: bool = False
     permit: ExportPermit = field(kw_only=True)
 
     def __post_init__(self) -> None:
         self.permit.check(self.metadata.checkpoint_id)
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class StopCopy:
+    """A savepoint was given up while it is being copied: stop, and delete what was written.
+
+    The answer to its `WriteSavepoint` comes all the same. A copy that waits for its storage stops when that answers.
+    """
+
+    checkpoint_id: CheckpointId
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +306,7 @@ CoordinatorInstruction = (
     | TakeTablesBack
     | TriggerCheckpoint
     | WriteSavepoint
+    | StopCopy
     | DiscardSavepoint
     | NotifyCompleted
     | NotifyAborted

@@ -1,7 +1,7 @@
 """What follows from the kind of a checkpoint: how it is taken, and who keeps it (Flink's `CheckpointProperties`).
 
 - A savepoint belongs to the user. It is never unaligned, no newer checkpoint subsumes it, its failure does not count,
-  and it is copied to a folder of its own.
+  and it is copied to a folder of its own. Nothing waits for the copy, but for a stop.
 - The savepoint of `stop` is forced: it starts at once, whatever else is pending.
 - How a job ends decides whether it keeps its checkpoints. Savepoints do not need them.
 """
@@ -36,6 +36,11 @@ class CheckpointProperties:
     def forced(self) -> bool:
         """Whether it starts at once."""
         return self.kind.stops
+
+    @property
+    def copied_afterwards(self) -> bool:
+        """Whether it is copied once its checkpoint is complete. The savepoint of a stop is copied before."""
+        return self.kind is SnapshotKind.SAVEPOINT
 
     @property
     def canonical(self) -> bool:

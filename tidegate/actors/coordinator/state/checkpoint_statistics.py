@@ -171,17 +171,19 @@ class CheckpointStatistics:
     def has_completed(
         self, record: CheckpointRecord, subtasks: dict[TaskId, SubtaskStatistics], history_max: int
     ) -> None:
-        """A pending checkpoint is complete."""
+        """A checkpoint is complete, or a savepoint is whole in its own folder, perhaps after newer checkpoints."""
         self.in_progress -= 1
         self.completed += 1
         self.by_kind[record.kind.value] = self.by_kind.get(record.kind.value, 0) + 1
         self.duration_ms = self.duration_ms.add(record.duration_ms)
         self.state_bytes = self.state_bytes.add(record.state_bytes)
         self.in_flight_bytes = self.in_flight_bytes.add(record.in_flight_bytes)
-        self.latest_completed = record
-        if record.kind.is_savepoint:
+        if self.latest_completed is None or record.checkpoint_id > self.latest_completed.checkpoint_id:
+            self.latest_completed = record
+            self.subtasks = subtasks
+        latest = self.latest_savepoint
+        if record.kind.is_savepoint and (latest is None or record.checkpoint_id > latest.checkpoint_id):
             self.latest_savepoint = record
-        self.subtasks = subtasks
         self._remember(record, history_max)
 
     def has_failed(self, record: CheckpointRecord, history_max: int) -> None:

@@ -177,6 +177,8 @@ class SavepointDiscard:
 
     target: str
     failures: int = 0
+    asked: bool = False
+    """Whether an answer to a `DiscardSavepoint` is outstanding."""
 
 
 @wire
@@ -242,11 +244,15 @@ class CoordinatorState:
     """Which files are shared by which checkpoints."""
     discards: dict[CheckpointId, CheckpointDiscard] = field(default_factory=dict)
     """Checkpoints to delete."""
+    copies: dict[CheckpointId, PendingCheckpoint] = field(default_factory=dict)
+    """Savepoints whose checkpoint is complete, and whose folder is being written. Those of stops are in `pending`."""
     exports: dict[CheckpointId, str] = field(default_factory=dict)
     """Targets of savepoints that were given up while their folder was being written."""
     lost_exports: dict[CheckpointId, None] = field(default_factory=dict)
     """Savepoints whose folder a coordinator that was replaced may still be writing, until they are voided."""
     savepoint_discards: dict[CheckpointId, SavepointDiscard] = field(default_factory=dict)
+    waits_for_copies: bool = False
+    """Whether the end of the job waits for the folders of savepoints that failed, and for nothing else."""
     left_copies: bool = False
     """Whether the end of the job waits no longer for the folders of savepoints that failed."""
     requests: tuple[CheckpointRequest, ...] = ()
@@ -308,6 +314,11 @@ class CoordinatorState:
     def known_tables(self) -> tuple[TableHead, ...]:
         """What the job knows to be in the log of each table, ordered by url."""
         return tuple(head for _, head in sorted(self.table_heads.items()))
+
+    @property
+    def under_way(self) -> dict[CheckpointId, PendingCheckpoint]:
+        """Checkpoints that are not over: the pending ones, and savepoints that are being copied."""
+        return self.copies | self.pending
 
     def attempt_of(self, task: TaskId) -> AttemptNumber:
         """The attempt that a task belongs to, or did before it was stopped."""

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 
+from tidegate.actors.coordinator.invariants import COPIES_MAX
 from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.hosts.coordinator.hook_calls import HookCalls, HookError
@@ -34,10 +35,14 @@ from tidegate.storage.errors import (
     may_pass,
 )
 from tidegate.storage.files.store import OpenStore
+from tidegate.storage.ids import CheckpointId
 from tidegate.storage.tables.table_files import delete_unreferenced
 from tidegate.storage.tables.table_log import TableLog
 
 log = logging.getLogger(__name__)
+
+COPY_THREADS = COPIES_MAX + 1
+"""Threads that copy and delete savepoints, one for each that may be under way: storage may be silent for long."""
 
 _Decided = ev.MetadataWritten | ev.CheckpointVoided | ev.MetadataWriteFailed
 
@@ -59,6 +64,8 @@ class CoordinatorEffects:
         self._lock = threading.Lock()
         self._hooks = HookCalls(context.hooks)
         self._table_logs: dict[str, TableLog] = {}
+        self._copies: dict[CheckpointId, threading.Event] = {}
+        """Set for a copy that is to stop."""
         self._sinks = OwnSinks(context.graph.sinks, context.storage_outage_ms)
         self.compactor = TableCompactor(context, open_store, self._table_log, now_ms)
 
@@ -88,15 +95,41 @@ class CoordinatorEffects:
             return ev.CheckpointVoided(self._now_ms(), checkpoint_id)
         return ev.MetadataWritten(self._now_ms(), checkpoint_id)
 
-    def write_savepoint(self, instruction: do.WriteSavepoint) -> ev.SavepointWritten | ev.SavepointWriteFailed:
-        """Copy a savepoint into its own folder, `_metadata` last."""
+    def copy_begins(self, checkpoint_id: CheckpointId) -> threading.Event:
+        """A copy of a savepoint is ordered. Returns what `stop_copy` sets."""
+        with self._lock:
+            return self._copies.setdefault(checkpoint_id, threading.Event())
+
+    def stop_copy(self, checkpoint_id: CheckpointId) -> None:
+        """The copy of a savepoint is to stop as soon as its storage answers, and to leave nothing."""
+        with self._lock:
+            if (stops := self._copies.get(checkpoint_id)) is not None:
+                stops.set()
+
+    def write_savepoint(
+        self, instruction: do.WriteSavepoint, stops: threading.Event
+    ) -> ev.SavepointWritten | ev.SavepointWriteFailed:
+        """Copy a savepoint into its own folder, `_metadata` last, unless `stops` is set."""
         checkpoint_id = instruction.metadata.checkpoint_id
         try:
+            return self._write_savepoint(instruction, stops)
+        finally:
+            with self._lock:
+                self._copies.pop(checkpoint_id, None)
+
+    def _write_savepoint(
+        self, instruction: do.WriteSavepoint, stops: threading.Event
+    ) -> ev.SavepointWritten | ev.SavepointWriteFailed:
+        metadata, checkpoint_id = instruction.metadata, instruction.metadata.checkpoint_id
+        try:
             root, target = self._context.root, instruction.target
+            if instruction.complete:
+                # Not what the log has: there inlined state is without its bytes.
+                metadata = read_metadata(self._open_store(root), metadata.job_id, checkpoint_id)
             if self._context.temporary:
                 # Staged inputs and collected rows, which the savepoint refers to, stay with the job.
                 self._open_store(root).write(self._context.layout.savepoint_mark(), ())
-            path = write_savepoint(self._open_store, root, target, instruction.metadata, instruction.permit)
+            path = write_savepoint(self._open_store, root, target, metadata, instruction.permit, stops.is_set)
         except TidegateError as error:
             # Of a folder that refuses it the user hears at once: it is not one that the job writes to otherwise.
             permanent = not (isinstance(error, StorageError) and may_pass(error))

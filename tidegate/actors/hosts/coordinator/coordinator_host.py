@@ -414,11 +414,14 @@ class CoordinatorHost:
             case do.TakeTablesBack(_, checkpoint_id, reason):
                 log.warning("%s: the job goes on from checkpoint %d, before it", reason, checkpoint_id)
                 port.run_io(lambda: effects.take_tables_back(instruction))
-            case do.WriteSavepoint(metadata=metadata):
-                savepoint = replace(instruction, metadata=self._inlined.put_back(metadata))
-                port.run_io(lambda: effects.write_savepoint(savepoint))
+            case do.WriteSavepoint(metadata=metadata, complete=complete):
+                savepoint = instruction if complete else replace(instruction, metadata=self._inlined.put_back(metadata))
+                stops = effects.copy_begins(metadata.checkpoint_id)
+                port.run_copy(lambda: effects.write_savepoint(savepoint, stops))
+            case do.StopCopy(checkpoint_id):
+                effects.stop_copy(checkpoint_id)
             case do.DiscardSavepoint():
-                port.run_io(lambda: effects.discard_savepoint(instruction))
+                port.run_copy(lambda: effects.discard_savepoint(instruction))
             case do.WriteMetadata(metadata, permit=permit):
                 whole = self._inlined.put_back(metadata)
                 port.run_io(lambda: effects.write_metadata(whole, permit))

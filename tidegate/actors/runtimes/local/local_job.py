@@ -32,7 +32,7 @@ from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.messages.events import CoordinatorEvent
 from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointStatistics
-from tidegate.actors.hosts.coordinator.coordinator_effects import CoordinatorEffects
+from tidegate.actors.hosts.coordinator.coordinator_effects import COPY_THREADS, CoordinatorEffects
 from tidegate.actors.hosts.coordinator.coordinator_host import CoordinatorHost, replay
 from tidegate.actors.hosts.coordinator.lease_keeper import LeaseKeeper
 from tidegate.actors.hosts.freed_memory import keep_freed_memory
@@ -119,6 +119,8 @@ class LocalJob:
             # Of its own: a source that blocks must not keep the coordinator from its work, nor a hook from its log.
             self.coordinator_pool = WorkerPool(IO_THREADS, "tidegate-coordinator", self._thread_died)
             opened.callback(self.coordinator_pool.close)
+            self.copy_pool = WorkerPool(COPY_THREADS, "tidegate-savepoints", self._thread_died)
+            opened.callback(self.copy_pool.close)
             self.log_pool = WorkerPool(1, "tidegate-log", self._thread_died)
             opened.pop_all()
 
@@ -128,7 +130,7 @@ class LocalJob:
         """Start the loop. RuntimeError if the process may have no more threads: then nothing of the job is left."""
         keep_freed_memory()
         with ExitStack() as opened:
-            for pool in (self.pool, self.coordinator_pool, self.log_pool):
+            for pool in (self.pool, self.coordinator_pool, self.copy_pool, self.log_pool):
                 opened.callback(pool.close)
             self._lease = LeaseKeeper.started(self.context, self._open_store)
             opened.callback(self._lease.end)
@@ -260,6 +262,7 @@ class LocalJob:
                     request.set_result(Answer(None, "the job has ended"))
             self._effects.close()
             self.coordinator_pool.close()
+            self.copy_pool.close()  # Not waited for: the folder of a savepoint may be in a storage that is silent.
             self.log_pool.close()
             if not join_all((self.coordinator_pool, self.log_pool), CLOSE_WAIT_S):
                 log.warning("I/O of %s has not come back: it is left behind", self.name)

@@ -34,6 +34,7 @@ class JobOfPorts(Protocol):
     messages: deque[Callable[[], object]]
     """What machines tell each other, in order; the loop takes them one by one."""
     coordinator_pool: WorkerPool
+    copy_pool: WorkerPool
     log_pool: WorkerPool
     timers: Timers
     """The newest timer of each name; one that was set again does not fire for the old instruction."""
@@ -152,12 +153,18 @@ class LocalCoordinatorPort:
         self._job.messages.append(lambda: self._job.deliver(task, event))
 
     def run_io(self, work: Callable[[], CoordinatorEvent | None]) -> None:
+        self._run(self._job.coordinator_pool, work)
+
+    def run_copy(self, work: Callable[[], CoordinatorEvent | None]) -> None:
+        self._run(self._job.copy_pool, work)
+
+    def _run(self, pool: WorkerPool, work: Callable[[], CoordinatorEvent | None]) -> None:
         def finish(future: Future[CoordinatorEvent | None]) -> None:
             event = future.result()
             if event is not None:
                 self._job.coordinator.handle(event)
 
-        self._job.coordinator_pool.submit(work, lambda future: self._job.post(lambda: finish(future)))
+        pool.submit(work, lambda future: self._job.post(lambda: finish(future)))
 
     def append(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
         def finish(future: Future[None]) -> None:

@@ -86,8 +86,11 @@ def newly_completed(statistics: CheckpointStatistics, seen: int) -> tuple[Checkp
     newest = statistics.latest_completed
     if count <= 0 or newest is None:
         return ()
-    before = [record for record in statistics.history if record.reason is None and record is not newest]
-    return (*before, newest)[-count:]
+    # A savepoint that is copied for long completes after newer checkpoints.
+    completed = [record for record in statistics.history if record.reason is None]
+    if all(record is not newest for record in completed):
+        completed.append(newest)
+    return tuple(completed[-count:])
 
 
 def _since(at_ms: int | None, now_ms: int) -> int:

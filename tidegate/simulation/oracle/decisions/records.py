@@ -6,7 +6,7 @@ Rules:
 - Sizes of a completed checkpoint are those of the files in its metadata: in-flight bytes are more than 0 exactly when
   something was in flight. What was written for it is no less than its own files, and no more than all of them.
 - A savepoint that a user was told of is whole in its own folder, and says what the checkpoint says that it is a copy
-  of; a folder that nobody was told of is deleted again.
+  of; a folder that nobody was told of is deleted again, also when its copy ends after the job.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tidegate.simulation.oracle.files.files_at_rest import handles_of
 from tidegate.simulation.oracle.violation import InvariantViolated
 from tidegate.simulation.world.disk import SimulatedDisk, SimulatedStore
 from tidegate.storage.checkpoints.layout import METADATA_NAME, CheckpointLayout, savepoint_name
-from tidegate.storage.checkpoints.metadata import CheckpointMetadata, SubtaskState
+from tidegate.storage.checkpoints.metadata import CheckpointMetadata, SnapshotKind, SubtaskState
 from tidegate.storage.checkpoints.metadata_file import decode_metadata
 from tidegate.storage.errors import CorruptionError, NotFoundError
 from tidegate.storage.ids import CheckpointId, JobId
@@ -39,10 +39,13 @@ class RecordsOracle:
         self._spec = spec
         self._completed: dict[int, CheckpointMetadata] = {}
         self._savepoints: set[str] = set()
+        self._plain_savepoints = 0
+        self._given: set[str] = set()
 
     def completed(self, metadata: CheckpointMetadata) -> None:
         """A checkpoint is complete."""
         self._completed[int(metadata.checkpoint_id)] = metadata
+        self._plain_savepoints += metadata.kind is SnapshotKind.SAVEPOINT
         if len(self._completed) > REMEMBERED:
             del self._completed[next(iter(self._completed))]
 
@@ -53,6 +56,8 @@ class RecordsOracle:
         if path is None or original is None:
             return
         self._savepoints.add(path)
+        if original.kind is SnapshotKind.SAVEPOINT:
+            self._given.add(path)
         store = SimulatedStore(self._disk, path)
         reliable, self._disk.reliable = self._disk.reliable, True
         try:
@@ -69,21 +74,23 @@ class RecordsOracle:
         if _without_places(copy) != _without_places(original):
             raise InvariantViolated(5, f"savepoint {path} is not a copy of checkpoint {number}")
 
-    def ended(self, state: CoordinatorState, lost_coordinators: int) -> None:
-        """The job is over. A coordinator that was lost may still have written to a savepoint's folder."""
+    def ended(self, state: CoordinatorState) -> None:
+        """The job is over."""
         statistics = state.statistics
         counts = (statistics.triggered, statistics.completed, statistics.failed, statistics.in_progress)
         if statistics.triggered != statistics.completed + statistics.failed + statistics.in_progress:
             raise InvariantViolated(
                 4, f"the statistics do not add up (triggered, completed, failed, pending): {counts}"
             )
-        known = (state.completed_checkpoints, state.failed_checkpoints, len(state.pending))
+        known = (state.completed_checkpoints, state.failed_checkpoints, len(state.pending) + len(state.copies))
         if known != counts[1:] or statistics.completed != sum(statistics.by_kind.values()):
             raise InvariantViolated(4, f"the statistics tell of {counts[1:]} checkpoints, and there were {known}")
         for record in statistics.history:
             self._check_record(record)
-        if not lost_coordinators and not state.gave_up:
-            self._check_folders(self._spec.job_id)
+
+    def savepoints_not_given(self) -> int:
+        """How many savepoints of a running job have completed as checkpoints without a copy that a user was told of."""
+        return self._plain_savepoints - len(self._given)
 
     def _check_record(self, record: CheckpointRecord) -> None:
         number = int(record.checkpoint_id)
@@ -112,8 +119,9 @@ class RecordsOracle:
                 f"{record.incremental_bytes}, and of {record.state_bytes} in all",
             )
 
-    def _check_folders(self, job_id: JobId) -> None:
-        mark = f"/{savepoint_name(job_id, CheckpointId(0)).removesuffix('0')}"
+    def check_folders(self) -> None:
+        """The job is over, and so are all copies of savepoints. A coordinator that was lost may still be copying."""
+        mark = f"/{savepoint_name(self._spec.job_id, CheckpointId(0)).removesuffix('0')}"
         for name in self._disk.files:
             before, found, rest = name.partition(mark)
             folder = f"{before}{mark}{rest.partition('/')[0]}"

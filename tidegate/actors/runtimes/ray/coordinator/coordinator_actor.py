@@ -30,7 +30,7 @@ from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.messages.events import CoordinatorEvent
 from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointStatistics
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
-from tidegate.actors.hosts.coordinator.coordinator_effects import CoordinatorEffects
+from tidegate.actors.hosts.coordinator.coordinator_effects import COPY_THREADS, CoordinatorEffects
 from tidegate.actors.hosts.coordinator.coordinator_host import CoordinatorHost
 from tidegate.actors.hosts.coordinator.lease_keeper import LeaseKeeper
 from tidegate.actors.hosts.job_context import JobContext
@@ -105,6 +105,7 @@ class CoordinatorProcess(Shown):
         self._mailbox = Mailbox("tidegate-coordinator", lambda: False, self._tick, TICK_MS, self._broke_down)
         self._log_pool = WorkerPool(1, "tidegate-log", self._thread_died)
         self._pool = WorkerPool(IO_THREADS, "tidegate-io", self._thread_died)
+        self._copy_pool = WorkerPool(COPY_THREADS, "tidegate-savepoints", self._thread_died)
         connections = Connections(self._thread_died)
         fleet = Fleet(
             context.graph,
@@ -376,6 +377,12 @@ class _Port:
             deployment.completed(task, event, host.machine.state)
 
     def run_io(self, work: Callable[[], CoordinatorEvent | None]) -> None:
+        self._run(self._process._pool, work)
+
+    def run_copy(self, work: Callable[[], CoordinatorEvent | None]) -> None:
+        self._run(self._process._copy_pool, work)
+
+    def _run(self, pool: WorkerPool, work: Callable[[], CoordinatorEvent | None]) -> None:
         process = self._process
 
         def finish(future: Future[CoordinatorEvent | None]) -> None:
@@ -383,7 +390,7 @@ class _Port:
             if event is not None:
                 process._handle(event)
 
-        process._pool.submit(work, lambda future: process._mailbox.post(lambda: finish(future)))
+        pool.submit(work, lambda future: process._mailbox.post(lambda: finish(future)))
 
     def append(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
         process, host = self._process, self._process._host

@@ -1,0 +1,144 @@
+"""Copies completed savepoints into the folders of users, beside the checkpoints that follow.
+
+`completion.py` hands `SavepointCopies` each savepoint whose `_metadata` is there. Rules:
+
+- The folder may be anywhere, and so unreachable: no checkpoint, no commit and no attempt waits for a copy.
+- What is copied is the completed checkpoint, with the metadata of the moment when its `_metadata` was created. What is
+  committed afterwards is not in it. The checkpoint stays until its copy is over, retained or not (invariant 5).
+- A savepoint counts as completed, and its user is answered, when its own folder is whole.
+- A copy that fails is tried again for `SAVEPOINT_OUTAGE_MS`. However it fails, it is given up after the timeout of
+  checkpoints, counted from the completion of its checkpoint. `COPIES_MAX` bounds how many there are.
+- The end of the job gives copies up. The savepoint of a stop is copied before its job ends, by `completion.py`.
+- A coordinator that takes over copies again. The lost one may still be copying: both write the same files, and one of
+  them creates `_metadata`.
+"""
+
+from __future__ import annotations
+
+from tidegate.actors.coordinator import invariants
+from tidegate.actors.coordinator.checkpoints.abandonment import Abandoner, record_of
+from tidegate.actors.coordinator.checkpoints.discards import SAVEPOINT_OUTAGE_MS, Discarder
+from tidegate.actors.coordinator.checkpoints.failure_manager import describe
+from tidegate.actors.coordinator.messages import events as ev
+from tidegate.actors.coordinator.messages import instructions as do
+from tidegate.actors.coordinator.state.coordinator_context import CoordinatorContext
+from tidegate.actors.coordinator.state.coordinator_state import PendingCheckpoint
+from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason as Reason
+from tidegate.storage.ids import CheckpointId
+
+
+def has_failed_for_good(
+    pending: PendingCheckpoint, event: ev.SavepointWriteFailed, storage_outage_ms: int
+) -> str | None:
+    """Why the copy of a savepoint is not tried again; None if it is, because its folder may be reachable later."""
+    if event.permanent:
+        return event.error
+    if event.away_ms < min(SAVEPOINT_OUTAGE_MS, storage_outage_ms):
+        return None
+    return f"{event.error} ({pending.failures} attempts in {event.away_ms / 1000:g} s)"
+
+
+class SavepointCopies:
+    """The copies of one job's savepoints, but for the one of a stop."""
+
+    def __init__(self, context: CoordinatorContext, abandoner: Abandoner, discards: Discarder) -> None:
+        self._context = context
+        self._abandoner = abandoner
+        self._discards = discards
+
+    def begin(self, savepoint: PendingCheckpoint, at_ms: int) -> None:
+        """The checkpoint of a savepoint is complete: copy it."""
+        savepoint.failures = 0
+        self._context.state.copies[savepoint.checkpoint_id] = savepoint
+        self._copy(savepoint)
+        self._set_limit(savepoint, at_ms)
+
+    def take_over(self, at_ms: int) -> None:
+        """Copy again what the lost coordinator was copying."""
+        state = self._context.state
+        for savepoint in state.copies.values():
+            if savepoint.export_asked:
+                state.lost_exports[savepoint.checkpoint_id] = None
+                savepoint.export_asked = False
+            self._copy(savepoint)
+            self._set_limit(savepoint, at_ms)
+
+    def written(self, event: ev.SavepointWritten) -> bool:
+        """The savepoint's own folder is whole: answer the user. Returns whether it is one of these copies."""
+        savepoint = self._context.state.copies.pop(event.checkpoint_id, None)
+        if savepoint is None:
+            return False
+        self._context.state.lost_exports.pop(event.checkpoint_id, None)
+        savepoint.export_asked, savepoint.path = False, event.path
+        self.succeeded(savepoint, event.at_ms)
+        self._discards.copy_is_over(event.checkpoint_id)
+        return True
+
+    def succeeded(self, pending: PendingCheckpoint, at_ms: int) -> None:
+        """All that was asked for is there: count it, and answer whoever asked."""
+        state = self._context.state
+        state.completed_checkpoints += 1
+        record, history_max = record_of(pending, at_ms), self._context.settings.history_max
+        state.statistics.has_completed(record, pending.subtasks, history_max)
+        for request in pending.requests:
+            self._context.instruct(do.CompleteRequest(request, pending.checkpoint_id, None, pending.path))
+
+    def failed(self, event: ev.SavepointWriteFailed) -> bool:
+        """Try again, for a bounded time. Returns whether it is one of these copies."""
+        savepoint = self._context.state.copies.get(event.checkpoint_id)
+        if savepoint is None:
+            return False
+        savepoint.export_asked = False
+        savepoint.failures += 1
+        detail = has_failed_for_good(savepoint, event, self._context.spec.storage_outage_ms)
+        if detail is not None:
+            self._give_up(savepoint, Reason.SAVEPOINT_NOT_WRITTEN, event.at_ms, detail)
+        else:
+            self._context.retry_later(f"export:{event.checkpoint_id}", event.at_ms, savepoint.failures)
+        return True
+
+    def repeat(self, checkpoint_id: CheckpointId) -> bool:
+        """The timer of the retry has fired. Returns whether it is one of these copies."""
+        savepoint = self._context.state.copies.get(checkpoint_id)
+        if savepoint is not None and not savepoint.export_asked:
+            self._copy(savepoint)
+        return savepoint is not None
+
+    def expire(self, checkpoint_id: CheckpointId, at_ms: int) -> None:
+        """The limit of a copy is over."""
+        savepoint = self._context.state.copies.get(checkpoint_id)
+        if savepoint is not None:
+            limit_s = self._context.settings.timeout_ms / 1000
+            detail = f"its copy to {savepoint.properties.target} is not whole after {limit_s:g} s (checkpoint timeout)"
+            self._give_up(savepoint, Reason.SAVEPOINT_NOT_WRITTEN, at_ms, detail)
+
+    def drop(self, at_ms: int, detail: str) -> None:
+        """The job ends, and does not wait for copies."""
+        for savepoint in list(self._context.state.copies.values()):
+            target = savepoint.properties.target
+            text = f"{detail}; the savepoint was still being copied to {target}, and is not whole"
+            self._give_up(savepoint, Reason.JOB_ENDING, at_ms, text)
+
+    # --- steps ----------------------------------------------------------------------------------------------------
+
+    def _copy(self, savepoint: PendingCheckpoint) -> None:
+        permit = invariants.permit_copy(self._context.state, savepoint)
+        assert savepoint.metadata is not None and savepoint.properties.target is not None
+        savepoint.export_asked = True
+        order = do.WriteSavepoint(savepoint.properties.target, savepoint.metadata, complete=True, permit=permit)
+        self._context.instruct(order)
+
+    def _set_limit(self, savepoint: PendingCheckpoint, at_ms: int) -> None:
+        due_ms = at_ms + self._context.settings.timeout_ms
+        self._context.instruct(do.SetTimer(f"copy:{savepoint.checkpoint_id}", due_ms))
+
+    def _give_up(self, savepoint: PendingCheckpoint, reason: Reason, at_ms: int, detail: str) -> None:
+        """A savepoint has failed. Its checkpoint is complete, and may be restored as any other."""
+        number = savepoint.checkpoint_id
+        del self._context.state.copies[number]
+        self._abandoner.leave_copy(savepoint)
+        text = describe(reason, detail)
+        self._abandoner.record(savepoint, reason, at_ms, text)
+        for request in savepoint.requests:
+            self._context.instruct(do.CompleteRequest(request, None, text, reason=reason))
+        self._discards.copy_is_over(number)
