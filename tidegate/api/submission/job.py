@@ -119,6 +119,7 @@ class Job:
     ) -> str:
         """Take a savepoint now, while the job goes on; returns the path of its folder, which the job never deletes.
 
+        Checkpoints go on while it is copied into its folder. It fails if the job ends before the copy is whole.
         `target` is the folder in which it gets a folder of its own; the default is the setting `state.savepoints.dir`.
         `format="canonical"` writes keyed state as sorted rows, the same bytes for every backend; "native" writes it as
         checkpoints have it, which is quicker. CheckpointError if it fails, JobTimeoutError if it takes longer,
