@@ -240,6 +240,17 @@ def test_savepoints_under_way_are_bounded_wherever_they_are() -> None:
     assert not invariants.are_copies_bounded(third)
 
 
+@pytest.mark.parametrize("status", JobStatus)
+def test_a_job_that_ends_has_no_copies(status: JobStatus) -> None:
+    """Nobody would answer whoever waits for them."""
+    copied = pending(PendingPhase.COMPLETED, properties=SAVEPOINT, export_asked=True)
+    one = state(copies={THREE: copied}, status=status)
+    if status is JobStatus.ENDING or status.terminal:
+        broken(one, "invariant 7: a job that ends waits for no copy")
+    else:
+        invariants.check_state(one)
+
+
 @pytest.mark.parametrize(
     ("change", "of_state"),
     [

@@ -236,6 +236,20 @@ def test_a_savepoint_that_is_copied_at_the_end_fails() -> None:
     assert kinds(coordinator.tell(ev.SavepointDiscarded(0, CheckpointId(1)))) == ["EndJob"]
 
 
+def test_a_savepoint_that_completes_at_the_end_fails() -> None:
+    """Storage was deciding about its checkpoint when the job began to end: it is complete, and is not copied."""
+    coordinator = Coordinator().run()
+    coordinator.start_savepoint()
+    coordinator.acknowledge_all(1)
+    assert only(coordinator.cancel(), do.CompleteRequest) == []
+
+    found = coordinator.written(1)
+
+    assert [(a.request, a.reason) for a in only(found, do.CompleteRequest)] == [("wanted", Reason.JOB_ENDING)]
+    assert only(found, do.WriteSavepoint) == []
+    assert only(found, do.EndJob)
+
+
 def test_a_job_that_ends_does_not_wait_for_a_copy_for_long() -> None:
     """The folder may be anywhere, and so unreachable."""
     coordinator = copying()

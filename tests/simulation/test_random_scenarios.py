@@ -22,7 +22,7 @@ from tidegate.simulation.pipelines.draw import CONTRADICTIONS, Scenario, draw
 from tidegate.simulation.scenarios import simulate_scenario
 from tidegate.testing import Faults, SimulationReport, simulate, simulate_random
 
-SEEDS = (*range(20), 23, 33, 46, 50, 57, 103, 120, 178, 545, 1_851)
+SEEDS = (*range(20), 23, 33, 46, 50, 57, 103, 120, 178, 317, 545, 1_851)
 """As few as show every effect."""
 SEEDS_FOR_ALL_PAIRS = 2_000
 _INDUCED_STOP = Scenario(
@@ -92,6 +92,7 @@ def test_no_random_scenario_violates_an_invariant(reports: list[SimulationReport
         ),
         pytest.param(9_130, id="all rows stand before a barrier, for longer than a checkpoint may take"),
         pytest.param(5_059, id="a finished subtask of a source is restored, and its splits are in no later checkpoint"),
+        pytest.param(392, id="storage decides about a savepoint when its job begins to end"),
         pytest.param(5_603, id="a job is cancelled in an outage, and a copied savepoint fails when that is over"),
         pytest.param(4_225, id="the same of another savepoint"),
         pytest.param(5_081, id="a finished subtask of a source is restarted alone, and its splits are read again"),

@@ -119,6 +119,11 @@ def is_queue_in_its_time(state: CoordinatorState) -> bool:
     return not state.requests or (waits and all(r.properties.kind.stops for r in state.requests))
 
 
+def is_ending(state: CoordinatorState) -> bool:
+    """Whether the job ends, or is over (7). It gives up savepoints that are being copied, and answers their users."""
+    return state.status is JobStatus.ENDING or state.status.terminal
+
+
 def check_state(state: CoordinatorState) -> None:
     """Check all of the above. Called after each event."""
     for checkpoint_id, pending in state.pending.items():
@@ -127,6 +132,7 @@ def check_state(state: CoordinatorState) -> None:
         _require(is_base_held(state, pending), "5: what a pending checkpoint is built on stays")
         if pending.phase.being_written:
             _require(is_covered(pending), "4: only a fully acknowledged checkpoint is written")
+    _require(not state.copies or not is_ending(state), "7: a job that ends waits for no copy, and answers who waits")
     for checkpoint_id in state.copies:
         _require(checkpoint_id not in state.pending, "4: a savepoint is copied once its checkpoint is complete")
     _require(are_copies_bounded(state), "10: a bounded number of savepoints is copied side by side")

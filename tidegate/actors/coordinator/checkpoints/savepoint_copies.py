@@ -19,6 +19,7 @@ from tidegate.actors.coordinator import invariants
 from tidegate.actors.coordinator.checkpoints.abandonment import Abandoner, record_of
 from tidegate.actors.coordinator.checkpoints.discards import SAVEPOINT_OUTAGE_MS, Discarder
 from tidegate.actors.coordinator.checkpoints.failure_manager import describe
+from tidegate.actors.coordinator.job.phases import JobStatus
 from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.state.coordinator_context import CoordinatorContext
@@ -47,11 +48,16 @@ class SavepointCopies:
         self._discards = discards
 
     def begin(self, savepoint: PendingCheckpoint, at_ms: int) -> None:
-        """The checkpoint of a savepoint is complete: copy it."""
+        """The checkpoint of a savepoint is complete: copy it, unless the job has begun to end meanwhile."""
+        state = self._context.state
         savepoint.failures = 0
-        self._context.state.copies[savepoint.checkpoint_id] = savepoint
-        self._copy(savepoint)
-        self._set_limit(savepoint, at_ms)
+        state.copies[savepoint.checkpoint_id] = savepoint
+        if state.status is JobStatus.ENDING:
+            assert state.ending_status is not None
+            self.drop(at_ms, state.ending_reason or state.ending_status.value)
+        else:
+            self._copy(savepoint)
+            self._set_limit(savepoint, at_ms)
 
     def take_over(self, at_ms: int) -> None:
         """Copy again what the lost coordinator was copying."""
