@@ -53,7 +53,7 @@ class CheckpointConfig(Section):
     """With at_least_once no channel waits for another at a barrier: rows may count twice after a failure."""
 
     timeout: Annotated[int, BeforeValidator(of.timeout)] = Field(default=600_000, alias=KEYS["timeout"][0])
-    """Milliseconds after which a checkpoint, or the copy of a savepoint, is given up that is not complete; at least 10."""
+    """Milliseconds after which an unfinished checkpoint, or the copy of a savepoint, is given up; at least 10."""
 
     min_pause: Annotated[int, BeforeValidator(of.duration)] = Field(default=0, alias=KEYS["min_pause"][0])
     """Milliseconds between the end of a checkpoint and the next trigger; may exceed the interval."""
