@@ -187,7 +187,7 @@ def test_a_savepoint_that_is_refused_by_its_storage_holds_nothing_up(tmp_path: P
 
 def test_a_savepoint_holds_what_was_committed_before_its_barrier(tmp_path: Path) -> None:
     """What checkpoints commit while it is copied is not in its metadata, and a job restored from it is exact."""
-    with running(tmp_path) as (job, table, source, storage):
+    with running(tmp_path, retained=100) as (job, table, source, storage):
         pass_gates(source, table, GATES[:1])
         late = asked(lambda: job.savepoint(str(tmp_path / "silent"), timeout=f"{WAIT_S}s"))
         until("a copy that hangs", lambda: storage.hanging)
