@@ -1,8 +1,8 @@
-"""Examples in the pages run as they stand: those of a page one after the other, in one namespace and an empty folder.
+"""Examples in the pages run as pasted: those of a page one after the other, in one namespace and an empty folder.
 
 Comments of a page say what a reader does not see:
 
-    <!-- runs: CODE -->          code around the examples: rows that they speak of, what must have come out
+    <!-- runs: CODE -->          what must have come out; examples do not see the names that it defines
     <!-- not run: REASON -->     the next example is a fragment, or needs Ray or S3; its names are checked all the same
     <!-- prints -->              the next block is what the example before it has printed
 
@@ -116,7 +116,8 @@ def test_examples_run(
     """What a reader copies works, and prints what the page says."""
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     monkeypatch.chdir(tmp_path)
-    namespace: dict[str, object] = {"__name__": "example", "tg": tg, "pa": pa, "pl": pl}
+    namespace: dict[str, object] = {"__name__": "example"}
+    unseen: dict[str, object] = {"tg": tg, "pa": pa, "pl": pl}
     printed = ""
     for part in PAGES[page]:
         if part.kind == "prints":
@@ -127,8 +128,11 @@ def test_examples_run(
             continue
         tree, unknown = compiled(part, page)
         assert unknown == []
-        if part.kind != "fragment":
+        if part.kind == "python":
             exec(compile(tree, page, "exec"), namespace)
+        elif part.kind == "runs":
+            unseen.update(namespace)
+            exec(compile(tree, page, "exec"), unseen)
         if part.kind == "python":
             printed = capsys.readouterr().out
 
