@@ -188,6 +188,16 @@ def test_long_texts_behind_many_short_ones_are_read_in_pieces(tmp_path: Path) ->
     assert most < 4 * PIECE_BYTES < size
 
 
+@pytest.mark.slow
+def test_bytes_of_a_fixed_length_are_read_in_pieces(tmp_path: Path) -> None:
+    """A dictionary stores them once, and their length is in the schema."""
+    table = pa.table({"b": pa.repeat(pa.scalar(b"x" * 2**16, pa.binary(2**16)), 8_192)})
+    pq.write_table(table, path := tmp_path / "a.parquet")
+    assert path.stat().st_size < 2**16
+    most, size = _most_memory(path, table.schema)
+    assert most < 4 * PIECE_BYTES < size
+
+
 def test_a_large_page_of_few_bytes_is_refused(tmp_path: Path) -> None:
     """Arrow decompresses a page as a whole. The error names column and what to do, and the limit can be raised."""
     table = pa.table({"n": range(64), "s": pa.repeat("a" * 2**20, 64)})
