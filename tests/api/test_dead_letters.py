@@ -66,7 +66,7 @@ def test_dead_letters_are_a_stream(tmp_path: Path, discover: str | None) -> None
             finish(env, tmp_path / "c")
         else:
             job = env.execute("job", checkpoints=config(tmp_path / "c", interval="20ms"))
-            until("all rows", lambda: len(dead.to_arrow()) == 12 and len(found.to_arrow()) == len(ids()))
+            until("all rows", lambda: len(dead.to_arrow()) == 12 and len(found.to_arrow(wait=False)) == len(ids()))
             job.cancel()
     assert sorted(found.to_arrow()["id"].to_pylist()) == ids()
     letters = sorted(dead.to_arrow().to_pylist(), key=lambda row: (row["file"], row["line"]))

@@ -142,21 +142,6 @@ def test_rows_are_not_there_before_the_job() -> None:
         assert rows.to_arrow().num_rows == 2
 
 
-def test_rows_of_a_job_that_runs_are_those_so_far(caplog: pytest.LogCaptureFixture) -> None:
-    """A warning says so, until the job is over."""
-    with local(1) as env:
-        rows = env.from_rate(1).collect(uid="rows")
-        job = env.execute("rows")
-        with caplog.at_level(logging.WARNING, logger="tidegate.api.tables.output_tables"):
-            assert rows.to_arrow().num_rows == 0
-        assert "the 0 rows that its checkpoints cover so far. Call job.wait() first" in caplog.text
-        job.cancel()
-        job.wait("4min")
-        caplog.clear()
-        rows.to_arrow()
-        assert not [record for record in caplog.records if "so far" in record.getMessage()]
-
-
 def test_keys_of_upserts(tmp_path: Path) -> None:
     """They are needed, and of types that can be compared; the program is refused, and not its first row."""
     with local(1) as env:

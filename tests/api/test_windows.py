@@ -94,7 +94,7 @@ def test_early_results_come_before_windows_end(tmp_path: Path, backend: str) -> 
         every = sums.collect()
         settings = config(tmp_path / "chk", interval="20ms", backend=backend)
         job = env.execute("early", checkpoints=settings, restart=NO_RESTART)
-        newest = lambda: {row["k"]: row["total"] for row in every.to_arrow().to_pylist()}  # noqa: E731
+        newest = lambda: {row["k"]: row["total"] for row in every.to_arrow(wait=False).to_pylist()}  # noqa: E731
         until("results of ten rows", lambda: newest() == {k: k + k + 5 for k in range(5)}, newest)
         source.open_all()
         assert job.wait("4min") == "finished"

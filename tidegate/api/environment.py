@@ -31,7 +31,7 @@ from tidegate.api.progress.display import ProgressKind, progress_kind, show_prog
 from tidegate.api.streams.stream import Stream
 from tidegate.api.submission.captured_objects import check_captures
 from tidegate.api.submission.changes_once import check_changes_come_once
-from tidegate.api.submission.doubts import doubts
+from tidegate.api.submission.doubts import doubts, endless_source
 from tidegate.api.submission.job import Job
 from tidegate.api.submission.job_names import name_taken
 from tidegate.api.submission.restore_report import RestoreReport
@@ -216,12 +216,12 @@ class StreamEnvironment(Topologies):
         show_progress(running, submission, shown, self._runtime)
         for doubt in doubts(self._program.nodes, request.checkpoints.interval is not None):
             log.warning("execute(%r): %s", name, doubt)
-        collected = self._program.collected
+        collected, endless = self._program.collected, endless_source(self._program.nodes)
         self._program.clear()
         root = submission.spec.root
         job = Job(running, submission.spec.job_id, name, root, self.open_store, savepoints, self._web, temporary)
         for rows in collected:
-            rows.follow(job.status, temporary)
+            rows.follow(job.status, job.wait, endless, temporary)
         if self._submitted is not None:
             self._submitted(job, detached)
         return job

@@ -45,6 +45,7 @@ from tidegate.api.streams.stream_aggregates import Life, aggregated, aggregated_
 from tidegate.api.streams.stream_ranking import RankEmit, ranked_stream, ranked_windows, ranking_of
 from tidegate.api.streams.stream_tables import StreamTables
 from tidegate.api.streams.windowed_stream import WindowedStream, WindowsTaken, WindowTime
+from tidegate.api.tables.shown_rows import html_columns
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.columns_text import columns_text
 from tidegate.storage.schemas.row_schemas import SchemaLike, as_schema, returned_schema
@@ -227,6 +228,10 @@ class KeyedStream(OtherNames):
 
     def __repr__(self) -> str:
         return f"KeyedStream(by {', '.join(self.keys)}; {self.stream!r})"
+
+    def _repr_html_(self) -> str:
+        """The keys, and the columns and their types, for notebooks."""
+        return html_columns(f"KeyedStream by {', '.join(self.keys)}", self.stream.schema)
 
     def _by_key(self) -> Stream:
         """The rows, partitioned by key on their way into the next operator."""

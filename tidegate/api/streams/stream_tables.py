@@ -192,8 +192,9 @@ class StreamTables(StreamJoins, StreamCalls, EventTimes):
         return table
 
     def collect(self, *, name: str = "collect", uid: str | None = None) -> CollectedRows:
-        """Collect the rows of a bounded job, exactly once; read them with `to_arrow()` after it.
+        """Collect the rows, exactly once: `to_arrow()` waits for the end of a bounded job and returns all of them.
 
+        `rows()`, `head(n)` and `show(n)` of what is returned give those that checkpoints cover while the job runs.
         After an aggregate that emits updates these are all updates, not only the newest row of each key.
         """
         return self._collected(name, uid, handed_on=False)

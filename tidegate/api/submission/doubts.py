@@ -56,6 +56,14 @@ def doubts(nodes: Sequence[StreamNode], periodic_checkpoints: bool) -> list[str]
     return found
 
 
+def endless_source(nodes: Sequence[StreamNode]) -> str | None:
+    """Returns the name and uid of a source among these nodes that never ends, for people. None if all end."""
+    for node in nodes:
+        if node.source is not None and is_unbounded(node.source):
+            return f"{node.name!r} (uid {node.uid!r})"
+    return None
+
+
 def _of_timers(operator: ProcessOperator, node: StreamNode, made: dict[int, Operator | None]) -> Iterator[str]:
     """What is wrong with event-time timers behind an input without event time, which holds event time back."""
     if (name := _that_registers(operator.function)) is None:

@@ -6,6 +6,7 @@ import os
 import time
 from dataclasses import asdict
 from datetime import timedelta
+from itertools import islice
 from typing import Any, Literal
 
 from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointStatistics
@@ -14,6 +15,7 @@ from tidegate.actors.runtimes.running_job import JobProgress, RunningJob, Snapsh
 from tidegate.actors.runtimes.vertex_metrics import VertexMetrics
 from tidegate.api.given_names import location
 from tidegate.api.submission.temporary_jobs import TemporaryJob, keep
+from tidegate.api.tables.shown_rows import html_facts
 from tidegate.api.web_access import WebAccess
 from tidegate.recovery.checkpoints import CheckpointSummary, list_checkpoints
 from tidegate.storage.checkpoints.event_log import EventLog
@@ -23,6 +25,9 @@ from tidegate.storage.files.file_system_store import check_savepoint_target, ope
 from tidegate.storage.files.store import OpenStore
 from tidegate.storage.ids import JobId
 from tidegate.storage.units import parse_duration_ms
+
+VERTICES_SHOWN = 20
+"""Of how many vertices a notebook shows the rows."""
 
 
 class Job:
@@ -233,6 +238,21 @@ class Job:
 
     def __repr__(self) -> str:
         return f"Job({self.name!r}, {self.job_id!r})"
+
+    def _repr_html_(self) -> str:
+        """Name, state and progress, for notebooks."""
+        progress = self.progress()
+        facts: list[tuple[str, object]] = [
+            ("id", self.job_id),
+            ("state", progress.status),
+            ("restarts", progress.restarts),
+            ("completed checkpoints", progress.completed_checkpoints),
+        ]
+        counts = islice(progress.rows_in.items(), VERTICES_SHOWN)
+        facts += [(f"rows into {vertex}", f"{rows:,}") for vertex, rows in counts]
+        facts += [("last failure", progress.last_failure)] if progress.last_failure else []
+        facts += [("page", self.web_url)] if self.web_url else []
+        return html_facts(f"Job {self.name}", facts)
 
 
 def _savepoint_format(call: str, given: str) -> SavepointFormat:

@@ -5,19 +5,27 @@
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from tidegate.api.given_names import location
 from tidegate.api.tables.compacted_tables import TableCompaction, compact_table
+from tidegate.api.tables.shown_rows import (
+    ROWS_IN_NOTEBOOK,
+    ROWS_SHOWN,
+    check_count,
+    grid,
+    html_columns,
+    html_rows,
+    rows_of,
+)
 from tidegate.api.tables.table_options import TableOptions
 from tidegate.api.tables.vacuumed_tables import RETAIN_DEFAULT, TableVacuumed, vacuum_table
-from tidegate.storage.errors import ConfigurationError, TableError
+from tidegate.storage.errors import ConfigurationError, JobFailedError, JobTimeoutError, TableError, TidegateError
 from tidegate.storage.files.file_system_store import join_url, open_store
 from tidegate.storage.files.store import OpenStore, Store
 from tidegate.storage.ids import OperatorUid
@@ -26,7 +34,7 @@ from tidegate.storage.schemas.polars_frames import check_polars_has, in_zones_of
 from tidegate.storage.tables.compaction.small_files import FILE_BYTES
 from tidegate.storage.tables.log.log_versions import AsOf, TableCommit
 from tidegate.storage.tables.partition_filters import PartitionFilter, matching_files
-from tidegate.storage.tables.table_files import read_table
+from tidegate.storage.tables.table_files import read_files, read_head, read_table
 from tidegate.storage.tables.table_log import TableInfo, TableLog
 
 if TYPE_CHECKING:
@@ -34,7 +42,8 @@ if TYPE_CHECKING:
     import polars as pl
     from pyspark.sql import DataFrame, SparkSession
 
-log = logging.getLogger(__name__)
+LOOK_MS = 100
+"""How often `CollectedRows.rows` looks for rows of a checkpoint, while the job runs."""
 
 _OVER = ("finished", "failed", "cancelled", "suspended")
 """A job in one of these states writes no more rows."""
@@ -84,6 +93,29 @@ class OutputTable:
         """The rows that are committed now, or were then, as a pandas DataFrame; arguments as those of `read`."""
         frame: pd.DataFrame = self.to_arrow(as_of=as_of, filters=filters).to_pandas()
         return frame
+
+    def head(self, n: int = ROWS_SHOWN) -> pa.Table:
+        """The first `n` rows that are committed now. In append mode no more files are read than hold them."""
+        return read_head(self._store, check_count("head", n))[0]
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """The rows that are committed now, one after the other, as dicts."""
+        yield from rows_of(self.to_arrow())
+
+    def show(self, n: int = ROWS_SHOWN) -> None:
+        """Print the first `n` rows that are committed now as a table."""
+        found, more = read_head(self._store, check_count("show", n))
+        print(grid(found, f"only the first {n:,} rows" if more else ""))
+
+    def _repr_html_(self) -> str:
+        """The columns and the first committed rows, for notebooks."""
+        try:
+            found, more = read_head(self._store, ROWS_IN_NOTEBOOK)
+        except TidegateError as error:
+            return html_columns(f"{self!r}: {error}", self.info.arrow_schema)
+        return html_rows(
+            found, f"{self.url}, {self.info.mode}" + (f"; the first {ROWS_IN_NOTEBOOK} rows" if more else "")
+        )
 
     def files(self, *, as_of: AsOf | None = None, filters: Sequence[PartitionFilter] = ()) -> list[str]:
         """URLs of the Parquet files whose rows are committed now, or were then, for engines that read Parquet.
@@ -164,6 +196,8 @@ class CollectedRows:
         self._open_store = open_store
         self._table: OutputTable | None = None
         self._status: Callable[[], str] | None = None
+        self._wait: Callable[[int | None], object] | None = None
+        self._endless: str | None = None
         self._folder: object = None
 
     @property
@@ -182,44 +216,104 @@ class CollectedRows:
         assert self._table is not None, "a place is found when the job is submitted"
         return self._table.url
 
-    def follow(self, status: Callable[[], str], folder: object = None) -> None:
+    def follow(
+        self,
+        status: Callable[[], str],
+        wait: Callable[[int | None], object],
+        endless: str | None = None,
+        folder: object = None,
+    ) -> None:
         """Learn how the job stands, once it was submitted: `status` returns it.
 
-        `folder` keeps the folder of a job without storage, in which the rows are, for as long as it is referred to.
+        `wait` returns when the job is over, raises JobFailedError if it failed, and JobTimeoutError after so many ms.
+        `endless` names a source of the job that never ends. `folder` keeps the folder of a job without storage, in
+        which the rows are, for as long as it is referred to.
         """
-        self._status, self._folder = status, folder
+        self._status, self._wait, self._endless, self._folder = status, wait, endless, folder
 
-    def to_arrow(self) -> pa.Table:
-        """The committed rows: all rows, once a bounded job has finished.
+    def to_arrow(self, *, wait: bool = True) -> pa.Table:
+        """All rows of the job, as an Arrow table: waits until a bounded job has finished.
 
-        While the job runs they are those that its checkpoints cover so far, and a warning says so. Raises
-        ConfigurationError before the job was submitted.
+        With `wait=False` they are the rows that completed checkpoints cover so far. Raises JobFailedError if the job
+        failed, and ConfigurationError before it was submitted, and while it reads a source that never ends: `head`
+        and `rows` give rows of such a job.
         """
+        table = self._submitted()
+        if wait and self._wait is not None and self._status is not None:
+            if self._endless is not None and self._status() not in _OVER:
+                raise ConfigurationError(
+                    f"collect (uid {self.uid!r}): the job reads {self._endless}, which never ends, so there is no last "
+                    "row to wait for. For rows so far call head(n), rows() or to_arrow(wait=False); for all rows call "
+                    "job.stop() or job.cancel() first"
+                )
+            self._wait(None)
+        return table.to_arrow()
+
+    def head(self, n: int = ROWS_SHOWN) -> pa.Table:
+        """The first `n` rows that completed checkpoints cover so far. ConfigurationError before there is a job."""
+        return self._submitted().head(n)
+
+    def show(self, n: int = ROWS_SHOWN) -> None:
+        """Print the first `n` rows that completed checkpoints cover so far as a table."""
+        self._submitted().show(n)
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """The rows as dicts, as soon as checkpoints cover them, until the job is over: `for row in rows.rows(): ...`.
+
+        Each row comes once, also over restarts of the job. To leave the loop does not end the job. Raises
+        JobFailedError, behind the rows that are committed, if the job fails, and ConfigurationError before it is
+        submitted.
+        """
+        table = self._submitted()
+        return self._rows_of(table)
+
+    def _rows_of(self, table: OutputTable) -> Iterator[dict[str, Any]]:
+        seen, failed = 0, None
+        while True:
+            over = self._wait is None
+            try:
+                if self._wait is not None:
+                    self._wait(LOOK_MS)
+                    over = True
+            except JobTimeoutError:
+                pass
+            except JobFailedError as error:
+                over, failed = True, error
+            files = table.log.snapshot().files
+            for file in files[seen:]:
+                yield from rows_of(read_files(table._store, table.info, [file]))
+            seen = len(files)
+            if failed is not None:
+                raise failed
+            if over:
+                return
+
+    def _submitted(self) -> OutputTable:
         if self._table is None:
             raise ConfigurationError(
-                f"collect (uid {self.uid!r}): there are no rows before the job runs: call env.execute(...) first, and "
-                "wait() of the job that it returns"
+                f"collect (uid {self.uid!r}): there are no rows before the job runs: call env.execute(...) first"
             )
-        status = None if self._status is None else self._status()
-        found = self._table.to_arrow()
-        if status is not None and status not in _OVER:
-            log.warning(
-                "collect (uid %r): the job is %s, so these are the %d rows that its checkpoints cover so far. Call "
-                "job.wait() first for all rows",
-                self.uid,
-                status,
-                found.num_rows,
-            )
-        return found
+        return self._table
 
-    def to_polars(self) -> pl.DataFrame:
-        """The same rows as a Polars DataFrame; see `OutputTable.to_polars`."""
-        return _in_polars(self.to_arrow())
+    def to_polars(self, *, wait: bool = True) -> pl.DataFrame:
+        """The same rows as a Polars DataFrame; see `to_arrow`, and `OutputTable.to_polars`."""
+        return _in_polars(self.to_arrow(wait=wait))
 
-    def to_pandas(self) -> pd.DataFrame:
-        """The same rows as a pandas DataFrame."""
-        frame: pd.DataFrame = self.to_arrow().to_pandas()
+    def to_pandas(self, *, wait: bool = True) -> pd.DataFrame:
+        """The same rows as a pandas DataFrame; see `to_arrow`."""
+        frame: pd.DataFrame = self.to_arrow(wait=wait).to_pandas()
         return frame
+
+    def _repr_html_(self) -> str:
+        """The first committed rows, or the columns before the job was submitted, for notebooks."""
+        if self._table is None or self._status is None:
+            return html_columns(f"Rows of collect ({self.uid}), not executed yet", self.info.arrow_schema)
+        try:
+            found, more = read_head(self._table._store, ROWS_IN_NOTEBOOK)
+        except TidegateError as error:
+            return html_columns(f"{self!r}: {error}", self.info.arrow_schema)
+        shown = f"; the first {ROWS_IN_NOTEBOOK} rows" if more else ""
+        return html_rows(found, f"collect ({self.uid}), the job is {self._status()}{shown}")
 
     def __repr__(self) -> str:
         status = "not executed yet" if self._status is None else f"the job is {self._status()}"

@@ -140,6 +140,28 @@ def read_table(store: Store, as_of: AsOf | None = None, filters: Sequence[Partit
     return table
 
 
+def read_head(store: Store, n: int) -> tuple[pa.Table, bool]:
+    """The first `n` rows that are committed now, and whether there are more. Raises as `read_table`.
+
+    Of a table in append mode no more files are read than hold them.
+    """
+    snapshot = TableLog(store).snapshot()
+    files = list(snapshot.files)
+    if snapshot.info.mode == "append":
+        rows = 0
+        for number, file in enumerate(files):
+            if rows >= n:
+                files = files[:number]
+                break
+            rows += file.rows
+        found = read_files(store, snapshot.info, files)
+        return found.slice(0, n), snapshot.rows > n
+    found = read_files(store, snapshot.info, files)
+    if files:
+        found = shown_rows(newest_rows(found, snapshot.info))
+    return found.slice(0, n), found.num_rows > n
+
+
 def read_files(store: Store, info: TableInfo, files: Sequence[DataFile]) -> pa.Table:
     """The rows of some files of a table, in its schema; in an upsert table with their versions, if there are any.
 

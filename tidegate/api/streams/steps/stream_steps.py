@@ -44,6 +44,7 @@ from tidegate.api.streams.steps.named_columns import expressions_and_options
 from tidegate.api.streams.steps.other_names import STREAMS, OtherNames
 from tidegate.api.streams.steps.slot_options import SlotOptions, resources_of
 from tidegate.api.streams.steps.updating import Updating, after_function
+from tidegate.api.tables.shown_rows import html_columns
 from tidegate.storage.checkpoints.state_meaning import StateMeaning
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.columns_text import columns_text
@@ -91,6 +92,10 @@ class StreamSteps(OtherNames):
     def __repr__(self) -> str:
         columns = "columns known when the job runs" if self.schema is None else columns_text(self.schema)
         return f"{type(self).__name__}({self._inputs[0][0].uid!r}: {columns})"
+
+    def _repr_html_(self) -> str:
+        """The columns and their types, for notebooks."""
+        return html_columns(f"{type(self).__name__} {self._inputs[0][0].uid}", self.schema)
 
     @property
     def _input_parallelism(self) -> int:
