@@ -108,6 +108,10 @@ def _interval(between: tuple[int, int], how: Any = "inner") -> Step:
     return lambda stream: stream.interval_join(_right(stream), on="k", between=between, how=how, uid="op")
 
 
+def _latest(**more: Any) -> Step:
+    return lambda stream: stream.join_latest(_right(stream), on="k", uid="op", **more)
+
+
 def _asof(how: Any = "left") -> Step:
     return lambda stream: stream.join_asof(_right(stream), on="k", how=how, uid="op")
 
@@ -175,6 +179,9 @@ PROGRAMS: Mapping[str, Step] = {
     "wider interval join": _interval((0, 900)),
     "left interval join": _interval((0, 500), "left"),
     "as-of join": _asof(),
+    "join of newest rows": _latest(),
+    "join of newest rows, always": _latest(emit="always"),
+    "join of newest rows for a while": _latest(ttl="1h"),
     "inner as-of join": _asof("inner"),
 }
 """Steps of one uid. No two of them mean the same."""

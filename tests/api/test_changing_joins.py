@@ -233,6 +233,7 @@ def test_what_cannot_be_joined_is_refused(tmp_path: Path) -> None:
     with local() as env:
         bids, auctions = _streams(env)
         updates = bids.key_by("auction").aggregate(n=tg.count())
+        changes = bids.key_by("auction").aggregate(n=tg.count(), emit="changes")
         refused: list[tuple[Any, str]] = [
             (lambda: bids.join(auctions, on=[("auction", "id")], how="semi"), "without a window is one of"),
             (lambda: bids.join(auctions, on="t", window=tg.Tumbling("1s"), ttl="1s"), "leave ttl= out"),
@@ -240,6 +241,11 @@ def test_what_cannot_be_joined_is_refused(tmp_path: Path) -> None:
             (lambda: bids.join(env.from_batches(AUCTIONS), on=[("auction", "id")], ttl="1d"), "has no event time"),
             (lambda: bids.join_asof(auctions, on=[("auction", "id")], by="price"), "name it with assign_timestamps"),
             (lambda: bids.join_asof(auctions, on=[("auction", "id")], how="full"), "inner or left"),
+            (lambda: bids.join_latest(auctions, on=[("auction", "id")], emit="final"), '"complete" or "always"'),
+            (lambda: updates.join_latest(auctions, on=[("auction", "id")]), "emits updates"),
+            (lambda: auctions.join_latest(changes, on=[("id", "auction")]), "emits changes"),
+            (lambda: bids.join_latest(env.from_batches(AUCTIONS), on="t", ttl="1d"), "has no event time"),
+            (lambda: bids.join_latest(auctions, on="auction"), "no column 'auction'"),
             (lambda: bids.lookup_join(AUCTIONS, on=[("auction", "id")], refresh="1s"), "for tables that may change"),
             (lambda: bids.lookup_join(7, on="t"), "int is no table"),
             (lambda: bids.lookup_join(tmp_path / "nothing", on="t"), "neither a table nor a Parquet file"),

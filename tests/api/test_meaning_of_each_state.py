@@ -148,6 +148,7 @@ VERBS: dict[str, list[Step]] = {
     ],
     "Stream.interval_join": [lambda s: s.interval_join(_right(s), on="k", between=(-1000, 1000))],
     "Stream.join_asof": [lambda s: s.join_asof(_right(s), on="k")],
+    "Stream.join_latest": [lambda s: s.join_latest(_right(s), on="k")],
     "Stream.map_async": [lambda s: s.map_async(_call, schema=s.schema)],
 }
 """Programs by the verb that makes state: each operator with state is made by one of them."""

@@ -171,6 +171,11 @@ PROGRAMS: dict[str, Program] = {
     "left join": lambda s, o, n: s.join(o, on=n["k"], how="left", uid="op"),
     "join of windows": lambda s, o, n: s.join(o, on=n["k"], window=tg.Tumbling("1s"), how="full", uid="op"),
     "interval join": lambda s, o, n: s.interval_join(o, on=n["k"], between=("-1s", "1s"), uid="op"),
+    "join of newest rows": lambda s, o, n: (
+        s.key_by(n["k"])
+        .deduplicate(uid="first")
+        .join_latest(o.key_by(n["k"]).deduplicate(uid="first of other"), on=n["k"], uid="op")
+    ),
     "join as of": lambda s, o, n: s.join_asof(o, on=n["k"], uid="op"),
     "map": lambda s, o, n: s.map(
         lambda row: {n["k"]: row[n["k"]], n["a"]: row[n["v"]] + 1, n["b"]: row[n["t"]]}, schema=_schema(n), uid="op"

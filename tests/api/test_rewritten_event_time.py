@@ -58,6 +58,7 @@ def test_expressions_that_change_it_are_refused(name: str) -> None:
         lambda s, o: s.interval_join(o, on="k", between=(-1, 1)),
         lambda s, o: o.interval_join(s, on="k", between=(-1, 1)),
         lambda s, o: s.join_asof(o, on="k"),
+        lambda s, o: s.join_latest(o, on="k", ttl="1h"),
         lambda s, o: s.key_by("k").deduplicate(ttl="1h"),
         lambda s, o: s.key_by("k").aggregate(n=tg.count(), ttl="1h"),
         lambda s, o: s.key_by("k").top_n(1, by="ts", ttl="1h"),

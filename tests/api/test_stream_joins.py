@@ -59,6 +59,29 @@ def test_interval_join_of_a_job() -> None:
     assert _rows(rows.to_arrow()) == expected
 
 
+@pytest.mark.parametrize("emit", ["complete", "always"])
+def test_newest_rows_are_joined(emit: Any) -> None:
+    """Keys that both sides have come once as a pair; with "always" each row comes, the first one of a key alone."""
+    left = pa.table({"k": [1, 2, None, 4], "v": ["a", "b", "c", "d"]})
+    right = pa.table({"id": [4, 1, None, 9], "v": ["w", "x", "y", "z"]})
+    with tg.StreamEnvironment.local(2, options=tg.DataPlaneOptions(source_rows_max=1)) as env:
+        sides = [env.from_batches(side, splits=2, uid=uid) for side, uid in ((left, "left"), (right, "right"))]
+        found = sides[0].join_latest(sides[1], on=[("k", "id")], emit=emit, suffix="_2").collect()
+        env.execute("newest").wait("4min")
+    table = found.to_arrow()
+    assert table.schema.names == ["k", "v", "v_2"]
+    rows = _rows(table)
+    pairs = sorted(row for row in rows if None not in row)
+    assert pairs == [(1, "a", "x"), (4, "d", "w")]
+    alone = [row for row in rows if row not in pairs]
+    if emit == "complete":
+        assert alone == []
+    else:
+        lonely = {(2, "b", None), (9, None, "z"), (None, "c", None), (None, None, "y")}
+        assert lonely < set(alone)
+        assert len(alone) == 6
+
+
 def test_what_cannot_be_joined_is_refused() -> None:
     """Streams without event time or known columns, of other environments, and a wrong on=."""
     with tg.StreamEnvironment.local() as env:

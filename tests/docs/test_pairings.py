@@ -6,6 +6,7 @@ Each row of the page's tables of programs and of windows has a test here, or a r
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -331,6 +332,11 @@ PAIRINGS: dict[str, tuple[Callable[[Any, Any], Any], Callable[[list[Row]], Any],
         lambda: _pairs(lambda left, right: -200 <= right["s"] - left["t"] <= 300),
     ),
     "as of a time": (lambda s, o: s.join_asof(o, on="k"), list, _as_of),
+    "of newest values": (
+        lambda s, o: s.key_by("k").deduplicate().join_latest(o.key_by("k").deduplicate(), on="k"),
+        list,
+        lambda: [{**left, **right} for left in _first(ROWS) for right in _first(OTHER) if left["k"] == right["k"]],
+    ),
     "without a bound": (lambda s, o: s.join(o, on="k"), list, lambda: _pairs(lambda left, right: True)),
 }
 
@@ -384,21 +390,38 @@ def test_a_table_is_looked_up(tmp_path: Path) -> None:
     assert _sorted(found) == _sorted([{**row, "name": by_key[row["k"]]} for row in ROWS if row["k"] in by_key])
 
 
-def test_the_join_of_bytewax_is_a_function_of_two_inputs() -> None:
-    """It emits once when all sides have a value, and forgets them. `join` gives every pair."""
-    left, right = [("x", 1), ("x", 2)], [("x", 7), ("x", 8)]
+def _joined_by_bytewax(rows: list[tuple[int, int]], emit_mode: str) -> list[Row]:
+    """`op.join` with `insert_mode="last"` for one key: rows are a side and a value."""
+    values: list[int | None] = [None, None]
+    found = []
+    for side, value in rows:
+        values[side] = value
+        if emit_mode == "running" or None not in values:
+            found.append({"k": "x", "v": values[0], "w": values[1]})
+        if emit_mode == "complete" and None not in values:
+            values = [None, None]
+    return found
+
+
+@pytest.mark.parametrize(("emit", "emit_mode"), [("complete", "complete"), ("always", "running")])
+def test_the_join_of_bytewax_is_one_of_newest_rows(emit: Any, emit_mode: str) -> None:
+    """Rows of the two inputs meet in any order, so it gives what Bytewax gives for one of these orders."""
+    sides = ([1, 2, 3], [7, 8])
     with local(1) as env:
-        lefts = env.from_batches(pa.table({"k": [k for k, _ in left], "v": [v for _, v in left]}))
-        rights = env.from_batches(pa.table({"k": [k for k, _ in right], "w": [w for _, w in right]}))
-        schema = pa.schema({"k": pa.string(), "v": pa.int64(), "w": pa.int64()})
-        once = lefts.key_by("k").connect(rights.key_by("k")).process(Both(), schema=schema).collect()
-        pairs = lefts.join(rights, on="k").collect()
+        lefts, rights = (
+            env.from_batches(pa.table({"k": ["x"] * len(values), name: values}), splits=1)
+            for name, values in zip("vw", sides, strict=True)
+        )
+        found = lefts.join_latest(rights, on="k", emit=emit).collect()
         env.execute("joins").wait("4min")
-    # Rows of the two inputs meet in any order: each side has the value that came last, or the first one.
-    assert 1 <= once.to_arrow().num_rows <= 2
-    assert _sorted(pairs.to_arrow().to_pylist()) == _sorted(
-        [{"k": k, "v": v, "w": w} for k, v in left for _, w in right]
-    )
+    orders = set(permutations([0] * len(sides[0]) + [1] * len(sides[1])))
+    given = [
+        _joined_by_bytewax(
+            [(side, sides[side][order[:place].count(side)]) for place, side in enumerate(order)], emit_mode
+        )
+        for order in orders
+    ]
+    assert _sorted(found.to_arrow().to_pylist()) in [_sorted(rows) for rows in given]
 
 
 def _spark_within_watermark(rows: list[tuple[str, int]], delay: int) -> list[tuple[str, int]]:

@@ -14,6 +14,7 @@ from tidegate.actors.operators.batches.batch_function import batch_operator
 from tidegate.actors.operators.joins.asof_join import AsOfJoin
 from tidegate.actors.operators.joins.interval_join import IntervalJoin
 from tidegate.actors.operators.joins.join_columns import JoinHow, JoinSides
+from tidegate.actors.operators.joins.latest_join import LatestEmit, LatestJoin
 from tidegate.actors.operators.joins.lookup_join import Lookup, LookupTable
 from tidegate.actors.operators.joins.regular_join import RegularJoin
 from tidegate.actors.operators.joins.window_join import WindowJoin
@@ -140,6 +141,43 @@ class StreamJoins(StreamChanges):
         means = _join_meaning("as-of join", join_facts(sides, how), sides, schemas)
         return self._joined(other, sides, make().schema, make, name, uid, parallelism, sides.times[0], means)
 
+    def join_latest(
+        self,
+        other: StreamSteps,
+        *,
+        on: On,
+        emit: LatestEmit = "complete",
+        ttl: str | timedelta | int | None = None,
+        suffix: str = "_right",
+        name: str = "join_latest",
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> Self:
+        """Join the newest rows of each key: `orders.join_latest(payments, on="order")`, one result for each pair.
+
+        With `emit="complete"` a row comes as soon as both streams have one of the key, and both are forgotten; of
+        several that wait the last one counts. With `emit="always"` each row comes with the newest one of the other
+        stream, nulls before there is any, and stays until the next one of its own stream. Newest is what came last,
+        whatever its event time (`join_asof` goes by that). Columns are as of `join`, without windows. State is one row
+        of each key and stream, for ever or until the key is older than `ttl` (event time). Streams of updates and
+        changes are refused.
+        """
+        check_stream(other, StreamSteps, "join_latest")
+        ttl_ms = None if ttl is None else parse_duration_ms(ttl, setting="join_latest(ttl=...)")
+        if ttl_ms is None:
+            schemas = _schemas("join_latest", self, other)
+            sides = JoinSides(_keys("join_latest", on, schemas), (None, None), suffix)
+        else:
+            sides, schemas = _sides("join_latest", self, other, on, suffix)
+        make = partial(LatestJoin, sides, schemas, emit, ttl_ms)
+        facts: dict[str, object] = {
+            **join_facts(sides, "full"),
+            "emit": emit,
+            "ttl": None if ttl_ms is None else f"{ttl_ms} ms of event time",
+        }
+        means = _join_meaning("join of newest rows", facts, sides, schemas)
+        return self._joined(other, sides, make().schema, make, name, uid, parallelism, None, means)
+
     def lookup_join(
         self,
         table: LookedUp,
@@ -227,7 +265,11 @@ class StreamJoins(StreamChanges):
         other: StreamSteps,
         sides: JoinSides,
         schema: pa.Schema,
-        make: partial[WindowJoin] | partial[IntervalJoin] | partial[AsOfJoin] | partial[RegularJoin],
+        make: partial[WindowJoin]
+        | partial[IntervalJoin]
+        | partial[AsOfJoin]
+        | partial[LatestJoin]
+        | partial[RegularJoin],
         name: str,
         uid: str | None,
         parallelism: int | None,

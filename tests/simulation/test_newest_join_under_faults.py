@@ -1,0 +1,102 @@
+"""A join of newest rows under faults and rescales: each row takes part once, in the order of its key."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pipelines import HARSH
+
+import tidegate as tg
+from tidegate.simulation.pipelines.trickling_source import TricklingSource
+from tidegate.simulation.report import report_of
+from tidegate.simulation.runtime.run import STORAGE, Action, JobRun, JobSetting, Simulation
+from tidegate.storage.checkpoints.metadata import SnapshotKind
+from tidegate.storage.tables.table_files import read_table
+from tidegate.testing.simulated import INLINE_BYTES, SMALL_BUFFERS
+
+TABLES = {"complete": "sim://complete", "always": "sim://always"}
+FAULTS = replace(HARSH, crash=0.04, slow=0.0, storage=0.03, delay="0ms..20ms", duration="5s")
+KEYS, ROWS = 4, 32
+WIDTHS = (1, 2, 3)
+SIDES = [pa.table({"k": [n % KEYS for n in range(ROWS)], name: [n // KEYS + 1 for n in range(ROWS)]}) for name in "vw"]
+"""Of each key the rows of a side are numbered from 1."""
+Pair = tuple[int, int]
+
+
+def _build(env: tg.StreamEnvironment) -> None:
+    left, right = (env.from_batches(side, splits=1, uid=side.schema.names[1]) for side in SIDES)
+    left.join_latest(right, on="k", uid="complete").to_table(TABLES["complete"])
+    left.join_latest(right, on="k", emit="always", uid="always").to_table(TABLES["always"])
+
+
+def _wrong(emit: str, pairs: Sequence[Pair]) -> str | None:
+    """What is wrong with the results of a key: the number of the row on either side, 0 for none."""
+    steps = sorted(pairs, key=sum)
+    grows = all(a[0] <= b[0] and a[1] <= b[1] for a, b in pairwise(steps))
+    each = ROWS // KEYS
+    if emit == "always":
+        one_each = [sum(pair) for pair in steps] == [*range(1, 2 * each + 1)]
+        return None if grows and one_each else f"not one result a row, each with the newest of the other side: {steps}"
+    once = all(len({pair[side] for pair in steps}) == len(steps) for side in (0, 1))
+    whole = bool(steps) and all(0 < number <= each for pair in steps for number in pair)
+    return None if grows and once and whole else f"not each row once, in order: {steps}"
+
+
+def _violation(simulation: Simulation) -> str | None:
+    for emit, url in TABLES.items():
+        rows: list[dict[str, Any]] = read_table(simulation.open_store(url)).to_pylist()
+        for key in range(KEYS):
+            wrong = _wrong(emit, [(row["v"] or 0, row["w"] or 0) for row in rows if row["k"] == key])
+            if wrong is not None:
+                return f"{emit}, key {key}: {wrong}"
+    return None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+def test_newest_rows_are_joined_once_under_faults(seed: int) -> None:
+    """Whatever crashes, and at another parallelism after a savepoint that comes in the midst of it."""
+    chance = random.Random(seed)
+    widths = chance.sample(WIDTHS, 2)
+    checkpoints = tg.CheckpointConfig(
+        interval="80ms",
+        timeout="10s",
+        tolerable_failed=2,
+        storage=STORAGE,
+        inline_bytes=INLINE_BYTES,
+        unaligned=chance.random() < 0.5,
+        backend=chance.choice(["columnar", "rocksdb"]),
+    )
+    stop = Action(chance.randrange(50, 500), SnapshotKind.SUSPEND)
+    simulation = Simulation(seed, FAULTS)
+
+    def job(parallelism: int, actions: tuple[Action, ...], restore: str | None) -> JobRun:
+        options = tg.DataPlaneOptions(limits=SMALL_BUFFERS, source_rows_max=2)
+        return simulation.run(
+            JobSetting(
+                _build,
+                parallelism,
+                checkpoints,
+                options,
+                actions=actions,
+                restore=restore,
+                sources=partial(TricklingSource, times_max=6),
+                hurries=True,
+            )
+        )
+
+    runs = [job(widths[0], (stop,), None)]
+    if runs[0].violation is None and runs[0].status == "suspended":
+        paths = [answer.path for answer in runs[0].answers.values() if answer.path is not None]
+        runs.append(job(widths[1], (), paths[-1] if paths else "latest_or_fresh"))
+    violation = runs[-1].violation or _violation(simulation)
+    report = report_of(seed, FAULTS, simulation, runs, violation)
+    assert report.ok, f"{report}\n{report.sequence()}"
+    assert runs[-1].status == "finished"
