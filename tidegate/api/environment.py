@@ -6,6 +6,7 @@ environment: Ray, or this process.
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import uuid
@@ -39,20 +40,28 @@ from tidegate.api.submission.submission import JobRequest, check_meaning, make_j
 from tidegate.api.submission.temporary_jobs import TemporaryJob, delete_unneeded, temporary_root
 from tidegate.api.topologies import Topologies
 from tidegate.recovery.restart_strategy import RestartStrategy, default_strategy
-from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.checkpoints.layout import CheckpointLayout
+from tidegate.storage.clock import monotonic_ms
+from tidegate.storage.errors import ConfigurationError, JobFailedError, JobTimeoutError
 from tidegate.storage.extras import need
 from tidegate.storage.files.create_check import check_conditional_create
 from tidegate.storage.files.file_system_store import check_outlives_ray, check_savepoint_target
 from tidegate.storage.files.store import OpenStore
+from tidegate.storage.units import duration_text
 from tidegate.web.options import WebOptions
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import SparkSession
 
     from tidegate.api.tables.lookup_tables import LookedUp
 
 
 log = logging.getLogger(__name__)
+
+PREVIEW_INTERVAL = "100ms"
+"""Between checkpoints of a job that only shows rows: as soon as one covers enough rows, the job ends."""
+PREVIEW_LOOK_MS = 50
 
 
 class StreamEnvironment(Topologies):
@@ -225,6 +234,45 @@ class StreamEnvironment(Topologies):
         if self._submitted is not None:
             self._submitted(job, detached)
         return job
+
+    def _preview(self, stream: Stream, n: int, timeout_ms: int) -> tuple[pa.Table, str]:
+        """The first rows of a stream, of a job of its own that is gone afterwards, and a note on what is not shown.
+
+        The job runs where others of this environment run, from the beginning of the sources, until a checkpoint covers
+        enough rows, or the input has ended. Raises JobFailedError, and as `execute`.
+        """
+        other = copy.copy(self)
+        other._program = self._program.up_to([node for node, _ in stream._inputs])
+        other._submitted = None
+        name = f"show-{uuid.uuid4().hex[:8]}"
+        shown = Stream(other._program, stream._inputs, stream._keyed_by, stream.timestamp, stream._updating)
+        rows = shown._collected("show", name, handed_on=False)
+        endless = endless_source(other._program.nodes)
+        deadline_ms = None if endless is None else monotonic_ms() + timeout_ms
+        checkpoints = CheckpointConfig(interval=PREVIEW_INTERVAL, min_pause=PREVIEW_INTERVAL)
+        job = other.execute(
+            name, checkpoints=checkpoints, restart=RestartStrategy.none(), detached=False, progress="off"
+        )
+        try:
+            ended = late = enough = False
+            while not (ended or late or enough):
+                try:
+                    job.wait(PREVIEW_LOOK_MS)
+                    ended = True
+                except JobTimeoutError:
+                    late = deadline_ms is not None and monotonic_ms() >= deadline_ms
+                enough = rows.rows_committed() > n
+            found = rows.head(n)
+        except JobFailedError as error:
+            # The job's own message leads to its checkpoints, which go.
+            raise JobFailedError(f"show: {job._failure_reason()}") from error.__cause__
+        finally:
+            job.cancel()
+            job._wait_over()
+            self.open_store(job.root).delete_tree(CheckpointLayout(job.job_id).job_dir())
+        if enough:
+            return found, f"only the first {n:,} rows"
+        return found, f"what came within {duration_text(timeout_ms)} of {endless}, which never ends" if late else ""
 
     def _temporary_job(self, request: JobRequest) -> TemporaryJob | None:
         """The temporary folder of a job without storage, which the environment needs as long as it shows the job."""

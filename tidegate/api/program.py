@@ -6,7 +6,8 @@ and nothing of the environment.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import pyarrow as pa
 
@@ -28,7 +29,11 @@ _NAME_IN_UID_CHARACTERS = 100
 class Program:
     """Operators, tables, collected streams, views, functions of checkpoints and master hooks, as they were added."""
 
-    def __init__(self, parallelism: int, open_store: OpenStore) -> None:
+    def __init__(
+        self, parallelism: int, open_store: OpenStore, preview: Callable[[Any, int, int], tuple[pa.Table, str]]
+    ) -> None:
+        """`preview` runs the steps before a stream for its first rows (`StreamEnvironment._preview`)."""
+        self.preview = preview
         self.parallelism = parallelism
         """Parallelism of operators that name none."""
         self.max_parallelism: int | None = None
@@ -47,6 +52,21 @@ class Program:
         self.hooks: list[MasterHook] = []
         self.views = Views()
         self.given_up = False
+
+    def up_to(self, streams: Sequence[StreamNode]) -> Program:
+        """Another program, of these nodes and all nodes whose rows lead to them. This one stays as it is."""
+        other = Program(self.parallelism, self.open_store, self.preview)
+        other.max_parallelism = self.max_parallelism
+        # A node comes behind those it reads. They are looked at twice: on the way to them, and on the way back.
+        left = [(node.maker, False) for node in reversed(streams)]
+        while left:
+            node, complete = left.pop()
+            if complete and node not in other.nodes:
+                other.nodes.append(node)
+            elif not complete and node not in other.nodes:
+                left.append((node, True))
+                left += [(upstream.maker, False) for upstream, _ in reversed(node.inputs)]
+        return other
 
     def new_uid(self, name: str, uid: str | None) -> OperatorUid:
         """The uid given, or one made of the operator's name and its place in the program."""

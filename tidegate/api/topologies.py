@@ -7,10 +7,13 @@ argument that is None is what the configuration says (`config_file.py`).
 from __future__ import annotations
 
 import os
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import pyarrow as pa
 
 from tidegate.actors.hosts.job_context import DataPlaneOptions
 from tidegate.actors.hosts.process_settings import Standbys
@@ -60,7 +63,8 @@ class Topologies(StreamSources):
         guard: Callable[[], Companion] | None = None,
         standbys: Standbys | None = None,
     ) -> None:
-        super().__init__(Program(parallelism, open_store if open_store is not None else runtime.open_store))
+        store = open_store if open_store is not None else runtime.open_store
+        super().__init__(Program(parallelism, store, self._preview))
         self.parallelism = parallelism
         self.max_parallelism = max_parallelism
         self._runtime = runtime
@@ -77,6 +81,10 @@ class Topologies(StreamSources):
         self._temporary: deque[TemporaryJob] = deque(maxlen=ENDED_MAX)
         """Folders of the newest jobs without storage, which their pages show."""
         self._web = WebAccess(runtime)
+
+    @abstractmethod
+    def _preview(self, stream: Any, n: int, timeout_ms: int) -> tuple[pa.Table, str]:
+        """Runs the steps before a stream for its first rows. See `StreamEnvironment`."""
 
     @classmethod
     def from_config(cls, config: str | os.PathLike[str] | Mapping[str, object] | None = None) -> Self:

@@ -29,13 +29,14 @@ from tidegate.api.streams.steps.stream_calls import StreamCalls
 from tidegate.api.streams.steps.stream_steps import StreamSteps
 from tidegate.api.streams.stream_joins import StreamJoins
 from tidegate.api.tables.output_tables import CollectedRows, OutputTable
+from tidegate.api.tables.shown_rows import ROWS_SHOWN, check_count, grid
 from tidegate.api.tables.table_options import HISTORY_DEFAULT, SchemaEvolution, TableOptions
 from tidegate.storage.checkpoints.metadata import own_sink_place
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.tables.compaction.small_files import FILE_BYTES
 from tidegate.storage.tables.delta.delta_schema import check_delta_schema
 from tidegate.storage.tables.table_log import IfExists, TableInfo, TableMode
-from tidegate.storage.units import parse_size_bytes
+from tidegate.storage.units import parse_duration_ms, parse_size_bytes
 
 
 class StreamTables(StreamJoins, StreamCalls, EventTimes):
@@ -198,6 +199,18 @@ class StreamTables(StreamJoins, StreamCalls, EventTimes):
         After an aggregate that emits updates these are all updates, not only the newest row of each key.
         """
         return self._collected(name, uid, handed_on=False)
+
+    def show(self, n: int = ROWS_SHOWN, *, timeout: str | timedelta | int = "10s") -> None:
+        """Run the program up to here, and print the first `n` rows that come as a table: `orders.show()`.
+
+        A job of its own reads the sources from their beginning, and ends as soon as enough rows are there. Nothing of
+        it stays, and the streams can be executed as if nothing had been shown. Tables and other sinks are not written.
+        Functions are called, with more rows than are printed. Where a source never ends, what came within `timeout` is
+        printed. Rows of aggregates are all versions, as with `collect`. Raises as `execute`, and JobFailedError.
+        """
+        timeout_ms = parse_duration_ms(timeout, setting="show(timeout)")
+        found, note = self._program.preview(self, check_count("show", n), timeout_ms)
+        print(grid(found, note))
 
     def for_each_checkpoint(
         self,

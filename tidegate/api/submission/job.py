@@ -95,6 +95,14 @@ class Job:
             raise JobFailedError(self._failure(progress)) from FailureCause(_reason(progress))
         return progress.status
 
+    def _failure_reason(self) -> str:
+        """Why the job has failed."""
+        return _reason(self.progress())
+
+    def _wait_over(self) -> None:
+        """Wait until the job is over, however it has ended."""
+        self._running.wait(None)
+
     def _failure(self, progress: JobProgress) -> str:
         said, *frames = _reason(progress).splitlines()
         way_back = "It has completed no checkpoint: execute it again as before"

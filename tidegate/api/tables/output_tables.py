@@ -253,6 +253,10 @@ class CollectedRows:
         """The first `n` rows that completed checkpoints cover so far. ConfigurationError before there is a job."""
         return self._submitted().head(n)
 
+    def rows_committed(self) -> int:
+        """How many rows completed checkpoints cover so far, without opening a file."""
+        return self._submitted().rows_committed()
+
     def show(self, n: int = ROWS_SHOWN) -> None:
         """Print the first `n` rows that completed checkpoints cover so far as a table."""
         self._submitted().show(n)
