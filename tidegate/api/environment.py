@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
+    from tidegate.api.submission.plan_picture import Plan
     from tidegate.api.tables.lookup_tables import LookedUp
 
 
@@ -336,8 +337,11 @@ class StreamEnvironment(Topologies):
         suffix: str | None = None,
         seed: int | None = None,
         local_aggregation: CombiningMode | None = None,
-    ) -> Submission:
-        """What `execute` submits, after every check; sources are staged and tables claimed. The simulator calls it.
+    ) -> Plan:
+        """What `execute` submits, after every check; sources are staged and tables claimed.
+
+        In a notebook it is a picture of the graph: vertices with their operators and parallelism, and how rows are
+        dealt out between them. Printed, it is the same in words. The streams can be executed afterwards.
 
         `suffix` of the job's id and `seed` are random unless they are given. Unlike `execute` this does not ask
         whether a job of this name runs.
@@ -353,7 +357,10 @@ class StreamEnvironment(Topologies):
             seed,
             local_aggregation=local_aggregation,
         )
-        return prepare(request, self.open_store)
+        # Imported late: only a plan needs what draws the graph of the job page.
+        from tidegate.api.submission.plan_picture import Plan
+
+        return Plan.of(prepare(request, self.open_store))
 
     def _request(
         self,
