@@ -10,10 +10,10 @@ import copy
 import logging
 import os
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from tidegate.actors.graph.event_time import with_event_time
 from tidegate.actors.graph.filtered_sources import with_needed_rows
@@ -128,6 +128,30 @@ class StreamEnvironment(Topologies):
         """
         self._program.views.add(name, view, isinstance(view, Stream), refresh, max_stale, replace)
 
+    def create_temporary_function(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        *,
+        returns: Any = None,
+        vectorized: bool = False,
+        replace: bool = False,
+    ) -> None:
+        """Give a Python function a name, by which queries call it: `create_temporary_function("domain", domain)`.
+
+        It is called with the values of each row, None for null, and returns one value, of the type that its annotation
+        says or `returns`: a Python type such as `list[str]`, a dataclass, or a pyarrow type. With `vectorized` it is
+        called with a polars Series for each argument, and returns a Series, an Arrow array or a list of as many values.
+        It must give the same for the same values, however rows are cut into batches. One that raises fails the job, and
+        the error shows the row. Unlike views, functions stay for the queries of later programs. Names are any case.
+        ConfigurationError for a name that is taken, unless `replace` says so. Needs the extra `tidegate[sql]`.
+        """
+        need("StreamEnvironment.create_temporary_function", "sql")
+        from tidegate.api.sql.expressions import check_function_name
+
+        check_function_name(name)
+        self._functions.add(name, function, returns, vectorized, replace)
+
     def sql(
         self,
         query: str,
@@ -150,7 +174,7 @@ class StreamEnvironment(Topologies):
         need("StreamEnvironment.sql", "sql")
         from tidegate.api.sql.queries import translate as translated
 
-        return translated(query, self._program, self._program.views, emit, ttl, uid)
+        return translated(query, self._program, self._program.views, emit, ttl, uid, self._functions)
 
     # --- execution ------------------------------------------------------------------------------------------------
 

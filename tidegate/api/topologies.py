@@ -26,6 +26,7 @@ from tidegate.api.config.sections.log_config import LogConfig
 from tidegate.api.config.sections.setting_values import spare_processes
 from tidegate.api.program import Program
 from tidegate.api.ray_slots import check_slots, runtime_on
+from tidegate.api.sql.user_functions import UserFunctions
 from tidegate.api.streams.stream_sources import StreamSources
 from tidegate.api.submission.temporary_jobs import TemporaryJob
 from tidegate.api.web_access import WebAccess
@@ -81,6 +82,7 @@ class Topologies(StreamSources):
         self._temporary: deque[TemporaryJob] = deque(maxlen=ENDED_MAX)
         """Folders of the newest jobs without storage, which their pages show."""
         self._web = WebAccess(runtime)
+        self._functions = UserFunctions()
 
     @abstractmethod
     def _preview(self, stream: Any, n: int, timeout_ms: int) -> tuple[pa.Table, str]:

@@ -6,7 +6,11 @@ Operators wrap calls of the user's functions in `blame`, `blame_row` or `blame_c
 from __future__ import annotations
 
 import hashlib
+import itertools
+import re
+import threading
 import traceback
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
@@ -23,6 +27,9 @@ _ROW_CHARACTERS_MAX = 500
 _ROWS_SEARCHED_MAX = 10_000
 """Values of up to this many rows of a batch are searched for in the message of an exception."""
 _DEPTH_MAX = 8
+_CALLS_MAX = 64
+"""Exceptions of functions in expressions that are kept until one of them is blamed."""
+_CALL = re.compile(r"call (\d+) of a function has failed")
 
 
 class Blame(AbstractContextManager[None]):
@@ -50,6 +57,11 @@ class Blame(AbstractContextManager[None]):
     ) -> None:
         if error is not None and not isinstance(error, OperatorError) and is_failure(error):
             place, row = self._tell()
+            call = _failed_call(error)
+            if call is not None:
+                error, number = call
+                if number is not None and self._batch is not None and number < self._batch.num_rows:
+                    place, row = f"row {number} of the batch", first_row(self._batch.slice(number, 1))
             raise failure(self._context, error, place, row, self._batch) from error
 
 
@@ -61,6 +73,37 @@ def blame(context: OperatorContext, batch: pa.RecordBatch) -> Blame:
 def blame_row(context: OperatorContext, row: Mapping[str, object], number: int) -> Blame:
     """Blame what is raised inside on one row of a batch."""
     return Blame(context, lambda: (f"row {number} of the batch", row))
+
+
+class CallFailedError(Exception):
+    """Raised inside a polars expression for an exception of a function; its text has the number of that exception."""
+
+
+_calls: OrderedDict[int, tuple[BaseException, int | None]] = OrderedDict()
+_calls_lock = threading.Lock()
+_call_numbers = itertools.count(1)
+
+
+def call_failed(error: BaseException, row: int | None) -> CallFailedError:
+    """The exception to raise inside a polars expression for one of a function of the user, and its row in the batch.
+
+    polars makes a new exception of the text of one that it meets. `blame` finds the one that it stands for.
+    """
+    with _calls_lock:
+        number = next(_call_numbers)
+        _calls[number] = (error, row)
+        while len(_calls) > _CALLS_MAX:
+            _calls.popitem(last=False)
+    return CallFailedError(f"call {number} of a function has failed")
+
+
+def _failed_call(error: BaseException) -> tuple[BaseException, int | None] | None:
+    """The exception of a function that an exception of polars stands for, and its row; None for any other."""
+    if not isinstance(error, CallFailedError):
+        return None
+    found = _CALL.search(str(error))
+    with _calls_lock:
+        return None if found is None else _calls.pop(int(found[1]), None)
 
 
 def first_row(rows: pa.RecordBatch) -> dict[str, object]:

@@ -20,7 +20,9 @@ from tidegate.api.sql.functions.json_texts import JSON
 from tidegate.api.sql.functions.numbers import NUMBERS
 from tidegate.api.sql.functions.texts import TEXTS, position, sliced
 from tidegate.api.sql.functions.times import CLOCK, RANDOM, TIMES, UNIT_MONTHS, UNIT_MS, extracted, unit_of
+from tidegate.api.sql.functions.user_calls import called_by_user, check_name
 from tidegate.api.sql.text.places import check_only, refused
+from tidegate.api.sql.user_functions import user_function
 from tidegate.api.sql.values.operators import (
     COMPARISONS,
     added,
@@ -249,6 +251,9 @@ class Expressions:
 
     def _called(self, node: exp.Expr, name: str, arguments: list[exp.Expr]) -> Typed:
         upper = name.upper()
+        of_user = user_function(name)
+        if of_user is not None:
+            return called_by_user(self._call(node, upper, arguments), of_user)
         function = FUNCTIONS.get(upper)
         if function is None:
             raise refused(node, _no_function(upper))
@@ -279,6 +284,12 @@ def field_of(node: exp.Expr, given: Typed, name: str) -> Typed:
     return Typed(given.expr.struct.field(found[0].name), found[0].dtype)
 
 
+def check_function_name(name: object) -> None:
+    """ConfigurationError for a name of a function of the user that queries would read as something else."""
+    if isinstance(name, str) and name.isidentifier():
+        check_name(name, name.upper() in FUNCTIONS or name.upper() in (*CLOCK, *RANDOM, *AGGREGATES))
+
+
 def _no_function(name: str) -> str:
     if name in CLOCK:
         return (
@@ -294,7 +305,10 @@ def _no_function(name: str) -> str:
         )
     if name in AGGREGATES:
         return f"{name} is an aggregate: it stands in SELECT or HAVING, and in no other aggregate"
-    return f"there is no function {name}; docs/sql.md lists them, and with_columns takes any expression of polars"
+    return (
+        f"there is no function {name}; docs/sql.md lists them, and create_temporary_function makes one of a Python "
+        "function"
+    )
 
 
 def _why_not(node: exp.Expr) -> str:

@@ -28,6 +28,7 @@ from tidegate.api.sql.selecting import Item, items_of, selected
 from tidegate.api.sql.steps import Steps, prefix_of
 from tidegate.api.sql.text.dialect import parse
 from tidegate.api.sql.text.places import check_only, refused, standing_at
+from tidegate.api.sql.user_functions import UserFunctions, functions_of
 from tidegate.api.sql.values.typed import as_type
 from tidegate.api.sql.values.types import needed_common_type
 from tidegate.api.streams.stream import Stream
@@ -63,6 +64,7 @@ def translate(
     emit: Emit = "changes",
     ttl: Any = None,
     uid: str | None = None,
+    functions: UserFunctions | None = None,
 ) -> Stream:
     """The stream of a query over the views of a program. ConfigurationError, with its place, for what there is not."""
     if emit not in ("changes", "update", "final"):
@@ -71,8 +73,9 @@ def translate(
         tree = parse(text)
         steps = Steps(prefix_of(text, uid, program))
         keeping = Keeping(emit, ttl)
-        relation = _Query(steps, views, keeping, {}).relation(tree, outermost=True)
-        return _finished(tree, relation, steps)
+        with functions_of(functions):
+            relation = _Query(steps, views, keeping, {}).relation(tree, outermost=True)
+            return _finished(tree, relation, steps)
     except RecursionError:
         raise ConfigurationError(
             "SQL: the query is nested too deeply to be read. Take out parentheses that are not needed, name parts of "

@@ -114,16 +114,20 @@ def python_schema(schema: pa.Schema) -> str:
 def _field(name: object, kind: Any, where: str) -> pa.Field:
     if not isinstance(name, str):
         raise ConfigurationError(f"{where}: the key {name!r} is no name of a column")
-    return pa.field(name, _arrow_type(kind, f"{where}: {name!r}"))
+    return pa.field(name, arrow_type(kind, f"{where}: {name!r}"))
 
 
-def _arrow_type(kind: Any, where: str) -> pa.DataType:
+def arrow_type(kind: Any, where: str) -> pa.DataType:
+    """Returns the type of a column of a Python type, such as `list[int]`, or of a pyarrow type, which is itself.
+
+    ConfigurationError, beginning with `where`, for what is no type of a column.
+    """
     if isinstance(kind, pa.DataType):
         return kind
     kind = _without_none(kind)
     if typing.get_origin(kind) is typing.Annotated:
         extra = next((each for each in typing.get_args(kind)[1:] if isinstance(each, pa.DataType)), None)
-        return extra if extra is not None else _arrow_type(typing.get_args(kind)[0], where)
+        return extra if extra is not None else arrow_type(typing.get_args(kind)[0], where)
     try:
         if (found := ARROW_TYPES.get(kind)) is not None:
             return found
@@ -131,9 +135,9 @@ def _arrow_type(kind: Any, where: str) -> pa.DataType:
         pass
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in _LISTS and (len(arguments) == 1 or (len(arguments) == 2 and arguments[1] is Ellipsis)):
-        return pa.list_(_arrow_type(arguments[0], where))
+        return pa.list_(arrow_type(arguments[0], where))
     if origin in _MAPS and len(arguments) == 2:
-        return pa.map_(_arrow_type(arguments[0], where), _arrow_type(arguments[1], where))
+        return pa.map_(arrow_type(arguments[0], where), arrow_type(arguments[1], where))
     if (fields := _fields_of(kind)) is not None:
         return pa.struct([_field(name, part, where) for name, part in fields.items()])
     raise ConfigurationError(f"{where}: {_shown(kind)} is no type of a column. {_advice(kind)}")
