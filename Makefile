@@ -118,7 +118,7 @@ bench-all: $(STAMP)  ## Run the benchmarks of docs/performance.md, and make it a
 	"$(BIN)/python" benchmarks/bench_all.py $(ARGS)
 
 docs: $(STAMP)  ## Build the documentation site in build/site, and follow its links
-	@"$(BIN)/python" -c 'import mkdocs, mkdocstrings, material' 2>/dev/null || { \
+	@"$(BIN)/python" -c 'import mkdocs, material' 2>/dev/null || { \
 	    echo "installing what the site needs ..."; \
 	    "$(BIN)/python" -m pip install --quiet --constraint constraints.txt --editable '.[docs]'; }
 	@NO_MKDOCS_2_WARNING=1 "$(BIN)/python" -m mkdocs build --clean

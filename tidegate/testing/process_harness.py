@@ -207,7 +207,9 @@ class ProcessHarness:
         return list(self._aside.get(tag if isinstance(tag, str) else tag.name, ()))
 
     def state(self, name: str, /, **key: Any) -> Any:
-        """Returns the state `name` of a key, `state("total", user="ada")`, or without a key an operator state.
+        """Returns the state `name` of a key, or without a key an operator state.
+
+            harness.state("total", user="ada")
 
         A ValueState gives its value or None, a ListState a list, a MapState a dict, others what their `get` returns.
         ConfigurationError for a name that the function has not bound, and for a key with other columns.
