@@ -23,7 +23,7 @@ from tidegate.testing.simulated import INLINE_BYTES, SMALL_BUFFERS
 
 TABLE = "sim://result"
 FAULTS = replace(HARSH, crash=0.04, slow=0.0, storage=0.03, delay="0ms..20ms", duration="5s")
-SEEDS = 6
+SEEDS = 8
 ROWS = 40
 WIDTHS = (1, 2, 3)
 WINDOW_S = 20
@@ -48,6 +48,8 @@ AUCTIONS = pa.table(
 SELLERS = pa.table(
     {"seller": ["X", "Y", "Z"], "rank": pa.array([3, 2, 1], pa.uint32()), "city": ["Oslo", "Rome", "Bonn"]}
 )
+PARTS = pa.table({"bidder": ["ann", "ann", "bob", "cy"], "part": ["a", "", "bob", "cy"]})
+"""What is between the n of each bidder."""
 MANY = "TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts), INTERVAL '20' SECONDS))"
 
 
@@ -100,6 +102,17 @@ PROGRAMS = {
         "SELECT b.auction FROM bids AS b JOIN auctions AS a ON b.auction = a.id "
         "WHERE b.ts >= a.from_ AND b.ts <= a.to_ UNION SELECT id + 100 AS auction FROM auctions WHERE seller <> 'X'",
     ),
+    "the first rows of an order": Program(
+        "SELECT price, auction, bidder FROM bids WHERE price IS NOT NULL ORDER BY price DESC LIMIT 4",
+        keys=("price",),
+    ),
+    "elements of a list, and a value of JSON": Program(
+        "SELECT auction, CAST(get_json_object(j, '$.p') AS BIGINT) AS p, part FROM (SELECT auction, bidder, "
+        "CONCAT('{\"p\": ', CAST(price AS STRING), '}') AS j FROM bids WHERE price > 20) "
+        "LATERAL VIEW OUTER explode(split(bidder, 'n+')) parts AS part",
+        "SELECT auction, price AS p, part FROM bids JOIN parts ON bids.bidder = parts.bidder WHERE price > 20 "
+        "UNION ALL SELECT auction, price AS p, bidder AS part FROM bids WHERE price > 20 AND bidder IS NULL",
+    ),
 }
 
 
@@ -110,7 +123,8 @@ def expected(name: str) -> list[tuple[Any, ...]]:
     bids = pl.DataFrame(BIDS).with_columns(ws=start, we=start.dt.offset_by(f"{WINDOW_S}s"))
     opened = pl.col("opened")
     auctions = pl.DataFrame(AUCTIONS).with_columns(from_=opened.dt.offset_by("-20s"), to_=opened.dt.offset_by("5s"))
-    context = pl.SQLContext(bids=bids, auctions=auctions, sellers=pl.DataFrame(SELLERS), eager=True)
+    tables = {"bids": bids, "auctions": auctions, "sellers": pl.DataFrame(SELLERS), "parts": pl.DataFrame(PARTS)}
+    context = pl.SQLContext(tables, eager=True)
     program = PROGRAMS[name]
     return sorted(context.execute(program.same or program.query).rows(), key=repr)
 

@@ -437,6 +437,21 @@ def test_a_limit_keeps_so_many_rows(query: str, options: dict[str, Any], count: 
     assert query.startswith("WITH") is (found.columns == ["n"] and found.rows() == [(4,)])
 
 
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT auction, price, ts FROM bids WHERE price > 0 ORDER BY price DESC, ts LIMIT 3",
+        "SELECT auction, price, ts FROM bids WHERE price > 0 QUALIFY ROW_NUMBER() OVER (ORDER BY price DESC, ts) <= 3",
+    ],
+)
+def test_the_first_rows_of_all_are_upserted_by_keys_of_the_table(query: str) -> None:
+    """One subtask ranks them, so changes of a row are in order, whatever its keys are."""
+    with environment() as env:
+        table = env.sql(query).to_table("memory://first", mode="upsert", keys=["ts"], if_exists="overwrite")
+        assert env.execute("sql").wait("4min") == "finished"
+    assert _in_order(table.to_polars().select("auction", "price")) == [(1, 30), (1, 30), (2, 40)]
+
+
 def test_a_row_finds_in_a_table_what_equals_it() -> None:
     """A value that the type of the table's column does not have finds nothing: 2.5 is no 2."""
     sizes = pa.table({"size": [2, 3, 5], "most": [4, 3, 5], "name": ["two", "three", "five"]})

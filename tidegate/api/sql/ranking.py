@@ -185,14 +185,20 @@ def _running(
     keeping: Keeping,
     steps: Steps,
 ) -> Stream:
+    alone = None
     if not partition:
         of_all = free_name("of_all", columns_of(stream))
-        stream, partition = steps.computed(stream, {of_all: pl.lit(0, dtype=pl.Int8)}), [of_all]
+        stream, partition, alone = steps.computed(stream, {of_all: pl.lit(0, dtype=pl.Int8)}), [of_all], 1
     keyed = stream.key_by(*partition)
     if keeping.emit == "update" and limit == 1 and len(by) == 1 and column is None:
         return keyed.deduplicate(by[0], keep="last" if descending[0] else "first", ttl=keeping.ttl, uid=uid)
     emit: RankEmit = "update" if keeping.emit == "update" else "changes"
-    return keyed.top_n(limit, by, descending=descending, rank=column, emit=emit, ttl=keeping.ttl, uid=uid)
+    ttl = keeping.ttl
+    made = keyed.top_n(limit, by, descending=descending, rank=column, emit=emit, ttl=ttl, uid=uid, parallelism=alone)
+    if alone and emit == "changes" and made._updating is not None:
+        # One subtask emits them all, so they are in order for a table with any keys.
+        made._updating = replace(made._updating, keys=())
+    return made
 
 
 def _column(node: exp.Expr, relation: Relation, steps: Steps) -> tuple[Relation, Name]:
