@@ -386,6 +386,10 @@ WITH_EMPTY = [*ONE_EACH, (2, None), (3, None)]
         ("SELECT k, x FROM lists LEFT JOIN LATERAL explode(tags) AS u(x) ON TRUE", WITH_EMPTY),
         ("SELECT k, x FROM lists JOIN LATERAL explode_outer(tags) AS u(x) ON TRUE", WITH_EMPTY),
         ("SELECT k, explode(tags) AS tags FROM lists WHERE k > 0", ONE_EACH),
+        (
+            "SELECT explode(tags) AS k FROM lists QUALIFY ROW_NUMBER() OVER (PARTITION BY k ORDER BY lists.k) = 1",
+            [("a", "+I"), ("c", "+I")],
+        ),
         ("SELECT k, tags[0], explode(tags) FROM lists", [(1, "a", "a"), (1, "a", "b"), (4, "c", "c"), (4, "c", None)]),
         (
             "SELECT w, COUNT(*) AS n FROM (SELECT explode(split(line, '[ ]+')) AS w FROM lists) GROUP BY w",

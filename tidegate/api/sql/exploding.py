@@ -136,8 +136,10 @@ def selected_generator(
     call = item.node
     generator = _called(call, False, None, (item.name,))
     relation = exploded(relation, generator, steps, lambda each: pruned_to(node, each, steps, generator.values))
-    items = [*items[: found[0]], Item(item.name, call, relation.names[-1]), *items[found[0] + 1 :]]
-    return replace(relation, names=relation.names[:-1]), items
+    element = relation.names[-1]
+    items = [*items[: found[0]], Item(item.name, call, element), *items[found[0] + 1 :]]
+    # Nothing calls it by its name in this query, and it stays where columns that nothing names are left out.
+    return replace(relation, names=(*relation.names[:-1], replace(element, name=_ELEMENT))), items
 
 
 def pruned_to(select: exp.Select, relation: Relation, steps: Steps, besides: exp.Expr | None = None) -> Relation:
@@ -153,6 +155,7 @@ def pruned_to(select: exp.Select, relation: Relation, steps: Steps, besides: exp
     return pruned(relation, lambda each: each.name.lower() in wanted, steps)
 
 
+_ELEMENT = "element of explode"
 _HIDDEN = "list to explode"
 """The name of the column whose elements become rows, as long as it is a list."""
 
