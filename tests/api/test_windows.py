@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -209,6 +210,51 @@ def test_windows_of_processing_time_need_no_event_time(tmp_path: Path, fires: bo
         found = sums.select("k", "n").collect()
         finish(env, tmp_path)
     assert sorted_rows(found) == ([{"k": "a", "n": 8}, {"k": "b", "n": 7}] if fires else [])
+
+
+@pytest.mark.parametrize("function", [False, True])
+def test_windows_that_are_not_full_come_out_at_the_end_or_are_reported(
+    tmp_path: Path, function: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without `fire_at_end` the log reports how many rows are left. Both ways to ask for it are one."""
+
+    def run(spec: tg.Count, folder: str, **more: bool) -> list[list[int]]:
+        with local() as env:
+            windows = env.from_rows([1, 2, 3, 4, 5]).window(spec, **more)
+            if function:
+                found = windows.apply(lambda rows: {"x": rows["value"].to_pylist()}, schema={"x": list[int]}).collect()
+            else:
+                found = windows.aggregate(x=tg.collect_list("value", limit=9)).collect()
+            with caplog.at_level(logging.WARNING):
+                finish(env, tmp_path / folder)
+        return sorted(found.to_arrow()["x"].to_pylist())
+
+    assert run(tg.Count(3), "left") == [[1, 2, 3]]
+    said = [record.getMessage() for record in caplog.records if "were left at" in record.getMessage()]
+    assert [line.split(" left at ")[0] for line in said] == ["test job: 2 rows were"]
+    caplog.clear()
+    assert run(tg.Count(3, fire_at_end=True), "all") == run(tg.Count(3), "too", fire_at_end=True)
+    assert run(tg.Count(3, fire_at_end=True), "again") == [[1, 2, 3], [4, 5]]
+    assert not [record for record in caplog.records if "left at" in record.getMessage()]
+
+
+@pytest.mark.parametrize("function", [False, True])
+def test_a_timeout_ends_a_window_of_rows_while_the_source_waits(tmp_path: Path, function: bool) -> None:
+    """Two rows of three come out by the clock, before the source goes on."""
+    source = GatedSource(7, gates=[2])
+    with local(1) as env, opening(source):
+        windows = env.from_source(source).window(tg.Count(3, timeout="10ms", fire_at_end=True))
+        if function:
+            found = windows.apply(lambda rows: {"x": rows["x"].to_pylist()}, schema={"x": list[int]}).collect()
+        else:
+            found = windows.aggregate(x=tg.collect_list("x", limit=9)).collect()
+        job = env.execute("timeout", checkpoints=config(tmp_path, interval="20ms"), restart=NO_RESTART)
+        out = lambda: sorted(x for row in found.to_arrow().to_pylist() for x in row["x"])  # noqa: E731
+        until("rows that wait for a third", lambda: out() == [0, 1], out)
+        source.open_all()
+        assert job.wait("4min") == "finished"
+        assert out() == list(range(7))
+        assert max(len(row["x"]) for row in found.to_arrow().to_pylist()) <= 3
 
 
 REFUSED: dict[str, tuple[Callable[[tg.StreamEnvironment], object], str]] = {

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from window_harness import VALUES, Backend, Windows, rows_batch, told_of
+from window_harness import VALUES, Backend, Windows, applied_operator, rows_batch, told_of
 
 from tidegate.actors.operators.aggregates import aggregate as tg
+from tidegate.actors.operators.window_functions.window_calls import WindowCalls
 from tidegate.actors.operators.windows.count_windows import CountWindows
 from tidegate.actors.operators.windows.window_specs import Count
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
@@ -68,6 +70,83 @@ def test_windows_are_those_of_a_plain_program(size: int, keyed: bool, steps: lis
     assert windows.stored_rows() == sum(count % size > 0 for count in counts), "a full window leaves state"
     windows.close()
     assert by_key(windows.rows) == expected(size, keyed, rows)
+
+
+TIMEOUT_MS = 10
+TIMED_STEPS = st.lists(
+    ROWS
+    | st.integers(0, 12)
+    | st.tuples(st.integers(1, 3), st.sampled_from(["columnar", "rocksdb", "crowded"]), st.none() | st.just(1)),
+    max_size=12,
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("function", [False, True])
+@settings(max_examples=60)
+@given(st.integers(1, 7), st.booleans(), st.booleans(), TIMED_STEPS)
+def test_windows_with_a_timeout_are_those_of_a_plain_program(
+    function: bool, size: int, keyed: bool, fires_at_end: bool, steps: list[Any]
+) -> None:
+    """So many rows or so long, of aggregates and functions; also with restores, and with one between two time-outs."""
+    keys = ("k",) if keyed else ()
+    spec = Count(size, timeout=TIMEOUT_MS, fire_at_end=fires_at_end)
+
+    def made() -> Any:
+        if not function:
+            return CountWindows(keys, spec, {"values": tg.collect_list("x", limit=99)})
+        calls = WindowCalls(
+            lambda rows: {"values": rows["x"].to_pylist()},
+            keys,
+            pa.schema({"values": pa.list_(pa.int64())}),
+            None,
+            False,
+        )
+        return applied_operator(spec, calls, keys)
+
+    windows = Windows(made, keys)
+    held: dict[int, tuple[int, list[int]]] = {}
+    expected: Counter[tuple[int, tuple[int, ...]]] = Counter()
+    now_ms = 1_000
+    for step in steps:
+        if isinstance(step, list):
+            windows.at(now_ms)
+            windows.process(rows_batch([(key, time, value or 0) for key, time, value in step]))
+            for key, _, value in step:
+                of = key if keyed else 0
+                values = held.setdefault(of, (now_ms + TIMEOUT_MS, []))[1]
+                values.append(value or 0)
+                if len(values) == size:
+                    expected[of, tuple(values)] += 1
+                    del held[of]
+        elif isinstance(step, int):
+            now_ms += step
+            for of, (due_ms, values) in list(held.items()):
+                if due_ms <= now_ms:
+                    expected[of, tuple(values)] += 1
+                    del held[of]
+            windows.tick(now_ms)
+        else:
+            parallelism, backend, first_steps = step
+            if first_steps is not None:
+                now_ms += TIMEOUT_MS
+                windows.tick(now_ms, first_steps)
+            windows = windows.moved(parallelism, backend)
+            if first_steps is not None:
+                expected.update((of, tuple(values)) for of, (_, values) in held.items())
+                held.clear()
+                windows.tick(now_ms)
+    assert windows.stored_rows() == (sum(len(values) for _, values in held.values()) if function else len(held))
+    windows.finish()
+    left = sum(len(values) for _, values in held.values())
+    counts = [m.value for o in windows.operators for m in o.context.metrics.read(o.context.uid)]
+    if fires_at_end:
+        expected.update((of, tuple(values)) for of, (_, values) in held.items())
+        assert sum(counts) == windows.stored_rows() == 0
+    else:
+        assert sum(counts) == left
+    windows.close()
+    assert Counter((row.get("k", 0), tuple(row["values"])) for row in windows.rows) == expected
 
 
 @pytest.mark.parametrize("backend", ["columnar", "rocksdb", "crowded"])

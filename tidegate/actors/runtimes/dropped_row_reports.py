@@ -1,7 +1,8 @@
 """`DroppedRowReports`: says in the log how many rows a job has dropped, and where.
 
 Rows are dropped where they come too late, where a source leaves out rows that cannot be read, where the rows for which
-a function fails have no reader, and where a source goes on behind records that are lost. Rules:
+a function fails have no reader, and where a source goes on behind records that are lost. Rows in windows that are not
+full when the input ends are reported too. Rules:
 
 - A step is reported when it has dropped rows since its last report: at most once a minute, and when the job ends.
 - A step whose dropped rows are read (`late_rows()`, `bad_rows()`, `side_output(...)`) loses none, and is not reported.
@@ -14,13 +15,14 @@ from collections.abc import Iterable
 from typing import TypeAlias
 
 from tidegate.actors.graph.job_graph import JobGraph
-from tidegate.actors.operators.watermarks.late_rows import LATE, LATE_RECORDS
+from tidegate.actors.operators.watermarks.late_rows import LATE, LATE_RECORDS, LEFT_RECORDS
 from tidegate.actors.protocol.side_outputs import RECORDS_IN_ERRORS
 from tidegate.actors.runtimes.vertex_metrics import VertexMetrics
 from tidegate.actors.sources.bad_rows import BAD_ROWS, RECORDS_LOST
 from tidegate.storage.ids import OperatorUid
 
 EVERY_MS = 60_000
+_REPORTED = (LATE_RECORDS, LEFT_RECORDS, RECORDS_IN_ERRORS, RECORDS_LOST)
 _Kind: TypeAlias = tuple[OperatorUid, str]
 """A step, and the metric that counts rows that it drops."""
 
@@ -53,7 +55,7 @@ class DroppedRowReports:
             for subtask in vertex.subtasks:
                 for metric in subtask.user:
                     kind = metric.uid, metric.name
-                    if metric.name in (LATE_RECORDS, RECORDS_IN_ERRORS, RECORDS_LOST) and kind not in self._read:
+                    if metric.name in _REPORTED and kind not in self._read:
                         names[kind] = metric.operator
                         counts[kind] = counts.get(kind, 0) + int(metric.value)
         found = []
@@ -73,6 +75,11 @@ class DroppedRowReports:
             return (
                 f"{rows} late at {name} (uid {uid!r}) and dropped; see late_rows(), or give a larger "
                 "max_out_of_orderness"
+            )
+        if metric == LEFT_RECORDS:
+            return (
+                f"{rows} left at {name} (uid {uid!r}) in windows that were not full when the input ended; "
+                "tg.Count(..., fire_at_end=True) gives them"
             )
         if metric == RECORDS_LOST:
             return f"{rows} lost at {name} (uid {uid!r}): they were deleted before they were read; see on_missing="

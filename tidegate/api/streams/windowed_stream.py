@@ -8,6 +8,7 @@ processing time have bounds by the clock.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Generic, Literal, TypeVar, Unpack
 
@@ -83,11 +84,15 @@ class WindowedStream(OtherNames, Generic[S]):
             raise ConfigurationError(f"window takes {kinds}, not {spec!r}")
         if time not in ("event", "processing"):
             raise ConfigurationError(f'window: time must be "event" or "processing", not {time!r}')
-        if isinstance(spec, Count) and (time != "event" or fire_at_end):
-            raise ConfigurationError(f"{spec!r}: so many rows have no time; leave time= and fire_at_end= out")
+        if isinstance(spec, Count):
+            if time != "event":
+                raise ConfigurationError(f"{spec!r}: windows of rows have no time; leave time= out")
+            if fire_at_end:
+                spec, fire_at_end = replace(spec, fire_at_end=True), False
         if time == "event" and fire_at_end:
             raise ConfigurationError(
-                'window: fire_at_end= is for time="processing"; windows of event time all end with the input'
+                'window: fire_at_end= is for time="processing" and tg.Count; windows of event time all end with the '
+                "input"
             )
         if stream.timestamp is None and time == "event" and not isinstance(spec, Count):
             raise ConfigurationError(
@@ -141,9 +146,10 @@ class WindowedStream(OtherNames, Generic[S]):
         lateness, or with emit="changes" (the result so far after each batch), sessions are changes: the column
         `row_kind` says whether a row comes or is taken back.
 
-        Windows of so many rows come out when they are full. Rows that come too late for all their windows are dropped,
-        counted as `numLateRecordsDropped`, and in `late_rows()` of the result. The event time of a result is the last
-        millisecond of its window; of windows of processing time there is none. ConfigurationError for columns that do
+        Windows of so many rows come out when they are full, or when their time-out comes. Rows that come too late for
+        all their windows are dropped, counted as `numLateRecordsDropped`, and in `late_rows()` of the result. The event
+        time of a result is the last millisecond of its window; of windows of processing time there is none.
+        ConfigurationError for columns that do
         not fit.
 
         `errors_to`: see `KeyedStream.aggregate`. Rows are tried when they come, also those that then come too late.

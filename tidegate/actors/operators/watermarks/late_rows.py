@@ -17,6 +17,8 @@ LATE = "late"
 """The side output of late rows."""
 LATE_RECORDS = "numLateRecordsDropped"
 """Flink's name for how many there were."""
+LEFT_RECORDS = "numRecordsLeft"
+"""How many rows were in windows that were not full when the input ended."""
 
 
 def set_aside(

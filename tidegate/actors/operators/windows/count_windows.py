@@ -3,14 +3,16 @@
 Rules (Flink's `countWindow`):
 
 - A window comes out as soon as it is full. What a key has then is gone: it begins anew, without state.
-- Windows that are not full when the input ends do not come out.
+- With a time-out a window comes out by the clock, so long after its first row, if it is not full before. A row that
+  comes before the operator is called for that moment still belongs to the window.
+- Windows that are not full when the input ends come out if that was asked for; else their rows are counted.
 - Event time has no part: no row is late, and results have none.
 - A batch is dealt out to windows at once. Where none becomes full, its rows are added to the state directly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -21,19 +23,24 @@ from tidegate.actors.kernels.paged import scatter
 from tidegate.actors.kernels.partition import gather
 from tidegate.actors.operators.aggregates.aggregate import Aggregate
 from tidegate.actors.operators.batch_rows import OUTPUT_ROWS_MAX
-from tidegate.actors.operators.operator import Emit
+from tidegate.actors.operators.operator import Emit, OperatorContext
 from tidegate.actors.operators.state.keys import key_columns
+from tidegate.actors.operators.watermarks.late_rows import LEFT_RECORDS
+from tidegate.actors.operators.windows.due_keys import DueKeys
 from tidegate.actors.operators.windows.merged_groups import MergedGroups, codes_of
 from tidegate.actors.operators.windows.window_operator import WindowOperator
 from tidegate.actors.operators.windows.window_specs import Count
 from tidegate.actors.state_backends.common.backend import ValueSpec
 from tidegate.storage.schemas.reserved_names import own_name
-from tidegate.storage.state.snapshot import Cut, OperatorSnapshot
+from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
 
 OPEN = own_name("open_window")
 """The column of the namespace in the state: always 0, a key has one open window."""
 ROWS = own_name("window_rows")
 """How many rows the open window has: at least one, and fewer than it takes."""
+
+DUE = own_name("window_due_ms")
+"""When the time-out of the open window comes, in milliseconds of the clock. Only windows with a time-out have it."""
 
 _Numbers = NDArray[np.int64]
 
@@ -48,9 +55,48 @@ class CountWindows(WindowOperator):
         aggregates: Mapping[str, Aggregate],
         input_schema: pa.Schema | None = None,
     ) -> None:
-        rows = ValueSpec(ROWS, pa.int64(), 0)
-        super().__init__(keys, spec, aggregates, None, "final", OPEN, (rows,), input_schema)
-        self._size = spec.rows
+        extra: tuple[ValueSpec, ...] = (ValueSpec(ROWS, pa.int64(), 0),)
+        if spec.timeout_ms is not None:
+            extra = (*extra, ValueSpec(DUE, pa.int64(), 0))
+        super().__init__(keys, spec, aggregates, None, "final", OPEN, extra, input_schema)
+        self._size, self._timeout_ms, self._fires_at_end = spec.rows, spec.timeout_ms, spec.fire_at_end
+        self._due = DueKeys()
+
+    def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
+        """CorruptionError if a stored table is not of these windows, or has keys of other subtasks."""
+        super().open(context, restored)
+        self._find_due()
+
+    def load(self, tables: Sequence[StateTable]) -> None:
+        """CorruptionError as of all windows."""
+        super().load(tables)
+        self._find_due()
+
+    def next_processing_time_ms(self) -> int | None:
+        """When the next time-out comes, or came for a window that is full by now."""
+        return self._due.next_ms
+
+    def on_processing_time(self, now_ms: int, emit: Emit) -> Iterator[None]:
+        """Fire the windows whose time-out has come."""
+        for keys in self._due.due(now_ms):
+            self._fire_due(keys, now_ms, emit)
+            yield
+
+    def finish(self, emit: Emit) -> Iterator[None]:
+        """Fire the windows that are open, if that was asked for. Else count their rows."""
+        if not self._state.exists:
+            return
+        table = self._state.table
+        if self._fires_at_end:
+            for keys, slots in table.drain_namespace(0, OUTPUT_ROWS_MAX):
+                self._changed_rows += len(slots)
+                emit(self._rows.output_without_bounds(self._state.user_keys(keys), self._state.results(slots)))
+                yield
+            return
+        rows = self._state.extra(ROWS)
+        left = sum(int(rows.raw(slots).sum()) for _, slots in table.scan_namespace(0, OUTPUT_ROWS_MAX))
+        if left:
+            self.context.metrics.counter(LEFT_RECORDS).inc(left)
 
     def snapshot(self, cut: Cut) -> OperatorSnapshot:
         """Freeze the open windows."""
@@ -66,10 +112,17 @@ class CountWindows(WindowOperator):
         self._changed_rows += count
         held = self._state.extra(ROWS).raw(upserted.slots)
         left = held + np.bincount(codes, minlength=count)
+        due_ms = 0 if self._timeout_ms is None else self.context.time.now_ms + self._timeout_ms
+        dues = np.full(count, due_ms, dtype=np.int64)
+        if self._timeout_ms is not None:
+            dues = np.where(held > 0, self._state.extra(DUE).raw(upserted.slots), dues)
         if int(left.max()) < self._size:
             for accumulator in self._state.accumulators:
                 accumulator.update(batch, upserted.slots[codes])
             scatter(self._state.extra(ROWS).pages, upserted.slots, left)
+            if self._timeout_ms is not None:
+                scatter(self._state.extra(DUE).pages, upserted.slots, dues)
+                self._wait_for(due_ms, distinct, np.flatnonzero(held == 0))
             table.done()
             return []
         begun = np.flatnonzero(held)
@@ -82,7 +135,11 @@ class CountWindows(WindowOperator):
         merged.update(batch, windows)
         merged.done()
         going_on = np.flatnonzero(left % self._size)
-        self._put(distinct, going_on, left[going_on] % self._size, merged, lasts)
+        begins = (held == 0) | (lasts != firsts)
+        dues[begins] = due_ms
+        self._put(distinct, going_on, left[going_on] % self._size, dues[going_on], merged, lasts)
+        if self._timeout_ms is not None:
+            self._wait_for(due_ms, distinct, going_on[begins[going_on]])
         complete = np.flatnonzero(full)
         keys = gather(distinct, of_keys[complete].astype(np.int32)) if self._keys else distinct
         rows = self._rows.output_without_bounds(keys, merged.results(complete))
@@ -93,7 +150,13 @@ class CountWindows(WindowOperator):
         return iter(())
 
     def _put(
-        self, distinct: pa.RecordBatch, codes: _Numbers, rows: _Numbers, merged: MergedGroups, lasts: _Numbers
+        self,
+        distinct: pa.RecordBatch,
+        codes: _Numbers,
+        rows: _Numbers,
+        dues: _Numbers,
+        merged: MergedGroups,
+        lasts: _Numbers,
     ) -> None:
         """Put the open windows of some keys into the state, which has nothing of these keys."""
         if not len(codes):
@@ -102,8 +165,44 @@ class CountWindows(WindowOperator):
         upserted = self._state.table.upsert(self._state.stored_keys(np.zeros(len(codes), dtype=np.int64), keys))
         assert len(upserted.new_rows) == len(codes), "a window in the place of another one"
         scatter(self._state.extra(ROWS).pages, upserted.slots, rows)
+        if self._timeout_ms is not None:
+            scatter(self._state.extra(DUE).pages, upserted.slots, dues)
         self._state.merge(upserted.slots, merged.parts(lasts[codes]))
         self._state.table.done()
+
+    def _wait_for(self, due_ms: int, distinct: pa.RecordBatch, codes: _Numbers) -> None:
+        """Look at some keys when their time-out comes."""
+        if len(codes):
+            self._due.add(due_ms, gather(distinct, codes.astype(np.int32)) if self._keys else distinct)
+
+    def _fire_due(self, keys: pa.RecordBatch, now_ms: int, emit: Emit) -> None:
+        """Fire the windows of some distinct keys, where their time-out has come."""
+        table = self._state.table
+        count = keys.num_rows if self._keys else 1
+        found = table.upsert(self._state.stored_keys(np.zeros(count, dtype=np.int64), keys))
+        is_open = np.ones(count, dtype=np.bool_)
+        is_open[found.new_rows] = False
+        dues = self._state.extra(DUE).raw(found.slots)
+        fires = is_open & (dues <= now_ms)
+        waits = np.flatnonzero(is_open & ~fires)
+        rows = np.flatnonzero(fires)
+        results = self._state.results(found.slots[rows])
+        # To look a key up is to make a row for it. Those that were not there go again.
+        table.remove(found.slots[fires | ~is_open])
+        table.done()
+        self._changed_rows += count
+        if len(waits):
+            self._due.add(int(dues[waits].min()), gather(keys, waits.astype(np.int32)) if self._keys else keys)
+        if len(rows):
+            fired = gather(keys, rows.astype(np.int32)) if self._keys else keys
+            emit(self._rows.output_without_bounds(fired, results))
+
+    def _find_due(self) -> None:
+        """Find the time-outs of the windows that the state has."""
+        self._due = DueKeys()
+        if self._timeout_ms is not None and self._state.exists:
+            for keys, slots in self._state.table.scan_namespace(0, OUTPUT_ROWS_MAX):
+                self._due.restore(self._state.user_keys(keys), self._state.extra(DUE).raw(slots))
 
 
 def dealt_out(

@@ -186,13 +186,25 @@ class Session(EventTimeWindow):
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Windows of `rows` rows of a key, in the order in which they come. Event time has no part in them."""
+    """Windows of `rows` rows of a key, in the order in which they come. Event time has no part in them.
+
+    With `timeout` a window comes out so long after its first row by the clock, if it is not full before:
+    `Count(100, timeout="1s")` is a hundred rows or a second. With `fire_at_end` windows that are not full when the
+    input ends come out then. Without it they stay, and the log reports how many rows are in them.
+    """
 
     rows: int
+    timeout: Duration | None = field(default=None, kw_only=True)
+    fire_at_end: bool = field(default=False, kw_only=True)
+    timeout_ms: int | None = field(init=False, repr=False, compare=False, default=None)
 
     def __post_init__(self) -> None:
         if not isinstance(self.rows, int) or isinstance(self.rows, bool) or self.rows < 1:
             raise ConfigurationError(f"Count: {self.rows!r} is no number of rows; give 1 or more, as in Count(100)")
+        if not isinstance(self.fire_at_end, bool):
+            raise ConfigurationError(f"Count: fire_at_end={self.fire_at_end!r} is neither True nor False")
+        if self.timeout is not None:
+            _set(self, timeout_ms=_positive_ms(self.timeout, "Count: timeout"))
 
 
 @dataclass(frozen=True, slots=True)

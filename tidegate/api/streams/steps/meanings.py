@@ -89,7 +89,8 @@ def window_text(spec: WindowSpec) -> str:
         case Session():
             return f"Session(gap={spec.gap_ms} ms)"
         case Count():
-            return f"Count({spec.rows} rows)"
+            timeout = "" if spec.timeout_ms is None else f", timeout={spec.timeout_ms} ms"
+            return f"Count({spec.rows} rows{timeout})"
 
 
 def time_text(time: str | Clock | None) -> str:
