@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import ray
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from ray_jobs import Gated
@@ -114,3 +116,28 @@ def test_more_subtasks_than_slots_are_refused_before_anything_is_claimed(
         env.execute("too wide", checkpoints=tg.CheckpointConfig(storage=str(tmp_path / "checkpoints")))
     assert not (tmp_path / "table").exists()
     assert not (tmp_path / "checkpoints").exists()
+
+
+def test_the_first_rows_of_a_dataframe_are_shown(
+    env: tg.StreamEnvironment,
+    rows: DataFrame,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """By a job on Ray, of which neither an actor nor a file is left. The program can be executed afterwards."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    stream = env.from_dataframe(rows, uid="rows").select("value")
+    stream.show(2)
+    lines = capsys.readouterr().out.splitlines()
+    assert (lines[1], len(lines), lines[-1]) == ("| value |", 7, "only the first 2 rows")
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+    def left() -> list[str]:
+        names = [each["name"] for each in ray.util.list_named_actors(all_namespaces=True)]
+        return [name for name in names if name.startswith("show-")]
+
+    until("the end of its actors", lambda: left() == [], left)
+    table = stream.to_table(str(tmp_path / "out"), uid="table")
+    env.execute("shown", checkpoints=tg.CheckpointConfig(storage=str(tmp_path / "checkpoints"))).wait("4min")
+    assert table.rows_committed() == ROWS
