@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from side_by_side import lines
 
 import tidegate as tg
 from tidegate import recovery
@@ -48,6 +49,8 @@ RECEIVERS: dict[str, tuple[object, ...]] = {
     "context": CONTEXTS,
 }
 """What names in pages stand for."""
+OF_OTHERS = {line.theirs for line in lines()}
+"""What `coming-from.md` shows of other engines."""
 
 
 def calls() -> dict[str, list[Callable[..., object]]]:
@@ -71,7 +74,7 @@ CALLS = calls()
 
 def inline(page: Path) -> Iterator[str]:
     """What a page has in backticks, without its blocks."""
-    yield from INLINE.findall(FENCE.sub("", page.read_text()))
+    yield from (text for text in INLINE.findall(FENCE.sub("", page.read_text())) if text not in OF_OTHERS)
 
 
 def parameters(call: Callable[..., object]) -> dict[str, inspect.Parameter]:
