@@ -132,6 +132,17 @@ def test_streams_that_lead_nowhere(caplog: pytest.LogCaptureFixture) -> None:
     assert "'select' (uid 'forgotten') leads nowhere" in said
 
 
+def test_print_and_peek_may_be_the_last_step(caplog: pytest.LogCaptureFixture) -> None:
+    """Their purpose is that somebody looks at the rows, so nothing has to follow them."""
+
+    def build(env: Any) -> None:
+        rows = env.from_batches(ROWS)
+        rows.print()
+        rows.peek(lambda row: None)
+
+    assert not _said(caplog, build)
+
+
 def test_rows_are_not_there_before_the_job() -> None:
     """`to_arrow` before `execute` was empty, without a word."""
     with local(1) as env:

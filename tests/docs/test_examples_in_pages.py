@@ -129,10 +129,10 @@ def test_examples_run(
         tree, unknown = compiled(part, page)
         assert unknown == []
         if part.kind == "python":
-            exec(compile(tree, page, "exec"), namespace)
+            exec(compile(tree, page, "exec", dont_inherit=True), namespace)
         elif part.kind == "runs":
             unseen.update(namespace)
-            exec(compile(tree, page, "exec"), unseen)
+            exec(compile(tree, page, "exec", dont_inherit=True), unseen)
         if part.kind == "python":
             printed = capsys.readouterr().out
 

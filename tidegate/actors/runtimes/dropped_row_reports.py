@@ -84,7 +84,10 @@ class DroppedRowReports:
         if metric == RECORDS_LOST:
             return f"{rows} lost at {name} (uid {uid!r}): they were deleted before they were read; see on_missing="
         if uid in self._sources:
-            return f'{rows} not readable at {name} (uid {uid!r}) and dropped; bad_rows="side" keeps them'
+            return (
+                f"{rows} not readable at {name} (uid {uid!r}) and dropped; read them with "
+                'bad_rows="side" and bad_rows()'
+            )
         return (
             f"{rows} dropped at {name} (uid {uid!r}), because its function failed for them; read them with "
             f"side_output({self._unread.get(uid, '')!r})"

@@ -12,6 +12,7 @@ from types import CodeType
 import pyarrow as pa
 
 from tidegate.actors.graph.stream_graph import StreamNode
+from tidegate.actors.operators.batches.map_and_filter import Peek
 from tidegate.actors.operators.operator import Operator
 from tidegate.actors.operators.rows.process_operator import ProcessOperator
 from tidegate.actors.operators.watermarks.watermark_generator import (
@@ -36,7 +37,8 @@ def doubts(nodes: Sequence[StreamNode], periodic_checkpoints: bool) -> list[str]
     found: list[str] = []
     for node in nodes:
         which = f"{node.name!r} (uid {node.uid!r})"
-        if id(node) not in read and node.table is None and node.sink is None:
+        operator = made[id(node)]
+        if id(node) not in read and node.table is None and node.sink is None and not isinstance(operator, Peek):
             found.append(
                 f"{which} leads nowhere: its rows are computed, and no step, table or collect() takes them. Write "
                 "them, or leave the step out"
@@ -48,7 +50,6 @@ def doubts(nodes: Sequence[StreamNode], periodic_checkpoints: bool) -> list[str]
                 "no checkpoints by itself: written rows become visible with a checkpoint, so none ever would. Give "
                 'checkpoints=tg.CheckpointConfig(interval="10s")'
             )
-        operator = made[id(node)]
         if isinstance(operator, WatermarkGenerator):
             found += [f"{which}: {said}" for said in _of_seconds(operator, node)]
         if isinstance(operator, ProcessOperator) and operator.has_keyed_state:
