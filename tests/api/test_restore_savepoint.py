@@ -5,7 +5,9 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
+import polars as pl
 import pyarrow as pa
 import pytest
 from any_permit import ANY_PERMIT
@@ -163,3 +165,52 @@ def test_a_path_without_a_savepoint_is_refused(tmp_path: Path) -> None:
         program(env, GatedSource(ROWS), tmp_path)
         with pytest.raises(tg.ConfigurationError, match=f"no completed .* list {tmp_path}/savepoints` shows"):
             env.execute("job", checkpoints=config(tmp_path / "checkpoints"), restore=missing)
+
+
+def _files(folder: Path) -> list[str]:
+    return sorted(str(found) for found in folder.rglob("*") if found.is_file())
+
+
+def _changed(env: tg.StreamEnvironment, folder: Path, uid: str, evolution: Literal["add_columns"] | None) -> None:
+    """The program with one more column in its table, and one more in the collected rows."""
+    rows = env.from_source(GatedSource(ROWS, ROWS), uid="source")
+    sums = rows.key_by("k").aggregate(total=tg.sum("x"), n=tg.count(), uid="sums")
+    sums.to_table(str(folder / "out"), uid="out", mode="upsert", keys=("k",), schema_evolution=evolution)
+    rows.with_columns(twice=pl.col("x") * 2).collect(uid=uid)
+
+
+@pytest.mark.parametrize(
+    ("uid", "evolution", "refused"),
+    [
+        ("all again", None, "only the job has a column 'n'"),
+        (
+            "all",
+            "add_columns",
+            "with other columns: only the job has a column 'twice'. Give collect() another uid, so that it begins",
+        ),
+        ("all again", "add_columns", None),
+    ],
+)
+def test_other_columns_of_tables_and_collected_rows_are_found_before_the_restore(
+    uid: str, evolution: Literal["add_columns"] | None, refused: str | None, tmp_path: Path
+) -> None:
+    """`check_restore` reports what `execute` raises, and no file has changed then."""
+    path = saved(tmp_path)
+    before = _files(tmp_path)
+    with local(2) as env:
+        _changed(env, tmp_path, uid, evolution)
+        report = env.check_restore(path)
+        assert _files(tmp_path) == before
+        if refused is None:
+            assert report.ok
+            assert (
+                env.execute("job", checkpoints=config(tmp_path / "checkpoints"), restore=path).wait("4min")
+                == "finished"
+            )
+        else:
+            assert report.refused is not None
+            assert refused in report.refused
+            with pytest.raises(tg.TableError) as raised:
+                env.execute("job", checkpoints=config(tmp_path / "checkpoints"), restore=path)
+            assert str(raised.value) == report.refused
+            assert _files(tmp_path) == before

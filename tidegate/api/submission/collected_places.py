@@ -3,6 +3,7 @@
 Rules:
 
 - A restored job goes on in the place where the job before it has its rows.
+- Rows that are stored keep their columns: a program with others is refused.
 - A relocated savepoint has a copy of the rows with it. That copy stays as it is: the job gets a copy of its own, in its
   own folder.
 """
@@ -10,18 +11,19 @@ Rules:
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from tidegate.api.tables.output_tables import CollectedRows
 from tidegate.recovery.job_lineage import COLLECT, taskowned_url
 from tidegate.storage.checkpoints.layout import parse_savepoint_name
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, Committable, SubtaskState
-from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.errors import ConfigurationError, TableError
 from tidegate.storage.files.store import OpenStore
 from tidegate.storage.ids import JobId
 from tidegate.storage.tables.handed_rows import newest_mark
 from tidegate.storage.tables.table_copy import copy_table
+from tidegate.storage.tables.table_info import schema_difference
 from tidegate.storage.tables.table_log import TableLog
 
 log = logging.getLogger(__name__)
@@ -41,10 +43,7 @@ def collect_url(
     not be committed yet. ConfigurationError if rows of this uid were handed on with `for_each_checkpoint` before.
     """
     own = taskowned_url(root, job_id, COLLECT, rows.uid)
-    for before_root, before in line:
-        url = taskowned_url(before_root, before, COLLECT, rows.uid)
-        if not TableLog(open_store(url)).exists():
-            continue
+    for before_root, before, url in _earlier(rows, line, open_store):
         if not rows.handed_on and newest_mark(open_store(url))[0]:
             raise ConfigurationError(
                 f"collect (uid {rows.uid!r}): job {before} handed the rows of this uid on with for_each_checkpoint, "
@@ -57,6 +56,32 @@ def collect_url(
         copy_table(open_store(url), open_store(own), uncommitted)
         return own
     return own
+
+
+def check_collected(
+    collected: Iterable[CollectedRows], line: Sequence[tuple[str, JobId]], open_store: OpenStore
+) -> None:
+    """Raise TableError where rows that a job of the line has collected have other columns than the program's."""
+    for rows in collected:
+        for _, before, url in _earlier(rows, line, open_store):
+            stored = TableLog(open_store(url)).snapshot().info.arrow_schema
+            if difference := schema_difference(stored, rows.info.arrow_schema):
+                step = "for_each_checkpoint" if rows.handed_on else "collect"
+                raise TableError(
+                    f"{step} (uid {rows.uid!r}): job {before} has stored its rows with other columns: {difference}. "
+                    f"Give {step}() another uid, so that it begins without these rows; or restore the former columns"
+                )
+            break
+
+
+def _earlier(
+    rows: CollectedRows, line: Sequence[tuple[str, JobId]], open_store: OpenStore
+) -> Iterator[tuple[str, JobId, str]]:
+    """Root, job and URL of the rows that jobs of the line have collected under this uid, newest first."""
+    for root, job_id in line:
+        url = taskowned_url(root, job_id, COLLECT, rows.uid)
+        if TableLog(open_store(url)).exists():
+            yield root, job_id, url
 
 
 def with_places(covering: Sequence[CheckpointMetadata], urls: Mapping[str, str]) -> list[CheckpointMetadata]:

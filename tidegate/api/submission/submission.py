@@ -50,7 +50,7 @@ from tidegate.api.config.shown_settings import shown_settings
 from tidegate.api.given_names import check_name
 from tidegate.api.submission.aligned_sources import aligned_sources
 from tidegate.api.submission.assigned_sources import assigned_sources
-from tidegate.api.submission.collected_places import collect_url, with_places
+from tidegate.api.submission.collected_places import check_collected, collect_url, with_places
 from tidegate.api.submission.left_to_sinks import check_sinks, commit_left_over
 from tidegate.api.submission.local_folders import own_folder
 from tidegate.api.submission.restore_report import RestoreReport, restore_report
@@ -63,7 +63,7 @@ from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.storage.checkpoints.layout import CheckpointPointer
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata
 from tidegate.storage.clock import now_ms
-from tidegate.storage.errors import ConfigurationError, IncompatibleStateError, TidegateError
+from tidegate.storage.errors import ConfigurationError, IncompatibleStateError, TableError, TidegateError
 from tidegate.storage.extras import need
 from tidegate.storage.files.store import OpenStore
 from tidegate.storage.ids import CheckpointId, JobId, OperatorUid, SubtaskIndex
@@ -152,7 +152,10 @@ def report_on(request: JobRequest, open_store: OpenStore) -> RestoreReport:
     refused, rehearsal = None, _rehearsal(request, open_store)
     try:
         request, _, _ = checked(request, open_store, rehearsal=rehearsal, announce=False)
-    except ConfigurationError as error:
+        for table in request.tables:
+            table.log.check_description(table.info, evolves=table.options.evolves)
+        check_collected(request.collected, _lineage(request.root, restore, metadata, open_store), open_store)
+    except (ConfigurationError, TableError) as error:
         refused = str(error)
     pointer = CheckpointPointer(restore.root, restore.job_id, restore.checkpoint_id, restore.savepoint)
     return restore_report(str(pointer), metadata, request.graph, request.allow_non_restored_state, refused, rehearsal)
@@ -220,6 +223,7 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
     request, restore, metadata = checked(request, open_store)
     line = _lineage(request.root, restore, metadata, open_store)
     covering = [] if restore is None or metadata is None else checkpoints_up_to(restore, metadata, open_store)
+    check_collected(request.collected, line, open_store)
     bound = {
         rows.placeholder: rows.bind(collect_url(request.root, request.job_id, rows, line, covering, open_store))
         for rows in request.collected

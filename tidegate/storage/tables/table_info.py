@@ -90,7 +90,7 @@ class TableInfo:
                     f"the table at {url} has {what} {is_!r}, the job writes with {other!r}; "
                     "write to another url, or change the sink"
                 )
-        difference = _schema_difference(self.arrow_schema, wanted.arrow_schema)
+        difference = schema_difference(self.arrow_schema, wanted.arrow_schema)
         if difference:
             adds = wanted.arrow_schema.names[: len(self.arrow_schema)] == self.arrow_schema.names
             hint = ', or let the table have it with schema_evolution="add_columns"' if adds else ""
@@ -108,7 +108,7 @@ class TableInfo:
         there, here = self.arrow_schema, wanted.arrow_schema
         new = [here.field(at) for at in range(len(there), len(here))]
         before = pa.schema([here.field(at) for at in range(min(len(there), len(here)))])
-        if difference := _schema_difference(there, before):
+        if difference := schema_difference(there, before):
             raise TableError(
                 f"the table at {url} has another schema than the job writes: {difference}; "
                 'schema_evolution="add_columns" adds columns behind those that are there, and changes nothing else'
@@ -124,7 +124,8 @@ class TableInfo:
         return replace(added, added=(*self.added, *(field.name for field in new))) if new else self
 
 
-def _schema_difference(found: pa.Schema, wanted: pa.Schema) -> str | None:
+def schema_difference(found: pa.Schema, wanted: pa.Schema) -> str | None:
+    """The first difference between the columns of a table and those that a job writes; None if they are equal."""
     if found.equals(wanted, check_metadata=False):
         return None
     for name in (*found.names, *wanted.names):

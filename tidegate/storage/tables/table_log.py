@@ -112,6 +112,13 @@ class TableLog(TableReads):
                 mirror = LogMirror(self._store.url, info, self._tail)
                 mirror.check(if_exists if restored_from is None else "append", claim)
 
+    def check_description(self, info: TableInfo, *, evolves: bool) -> None:
+        """Raise TableError if there is a table that a job which describes it as `info` cannot write."""
+        with self._lock:
+            self._tail.refresh()
+            if self._tail.fold is not None:
+                self._described(info, evolves)
+
     def check_delta(self) -> None:
         """Raise TableError where the table is a Delta table too, and that one does not take our transactions now."""
         with self._lock:
