@@ -39,6 +39,7 @@ from tidegate.storage.units import parse_duration_ms, parse_size_bytes
 
 if TYPE_CHECKING:
     import polars as pl
+    import ray.data
     from pyspark.sql import DataFrame
 
 FOLDER_SPLITS = 16
@@ -176,6 +177,35 @@ class StreamSources(OtherNames):
             source = DataFrameSource(df, stage)
         stream = self.from_source(source, name=name, uid=uid, parallelism=parallelism)
         return timed(stream, timestamp, max_out_of_orderness, uid, idleness, alignment)
+
+    def from_ray_dataset(
+        self,
+        ds: ray.data.Dataset,
+        *,
+        schema: SchemaLike | None = None,
+        timestamp: str | pl.Expr | None = None,
+        max_out_of_orderness: str | timedelta | int = 0,
+        alignment: WatermarkAlignment | None = None,
+        name: str = "from_ray_dataset",
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> Stream:
+        """A stream over a `ray.data.Dataset`.
+
+        When the job is executed, tasks of Ray Data compute the dataset and write its rows to files, once. The job reads
+        these files, so what it replays after a failure, or in a restored job, is exactly what it read before. Ray Data
+        needs free CPUs for that, beside the slots of the job. Each block is at least one file, which is one split, and
+        rows keep their order within a block.
+
+        Columns and types are those of the dataset, of which Ray Data may have to compute the first block; `schema`
+        takes its place. Columns of tensors and of pickled objects are refused by name, as are blocks that differ.
+        `timestamp`, `max_out_of_orderness` and `alignment` are as with `from_dataframe`. See `docs/sources.md`.
+        """
+        from tidegate.ray_data.dataset_source import RayDatasetSource
+
+        source = RayDatasetSource(ds, None if schema is None else as_schema(schema, "from_ray_dataset"))
+        stream = self.from_source(source, name=name, uid=uid, parallelism=parallelism)
+        return timed(stream, timestamp, max_out_of_orderness, uid, None, alignment)
 
     def from_files(
         self,

@@ -26,6 +26,7 @@ from tidegate.api.tables.shown_rows import (
 from tidegate.api.tables.table_options import TableOptions
 from tidegate.api.tables.vacuumed_tables import RETAIN_DEFAULT, TableVacuumed, vacuum_table
 from tidegate.storage.errors import ConfigurationError, JobFailedError, JobTimeoutError, TableError, TidegateError
+from tidegate.storage.extras import need
 from tidegate.storage.files.file_system_store import join_url, open_store
 from tidegate.storage.files.store import OpenStore, Store
 from tidegate.storage.ids import OperatorUid
@@ -40,6 +41,7 @@ from tidegate.storage.tables.table_log import TableInfo, TableLog
 if TYPE_CHECKING:
     import pandas as pd
     import polars as pl
+    import ray.data
     from pyspark.sql import DataFrame, SparkSession
 
 LOOK_MS = 100
@@ -116,6 +118,23 @@ class OutputTable:
         return html_rows(
             found, f"{self.url}, {self.info.mode}" + (f"; the first {ROWS_IN_NOTEBOOK} rows" if more else "")
         )
+
+    def to_ray(self, *, as_of: AsOf | None = None, filters: Sequence[PartitionFilter] = ()) -> ray.data.Dataset:
+        """The rows that are committed now, or were then, as a lazy `ray.data.Dataset`; arguments as those of `read`.
+
+        Tasks of Ray Data read the files; in upsert mode they find the newest row of each key. Later commits do not
+        show in it. Rows come in commit order in append mode, if Ray Data preserves the order of blocks, and in no
+        order in upsert mode. Do not give the folder of the table to `ray.data.read_parquet`: it has rows that are not
+        in the table. Raises ConfigurationError for a table in memory, or without Ray Data (`pip install 'ray[data]'`).
+        """
+        need("table.to_ray", "ray")
+        try:
+            from tidegate.ray_data.table_dataset import table_to_dataset
+        except ImportError as error:
+            raise ConfigurationError(
+                f"table.to_ray needs Ray Data, which does not load ({error}): pip install 'ray[data]'"
+            ) from error
+        return table_to_dataset(self._store, as_of=as_of, filters=filters)
 
     def files(self, *, as_of: AsOf | None = None, filters: Sequence[PartitionFilter] = ()) -> list[str]:
         """URLs of the Parquet files whose rows are committed now, or were then, for engines that read Parquet.
