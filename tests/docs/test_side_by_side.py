@@ -189,6 +189,7 @@ DOUBLED = _with(price=lambda row: row["price"] * 2)
 OVER_4 = _where(lambda row: row["price"] > 4)
 UNDER_5 = _where(lambda row: row["price"] < 5)
 ID_TAGS = _tags()
+EXPLODED = [{**row, "tags": tag} for row in ORDERS for tag in row["tags"]]
 TAGS = _only(ID_TAGS, "tag")
 ID_ITEM = _only(ORDERS, "id", "item")
 ALL_USERS = _only([*ORDERS, *USERS], "user")
@@ -284,6 +285,7 @@ DESCRIBED: dict[str, Any] = {
     'df.sort(["price", "id"], descending=[True, False]).limit(2)': _best_two(),
     "df.limit(2)": ORDERS[:2],
     "df.head(2)": ORDERS[:2],
+    'df.filter(pf.col("tags").cardinality > 0).explode("tags")': EXPLODED,
     "df.flat_map(F)": TAGS,
     'df.join(us, on="user")': INNER,
     'df.join(us, left_on="user", right_on="name")': INNER,
@@ -306,6 +308,9 @@ DESCRIBED: dict[str, Any] = {
     "df.schema": COLUMNS,
     "df.collect()": SAME,
     "df.to_pandas()": SAME,
+    "df.iter_rows()": SAME,
+    "df.iter_batches()": SAME,
+    'df.select("id", one=pf.lit(1))': [{"id": row["id"], "one": 1} for row in ORDERS],
     "df.write_parquet(PATH)": SAME,
     "@pf.udf": DOUBLE,
     "@pf.udtf": TAGS,
@@ -333,7 +338,9 @@ DESCRIBED: dict[str, Any] = {
         if order["user"] == user["user"]
     ],
     'op.join("m", ks, kus, insert_mode="product", emit_mode="final")': _pairs("full"),
-    'op.collect("m", ks, TIMEOUT, 2)': [{"user": "bob", "ids": [2, 6]}],
+    'op.collect("m", ks, TIMEOUT, 2)': [
+        {"user": user, "ids": ids} for user, ids in (("ann", [1, 3]), ("ann", [5]), ("bob", [2, 6]), ("cid", [4]))
+    ],
     'op.inspect("m", s)': SAME,
     'op.redistribute("m", s)': SAME,
     'win.count_window("m", s, CLOCK, TumblingWindower(LENGTH, ALIGN_TO), F)': TUMBLING,
@@ -378,7 +385,7 @@ DESCRIBED: dict[str, Any] = {
     "t.cast_to_types(price=float)": _with(price=lambda row: float(row["price"])),
     "t.filter(pw.this.price > 4)": OVER_4,
     "t.split(pw.this.price > 4)[1]": UNDER_5,
-    "t.flatten(pw.this.tags)": [{**row, "tags": tag} for row in ORDERS for tag in row["tags"]],
+    "t.flatten(pw.this.tags)": EXPLODED,
     "t.select(id=pw.this.id, double=pw.apply(F, pw.this.price))": DOUBLE,
     "t.groupby(pw.this.user).reduce(pw.this.user, total=pw.reducers.sum(pw.this.price))": TOTALS,
     "t.reduce(most=pw.reducers.max(pw.this.price))": MOST,
