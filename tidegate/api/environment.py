@@ -200,8 +200,8 @@ class StreamEnvironment(Topologies):
         - "latest": at the newest whole checkpoint of a job of this name; afresh if no run of the name ever completed
           one.
         - "latest_or_fresh": the same, and afresh as well if all of them are damaged or gone.
-        - A path, `<storage>/<job>/chk-N` or that of a savepoint: there. State whose operator is not in the program is
-          refused, or left behind with `allow_non_restored_state`.
+        - A path, `<storage>/<job>/chk-N` or that of a savepoint: there. State whose operator is not in the program, or
+          that its function does not declare any more, is refused, or left behind with `allow_non_restored_state`.
 
         `restart` defaults to the `config=` of the environment. Without that, a job with periodic checkpoints restarts
         without end (`tg.RestartStrategy.exponential_delay()`), and one without them never. `hooks` are told of every
@@ -227,7 +227,7 @@ class StreamEnvironment(Topologies):
             detached=detached,
             local_aggregation=local_aggregation,
         )
-        check_meaning(request, self.open_store)
+        request = check_meaning(request, self.open_store)
         store, savepoints, name = self.open_store(request.root), request.checkpoints.savepoints, request.name
         temporary = self._temporary_job(request)
         if self._config.web.web:
@@ -381,6 +381,8 @@ class StreamEnvironment(Topologies):
             seed,
             local_aggregation=local_aggregation,
         )
+        if request.allow_non_restored_state:
+            request = check_meaning(request, self.open_store)
         # Imported late: only a plan needs what draws the graph of the job page.
         from tidegate.api.submission.plan_picture import Plan
 

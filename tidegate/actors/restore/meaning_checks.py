@@ -35,7 +35,7 @@ class Comparison:
     """What becomes of the state of one operator.
 
     `problems`: what does not fit, each a sentence. `started_empty`, `dropped` and `migrated`: names of parts, such as
-    `aggregate n`.
+    `aggregate n`. `dropped_states`: names of the states of a function among those that are dropped.
     """
 
     uid: OperatorUid
@@ -44,6 +44,7 @@ class Comparison:
     started_empty: list[str] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
     migrated: list[str] = field(default_factory=list)
+    dropped_states: list[str] = field(default_factory=list)
 
     @property
     def changes(self) -> bool:

@@ -6,8 +6,10 @@ is closed again. It is the same code that runs in a task, so both refuse the sam
 
 - Table sinks and sinks of users are not opened: what they keep is tidegate's own.
 - State lies in memory meanwhile, whatever the backend of the job is.
+- A state that a function does not declare any more is dropped if the user agrees (`allow_non_restored_state`). The
+  restore point of the job names it, and no task reads it. Without consent it is refused.
 - A function whose `open` fails here (it needs a machine of the cluster, or rows) is compared by its task, as the log
-  reports. A mismatch that is found there ends the job without a restart.
+  reports. A mismatch that is found there ends the job without a restart, and so does a state that is not declared.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from tidegate.actors.graph.job_graph import JobGraph, OperatorSpec
 from tidegate.actors.operators.operator import Operator, OperatorContext, ProcessingTime
 from tidegate.actors.operators.operator_errors import is_failure
 from tidegate.actors.operators.rows.process_operator import ProcessOperator
+from tidegate.actors.operators.state.state_names import UndeclaredStateError
 from tidegate.actors.protocol.errors import OperatorError
 from tidegate.actors.protocol.failure_reasons import error_text
 from tidegate.actors.restore.meaning_checks import Comparison
@@ -42,17 +45,23 @@ log = logging.getLogger(__name__)
 
 
 def rehearsed(
-    store: Store, metadata: CheckpointMetadata, graph: JobGraph, left_out: Collection[OperatorUid] = ()
+    store: Store,
+    metadata: CheckpointMetadata,
+    graph: JobGraph,
+    left_out: Collection[OperatorUid] = (),
+    *,
+    allow_non_restored_state: bool = False,
 ) -> list[Comparison]:
     """What becomes of the states of each operator that has state in the checkpoint, in the graph's order.
 
-    `store` is opened at the root of the checkpoint. `left_out`: operators that are not opened. Raises CorruptionError,
+    `store` is opened at the root of the checkpoint. `left_out`: operators that are not opened.
+    `allow_non_restored_state`: states that functions do not declare any more are dropped. Raises CorruptionError,
     NotFoundError, CodecError and StorageError if the state cannot be read.
     """
     known = {info.uid: info.max_parallelism for info in metadata.operators}
     with_state = {uid for subtask in metadata.subtasks for uid in operators_with_state(subtask)}
     return [
-        _rehearsed(store, metadata, spec, vertex.parallelism, known[spec.uid])
+        _rehearsed(store, metadata, spec, vertex.parallelism, known[spec.uid], allow_non_restored_state)
         for vertex in graph.vertices
         for spec in vertex.operators
         if spec.uid in known.keys() & with_state
@@ -63,21 +72,35 @@ def rehearsed(
 
 
 def _rehearsed(
-    store: Store, metadata: CheckpointMetadata, spec: OperatorSpec, parallelism: int, max_parallelism: int
+    store: Store,
+    metadata: CheckpointMetadata,
+    spec: OperatorSpec,
+    parallelism: int,
+    max_parallelism: int,
+    allow_non_restored_state: bool,
 ) -> Comparison:
     found = Comparison(spec.uid, spec.name)
-    tables = stored_columns(store, subtasks_of(metadata, spec.uid), spec.uid)
+    tables: Sequence[StateTable] = stored_columns(store, subtasks_of(metadata, spec.uid), spec.uid)
     context = OperatorContext(
         spec.uid, spec.name, SubtaskIndex(0), parallelism, max_parallelism, backend=StateBackendOptions()
     )
     try:
         refusal, operator = _opened(spec, context, tables)
+        while isinstance(refusal, UndeclaredStateError):
+            _leave_behind(found, refusal, allow_non_restored_state)
+            tables = [table for table in tables if table.state != refusal.state]
+            refusal, operator = _opened(spec, context, tables)
         if refusal is None:
-            _compare_states(found, operator, tables)
+            if not found.problems:
+                _compare_states(found, operator, tables)
             return found
-        found.problems.append(refusal)
+        found.problems.append(str(refusal))
         if isinstance(operator, ProcessOperator):
-            found.problems += [text for text in _refused_alone(spec, context, tables) if text not in found.problems]
+            for alone in _refused_alone(spec, context, tables):
+                if isinstance(alone, UndeclaredStateError):
+                    _leave_behind(found, alone, allow_non_restored_state)
+                elif str(alone) not in found.problems:
+                    found.problems.append(str(alone))
     except TidegateError as error:
         log.info(
             "The states of operator %r (%r) are compared by its tasks: its function failed where it was opened to find "
@@ -87,18 +110,29 @@ def _rehearsed(
     return found
 
 
-def _opened(spec: OperatorSpec, context: OperatorContext, tables: Sequence[StateTable]) -> tuple[str | None, Operator]:
+def _leave_behind(found: Comparison, undeclared: UndeclaredStateError, allow_non_restored_state: bool) -> None:
+    """Drop a state of the checkpoint, or refuse it."""
+    if allow_non_restored_state:
+        found.dropped.append(f"state {undeclared.state}")
+        found.dropped_states.append(undeclared.state)
+    else:
+        found.problems.append(f"{undeclared}; or drop the state with allow_non_restored_state=True")
+
+
+def _opened(
+    spec: OperatorSpec, context: OperatorContext, tables: Sequence[StateTable]
+) -> tuple[TidegateError | None, Operator]:
     """Open and close the operator. Returns why it refuses the tables, if it does. OperatorError if a function fails."""
     operator = spec.factory()
-    refusal: str | None = None
+    refusal: TidegateError | None = None
     try:
         operator.open(replace(context, time=ProcessingTime(now_ms())), Handover(tables))
     except OperatorError as error:
         if not isinstance(error.__cause__, TidegateError) and error.__cause__ is not None:
             raise
-        refusal = str(error)
+        refusal = error
     except TidegateError as error:
-        refusal = str(error)
+        refusal = error
     finally:
         _close(operator, context)
     return refusal, operator
@@ -114,7 +148,9 @@ def _close(operator: Operator, context: OperatorContext) -> None:
         log.debug("Operator %r could not be closed again: %s", context.uid, error_text(error))
 
 
-def _refused_alone(spec: OperatorSpec, context: OperatorContext, tables: Sequence[StateTable]) -> Iterator[str]:
+def _refused_alone(
+    spec: OperatorSpec, context: OperatorContext, tables: Sequence[StateTable]
+) -> Iterator[TidegateError]:
     """Why a function refuses each of its states, one by one: the first open reports only the first of them."""
     for state in dict.fromkeys(table.state for table in tables):
         refusal, _ = _opened(spec, context, [table for table in tables if table.state == state])

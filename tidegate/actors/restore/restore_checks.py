@@ -51,14 +51,15 @@ def check_restorable(
     allow_non_restored_state: bool = False,
     announce: bool = True,
     rehearsal: Sequence[Comparison] = (),
+    dropped_states: Sequence[tuple[OperatorUid, str]] = (),
 ) -> None:
     """Raise IncompatibleStateError if the graph cannot go on from the checkpoint.
 
     The error lists every problem, so that the user can mend them all at once. `store` is opened at the root of the
     checkpoint. With `allow_non_restored_state` the state of operators that the graph lacks is dropped, with a warning;
     all other problems are still errors. `announce`: whether the log reports what is dropped. `rehearsal`: what
-    operators refuse that were opened on the columns of the checkpoint. Raises StorageError if the positions of a source
-    cannot be read.
+    operators refuse that were opened on the columns of the checkpoint. `dropped_states`: the states of functions that
+    they have found to be dropped, for the log. Raises StorageError if the positions of a source cannot be read.
     """
     found = misfits(
         metadata, graph, ignore_in_flight=ignore_in_flight, allow_non_restored_state=allow_non_restored_state
@@ -72,6 +73,11 @@ def check_restorable(
             log.info("Operator %r goes on from %s with changes: %s", compared.uid, _where(metadata), compared.summary)
     if allow_non_restored_state:
         _say_what_is_left_behind(metadata, graph)
+    for uid, state in dropped_states:
+        log.warning(
+            "The state %r of operator %r in %s is dropped, as was asked for: its function does not declare it any more",
+            state, uid, _where(metadata),
+        )  # fmt: skip
     _say_that_nothing_is_left_to_do(metadata, graph)
 
 
@@ -105,7 +111,7 @@ def rehearse(
     held = {info.uid for info in metadata.operators if info.meaning is None}
     misfit = {compared.uid for compared in described if compared.problems}
     left_out = {info.uid for info in metadata.operators if info.uid not in stateful | held} | misfit
-    return rehearsed(store, metadata, graph, left_out)
+    return rehearsed(store, metadata, graph, left_out, allow_non_restored_state=allow_non_restored_state)
 
 
 def misfits(

@@ -10,13 +10,15 @@ The host of a task calls `restore_task` before the task is ready. Rules:
   subtask 0 takes over the splits of all of them. Otherwise the coordinator would assign these splits again, and later
   checkpoints would not know them.
 - Watermarks between the rows of calls that wait are left out unless event time goes on (`restored_event_time.py`).
+- States that the restore point drops are left out of the rows here, for every backend, and nowhere else. Files of a
+  backend that hold such a state are read as rows, and no later checkpoint builds on what they were read from.
 - `restore_in_flight.py` has the rules for in-flight data.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -56,7 +58,8 @@ class RestoredTask:
     finished: bool
     in_flight: RestoredChannels = ()
     part: SubtaskState | None = None
-    """The same subtask's part of the checkpoint. None if it had finished, or the parallelism was another one."""
+    """The same subtask's part of the checkpoint. None if it had finished, the parallelism was another one, or a state
+    is dropped."""
     kept: frozenset[OperatorUid] = frozenset()
     """Operators whose keyed state is in memory already. Tables without rows stand for it."""
     origin: StateOrigin = StateOrigin.STORAGE
@@ -99,7 +102,10 @@ def restore_task(
                 "had finished"
             )
         return RestoredTask(tuple((uid, ()) for uid in uids), finished=True)
-    part = part_of(metadata, vertex, task)
+    dropped: dict[OperatorUid, set[str]] = {}
+    for uid, state in restore.dropped_states:
+        dropped.setdefault(uid, set()).add(state)
+    part = None if dropped.keys() & set(uids) else part_of(metadata, vertex, task)
     if part is None:
         kept = {}
     calling = {spec.uid for spec in vertex.operators if spec.calls is not None}
@@ -118,6 +124,7 @@ def restore_task(
                 kept.get(uid, ()),
                 None if spool_folder is None else Spool(f"{backend_folder(spool_folder, uid)}{NATIVE_MARK}restore"),
                 frozenset({WATERMARKS} if uid in stale else ()),
+                frozenset(dropped.get(uid, ())),
             ),
         )
         for uid in uids
@@ -169,8 +176,12 @@ def _tables_of(
     kept: Sequence[StateTable],
     spool: Spool | None,
     left_out: frozenset[str],
+    dropped: frozenset[str],
 ) -> Handover:
-    """The state with which one subtask of an operator starts, in a vertex that has not finished."""
+    """The state with which one subtask of an operator starts, in a vertex that has not finished.
+
+    `left_out`: names of list states that are not read. `dropped`: names of states of any kind.
+    """
     groups = key_group_range(subtask, info.max_parallelism, parallelism)
     rescaled = info.parallelism != parallelism
     broadcast_from: dict[str, SubtaskIndex] = {}
@@ -183,6 +194,8 @@ def _tables_of(
         has_groups = had.start < groups.stop and groups.start < had.stop
 
         def wanted(section: SectionRef, old: SubtaskState = old, has_groups: bool = has_groups) -> bool:
+            if section.state in dropped:
+                return False
             match section.kind:
                 case StateKind.KEYED:
                     return has_groups and section.state not in in_memory
@@ -194,18 +207,25 @@ def _tables_of(
                     return True
 
         if native_folder is not None and old.subtask == subtask:
-            fetched = [n for n in old.native if n.uid == info.uid and n.key_groups == (groups.start, groups.stop)]
-            for native in fetched:
+            alike = [n for n in old.native if n.uid == info.uid and n.key_groups == (groups.start, groups.stop)]
+            tables_of = [(native, tables_of_fetched(native)) for native in alike]
+            whole = [(native, held) for native, held in tables_of if dropped.isdisjoint(each.state for each in held)]
+            for native, held in whole:
                 fetch_native(store, native, backend_folder(native_folder, info.uid))
-                found += tables_of_fetched(native)
+                found += held
+            fetched = [native for native, _ in whole]
             old = replace(old, native=tuple(native for native in old.native if native not in fetched))
         if spool is None:
-            found += read_subtask_state(store, old, info.uid, groups, wanted=wanted, readers=readers)
+            tables: Iterable[StateTable] = read_subtask_state(
+                store, old, info.uid, groups, wanted=wanted, readers=readers
+            )
         else:
             tables = iter_subtask_state(
                 store, old, info.uid, groups, wanted=wanted, scratch_dir=spool.folder, readers=readers
             )
-            found += spool.keep(tables)
+        # `wanted` does not choose among the states in a backend's files.
+        left = (table for table in tables if table.state not in dropped)
+        found += left if spool is None else spool.keep(left)
     found.sort(key=lambda table: table.layer)
     return Handover(_deal_out(found, subtask, parallelism) if rescaled else found)
 

@@ -98,6 +98,8 @@ class JobRequest:
     max_parallelism: int | None = None
     """Number of key groups, if the user has said it; else a restored job has that of its checkpoint."""
     allow_non_restored_state: bool = False
+    dropped_states: tuple[tuple[OperatorUid, str], ...] = ()
+    """States of functions that `check_meaning` has found to be dropped (see `RestorePoint`)."""
     detached: bool = False
     log: LogSettings = field(default_factory=LogSettings)
     temporary: bool = False
@@ -118,14 +120,16 @@ def make_job_id(name: str, suffix: str) -> JobId:
     return JobId(f"{slug}-{suffix}")
 
 
-def check_meaning(request: JobRequest, open_store: OpenStore) -> None:
-    """Raise IncompatibleStateError if the program does not fit the checkpoint that it names. It only reads.
+def check_meaning(request: JobRequest, open_store: OpenStore) -> JobRequest:
+    """The request, with the states that are dropped from the checkpoint that it names. It only reads.
+
+    Raises IncompatibleStateError if the program does not fit the checkpoint.
 
     `execute` calls it before it takes the name of the job, so that a refusal leaves nothing behind. Whatever else is
     wrong with the checkpoint is reported by `prepare`, when no other job of the name runs any more.
     """
     if request.restore is None:
-        return
+        return request
     rehearsal: list[Comparison] = []
     try:
         rehearsal = _rehearsal(request, open_store)
@@ -137,6 +141,9 @@ def check_meaning(request: JobRequest, open_store: OpenStore) -> None:
         raise
     except TidegateError as error:
         log.debug("restore=%r is looked at again under the name of the job: %s", request.restore, error)
+    return replace(
+        request, dropped_states=tuple((each.uid, state) for each in rehearsal for state in each.dropped_states)
+    )
 
 
 def report_on(request: JobRequest, open_store: OpenStore) -> RestoreReport:
@@ -206,8 +213,9 @@ def checked(
         allow_non_restored_state=request.allow_non_restored_state,
         announce=announce,
         rehearsal=rehearsal,
+        dropped_states=request.dropped_states,
     )
-    return request, restore, metadata
+    return request, replace(restore, dropped_states=request.dropped_states), metadata
 
 
 def prepare(request: JobRequest, open_store: OpenStore) -> Submission:

@@ -93,6 +93,7 @@ class JobSetting:
     hooks: tuple[MasterHook, ...] = ()
     actions: tuple[Action, ...] = ()
     restore: str | None = None
+    allow_non_restored_state: bool = False
     settle_ms_max: int = 3_600_000
     adoption_timeout_ms: int | None = None
     """As in the job's spec."""
@@ -223,6 +224,7 @@ class Simulation:
             checkpoints=setting.checkpoints,
             restart=setting.restart,
             restore=setting.restore,
+            allow_non_restored_state=setting.allow_non_restored_state,
             suffix=f"{self._jobs:08d}",
             seed=self.seed,
             hooks=setting.hooks,

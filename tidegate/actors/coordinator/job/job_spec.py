@@ -85,7 +85,8 @@ class JobEdgeInfo:
 class RestorePoint:
     """The checkpoint or savepoint that a job starts from. Its files lie under `root` (see `CheckpointPointer`).
 
-    `ignore_in_flight`: its in-flight data is left out, and so lost.
+    `ignore_in_flight`: its in-flight data is left out, and so lost. `dropped_states`: uids of operators, each with the
+    name of a state that its function does not declare any more, and that the user has agreed to drop.
     """
 
     root: str
@@ -94,6 +95,7 @@ class RestorePoint:
     final: bool
     savepoint: bool = False
     ignore_in_flight: bool = False
+    dropped_states: tuple[tuple[OperatorUid, str], ...] = ()
 
     @property
     def pointer(self) -> str:

@@ -3,7 +3,8 @@
 `ProcessOperator` calls it. Rules:
 
 - Names are unique, and none is the name of a key column.
-- The function must bind every state of the checkpoint. A state that it does not ask for is refused, not dropped.
+- The function must bind every state of the checkpoint that is handed over. A state that the user has agreed to drop is
+  left out before (`restore_task.py`).
 - Stored rows are converted to the declared types if that loses nothing (see `storage/schemas/evolution.py`).
 - A state may get a time to live, which then counts from the restore. It may not lose one.
 """
@@ -151,7 +152,8 @@ class KeyedStates:
     def load(self, table: StateTable) -> None:
         """Load a stored table.
 
-        ConfigurationError if no state of its name is bound, or for a type that cannot become the declared one;
+        UndeclaredStateError if no state of its name is bound, ConfigurationError for a type that cannot become the
+        declared one;
         CorruptionError if a key comes twice, here or in `loaded`.
         """
         if table.state == TIMERS_STATE:
@@ -159,9 +161,10 @@ class KeyedStates:
             return
         state = self._states.get(table.state)
         if state is None:
-            raise ConfigurationError(
+            raise self._names.not_bound(
+                table.state,
                 f"the checkpoint has a state {table.state!r} that the function does not bind (it binds "
-                f"{sorted(self._states)}): call self.context.state(...) for it in open, or change the operator's uid"
+                f"{sorted(self._states)}): call self.context.state(...) for it in open, or change the operator's uid",
             )
         self.backend.load(table if table.removed else replace(table, rows=self._declared(state, table.rows)))
 

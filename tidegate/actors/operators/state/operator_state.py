@@ -251,13 +251,14 @@ class OperatorStates:
         return state
 
     def complete(self) -> None:
-        """No state is bound from now on. ConfigurationError for a state of the checkpoint that was not bound."""
+        """No state is bound from now on. UndeclaredStateError for a state of the checkpoint that was not bound."""
         self._complete = True
         for name, (table, *_) in self._restored.items():
-            raise ConfigurationError(
+            raise self._names.not_bound(
+                name,
                 f"the checkpoint has a {table.kind.value} state {name!r} that the function does not bind (it binds "
                 f"{sorted(self._names)}): call self.context.{_BOUND_BY[table.kind]}(...) for it in open, or change "
-                "the operator's uid"
+                "the operator's uid",
             )
 
     @property

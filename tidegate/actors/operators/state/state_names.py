@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.errors import ConfigurationError, IncompatibleStateError
 from tidegate.storage.state.timer_rows import TIMERS_STATE
+
+
+class UndeclaredStateError(IncompatibleStateError):
+    """A checkpoint has a state of a function that the function does not declare any more. `state`: its name.
+
+    With consent such a state is dropped at submission (`restore/rehearsal.py`).
+    """
+
+    def __init__(self, text: str, state: str = "") -> None:
+        super().__init__(text)
+        self.state = state
 
 
 class StateNames:
@@ -22,3 +33,10 @@ class StateNames:
         if name in self._taken or name == TIMERS_STATE:
             raise ConfigurationError(f"two states are named {name!r} ({TIMERS_STATE!r} is tidegate's own)")
         self._taken.add(name)
+
+    def not_bound(self, name: str, text: str) -> IncompatibleStateError:
+        """Returns the error for a stored state that is not bound; `text` is its message.
+
+        It is an UndeclaredStateError unless the name is taken: such a state is of another kind now, or tidegate's own.
+        """
+        return IncompatibleStateError(text) if name in self._taken else UndeclaredStateError(text, name)

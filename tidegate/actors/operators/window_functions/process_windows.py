@@ -37,7 +37,12 @@ from tidegate.actors.operators.state.timers import TimeDomain
 from tidegate.actors.operators.state.undo import StateUndo
 from tidegate.actors.operators.window_functions.window_calls import Grouped, WindowCalls, WindowResult
 from tidegate.actors.operators.window_functions.window_states import StateOfWindows
-from tidegate.actors.operators.window_functions.window_timers import WindowLife, WindowTimers, WindowTimerService
+from tidegate.actors.operators.window_functions.window_timers import (
+    TIMERS_OF_WINDOWS,
+    WindowLife,
+    WindowTimers,
+    WindowTimerService,
+)
 from tidegate.actors.operators.windows.slices import Window
 from tidegate.actors.operators.windows.window_specs import Times
 from tidegate.actors.protocol.side_outputs import OutputTag
@@ -182,6 +187,8 @@ class FunctionCalls(WindowCalls):
             ask._timers = WindowTimerService(
                 timers, ask._window_end, lambda: ask.current_processing_time, lambda: ask.current_watermark
             )
+        else:
+            names.take(TIMERS_OF_WINDOWS)  # its timers are tidegate's own, so they are not dropped as a state is
         with blame_call(context, "open"):
             self._function.open(ask)
         states.complete()

@@ -150,7 +150,7 @@ class WindowBuffer(RowsOperator):
     def make_backend(self) -> KeyedBackend:
         """One for the rows, and for what the function remembers."""
         if isinstance(self._calls, FunctionCalls):
-            return self._calls.open(self.context, self.keys, [*self.stored], self._life).backend
+            return self._calls.open(self.context, self.keys, (ROWS_STATE, KEPT_STATE, TOLD_STATE), self._life).backend
         return super().make_backend()
 
     def fix_keys(self, backend: KeyedBackend) -> None:

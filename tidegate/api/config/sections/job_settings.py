@@ -24,7 +24,7 @@ class JobSettings(Section):
     allow_non_restored_state: Annotated[bool, BeforeValidator(of.switch)] = Field(
         default=False, alias=KEYS["allow_non_restored_state"][0]
     )
-    """Whether state is left behind whose operator is no longer in the program."""
+    """Whether state is left behind whose operator, aggregate or function's declaration is no longer in the program."""
 
     detached: Annotated[bool, BeforeValidator(of.switch)] = Field(default=False, alias=KEYS["detached"][0])
     """Whether the job continues when its driver ends. On Ray alone."""
