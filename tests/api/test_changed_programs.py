@@ -311,7 +311,7 @@ def test_a_restore_is_checked_without_a_start(tmp_path: Path) -> None:
     def report(step: Step, allow: bool = False) -> tg.RestoreReport:
         before = sorted(str(found) for found in tmp_path.rglob("*"))
         with local(1, 5) as env:
-            step(_rows(env, GatedSource(ROWS))).collect(uid="out")
+            step(_rows(env, GatedSource(ROWS))).collect(uid="out again")
             found = env.check_restore(path, allow_non_restored_state=allow)
         assert before == sorted(str(found) for found in tmp_path.rglob("*"))
         return found
@@ -325,6 +325,10 @@ def test_a_restore_is_checked_without_a_start(tmp_path: Path) -> None:
     assert not refused.ok
     assert refused.restored == ("in",)
     assert "aggregate a=sum(v), and the program aggregate a=min(v)" in str(refused)
+    keyed = report(lambda rows: rows.key_by("x").aggregate(a=tg.sum("v"), b=tg.max("v"), emit="final", uid="op"))
+    assert keyed.refused is not None
+    assert "the checkpoint has keys (k), and the program keys (x)" in keyed.refused
+    assert keyed.refused.count("the program") == 1, "other keys are reported twice"
 
 
 _PROGRAM = """

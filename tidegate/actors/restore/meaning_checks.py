@@ -165,6 +165,8 @@ def _changed_columns(found: Comparison, held: StateMeaning, now: StateMeaning) -
         if old is None or old.schema == columns.schema:
             continue
         schema, expected = old.arrow_schema, columns.arrow_schema
+        if columns.role == "keys" and schema.names != expected.names and found.problems:
+            continue  # The parts have other keys too, and one reason is enough.
         reason = _refusal(columns, schema, expected, texts.get(key, ""))
         if reason is None:
             found.migrated.append(f"{columns.role} {columns.name}".rstrip())
