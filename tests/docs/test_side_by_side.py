@@ -5,6 +5,7 @@ The right side is run as the page has it. `tests/cluster/test_other_engines.py` 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -28,6 +29,7 @@ ENGINES = {
 } | RUN_THERE
 ORDERS, USERS = data()
 MINUTE = timedelta(minutes=1)
+METHOD = re.compile(r"(?:ds|t|df|sdf|orders)\.(\w+)\(")
 Row = dict[str, Any]
 
 
@@ -453,6 +455,18 @@ def test_each_engine_has_a_table() -> None:
 def test_a_method_of_pyflinks_dataframe_that_is_not_there_is_not_a_method_of_a_stream(name: str) -> None:
     """A method that comes in must come into the table, but for joins of a kind and `to_table`, which differs."""
     assert name in ("join", "to_table") or not hasattr(tg.Stream, name)
+
+
+def test_methods_of_other_engines_name_the_method_that_they_are_here() -> None:
+    """A method of the left side that a stream does not have is an error with the word that it has here."""
+    methods = {found[1] for line in LINES if line.expression and (found := METHOD.match(line.theirs))}
+    with tg.StreamEnvironment.local(1) as env:
+        stream = env.from_rows([1])
+        others = {name for name in methods if not hasattr(stream, name)}
+        assert len(others) > 50
+        for name in sorted(others):
+            with pytest.raises(AttributeError, match=f"no attribute '{name}'; in tidegate it is "):
+                getattr(stream, name)
 
 
 def test_settled_rows_are_what_changes_come_to(tmp_path: Path) -> None:
