@@ -42,6 +42,11 @@ def own():
 def nothing(env):
     pass
 
+def options():
+    import json
+    from tidegate.api.config.config_file import load_config
+    print(json.dumps(load_config().topology.ray_options))
+
 def forgets(env):
     executes(env)
     streams(env)
@@ -207,3 +212,33 @@ def test_check_refuses_a_wrong_file(tmp_path: Path) -> None:
     refused = check(str(path))
     assert (refused.exit_code, refused.stdout) == (2, "")
     assert refused.stderr.startswith(f"Error: {path}:2: unknown setting 'heartbeat.intervall'")
+
+
+def test_a_runtime_environment_is_that_of_ray(tmp_path: Path) -> None:
+    """As JSON, or as a file in YAML; it is an option of Ray beside others, for whatever environment is made."""
+    (tmp_path / "env.yaml").write_text("env_vars:\n  A: b\npy_modules: [lib]\n")
+    (tmp_path / "job.yaml").write_text("ray.options: {num_cpus: 2}\n")
+    for given, expected in (
+        ('{"env_vars": {"A": "b"}}', {"env_vars": {"A": "b"}}),
+        ("env.yaml", {"env_vars": {"A": "b"}, "py_modules": ["lib"]}),
+    ):
+        done = run("program_to_run:options", "--config", "job.yaml", "--runtime-env", given)
+        assert (done.exit_code, json.loads(done.stdout)) == (0, {"num_cpus": 2, "runtime_env": expected})
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ("none.yaml", "--runtime-env none.yaml: cannot be read: .*No such file"),
+        ("{1: ", "neither JSON nor YAML"),
+        ("list.yaml", "list.yaml: holds no mapping such as"),
+        ('{"env_vars": {}}', "--runtime-env is for Ray, and execution.target is local"),
+    ],
+)
+def test_a_wrong_runtime_environment_is_wrong_usage(given: str, complaint: str, tmp_path: Path) -> None:
+    """It ends with the reason before the program runs; what Ray would not see is refused."""
+    (tmp_path / "list.yaml").write_text("[1]\n")
+    done = run("program_to_run:streams", "--runtime-env", given)
+    assert done.exit_code == 2
+    assert re.search(complaint, done.stderr), done.stderr
+    assert not (tmp_path / "out").exists()

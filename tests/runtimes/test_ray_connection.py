@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import pickle
+import sys
+import types
 from pathlib import Path
 
+import cloudpickle
 import grpc
 import pytest
 import ray
 from heads import head
 
 from tidegate.actors.runtimes.ray.driver import connection
-from tidegate.actors.runtimes.ray.driver.connection import cluster_of_this_user, connect
+from tidegate.actors.runtimes.ray.driver.connection import check_runtime_env, cluster_of_this_user, connect
+from tidegate.actors.runtimes.ray.shared_value import share_modules_by_value
 from tidegate.storage.errors import ConfigurationError
 
 
@@ -77,3 +82,41 @@ def test_a_connected_process_takes_the_address_of_its_own_cluster(plain_ray: Non
     with head(grpc.StatusCode.OK) as other, pytest.raises(ConfigurationError) as refused:
         connect(other)
     assert f"'{other}' is not that of the Ray cluster at {own}" in str(refused.value)
+
+
+def test_a_wrong_runtime_environment_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Ray would ignore an unknown name; plugins may have any. What Ray refuses is refused with its reason."""
+    check_runtime_env({"env_vars": {"A": "b"}, "working_dir": str(tmp_path), "pip": ["numpy"]})
+    with pytest.raises(ConfigurationError, match=r"runtime_env: Ray does not know envvars; it knows .*env_vars"):
+        check_runtime_env({"envvars": {"A": "b"}})
+    with pytest.raises(ConfigurationError, match=r"runtime_env: runtime_env\['env_vars'\] must be of type"):
+        check_runtime_env({"env_vars": {"A": 1}})
+    with pytest.raises(ConfigurationError, match=r"runtime_env: .*is not a valid path"):
+        check_runtime_env({"working_dir": str(tmp_path / "none")})
+    monkeypatch.setenv("RAY_RUNTIME_ENV_PLUGINS", "[]")
+    check_runtime_env({"of_a_plugin": 1})
+
+
+def test_a_connected_process_takes_no_runtime_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would have no effect on a connection that is made already."""
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(connection, "check_same_cluster", lambda address: None)
+    with pytest.raises(ConfigurationError, match=r"connected to Ray already. Give it to ray\.init"):
+        connect(None, runtime_env={"env_vars": {"A": "b"}})
+
+
+def test_ray_pickles_by_value_what_cloudpickle_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray has a registry of its own: a module of `tidegate run FILE.py:FUNC` does not exist in other processes."""
+    module = types.ModuleType("of_a_file")
+    exec("def function():\n    return 7", module.__dict__)
+    monkeypatch.setitem(sys.modules, "of_a_file", module)
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        assert b"of_a_file" in ray.cloudpickle.dumps(module.function)
+        share_modules_by_value()
+        pickled = ray.cloudpickle.dumps(module.function)
+        monkeypatch.delitem(sys.modules, "of_a_file")
+        assert pickle.loads(pickled)() == 7
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
+        ray.cloudpickle.unregister_pickle_by_value(module)

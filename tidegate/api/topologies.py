@@ -268,6 +268,7 @@ class Topologies(StreamSources):
         slots: int | None = None,
         placement: Placement | None = None,
         standbys: Standbys | None = None,
+        runtime_env: Mapping[str, Any] | None = None,
         config: str | os.PathLike[str] | Mapping[str, object] | None = None,
         options: DataPlaneOptions | None = None,
         log_level: str | None = None,
@@ -277,7 +278,8 @@ class Topologies(StreamSources):
 
         Without `address` it is that of RAY_ADDRESS, or the one cluster of this user. `slots` reserves task slots, a CPU
         each, until the environment is closed; without it only steps with resources reserve any. `placement` and
-        `standbys` as with `raydp`; without slots "auto" is 1. Raises ConfigurationError."""
+        `standbys` as with `raydp`; without slots "auto" is 1. `runtime_env` is that of `ray.init`: this call connects
+        the program, unless it is connected already. Raises ConfigurationError."""
         settings = _settings(config, log_level, log_rows)
         where, kept = settings.topology, _standbys(standbys)
         need("StreamEnvironment.ray", "ray")
@@ -286,7 +288,8 @@ class Topologies(StreamSources):
         slots, placement = _or(slots, where.slots), where.placement if placement is None else placement
         parallelism = _or(parallelism, _or(where.parallelism, 1))
         check_slots(slots, placement, parallelism)
-        connection = connect(_or(address, where.address), show_log=bool(settings.log.given()))
+        runtime_env = where.runtime_env if runtime_env is None else runtime_env
+        connection = connect(_or(address, where.address), bool(settings.log.given()), runtime_env)
         env = cls(
             runtime_on(connection, slots, placement, settings.checkpoints),
             parallelism,

@@ -31,6 +31,7 @@ from tidegate.storage.errors import ConfigurationError, JobFailedError, Tidegate
 # A command imports what it needs when it runs, so that `--help` is fast.
 
 if TYPE_CHECKING:
+    from tidegate.api.config.sources import Given
     from tidegate.api.environment import StreamEnvironment
     from tidegate.api.submission.job import Job
 
@@ -65,6 +66,10 @@ def run_command(
         str | None,
         typer.Option("--restore", metavar="PATH", help='Start from a checkpoint or savepoint, or from "latest".'),
     ] = None,
+    runtime_env: Annotated[
+        str | None,
+        typer.Option("--runtime-env", metavar="FILE|JSON", help="Ray's runtime environment: a YAML file, or JSON."),
+    ] = None,
     check: Annotated[
         bool,
         typer.Option("--check", help="Only report what --restore would do. Nothing is started; Ray is not needed."),
@@ -83,9 +88,13 @@ def run_command(
         words = [*(settings or []), *([] if restore is None else [f"execution.state-recovery.path={restore}"])]
         if check and restore is None:
             raise ConfigurationError("--check reports on a restore; name it with --restore PATH")
-        with of_command_line(config, of_words(words)), _as_main_program(program, arguments or []):
-            job_settings = load_config().job  # Before the program is loaded, which may take long.
+        layer = [*of_words(words), *([] if runtime_env is None else [_runtime_env(runtime_env)])]
+        with of_command_line(config, layer), _as_main_program(program, arguments or []):
+            settings_in_effect = load_config()  # Before the program is loaded, which may take long.
+            job_settings = settings_in_effect.job
             function = load_function(program)
+            if runtime_env is not None and settings_in_effect.topology.target == "local":
+                _refuse_in_one_process(function)
             _send_by_value(function, program)
             with _signals():
                 if check:
@@ -116,6 +125,37 @@ def _run_in_environment(function: Callable[..., Any], name: str, on_interrupt: O
             raise
     if cancelled:
         raise JobFailedError(f"somebody has cancelled {', '.join(cancelled)}")
+
+
+def _runtime_env(given: str) -> Given:
+    """The setting that `--runtime-env` stands for: a YAML or JSON file, or JSON itself. ConfigurationError."""
+    import yaml
+
+    from tidegate.api.config.sources import Given
+
+    text = given
+    if not given.lstrip().startswith("{"):
+        try:
+            text = Path(given).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigurationError(f"--runtime-env {given}: cannot be read: {error}") from error
+    try:
+        found = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigurationError(f"--runtime-env {given}: neither JSON nor YAML: {error}") from error
+    if not isinstance(found, dict):
+        raise ConfigurationError(
+            f"--runtime-env {given}: holds no mapping such as {{working_dir: ., env_vars: {{A: b}}}}"
+        )
+    return Given("ray.options", {"runtime_env": found}, "--runtime-env")
+
+
+def _refuse_in_one_process(function: Callable[..., Any]) -> None:
+    """Raise ConfigurationError for a runtime environment where Ray does not run. A function may make Ray by itself."""
+    if _takes_an_environment(function):
+        raise ConfigurationError(
+            "--runtime-env is for Ray, and execution.target is local: add --set execution.target=ray"
+        )
 
 
 class _Executed(BaseException):

@@ -33,7 +33,7 @@ from tidegate.actors.runtimes.ray.memory_store import open_store_on_ray, start_m
 from tidegate.actors.runtimes.ray.process.calls import CONCURRENCY_GROUPS, NAMESPACE
 from tidegate.actors.runtimes.ray.process.orders import Handle
 from tidegate.actors.runtimes.ray.process.orphans import end_orphans
-from tidegate.actors.runtimes.ray.shared_value import SharedValue
+from tidegate.actors.runtimes.ray.shared_value import SharedValue, share_modules_by_value
 from tidegate.actors.runtimes.ray.slots.bundle_nodes import nodes_of
 from tidegate.actors.runtimes.ray.slots.own_slots import ADVICE, COMMON, common_slots, own_slots
 from tidegate.actors.runtimes.ray.slots.reservation import check_fits, release, reserve, started_here
@@ -137,6 +137,7 @@ class RayRuntime:
         graph = submission.context.graph
         urls = (submission.context.root, *submission.context.table_urls)
         self.check(graph, urls)
+        share_modules_by_value()
         end_orphans(self._namespace)
         if submission.detached:
             return self._detach(submission, urls)

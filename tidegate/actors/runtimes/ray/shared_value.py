@@ -7,9 +7,11 @@ the driver's process until `release`.
 
 from __future__ import annotations
 
+import sys
 import threading
 from typing import Any
 
+import cloudpickle as own_cloudpickle
 import ray
 from ray import cloudpickle
 
@@ -37,3 +39,14 @@ def open_shared(pickled: bytes) -> ray.ObjectRef[Any]:
     """The reference to a shared value. It must not have been released."""
     reference: ray.ObjectRef[Any] = cloudpickle.loads(pickled)
     return reference
+
+
+def share_modules_by_value() -> None:
+    """Have Ray pickle by value the modules that are registered for it with cloudpickle (`register_pickle_by_value`).
+
+    Ray pickles with a copy of cloudpickle that has a registry of its own. Without this, processes import these modules,
+    and on other machines, or in a runtime environment with another working directory, there are none.
+    """
+    for name in own_cloudpickle.list_registry_pickle_by_value():
+        if (module := sys.modules.get(name)) is not None:
+            cloudpickle.register_pickle_by_value(module)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
 from tidegate.api.config.sections import setting_values as of
-from tidegate.api.config.sections.section import Section
+from tidegate.api.config.sections.section import Section, SettingError
 from tidegate.api.config.sections.setting_names import KEYS
 
 
@@ -57,7 +58,7 @@ class TopologySettings(Section):
     ray_options: Annotated[dict[str, Any], BeforeValidator(of.options)] = Field(
         default_factory=dict, alias=KEYS["ray_options"][0]
     )
-    """Arguments of `ray.init`, with `raydp` and `on_spark`."""
+    """Arguments of `ray.init`, with `raydp` and `on_spark`; with `ray` only its `runtime_env`."""
 
     cluster_options: Annotated[dict[str, Any], BeforeValidator(of.options)] = Field(
         default_factory=dict, alias=KEYS["cluster_options"][0]
@@ -89,6 +90,14 @@ class TopologySettings(Section):
         default_factory=dict, alias=KEYS["spark_configs"][0]
     )
     """Settings of Spark itself: every other key that begins with `spark.`, as in `spark-defaults.conf`."""
+
+    @property
+    def runtime_env(self) -> Mapping[str, Any]:
+        """The `runtime_env` of `ray_options`; empty if there is none. SettingError for anything but a mapping."""
+        found = self.ray_options.get("runtime_env") or {}
+        if not isinstance(found, Mapping):
+            raise SettingError(f"ray.options: runtime_env is {found!r}, and not a mapping", ("ray_options",))
+        return found
 
     def of_spark(self) -> dict[str, str]:
         """What a SparkSession is made of: the settings of Spark, and those of its executors that were given."""

@@ -16,8 +16,10 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tidegate.actors.runtimes.ray.driver.auth_token import (
     PATH_VARIABLE,
@@ -32,6 +34,7 @@ from tidegate.actors.runtimes.ray.driver.head_probe import probe, refuse_ray_cli
 from tidegate.storage.errors import ConfigurationError
 
 _ADDRESS = "RAY_ADDRESS"
+_PLUGINS = "RAY_RUNTIME_ENV_PLUGINS"
 _FLAG = "--gcs-address="
 _FIND, _START_ONE = "auto", "local"
 
@@ -51,17 +54,21 @@ class Connection:
             ray.shutdown()
 
 
-def connect(address: str | None = None, show_log: bool = False) -> Connection:
+def connect(
+    address: str | None = None, show_log: bool = False, runtime_env: Mapping[str, Any] | None = None
+) -> Connection:
     """Connect this process to Ray, unless it is connected.
 
     `show_log`: print the lines of tidegate's processes, whatever their level, where Ray prints lines of processes here.
-    Raises ConfigurationError where no cluster, another cluster or a cluster with another token answers.
+    `runtime_env`: that of all processes which this one has Ray start, as with `ray.init`.
+    Raises ConfigurationError where no cluster, another cluster or a cluster with another token answers, and for a
+    `runtime_env` that Ray does not take, or of a process that is connected already.
     """
     with clean_end_at_sigterm():
-        return _connect(address, show_log)
+        return _connect(address, show_log, dict(runtime_env or {}))
 
 
-def _connect(address: str | None, show_log: bool) -> Connection:
+def _connect(address: str | None, show_log: bool, runtime_env: dict[str, Any]) -> Connection:
     if "ray" in sys.modules:
         import ray
 
@@ -69,6 +76,11 @@ def _connect(address: str | None, show_log: bool) -> Connection:
         if ray.is_initialized():
             close_token_file(os.environ)
             check_same_cluster(address)
+            if runtime_env:
+                raise ConfigurationError(
+                    "runtime_env has no effect: this process is connected to Ray already. Give it to ray.init, or do "
+                    "not call ray.init"
+                )
             _filter_output(show_log)
             return Connection(None, False)
     where = address or os.environ.get(_ADDRESS) or _FIND
@@ -80,15 +92,39 @@ def _connect(address: str | None, show_log: bool) -> Connection:
 
     from tidegate.actors.runtimes.ray.process.calls import NAMESPACE
 
+    check_runtime_env(runtime_env)
     _filter_output(show_log)
     try:
-        ray.init(address=where, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(
+            address=where,
+            namespace=NAMESPACE,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            runtime_env=runtime_env or None,
+        )
     except (RayError, ConnectionError, RuntimeError, ValueError) as error:
         raise ConfigurationError(
             f"cannot connect to Ray at {where}: {' '.join(str(error).split())[:500]}. Does it run, and has "
             f"this user its token ({TOKEN_VARIABLE}, {PATH_VARIABLE} or {default_token_path()})?"
         ) from error
     return Connection(where, True)
+
+
+def check_runtime_env(runtime_env: Mapping[str, Any]) -> None:
+    """Raise ConfigurationError for a runtime environment that Ray does not take. A name that Ray lacks is one.
+
+    Ray itself ignores such names with a warning, because they may be those of plugins.
+    """
+    from ray.runtime_env import RuntimeEnv
+
+    unknown = sorted(set(runtime_env) - set(RuntimeEnv.known_fields))
+    if unknown and _PLUGINS not in os.environ:
+        known = ", ".join(sorted(name for name in RuntimeEnv.known_fields if not name.startswith("_")))
+        raise ConfigurationError(f"runtime_env: Ray does not know {', '.join(unknown)}; it knows {known}")
+    try:
+        RuntimeEnv(**runtime_env)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"runtime_env: {error}") from error
 
 
 def _filter_output(show_log: bool) -> None:
