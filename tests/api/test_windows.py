@@ -103,6 +103,19 @@ def test_early_results_come_before_windows_end(tmp_path: Path, backend: str) -> 
     assert rows == [row for k in range(5) for row in ((k, 0, 15, k + k + 5 + k + 10), (k, 15, 30, k + 15))]
 
 
+def test_early_results_come_as_event_time_goes_on(tmp_path: Path) -> None:
+    """Each time the watermark passes a multiple of the interval, whatever the clock says."""
+    rows = pa.table({"k": ["a"] * 6, "t": [0, 4, 12, 15, 33, 40], "x": [1] * 6})
+    with local(1, rows_max=1) as env:
+        stream = env.from_batches(rows, splits=1, timestamp="t").key_by("k").window(tg.Tumbling(100))
+        found = stream.aggregate(total=tg.sum("x"), emit_every="10ms", emit_every_time="event").collect()
+        finish(env, tmp_path)
+    totals = found.to_arrow()["total"].to_pylist()
+    assert totals == sorted(totals)
+    assert totals[-1] == 6
+    assert {3, 5} <= {*totals}, "with 12 and with 33 another multiple of ten is passed"
+
+
 def test_late_rows_are_a_stream(tmp_path: Path) -> None:
     """With all their columns, also those that no aggregate reads."""
     rows = pa.table({"k": [1, 1, 1], "t": [5, 50, 6], "note": ["first", "second", "late"]})
@@ -249,7 +262,7 @@ def test_a_timeout_ends_a_window_of_rows_while_the_source_waits(tmp_path: Path, 
         else:
             found = windows.aggregate(x=tg.collect_list("x", limit=9)).collect()
         job = env.execute("timeout", checkpoints=config(tmp_path, interval="20ms"), restart=NO_RESTART)
-        out = lambda: sorted(x for row in found.to_arrow().to_pylist() for x in row["x"])  # noqa: E731
+        out = lambda: sorted(x for row in found.to_arrow(wait=False).to_pylist() for x in row["x"])  # noqa: E731
         until("rows that wait for a third", lambda: out() == [0, 1], out)
         source.open_all()
         assert job.wait("4min") == "finished"
@@ -267,6 +280,19 @@ REFUSED: dict[str, tuple[Callable[[tg.StreamEnvironment], object], str]] = {
     "sessions that update": (
         lambda env: timed(env).key_by("k").window(tg.Session(1)).aggregate(n=tg.count(), emit="update"),
         'other bounds.*emit="changes"',
+    ),
+    "event time of nothing": (
+        lambda env: timed(env).key_by("k").window(tg.Tumbling(1)).aggregate(n=tg.count(), emit_every_time="event"),
+        'needs emit_every="10s"',
+    ),
+    "event time of the clock": (
+        lambda env: (
+            timed(env)
+            .key_by("k")
+            .window(tg.Tumbling(1), time="processing")
+            .aggregate(n=tg.count(), emit_every="1s", emit_every_time="event")
+        ),
+        "have no event time",
     ),
     "changes of bounds that stay": (
         lambda env: timed(env).key_by("k").window(tg.Tumbling(1)).aggregate(n=tg.count(), emit="changes"),

@@ -109,6 +109,66 @@ def test_what_has_changed_comes_out_once(
     windows.close()
 
 
+@pytest.mark.slow
+@settings(max_examples=30)
+@given(SPECS, st.booleans(), st.sampled_from(["columnar", "rocksdb"]), STEPS)
+def test_what_has_changed_comes_out_as_event_time_goes_on(
+    spec: Spec, keyed: bool, backend: Backend, steps: list[tuple[str, Any]]
+) -> None:
+    """When the watermark passes a multiple of the interval, and with the first one; the clock has no part."""
+    every_ms = 10
+    keys = ("k",) if keyed else ()
+    model = Model(spec, keyed)
+    make = lambda: SlicedWindows(  # noqa: E731
+        keys, spec, AGGREGATES, "t", emit_every_ms=every_ms, emit_by_event=True
+    )
+    windows = Windows(make, keys, 1, backend)
+    now_ms, reached, passed = 1_000, -(10**9), None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sliced_windows, "_STEP_ROWS", 1)
+        for kind, what in steps:
+            if kind == "rows":
+                windows.process(rows_batch(what))
+                model.process(what)
+            elif kind == "tick":
+                now_ms += EVERY_MS
+                windows.tick(now_ms)
+            elif kind == "watermark" and what > reached:
+                reached = what
+                windows.watermark(what)
+                model.watermark(what)
+                if passed is None or what // every_ms > passed:
+                    model.tick()
+                passed = what // every_ms
+            elif kind == "move":
+                windows, passed = windows.moved(*what), None
+                model.moved()
+        windows.watermark(MAX_WATERMARK_MS)
+        model.watermark(10**9)
+    assert Counter(tuple(row.values()) for row in windows.rows) == model.emitted
+    assert windows.stored_rows() == 0
+    windows.close()
+
+
+def test_so_many_changes_do_not_wait_for_event_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is remembered stays bounded while the watermark stands still. A watermark between two steps is no harm."""
+    monkeypatch.setattr(early_results, "CHANGED_MAX", 3)
+    windows = Windows(
+        lambda: SlicedWindows(("k",), Tumbling(10), AGGREGATES, "t", emit_every_ms=EVERY_MS, emit_by_event=True)
+    )
+    windows.process(rows_batch([(1, 3, 1), (1, 13, 2)]))
+    assert windows.operators[0].next_processing_time_ms() is None
+    windows.process(rows_batch([(1, 23, 5)]))
+    steps = windows.operators[0].on_processing_time(0, windows.emit)
+    next(steps)
+    assert results(windows) == [(1, 0, 10, 1, 1)]
+    windows.watermark(12)
+    assert results(windows) == [(1, 0, 10, 1, 1)], "it ends"
+    assert list(steps)
+    assert results(windows) == [(1, 10, 20, 1, 2), (1, 20, 30, 1, 5)]
+    windows.close()
+
+
 def results(windows: Windows) -> list[tuple[int, ...]]:
     """What has come out since it was last asked for."""
     found = [tuple(row.values()) for row in windows.rows]

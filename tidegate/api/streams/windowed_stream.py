@@ -124,6 +124,7 @@ class WindowedStream(OtherNames, Generic[S]):
         *,
         emit: Literal["final", "update", "changes"] | Aggregate = "final",
         emit_every: str | timedelta | int | Aggregate | None = None,
+        emit_every_time: WindowTime | Aggregate = "processing",
         name: str | Aggregate = "window",
         uid: str | Aggregate | None = None,
         parallelism: int | Aggregate | None = None,
@@ -140,7 +141,8 @@ class WindowedStream(OtherNames, Generic[S]):
         that replace others go to a table with mode="upsert" and as keys the keys, `window_start` and `window_end`.
 
         With `emit_every="10s"` results so far come out every ten seconds of processing time, for the keys and windows
-        that have changed meanwhile, and what has not come out yet when a window ends. They replace others too.
+        that have changed meanwhile, and what has not come out yet when a window ends. They replace others too. With
+        `emit_every_time="event"` they come out each time the watermark has passed another ten seconds.
 
         A session that grows has other bounds, so its new result would not replace the one before. With an allowed
         lateness, or with emit="changes" (the result so far after each batch), sessions are changes: the column
@@ -161,6 +163,7 @@ class WindowedStream(OtherNames, Generic[S]):
             {
                 "emit": emit,
                 "emit_every": emit_every,
+                "emit_every_time": emit_every_time,
                 "name": name,
                 "uid": uid,
                 "parallelism": parallelism,
@@ -169,6 +172,7 @@ class WindowedStream(OtherNames, Generic[S]):
             {
                 "emit": "final",
                 "emit_every": None,
+                "emit_every_time": "processing",
                 "name": "window",
                 "uid": None,
                 "parallelism": None,
@@ -182,6 +186,7 @@ class WindowedStream(OtherNames, Generic[S]):
         aggregates: Mapping[str, Aggregate],
         emit: Literal["final", "update", "changes"],
         emit_every: str | timedelta | int | None,
+        emit_every_time: WindowTime,
         name: str,
         uid: str | None,
         parallelism: int | None,
@@ -193,6 +198,17 @@ class WindowedStream(OtherNames, Generic[S]):
         if every_ms == 0:
             raise ConfigurationError(
                 f'{name}: emit_every must be longer than nothing; emit="update" is after each batch'
+            )
+        by_event = emit_every_time == "event"
+        if emit_every_time not in ("event", "processing"):
+            raise ConfigurationError(
+                f'{name}: emit_every_time must be "event" or "processing", not {emit_every_time!r}'
+            )
+        if by_event and every_ms is None:
+            raise ConfigurationError(f'{name}: emit_every_time="event" needs emit_every="10s" or the like')
+        if by_event and clock is not None:
+            raise ConfigurationError(
+                f'{name}: windows of processing time have no event time; leave emit_every_time="event" out'
             )
         if emit not in ("final", "update", "changes"):
             raise ConfigurationError(f'{name}: emit must be "final", "update" or "changes", not {emit!r}')
@@ -232,7 +248,7 @@ class WindowedStream(OtherNames, Generic[S]):
                 assert emit != "update", "updates of sessions"
                 return SessionWindows(keys, spec, plain, time, emit, lateness_ms, rows_schema)
             assert emit != "changes", "changes of windows that keep their bounds"
-            return SlicedWindows(keys, spec, plain, time, emit, lateness_ms, every_ms, rows_schema)
+            return SlicedWindows(keys, spec, plain, time, emit, lateness_ms, every_ms, rows_schema, by_event)
 
         def windows() -> WindowOperator:
             made = of_kind()
@@ -263,7 +279,7 @@ class WindowedStream(OtherNames, Generic[S]):
                 "window aggregate",
                 {
                     **self._facts(),
-                    "emit": f"every {every_ms} ms" if every_ms is not None else emit,
+                    "emit": emit if every_ms is None else f"every {every_ms} ms{' of event time' if by_event else ''}",
                 },
                 aggregates=aggregates,
                 fields=windows().known_fields,

@@ -4,8 +4,8 @@ Rules:
 
 - It is remembered by slice and key, in memory: not a result, but whose result there is to make.
 - After a restore nobody knows, so all keys count as changed once.
-- Moments of processing time are multiples of the interval, the same ones in all subtasks. If nothing changes there is
-  none. Results come out before, at once, when as many keys have changed as are remembered.
+- Moments, of processing time or of event time, are multiples of the interval, the same ones in all subtasks. If nothing
+  changes there is none. Results come out before, at once, when as many keys have changed as are remembered.
 - What is being emitted counts as changed until it is done: the end of the input may cut an emission short.
 """
 
@@ -74,23 +74,34 @@ class ChangedKeys:
 class EarlyResults:
     """Changes and moments of one operator."""
 
-    def __init__(self, every_ms: int, *, restored: bool) -> None:
-        self._every_ms = every_ms
+    def __init__(self, every_ms: int, *, restored: bool, at_once_ms: int = 0) -> None:
+        """`at_once_ms`: a moment that has come for certain."""
+        self._every_ms, self._at_once_ms = every_ms, at_once_ms
         self._changed = ChangedKeys(everything=restored)
         self._emitting = ChangedKeys()
-        self._due_ms: int | None = 0 if restored else None
+        self._due_ms: int | None = at_once_ms if restored else None
 
     def note(self, slices: Times, keys: pa.RecordBatch, now_ms: int) -> None:
         """Rows of these keys were added to these slices."""
         self._changed.add(slices, keys)
         if self._changed.rows >= CHANGED_MAX:
-            self._due_ms = 0
+            self._due_ms = self._at_once_ms
         elif self._due_ms is None:
             self._due_ms = self._next_ms(now_ms)
 
     def due_ms(self, now_ms: int) -> int | None:
         """When results come out next. None: nothing has changed. A clock that was set back does not delay them."""
         return None if self._due_ms is None else min(self._due_ms, self._next_ms(now_ms))
+
+    @property
+    def is_emitting(self) -> bool:
+        """Whether what `begin` gave is not out yet."""
+        return bool(self._emitting)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether results are to come out at once, whatever the time."""
+        return self._changed.rows >= CHANGED_MAX
 
     def begin(self) -> ChangedKeys:
         """Results come out now. Returns what they are of; `done` when they are out."""

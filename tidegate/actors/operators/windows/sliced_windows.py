@@ -10,7 +10,8 @@ Rules:
 - A row is late when its last window has fired, `allowed_lateness` ago; it is dropped and counted. A row for a window
   that has fired, but is not over, makes a new result of the window for its key at once.
 - With emit="update" each batch gives the results so far of what it has changed, and nothing more when a window ends.
-- With `emit_every_ms` these come out every so often in processing time, and when a window ends (`EarlyResults`).
+- With `emit_every_ms` these come out every so often in processing time, or as event time goes on (`emit_by_event`), and
+  when a window ends (`EarlyResults`).
 """
 
 from __future__ import annotations
@@ -74,7 +75,10 @@ class SlicedWindows(WindowOperator):
         allowed_lateness_ms: int = 0,
         emit_every_ms: int | None = None,
         input_schema: pa.Schema | None = None,
+        emit_by_event: bool = False,
     ) -> None:
+        assert not (emit_by_event and isinstance(time, Clock)), "event time of windows that have none"
+        self._by_event, self._reached_ms = emit_by_event, MIN_WATERMARK_MS
         super().__init__(keys, spec, aggregates, time, emit, SLICE, input_schema=input_schema)
         self._spec = spec
         self._every_ms = emit_every_ms
@@ -99,17 +103,23 @@ class SlicedWindows(WindowOperator):
         self._combined = CombinedParts(self._state)
         self._bundles = BundledWindows(self._state)
         if self._every_ms is not None:
-            self._early = EarlyResults(self._every_ms, restored=self._state.exists)
+            self._early = self._early_results(self._every_ms, self._state.exists)
 
     def load(self, tables: Sequence[StateTable]) -> None:
         """CorruptionError as of all windows."""
         super().load(tables)
         if self._every_ms is not None:
-            self._early = EarlyResults(self._every_ms, restored=True)
+            self._early = self._early_results(self._every_ms, True)
 
     def next_processing_time_ms(self) -> int | None:
         """When early results come out, or the first window ends, if that is a matter of processing time."""
-        early_ms = None if self._early is None else self._early.due_ms(self.context.time.now_ms)
+        now_ms = self.context.time.now_ms
+        if self._early is None:
+            early_ms = None
+        elif self._by_event:
+            early_ms = now_ms if self._early.is_full else None
+        else:
+            early_ms = self._early.due_ms(now_ms)
         if self._clock is None or not self._state.exists:
             return early_ms
         window = self._slices.next_window(self._state.namespaces, self._fired.least_ms)
@@ -119,7 +129,21 @@ class SlicedWindows(WindowOperator):
     def on_processing_time(self, now_ms: int, emit: Emit) -> Iterator[None]:
         """Fire the windows that have ended by the clock, and emit what has changed in others."""
         yield from super().on_processing_time(now_ms, emit)
-        yield from self._emit_early(now_ms, emit)
+        if not self._by_event or (self._early is not None and self._early.is_full):
+            yield from self._emit_early(now_ms, emit)
+
+    def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
+        """Fire the windows that have ended, and emit what has changed in others if that is a matter of event time."""
+        yield from super().advance_watermark(watermark_ms, emit)
+        if self._by_event:
+            self._reached_ms = max(self._reached_ms, self.reached_ms(watermark_ms))
+            # A watermark may come between two steps of an emission, which takes along all that is left.
+            if self._early is not None and not self._early.is_emitting:
+                yield from self._emit_early(self._reached_ms, emit)
+
+    def _early_results(self, every_ms: int, restored: bool) -> EarlyResults:
+        at_once_ms = MIN_WATERMARK_MS if self._by_event else 0
+        return EarlyResults(every_ms, restored=restored, at_once_ms=at_once_ms)
 
     def _emit_early(self, now_ms: int, emit: Emit) -> Iterator[None]:
         """Emit what has changed in windows that have not ended: in a step one window of some key groups."""
@@ -191,7 +215,7 @@ class SlicedWindows(WindowOperator):
                 self._add(gather(batch, chosen), gather(keys, chosen), nodes)
         if self._early is not None:
             slices = self._slices.targets(times, MIN_WATERMARK_MS)[0].nodes
-            self._early.note(slices, keys, self.context.time.now_ms)
+            self._early.note(slices, keys, self._reached_ms if self._by_event else self.context.time.now_ms)
         elif not self._final:
             return self._updates(keys, times, fired_ms, over_ms, _TIME_MS_END)
         return self._updates(keys, times, fired_ms, over_ms, fired_ms) if self._lateness_ms else []
