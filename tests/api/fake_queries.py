@@ -110,7 +110,14 @@ class FakeQuery:
 
 
 def stage_rows(
-    rows: list[list[int]], store: Store, folder: str, schema: pa.Schema, *, timeout_s: float, job_group: str
+    rows: list[list[int]],
+    store: Store,
+    folder: str,
+    schema: pa.Schema,
+    *,
+    timeout_s: float,
+    job_group: str,
+    marks: bool,
 ) -> tuple[StagedFile, ...]:
     """What executors do."""
     return stage_values(store, folder, rows, schema)
