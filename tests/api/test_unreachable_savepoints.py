@@ -17,6 +17,7 @@ import tidegate as tg
 from tidegate import recovery
 from tidegate.actors.coordinator.invariants import COPIES_MAX
 from tidegate.actors.runtimes.local.local_runtime import LocalRuntime
+from tidegate.storage.checkpoints.layout import METADATA_NAME
 from tidegate.storage.errors import StorageError
 from tidegate.storage.files.file_system_store import FileSystemStore
 from tidegate.storage.files.store import Buffer
@@ -26,7 +27,10 @@ ROWS = 100
 
 
 class Storage:
-    """Storage of jobs. A write below a folder named `silent` comes back when `answers` is set."""
+    """Storage of jobs. A write below a folder named `silent` comes back when `answers` is set.
+
+    Below a folder named `late` the create of `_metadata` does.
+    """
 
     def __init__(self) -> None:
         self.answers = threading.Event()
@@ -41,11 +45,11 @@ class Storage:
         """Whether so many writes hang."""
         return self.hanging == count
 
-    def wait(self, url: str) -> None:
-        """A write begins."""
+    def wait(self, url: str, silent: str = "/silent") -> None:
+        """A write begins, or a create."""
         if "/refuses" in url:
             raise StorageError("the endpoint refuses the connection")
-        if "/silent" in url:
+        if silent in url:
             with self._lock:
                 self.hanging += 1
             assert self.answers.wait(WAIT_S)
@@ -59,6 +63,11 @@ class _Store(FileSystemStore):
     def write(self, path: str, chunks: Iterable[Buffer]) -> int:
         self._storage.wait(self.url)
         return super().write(path, chunks)
+
+    def create(self, path: str, data: Buffer) -> None:
+        if path == METADATA_NAME:
+            self._storage.wait(self.url, "/late/")
+        super().create(path, data)
 
 
 @contextmanager
@@ -150,6 +159,20 @@ def test_a_job_is_stopped_with_a_savepoint_while_another_one_hangs(tmp_path: Pat
         source.open_all()
         assert job.wait(f"{WAIT_S}s") == "finished"
         assert sorted(table.to_arrow()["x"].to_pylist()) == list(range(ROWS))
+
+
+def test_the_savepoint_of_a_stop_that_is_cancelled_does_not_become_whole_later(tmp_path: Path) -> None:
+    """Its checkpoint never completed, and the files of the sinks that it covers are deleted with the job."""
+    with running(tmp_path, interval=None) as (job, _, source, storage):
+        source.open_gate(GATES[0])
+        stopping = asked(lambda: job.stop(savepoint=str(tmp_path / "late"), timeout=f"{WAIT_S}s"))
+        until("a copy that is whole but for its metadata", lambda: storage.hanging)
+        job.cancel()
+        assert job.wait(f"{WAIT_S}s") == "cancelled"
+        with pytest.raises(tg.CheckpointError, match="the job is ending"):
+            stopping.result(WAIT_S)
+        storage.answers.set()
+        until("a folder that is left by its copy", lambda: not list((tmp_path / "late").rglob("*")))
 
 
 @pytest.mark.slow

@@ -123,6 +123,31 @@ def test_a_copy_that_is_to_stop_leaves_nothing(world: World, moment: str, fails:
     assert world.opened(f"{world.target}/{FOLDER}").list("") == []
 
 
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_copy_that_is_to_stop_leaves_nothing_where_it_has_become_whole(world: World, lost: bool) -> None:
+    """It was to stop while storage was creating `_metadata`, whether the answer of that was lost or not."""
+    stops: list[bool] = []
+
+    def creates() -> None:
+        stops.append(True)
+        if lost:
+            world.export()
+            raise StorageError("lost")
+
+    world.before[f"create {METADATA_NAME}"] = creates
+    with pytest.raises(StorageError if lost else SavepointStoppedError):
+        world.export(lambda: bool(stops))
+    assert world.opened(f"{world.target}/{FOLDER}").list("") == []
+
+
+def test_a_copy_that_is_to_stop_leaves_nothing_where_it_was_whole_before(local: World) -> None:
+    """The answer of an earlier copy was lost, and the job has ended since."""
+    local.export()
+    with pytest.raises(SavepointStoppedError):
+        local.export(lambda: True)
+    assert local.opened(f"{local.target}/{FOLDER}").list("") == []
+
+
 def test_a_copy_that_is_to_stop_leaves_the_tombstone(world: World) -> None:
     """A coordinator that has taken over has made it, and others may still be copying."""
     stops: list[bool] = []

@@ -10,7 +10,8 @@ Rules:
 - Every byte is verified while it is copied. Memory holds a bounded part of a file.
 - A coordinator that was replaced may still be copying. Its successor creates a tombstone in the place of `_metadata`:
   whichever of the two was first decides, and both learn which. The tombstone stays; who finds it deletes his copy.
-- A copy that is to stop ends before its next part of a file, and before `_metadata`. It deletes what it has written.
+- A copy that is to stop ends before its next part of a file, before `_metadata`, or right after it. It deletes what it
+  has written.
 - Data files of sinks stay in their tables. Staged inputs stay with the job that staged them; `origin_root` says where.
 """
 
@@ -64,27 +65,32 @@ def write_savepoint(
     target = open_store(_savepoint_url(open_store, target_url, job_id, checkpoint_id))
     layout = CheckpointLayout(job_id)
     own = _rebased(metadata, layout, source.url)
-    if not _is_there(target, own):
-        try:
+    try:
+        if not _is_there(target, own):
             for old, new in zip(metadata.subtasks, own.subtasks, strict=True):
                 _copy(source, target, old, new, stops)
             _go_on(stops)
-        except TidegateError:
-            if stops():
-                _delete_unfinished(target)
-            raise
-        try:
-            target.create(METADATA_NAME, encode_metadata(own))
-        except AlreadyExistsError:
-            # Created meanwhile: by another call, or by this one, whose answer was lost so that it was sent again.
-            try:
-                there = _is_there(target, own)
-            except FencedError:
-                clear_folder(target)
-                raise
-            if not there:
-                raise
+            _create_metadata(target, own)
+        _go_on(stops)
+    except TidegateError:
+        if stops():
+            _delete_stopped(target, own)
+        raise
     return target.url
+
+
+def _create_metadata(target: Store, own: CheckpointMetadata) -> None:
+    try:
+        target.create(METADATA_NAME, encode_metadata(own))
+    except AlreadyExistsError:
+        # Created meanwhile: by another call, or by this one, whose answer was lost so that it was sent again.
+        try:
+            there = _is_there(target, own)
+        except FencedError:
+            clear_folder(target)
+            raise
+        if not there:
+            raise
 
 
 def complete_savepoint(target: Store, metadata: CheckpointMetadata) -> None:
@@ -171,12 +177,19 @@ def _go_on(stops: Callable[[], bool]) -> None:
         raise SavepointStoppedError("the savepoint was given up while it was being copied")
 
 
-def _delete_unfinished(target: Store) -> None:
-    """Delete a copy that is not whole. A `_metadata` stays: a coordinator that has taken over has made it."""
-    if METADATA_NAME in target.list(""):
-        clear_folder(target)
-    else:
+def _delete_stopped(target: Store, own: CheckpointMetadata) -> None:
+    """Delete a copy that was given up, even if it has become whole: nobody gets its path, and the job may be over.
+
+    A tombstone stays, because a coordinator that has taken over has created it; and so does another savepoint.
+    """
+    try:
+        if _is_there(target, own):
+            target.delete(METADATA_NAME)
         target.delete_tree("")
+    except FencedError:
+        clear_folder(target)
+    except AlreadyExistsError:
+        return
 
 
 def discard_savepoint(open_store: OpenStore, target_url: str, job_id: JobId, permit: DeletePermit) -> None:
