@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Optional
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from state_harness import Keyed, stored, table
@@ -117,6 +118,15 @@ def test_a_field_may_be_none() -> None:
     assert typed.taken_column([{"a": None, "b": 2}, None]).to_pylist() == [{"a": None, "b": 2}, None]
     with pytest.raises(TypeError, match=r"(?s)state 'v' keeps struct.*it lacks 'b'"):
         typed.taken_column([{"a": 1, "b": 2}, {"a": 1}])
+
+
+def test_a_field_is_not_forgotten_in_an_array_of_objects() -> None:
+    """Arrow would make one type of all dicts in it, with null where one of them lacks a field."""
+    typed = StateType("v", pa.list_(PAIR))
+    whole = [[{"a": None, "b": 2}], None]
+    assert typed.taken_column(np.array(whole, dtype=object)).to_pylist() == whole
+    with pytest.raises(TypeError, match=r"(?s)state 'v' keeps list.*it lacks 'b'"):
+        typed.taken_column(np.array([[{"a": 1, "b": 2}, {"a": 1}], None], dtype=object))
 
 
 @pytest.mark.parametrize(

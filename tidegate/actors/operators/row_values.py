@@ -113,7 +113,7 @@ def _python(value: pa.Scalar) -> object:
 def column_of(values: Any, wanted: pa.DataType) -> pa.Array:
     """What a function gives as a column (an Arrow or NumPy array, a polars series, a list) in a type.
 
-    A dict in a list must have every field of its struct.
+    A dict in a list, or in an array of objects, must have every field of its struct.
     InexactValueError or ArrowException where a value would change, or none can be made of it.
     """
     if isinstance(values, list | tuple):
@@ -121,6 +121,11 @@ def column_of(values: Any, wanted: pa.DataType) -> pa.Array:
     column = values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values)
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
+    dtype = getattr(values, "dtype", None)
+    if pa.types.is_nested(column.type) and isinstance(dtype, np.dtype) and dtype.hasobject:
+        # Arrow has filled in the fields that only other dicts have.
+        given = [value if valid else None for value, valid in zip(values, column.is_valid().to_pylist(), strict=True)]
+        return exact_array(given, wanted, complete=True)
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     return column if column.type == wanted else exact_cast(column, wanted)
