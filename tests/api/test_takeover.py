@@ -225,6 +225,22 @@ def test_a_table_that_is_gone_is_passed_over(tmp_path: Path, caplog: pytest.LogC
     assert f"the table at {tmp_path / 'out'} is gone" in caplog.text
 
 
+@pytest.mark.parametrize("table", ["out", "moved"])
+def test_rows_whose_files_are_gone_are_not_committed(tmp_path: Path, table: str) -> None:
+    """A commit that names them would make the table unreadable. The restore is refused, and the table is as it was."""
+    left_uncommitted(tmp_path)
+    for file in (tmp_path / "out").rglob("*.parquet"):
+        file.unlink()
+
+    with local(1) as env:
+        program(env, GatedSource(ROWS), tmp_path, table)
+        with pytest.raises(tg.TableError, match=r"covers 10 rows of the table at .*out that .* their files are gone"):
+            start(env, tmp_path, "latest")
+
+    assert numbers_in(tmp_path) == []
+    assert commits_in(tmp_path) == []
+
+
 # --- versions -----------------------------------------------------------------------------------------------------
 
 Values = Callable[[dict[str, int]], dict[str, int]]

@@ -8,6 +8,8 @@
 - A job that is restored from a final checkpoint processes nothing and completes no checkpoint. It commits at once.
 - What the restored checkpoint knows to be in a table's log must be there: its newest entry, and the commits of earlier
   checkpoints. A commit that is missing is made again from its checkpoint while that is retained, and refused otherwise.
+- Sink files that nobody has committed must be there before a commit names them. The end of a job deletes those of a
+  savepoint that it has given up, but the savepoint may become whole later.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ from collections.abc import Collection, Mapping, Sequence
 from tidegate.api.tables.output_tables import OutputTable
 from tidegate.api.tables.table_owners import check_owner_is_gone
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, DataFile, TableHead, is_own_sink
-from tidegate.storage.errors import ConfigurationError
-from tidegate.storage.files.store import OpenStore
+from tidegate.storage.errors import ConfigurationError, TableError
+from tidegate.storage.files.store import OpenStore, Store
 from tidegate.storage.ids import CheckpointId, JobId
 from tidegate.storage.tables.table_log import TableLog
 
@@ -79,6 +81,8 @@ def claim_tables(
     """
     urls = {table.url for table in tables}
     left = _left_over(covering, urls, open_store)
+    for url, items in left.items():
+        _check_there(open_store(url), items)
     for url in [url for url in left if url not in urls]:
         _commit_elsewhere(url, covering, left.pop(url), open_store)
     first_versions, heads = {}, []
@@ -120,6 +124,16 @@ def _left_over(covering: Sequence[CheckpointMetadata], urls: Collection[str], op
     if gone:
         _tell_gone(gone, [url for url in urls if url not in left], covering, open_store)
     return {url: items for url, items in left.items() if items}
+
+
+def _check_there(table: Store, items: Files) -> None:
+    """Raise TableError if a file that is to be committed is gone: readers of the table would fail for good."""
+    files = [file for _, found in items for file in found]
+    if gone := [file for file in files if not table.exists(file.path)]:
+        raise TableError(
+            f"the restored checkpoint covers {sum(file.rows for file in gone)} rows of the table at {table.url} that "
+            f"were never committed, and their files are gone (the first is {gone[0].path}); restore another checkpoint"
+        )
 
 
 def _uncommitted(
