@@ -228,9 +228,12 @@ def test_a_relocated_savepoint_knows_what_was_done(tmp_path: Path) -> None:
 
 
 def test_collect_does_not_take_over_rows_that_are_gone(tmp_path: Path) -> None:
-    """A changed program that collects under the uid is told so."""
+    """A changed program that collects under the uid is told so, by `check_restore` as well."""
     interrupted(tmp_path, Calls(), 10, 20)
     with local(1) as env:
         env.from_source(GatedSource(40), uid="source").collect(uid="out")
+        refused = env.check_restore("latest", "calls", checkpoints=config(tmp_path)).refused
+        assert refused is not None
+        assert "give collect() another uid" in refused
         with pytest.raises(tg.ConfigurationError, match=r"collect \(uid 'out'\): .* give collect\(\) another uid"):
             env.execute("calls", checkpoints=config(tmp_path), restart=NO_RESTART, restore="latest")

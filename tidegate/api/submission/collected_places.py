@@ -40,15 +40,10 @@ def collect_url(
     """URL of the rows: that of the restored job, if it has collected before, so that `to_arrow` gives all rows.
 
     `line` are the jobs that this one goes on from, newest first. `covering` are the checkpoints whose sink files may
-    not be committed yet. ConfigurationError if rows of this uid were handed on with `for_each_checkpoint` before.
+    not be committed yet.
     """
     own = taskowned_url(root, job_id, COLLECT, rows.uid)
-    for before_root, before, url in _earlier(rows, line, open_store):
-        if not rows.handed_on and newest_mark(open_store(url))[0]:
-            raise ConfigurationError(
-                f"collect (uid {rows.uid!r}): job {before} handed the rows of this uid on with for_each_checkpoint, "
-                "and they are gone; give collect() another uid"
-            )
+    for before_root, _, url in _earlier(rows, line, open_store):
         if parse_savepoint_name(before_root.rstrip("/").rpartition("/")[2]) is None:
             return url
         covered = (c for metadata in covering for subtask in metadata.subtasks for c in subtask.committables)
@@ -61,9 +56,17 @@ def collect_url(
 def check_collected(
     collected: Iterable[CollectedRows], line: Sequence[tuple[str, JobId]], open_store: OpenStore
 ) -> None:
-    """Raise TableError where rows that a job of the line has collected have other columns than the program's."""
+    """Raise TableError where rows that a job of the line has collected have other columns than the program's.
+
+    ConfigurationError if rows to collect were handed on with `for_each_checkpoint` before.
+    """
     for rows in collected:
         for _, before, url in _earlier(rows, line, open_store):
+            if not rows.handed_on and newest_mark(open_store(url))[0]:
+                raise ConfigurationError(
+                    f"collect (uid {rows.uid!r}): job {before} handed the rows of this uid on with "
+                    "for_each_checkpoint, and they are gone; give collect() another uid"
+                )
             stored = TableLog(open_store(url)).snapshot().info.arrow_schema
             if difference := schema_difference(stored, rows.info.arrow_schema):
                 step = "for_each_checkpoint" if rows.handed_on else "collect"
