@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tidegate.actors.sources.files.file_source import source_of_files
 from tidegate.actors.sources.files.open_file import UnreadableFileError
-from tidegate.actors.sources.files.parquet_pieces import PIECE_BYTES
+from tidegate.actors.sources.files.parquet_pieces import LIMIT_BYTES, PIECE_BYTES, PieceSizes, leaves_of
 from tidegate.actors.sources.files.parquet_rows import ParquetRows, parquet_schema, whole_parquet
 from tidegate.actors.sources.understood_filters import rows_kept
 from tidegate.storage.errors import ConfigurationError
@@ -186,6 +186,41 @@ def test_long_texts_behind_many_short_ones_are_read_in_pieces(tmp_path: Path) ->
     assert path.stat().st_size < 2**20
     most, size = _most_memory(path, table.schema)
     assert most < 4 * PIECE_BYTES < size
+
+
+@pytest.mark.slow
+def test_a_plain_text_beside_a_dictionary_is_read_in_pieces(tmp_path: Path) -> None:
+    """In one struct, whose type in the file has a dictionary for one of its fields only."""
+    texts = pa.array([f"{'a' * 2**16}{n}" for n in range(2)])
+    coded = pa.DictionaryArray.from_arrays(pa.array([0, 1] * 1_024, pa.int32()), texts)
+    struct = pa.StructArray.from_arrays(
+        [pa.array(["x"] * 2_048).dictionary_encode(), coded.cast(pa.string())], ["a", "b"]
+    )
+    pq.write_table(pa.table({"s": struct}), path := tmp_path / "a.parquet")
+    assert path.stat().st_size < 2**16
+    schema = pa.schema([("s", pa.struct([("a", pa.string()), ("b", pa.string())]))])
+    first = ParquetRows(path, "a.parquet", schema).read(0, 2_048)
+    assert first is not None
+    assert first.nbytes <= PIECE_BYTES < struct.nbytes
+    assert rows_of(path, schema).column("s").to_pylist() == struct.to_pylist()
+
+
+def test_a_look_at_a_dictionary_reads_nothing_beside_it(tmp_path: Path) -> None:
+    """The other fields of a struct may have long texts, which the look is there to find."""
+    rows = 1_024
+    texts = [pa.array([f"{at}{'b' * 1_000}{n}" for n in range(rows)]) for at in range(2)]
+    long = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array(["a" * 2**16])).cast(pa.string())
+    table = pa.table({"s": pa.StructArray.from_arrays([*texts, long], ["a", "b", "long"])})
+    pq.write_table(table, path := tmp_path / "a.parquet", dictionary_pagesize_limit=2**22)
+    pool, before = pa.proxy_memory_pool(pa.default_memory_pool()), pa.default_memory_pool()
+    pa.set_memory_pool(pool)
+    try:
+        parquet = pq.ParquetFile(path)
+        size = PieceSizes(parquet, path, leaves_of(parquet, ["s"]), set(), LIMIT_BYTES).of(0)
+    finally:
+        pa.set_memory_pool(before)
+    assert size.rows < rows
+    assert pool.max_memory() < 2**24 < long.nbytes
 
 
 @pytest.mark.slow

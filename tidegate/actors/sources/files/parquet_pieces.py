@@ -61,11 +61,14 @@ class Leaf:
     of_any_length: bool
     is_text: bool
     """Whether it is text or bytes for Arrow, which has dictionaries of nothing else."""
+    is_own_dictionary: bool
+    """Whether its type is a dictionary by the schema of the file."""
 
 
 def leaves_of(parquet: pq.ParquetFile, names: Sequence[str]) -> list[Leaf]:
     """The plain columns of these columns."""
-    found = []
+    found: list[Leaf] = []
+    kinds = {name: _leaf_types(parquet.schema_arrow.field(name).type) for name in names}
     for number in range(len(parquet.schema)):
         column = parquet.schema.column(number)
         name = next((name for name in names if is_of(column.path, name)), None)
@@ -74,8 +77,19 @@ def leaves_of(parquet: pq.ParquetFile, names: Sequence[str]) -> list[Leaf]:
             is_text = of_any_length and str(column.logical_type.type) in _TEXTS
             fixed = column.physical_type == "FIXED_LEN_BYTE_ARRAY"
             width = max(_DECIMAL_BYTES, column.length) if fixed else _NUMBER_BYTES
-            found.append(Leaf(number, column.path, name, width, of_any_length, is_text))
+            # Leaves of a column come in the same order in both schemas.
+            kind = next(kinds[name], None)
+            is_own = kind is not None and types.is_dictionary(kind)
+            found.append(Leaf(number, column.path, name, width, of_any_length, is_text, is_own))
     return found
+
+
+def _leaf_types(kind: pa.DataType) -> Iterator[pa.DataType]:
+    if types.is_dictionary(kind) or not kind.num_fields:
+        yield kind
+        return
+    for at in range(kind.num_fields):
+        yield from _leaf_types(kind.field(at).type)
 
 
 def is_of(path: str, name: str) -> bool:
@@ -204,7 +218,7 @@ def _advice(limit: int) -> str:
 def _longest_in_dictionary(file: Any, group: int, leaf: Leaf) -> int:
     """Bytes of the longest text in the dictionary of a column of a row group; the first rows bring it along."""
     parquet = pq.ParquetFile(file, read_dictionary=[leaf.path], buffer_size=2**20)
-    for batch in parquet.iter_batches(_LOOK_ROWS, row_groups=[group], columns=[leaf.name], use_threads=False):
+    for batch in parquet.iter_batches(_LOOK_ROWS, row_groups=[group], columns=[leaf.path], use_threads=False):
         coded = [each for each in leaves(batch.column(0)) if types.is_dictionary(each.type) and len(each.dictionary)]
         if coded:
             return max(pc.max(pc.binary_length(each.dictionary)).as_py() or 0 for each in coded)

@@ -68,7 +68,7 @@ class ParquetRows:
         _check_columns(self._file, path, wanted, may_lack)
         self._stored = [name for name in wanted.names if name in has.names]
         used = leaves_of(self._file, self._stored)
-        own = {leaf.path for leaf in used if _has_dictionary(has.field(leaf.name).type)}
+        own = {leaf.path for leaf in used if leaf.is_own_dictionary}
         coded = [leaf.path for leaf in used if leaf.path not in own and is_coded(self._file, leaf)]
         if coded:
             self._file = _open(file, coded)
