@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.actors.kernels.packed_deltas import PackedNumbers, read_packed_numbers
+from tidegate.actors.kernels.packed_deltas import PackedNumbers, longest_plain_text, read_packed_numbers
 
 NUMBERS = st.lists(st.integers(0, 9) | st.integers(0, 2**31 - 1), min_size=1, max_size=400)
 
@@ -73,3 +73,12 @@ def test_a_start_outside_of_the_bytes_is_none() -> None:
     """Also without any bytes."""
     assert read(packed([1]), 99) is None
     assert read(b"") is None
+
+
+@given(st.lists(st.binary(max_size=9) | st.integers(0, 70_000).map(bytes), max_size=9))
+def test_the_longest_plain_text(texts: list[bytes]) -> None:
+    """A cut is found."""
+    data = b"".join(len(text).to_bytes(4, "little") + text for text in texts)
+    assert longest_plain_text(np.frombuffer(data, dtype=np.uint8)) == max(map(len, texts), default=0)
+    assert longest_plain_text(np.frombuffer(data + b"\1\0\0", dtype=np.uint8)) is None
+    assert longest_plain_text(np.frombuffer(data + b"\2\0\0\x80a", dtype=np.uint8)) is None

@@ -53,20 +53,29 @@ def test_the_longest_text_is_found(codec: str, version: str, path: str) -> None:
 
 def test_sizes_are_those_of_the_largest_page() -> None:
     """A dictionary is a page as well. Of plain texts the page with most bytes a value counts."""
-    data = written("s", use_dictionary=True, data_page_size=100, write_batch_size=4)
-    assert measured(data).largest_bytes > sum(len(text or "") for text in TEXTS)
+    table, file = pa.table({"s": ["a" * 10_000, "b" * 50_000]}), io.BytesIO()
+    pq.write_table(table, file, use_dictionary=True, compression="zstd")
+    assert 60_000 < measured(file.getvalue()).largest_bytes < 61_000
     plain = measured(written("s", use_dictionary=False, data_page_size=100, write_batch_size=4, compression="zstd"))
     # The second page is the one with two long texts: 2,005 and 1,999 bytes, of which one begins the third.
     assert 700 / 4 < plain.value_bytes < LONGEST
     assert plain.largest_bytes > LONGEST
+    assert measured(written("s", use_dictionary=False, compression="none")).largest_bytes == 0
 
 
 def test_a_page_over_the_limit_is_not_decompressed() -> None:
     """Its texts count as if they were as long as the page."""
-    data = written("s", use_dictionary=False, column_encoding={"s": "DELTA_BYTE_ARRAY"})
-    found = measured(data, decoded_bytes_max=1_000)
-    assert found.value_bytes > LONGEST
-    assert found.value_bytes != measured(data).value_bytes
+    file, options = io.BytesIO(), {"use_dictionary": False, "column_encoding": {"s": "DELTA_BYTE_ARRAY"}}
+    pq.write_table(pa.table({"s": ["a" * 9_000, "b" * 50_000]}), file, compression="zstd", **options)
+    found = measured(file.getvalue(), decoded_bytes_max=1_000)
+    assert found.value_bytes > 59_000
+    assert found.value_bytes != measured(file.getvalue()).value_bytes
+
+
+def test_a_page_over_the_limit_whose_bytes_are_in_the_file_is_decompressed() -> None:
+    """Its texts are as long as without a limit."""
+    data = written("s", use_dictionary=False, column_encoding={"s": "DELTA_BYTE_ARRAY"}, compression="none")
+    assert measured(data, decoded_bytes_max=1_000).value_bytes == measured(data).value_bytes
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import datetime as dt
 import gc
 from pathlib import Path
@@ -46,6 +47,23 @@ def read_all(pattern: str, schema: pa.Schema) -> None:
     while (found := reader.read(split, at, 10)).batch is not None:
         at += found.batch.num_rows
 
+
+DICTIONARY_THEN_DELTAS = base64.b85decode(
+    "P(e~L6$BOJwHOte0ZbJX6#x<d04TLD{h)FU0{~P309YYT003byF)}kWH3tA63-A)+fc-)ou(J>c>=NRD{X!fRhwY5R*})s7001aq"
+    "Ha9pq1W*A0A<iD+>><wXFZdMz6(AKdEEN<L5ETX$1{?qY04TLD{U8v500062000yL1O*T>RCbsE000#L6^hsb6_^Js6}%4>4iyF!"
+    "1{?qY04TLD{a^)E6%GIv6GS&qWokMA-RK%XZsm?|##swC>nS`ivqqw~n@S9?XcrX!0$fntL_{P=Xr;GofdRzIF@TXwTLv=#F919M"
+    "0cL|ZwNxcIwe<5j%zzjNxZlO@T6<l)OIcCemHSofVy(TFvM0#@O0Iwag%o8qvAZ1NR#jEq1mLC-#5lmr{+IkS|9s}0f1VABG`%$C"
+    "pE=T0VMHfJ=fQtIUz$#g&JIm2BgoI^O4C_DXFJUPq^hWrQdRWx8Dc==bcHNlCuBT?1gOWD4U7yPjden3EEt3myiUkKJ;uzVu>zmh"
+    "ahsN5pVx7lmSK{~=XKnsW!UF++@@vNL^8=paDojH`(Ii{lz--*&s9`Ovp<`rl}%WvamkrEp(HJ-nFF8#v74#`67Uiwnl@J4Q2hT<"
+    "=$-+~SxD=)#8ztI)}kd#rp%!x+2Uh<i{vg-<ECUoP7a5+4MZRC9&MGRP&XnZ@f)a-@niszuw6h;hY*Ks2wU=GO@}083_9uQI8ZLb"
+    "{87?6jXB;0!6!`ZlPe;t9pnhQT=CIDNg5U7LIOYE%4~>(nE*wFrDe#&+ajARu*90XB^sMCstm9sN)?H(0u=-qEHwZa26JO*Wo=;<"
+    "0ss{ZB?1@$b0q*w8~^|S7SInF92p!Y02~zz8ASjF4iFg_0do}$7SInCgpV5*+6gAa0VW6l02YLg8y3(HCI}YV2>>V{aA9(Bb!Bud"
+    "V{mXSVRCYBcOZ6Ua&u{KZXhx?E-)@J85|q{004ae002-yQZW"
+)
+"""1,000 texts of 20 kB in a file as parquet-mr writes it: 10 in a dictionary, the others in DELTA_BYTE_ARRAY.
+
+Arrow writes no such file, so pages of two of its files were put together.
+"""
 
 OLD_AND_NEW = [
     dt.datetime(1, 1, 1),
@@ -203,6 +221,26 @@ def test_a_plain_text_beside_a_dictionary_is_read_in_pieces(tmp_path: Path) -> N
     assert first is not None
     assert first.nbytes <= PIECE_BYTES < struct.nbytes
     assert rows_of(path, schema).column("s").to_pylist() == struct.to_pylist()
+
+
+def test_a_dictionary_before_pages_that_share_prefixes(tmp_path: Path) -> None:
+    """Arrow cannot read such pages as a dictionary, also not to look at the first rows."""
+    path = tmp_path / "a.parquet"
+    path.write_bytes(DICTIONARY_THEN_DELTAS)
+    assert rows_of(path).column("s").to_pylist() == [f"{'a' * 20_000}{n}" for n in range(1_000)]
+
+
+def test_large_pages_whose_bytes_are_in_the_file_are_read(tmp_path: Path) -> None:
+    """Only pages of few bytes have a limit, also in DELTA_BYTE_ARRAY."""
+    texts = [bytes(each) for each in np.random.default_rng(1).integers(0, 256, (64, 2**18), dtype=np.uint8)]
+    table = pa.table({"b": pa.array(texts, pa.binary())})
+    pq.write_table(
+        table, path := tmp_path / "a.parquet", use_dictionary=False, column_encoding={"b": "DELTA_BYTE_ARRAY"}
+    )
+    assert path.stat().st_size > 2**24
+    found = ParquetRows(path, "a.parquet", table.schema, limit_bytes=2**20).read(0, 64)
+    assert found is not None
+    assert found.column("b").to_pylist() == texts
 
 
 def test_a_look_at_a_dictionary_reads_nothing_beside_it(tmp_path: Path) -> None:

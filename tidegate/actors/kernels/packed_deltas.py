@@ -42,6 +42,29 @@ def read_packed_numbers(data: NDArray[np.uint8], start: int, count_max: int) -> 
     return PackedNumbers(*(int(number) for number in state))
 
 
+def longest_plain_text(data: NDArray[np.uint8]) -> int | None:
+    """Bytes of the longest of texts that follow each other, each behind its length in four bytes; 0 if there is none.
+
+    None if the last one is cut.
+    """
+    found = int(_longest_plain(data))
+    return None if found < 0 else found
+
+
+@kernel
+def _longest_plain(data: NDArray[np.uint8]) -> np.int64:
+    at, longest = np.int64(0), np.int64(0)
+    while at < data.shape[0]:
+        if at + 4 > data.shape[0]:
+            return np.int64(-1)
+        size = np.int64(0)
+        for i in range(4):
+            size |= np.int64(data[at + i]) << (8 * i)
+        at += 4 + size
+        longest = max(longest, size)
+    return longest if at == data.shape[0] else np.int64(-1)
+
+
 @kernel
 def _scan(data: NDArray[np.uint8], state: NDArray[np.int64]) -> bool:
     """Read up to `state[1]` numbers from `state[0]` on. `state` gets their end, their count and the greatest."""

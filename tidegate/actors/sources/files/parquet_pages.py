@@ -5,6 +5,7 @@ Arrow decompresses a page as a whole, and decodes of it only the rows that are w
 - Sizes stand in the header before each page, in Thrift's compact protocol. Nothing of a page is read to know them.
 - In the encoding DELTA_BYTE_ARRAY a text is stored as how many bytes it shares with the one before, and the rest. No
   header says how long the texts are, so such pages are decompressed one by one, and these lengths are looked at.
+- Arrow cannot read such pages as a dictionary. So where they follow a dictionary, its texts are measured here as well.
 - Where the lengths cannot be read (a codec that differs from what Arrow calls it), no text is longer than its page.
 """
 
@@ -21,13 +22,16 @@ from tidegate.storage.errors import ConfigurationError
 
 _Fields: TypeAlias = dict[int, Any]
 """Fields of a struct of Thrift by their number: whole numbers, booleans and structs. All else is None."""
+FEW = 16
+"""Bytes of a file are few where each stands for more than this many, decompressed."""
 _BLOCK_BYTES = 8 * 2**20
 _HEADER_BYTES = 2**16
 _NESTED_MAX = 16
-_DATA_PAGE, _DATA_PAGE_V2 = 0, 3
+_DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2 = 0, 2, 3
 _RLE, _DELTA_BYTE_ARRAY = 3, 7
 _LENGTH_BYTES = 8
 """Arrow decodes the lengths of all texts of a page of DELTA_BYTE_ARRAY at once: two of four bytes for each."""
+DELTA = "DELTA_BYTE_ARRAY"
 _CODECS = {"SNAPPY": "snappy", "GZIP": "gzip", "BROTLI": "brotli", "ZSTD": "zstd", "LZ4": "lz4_raw"}
 
 
@@ -35,11 +39,14 @@ _CODECS = {"SNAPPY": "snappy", "GZIP": "gzip", "BROTLI": "brotli", "ZSTD": "zstd
 class PageSizes:
     """Of the pages of a column of a row group: the memory of the largest, and bytes of a value where it has most.
 
-    `value_bytes` is the average of the page where it is highest; of DELTA_BYTE_ARRAY no value has more.
+    `largest_bytes` counts only pages of few bytes (`FEW`). `value_bytes` is the average of the page where it is
+    highest; of DELTA_BYTE_ARRAY no value has more. `dictionary_text_bytes`: what no text of the dictionary exceeds; 0
+    where the column has no pages of DELTA_BYTE_ARRAY.
     """
 
     largest_bytes: int
     value_bytes: float
+    dictionary_text_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,22 +75,30 @@ class _Page:
 def measure_pages(file: pa.NativeFile, chunk: Any, column: Any, decoded_bytes_max: int) -> PageSizes:
     """The pages of `chunk`, the metadata of a column in a row group; `column` is what the schema says of it.
 
-    A page of more than `decoded_bytes_max` bytes is not decompressed. Raises ConfigurationError for damage, and what
-    `file` raises.
+    A page of few bytes that has more than `decoded_bytes_max` is not decompressed. Raises ConfigurationError for
+    damage, and what `file` raises.
     """
     ranges = _Ranges(file, chunk)
-    largest, value_bytes = 0, 0.0
+    largest, value_bytes, dictionary_text_bytes = 0, 0.0, 0
     for page in _pages(ranges, chunk):
         size, data = page.size_bytes, page.data
+        has_deltas = data is not None and data[4 if page.header[1] == _DATA_PAGE_V2 else 2] == _DELTA_BYTE_ARRAY
+        if data is not None and has_deltas:
+            size += _LENGTH_BYTES * data[1]
+        is_few = size > FEW * page.stored_bytes
+        is_read = size <= decoded_bytes_max or not is_few
         if data is not None:
-            values, heaviest = data[1], size / max(1, data[1])
-            if data[4 if page.header[1] == _DATA_PAGE_V2 else 2] == _DELTA_BYTE_ARRAY:
-                size += _LENGTH_BYTES * values
-                longest = _longest_text(ranges, page, data, chunk, column) if size <= decoded_bytes_max else None
+            heaviest = size / max(1, data[1])
+            if has_deltas:
+                longest = _longest_text(ranges, page, data, chunk, column) if is_read else None
                 heaviest = float(page.size_bytes if longest is None else longest)
             value_bytes = max(value_bytes, heaviest)
-        largest = max(largest, size)
-    return PageSizes(largest, value_bytes)
+        elif page.header[1] == _DICTIONARY_PAGE and DELTA in chunk.encodings:
+            longest = _longest_in_dictionary(ranges, page, chunk) if is_read else None
+            dictionary_text_bytes = page.size_bytes if longest is None else longest
+        if is_few:
+            largest = max(largest, size)
+    return PageSizes(largest, value_bytes, dictionary_text_bytes)
 
 
 class _Ranges:
@@ -159,6 +174,16 @@ def _longest_text(ranges: _Ranges, page: _Page, data: _Fields, chunk: Any, colum
     shared = read_packed_numbers(numbers, at, data[1])
     rest = None if shared is None else read_packed_numbers(numbers, shared.end, data[1])
     return None if shared is None or rest is None else shared.greatest + rest.greatest
+
+
+def _longest_in_dictionary(ranges: _Ranges, page: _Page, chunk: Any) -> int | None:
+    """Bytes of the longest text of a dictionary; None if it cannot be read."""
+    plain = _decompressed(ranges.read(page.begin, page.stored_bytes), chunk, page.size_bytes)
+    if plain is None:
+        return None
+    from tidegate.actors.kernels.packed_deltas import longest_plain_text
+
+    return longest_plain_text(np.frombuffer(plain, dtype=np.uint8))
 
 
 def _levels_bytes(data: _Fields) -> int | None:

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as types
 
-from tidegate.actors.sources.files.parquet_pages import PageSizes, measure_pages
+from tidegate.actors.sources.files.parquet_pages import DELTA, FEW, PageSizes, measure_pages
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.exact_casts import leaves
 
@@ -32,8 +32,6 @@ PIECE_ROWS_MAX = 2**20
 LIMIT_BYTES = 4 * PIECE_BYTES
 """What large pages of few bytes may have together, and a row of few bytes, if the reader sets no higher limit."""
 _LARGE_PAGE_BYTES = 8 * 2**20
-_FEW = 16
-"""A column is of few bytes where each stands for more than this many, decompressed."""
 _JOINED_ROWS_MAX = 2**16
 _CODED_BYTES_A_VALUE = 8
 _CODED_BYTES = 5 * 2**18
@@ -45,7 +43,6 @@ read it. Writers end a dictionary when it has a megabyte, and store the values b
 _LOOK_ROWS = 1_024
 _NUMBER_BYTES = 8
 _DECIMAL_BYTES = 16
-_DELTA = "DELTA_BYTE_ARRAY"
 _TEXTS = ("NONE", "STRING", "JSON", "BSON", "ENUM", "UNDEFINED")
 
 
@@ -103,7 +100,7 @@ def is_coded(parquet: pq.ParquetFile, leaf: Leaf) -> bool:
         return False
     groups = parquet.metadata.num_row_groups
     chunks = [parquet.metadata.row_group(group).column(leaf.number) for group in range(groups)]
-    if any(_DELTA in chunk.encodings for chunk in chunks):
+    if any(DELTA in chunk.encodings for chunk in chunks):
         # Arrow cannot make a dictionary of such pages, which writers put behind a dictionary that is full.
         return False
     stored = sum(chunk.total_uncompressed_size for chunk in chunks)
@@ -138,7 +135,7 @@ class PieceSizes:
         for leaf in self._leaves:
             chunk = metadata.column(leaf.number)
             fixed = leaf.width * chunk.num_values
-            if fixed > self._limit * metadata.num_rows and fixed > _FEW * chunk.total_compressed_size:
+            if fixed > self._limit * metadata.num_rows and fixed > FEW * chunk.total_compressed_size:
                 size = f"{fixed // metadata.num_rows:,} bytes in column {leaf.path!r} on average"
                 raise ConfigurationError(f"rows of row group {group} have {size}. {_advice(self._limit)}")
             average += (stored := max(chunk.total_uncompressed_size, fixed))
@@ -154,8 +151,8 @@ class PieceSizes:
     def _pages(self, chunk: Any, leaf: Leaf) -> PageSizes | None:
         """The pages of a column of a row group; None where its bytes, as they stand in the file, say enough."""
         stored = chunk.total_uncompressed_size
-        few = stored > _LARGE_PAGE_BYTES and stored > _FEW * chunk.total_compressed_size
-        if not few and not (_DELTA in chunk.encodings and chunk.num_values * stored > PIECE_BYTES):
+        few = stored > _LARGE_PAGE_BYTES and stored > FEW * chunk.total_compressed_size
+        if not few and not (DELTA in chunk.encodings and chunk.num_values * stored > PIECE_BYTES):
             return None
         is_open = isinstance(self._file, pa.NativeFile)
         file = self._file if is_open else pa.OSFile(os.fspath(self._file))
@@ -173,9 +170,10 @@ class PieceSizes:
         if pages is not None:
             most: float = values * (leaf.width + pages.value_bytes)
         else:
-            most = values * stored if _DELTA in chunk.encodings else stored
+            most = values * stored if DELTA in chunk.encodings else stored
         if leaf.is_text and chunk.has_dictionary_page and values * stored > PIECE_BYTES:
-            most += values * _longest_in_dictionary(self._file, group, leaf)
+            longest = _longest_in_dictionary(self._file, group, leaf) if DELTA not in chunk.encodings else 0
+            most += values * (longest if pages is None else max(longest, pages.dictionary_text_bytes))
         return most
 
 
