@@ -210,7 +210,7 @@ def _pages_too_large(group: int, large: dict[str, int], limit: int) -> str:
 
 
 def _advice(limit: int) -> str:
-    return f'The limit is {limit:,} bytes; raise it, as in from_files(max_row_size="1gb")'
+    return f'The limit is {limit:,} bytes; only from_files can raise it, as by max_row_size="1gb"'
 
 
 def _longest_in_dictionary(file: Any, group: int, leaf: Leaf) -> int:
