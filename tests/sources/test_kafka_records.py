@@ -59,6 +59,18 @@ def contents(records: Records) -> list[tuple[object, ...]]:
     return list(zip(records.offsets, *(records.columns[name] for name in NAMES), strict=True))
 
 
+def size_bytes(messages: list[Sent]) -> int:
+    """Bytes of values, keys and headers; a header has 200 besides."""
+    headers = [pair for each in messages for pair in each.headers() or ()]
+    return sum(len(each) + len(each.key()) for each in messages) + sum(200 + len(k) + len(v) for k, v in headers)
+
+
+def test_records_without_their_keys_and_headers_are_smaller() -> None:
+    """What is not held does not count."""
+    sent = Sent(1, b"abc")
+    assert [Records("t", 0, NAMES[:count]).add([sent]) for count in (1, 2, 3, 4)] == [3, 5, 5, 207]  # type: ignore[list-item]
+
+
 _STEPS = st.lists(
     st.lists(st.integers(1, 3), min_size=1, max_size=4) | st.integers(0, 5),
     max_size=12,
@@ -76,14 +88,14 @@ def test_records_are_taken_in_order(steps: list[list[int] | int], start: int) ->
             for gap in step:
                 messages.append(Sent(offset, None if offset % 5 == 0 else b"v%d" % offset))
                 offset += gap
-            assert records.add(messages) == sum(map(len, messages))  # type: ignore[arg-type]
+            assert records.add(messages) == size_bytes(messages)  # type: ignore[arg-type]
             waiting += messages
         else:
             taken = records.take(step)
             assert (taken.topic, taken.partition) == ("t", 0)
             expected, waiting = waiting[:step], waiting[step:]
             assert contents(taken) == [(e.number, e.data, e.key(), 1_000 + e.number, e.headers()) for e in expected]
-            assert taken.value_bytes == sum(map(len, expected))
+            assert taken.size_bytes == size_bytes(expected)
         assert (len(records), list(records.offsets)) == (len(waiting), [each.number for each in waiting])
 
 

@@ -55,7 +55,7 @@ CONSUMED_MAX = 10_000
 CONSUMED_AT_ONCE = 500
 """Records that are taken from the client at once. Beyond 700 new objects the garbage collector looks at all of them."""
 RECORD_BYTES = 300
-"""What a record takes in memory besides its value."""
+"""What a record takes in memory besides the bytes of its value, its key and its headers."""
 GONE_MS = 30_000
 """A topic that is gone for this long does not come back."""
 
@@ -386,7 +386,7 @@ def _offset(record: Message) -> int:
 
 
 def _size_bytes(records: Records) -> int:
-    return records.value_bytes + RECORD_BYTES * len(records)
+    return records.size_bytes + RECORD_BYTES * len(records)
 
 
 def _may_pass(errors: Any) -> frozenset[int]:

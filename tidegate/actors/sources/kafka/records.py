@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 KEY, TIMESTAMP = "kafka_key", "kafka_timestamp"
 _TIME = pa.timestamp("ms", "UTC")
+_HEADER_BYTES = 200
+"""What a header takes in memory besides its name and its value."""
 _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 METADATA = {
     "topic": pa.string(),
@@ -126,13 +128,15 @@ class Records:
         return len(self.offsets)
 
     def add(self, messages: Sequence[Message]) -> int:
-        """Add the next messages of this partition, at least one. Returns the bytes of their values."""
+        """Add the next messages of this partition, at least one. Returns the bytes of what is held of them."""
         kind: Any = type(messages[0])
+        size_bytes = 0
         for name, column in self.columns.items():
-            found = map(getattr(kind, name), messages)
+            found = list(map(getattr(kind, name), messages))
             column.extend([at_ms for _, at_ms in found] if name == "timestamp" else found)
+            size_bytes += _bytes_of(name, found)
         self.offsets.extend(map(kind.offset, messages))
-        return sum(map(len, messages))
+        return size_bytes
 
     def take(self, count: int) -> Records:
         """Remove the first records, up to `count`, and return them."""
@@ -161,9 +165,18 @@ class Records:
         return self.columns["value"]
 
     @property
-    def value_bytes(self) -> int:
-        """The bytes of all values."""
-        return sum(map(len, filter(None, self.values)))
+    def size_bytes(self) -> int:
+        """The bytes of all values, keys and headers that are held."""
+        return sum(_bytes_of(name, column) for name, column in self.columns.items())
+
+
+def _bytes_of(name: str, column: Sequence[Any]) -> int:
+    if name == "timestamp":
+        return 0
+    if name == "headers":
+        pairs = [pair for found in column if found for pair in found]
+        return sum(_HEADER_BYTES + len(key) + len(value or b"") for key, value in pairs)
+    return sum(map(len, filter(None, column)))
 
 
 class RecordReader:
