@@ -259,6 +259,7 @@ def test_columns_as_python_types(kafka: Broker, tmp_path: Path, value: SchemaLik
         ({"value": "json"}, "give a schema, for JSON objects"),
         ({"value": None}, "give a schema, for JSON objects"),
         ({"value": int}, "takes a pa.schema, a dict of types"),
+        ({"value": {}}, "the schema has no columns"),
         ({"value": {"n": complex}}, "'n': complex is no type of a column"),
         ({"end": "latest", "discover": "1min"}, "leave end= or discover= out"),
         ({"properties": {"enable.auto.commit": True}}, r"'enable\.auto\.commit' is the source's own"),

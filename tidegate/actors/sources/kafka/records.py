@@ -81,6 +81,8 @@ class RecordFormat:
         if taken:
             raise ConfigurationError(f"from_kafka(value=): the name {min(taken)!r} is the source's own")
         if isinstance(self.value, pa.Schema):
+            if not self.schema.names:
+                raise ConfigurationError("from_kafka(value=): the schema has no columns; name one, or give metadata=")
             JsonDecoder(self.value)
 
     @property
