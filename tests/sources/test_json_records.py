@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.actors.sources.text.json_records import JsonDecoder
+from tidegate.storage.errors import ConfigurationError
 
 DECODER = JsonDecoder(pa.schema([("x", pa.int64()), ("f", pa.float32())]))
 
@@ -65,6 +66,15 @@ def test_a_control_character_in_a_string_is_refused(control: int, place: int) ->
     text = b"a" * place + bytes([control]) + b"b" * (31 - place)
     found = DECODER.records([b'{"x":1}', b'{"s":"' + text + b'"}', b'{"x":2}'])
     assert (found.batch["x"].to_pylist(), list(found.bad)) == ([1, 2], [1])
+
+
+def test_a_field_of_a_struct_that_may_not_be_null_is_refused() -> None:
+    """Where the whole struct is missing Arrow would find a null in it. Items of lists may be so."""
+    inner = pa.field("y", pa.int64(), nullable=False)
+    with pytest.raises(ConfigurationError, match=r"column 'o' is struct<y: int64 not null>, .* may not be null"):
+        JsonDecoder(pa.schema([("x", pa.int64()), ("o", pa.struct([inner]))]))
+    found = JsonDecoder(pa.schema([("l", pa.list_(inner))])).records([b'{"l":[1]}', b'{"l":[null]}', b"{}"])
+    assert (found.batch["l"].to_pylist(), list(found.bad)) == ([[1], None], [1])
 
 
 def test_bytes_that_are_not_utf8_are_refused() -> None:

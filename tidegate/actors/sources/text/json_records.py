@@ -97,6 +97,12 @@ class JsonDecoder:
                     f"column {field.name!r} is {field.type}, which is not read from JSON; read it as a string, or as "
                     "the structs and lists that the file has, and make it in a step"
                 ) from error
+            except pa.ArrowInvalid as error:
+                # Arrow fills the fields of a struct that is missing with nulls.
+                raise ConfigurationError(
+                    f"column {field.name!r} is {field.type}, with a field that may not be null, which is not read from "
+                    "JSON; let it be null in the schema, and check it in a step"
+                ) from error
 
     def begin(self, block: bytes, final: bool) -> int | None:
         """JSON has no head."""
