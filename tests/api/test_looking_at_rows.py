@@ -9,8 +9,13 @@ import pytest
 from local_jobs import NO_RESTART, GatedSource, config, local
 
 import tidegate as tg
+from tidegate.api.tables.output_tables import CollectedRows
 from tidegate.api.tables.shown_rows import grid, html_rows
-from tidegate.storage.errors import ConfigurationError, JobFailedError
+from tidegate.storage.errors import ConfigurationError, JobFailedError, JobTimeoutError
+from tidegate.storage.files.file_system_store import FileSystemStore
+from tidegate.storage.ids import CheckpointId, JobId, OperatorUid
+from tidegate.storage.tables.table_files import write_data_file
+from tidegate.storage.tables.table_log import TableInfo, TableLog
 
 ROWS = pa.table({"k": ["a", "b", None], "n": [1, 20, 300]})
 GRID = """\
@@ -73,6 +78,36 @@ def test_rows_of_a_failed_job_are_not_taken_for_all(tmp_path: Path) -> None:
         with pytest.raises(JobFailedError, match="row 90 is odd"):
             list(rows.rows())
         assert rows.to_arrow(wait=False).num_rows == 0
+
+
+def test_rows_that_are_taken_back_do_not_come_twice(memory_store: FileSystemStore) -> None:
+    """A job whose newest checkpoints are damaged makes their rows again. A loop that had them ends with an error."""
+    info = TableInfo.of(pa.schema({"x": pa.int64()}), "append")
+    rows = CollectedRows(OperatorUid("rows"), info, lambda _: memory_store)
+    rows.bind(memory_store.url)
+    log, job = TableLog(memory_store), JobId("a-1")
+    log.create(info)
+    log.claim(job)
+
+    def commit(number: int, value: int) -> None:
+        file = write_data_file(memory_store, f"data/{number}.parquet", [pa.record_batch({"x": [value]})])
+        log.commit(job, CheckpointId(number), (file,))
+
+    def wait(_: int | None) -> object:
+        raise JobTimeoutError("it runs")
+
+    rows.follow(lambda: "running", wait)
+    found = rows.rows()
+    commit(1, 10)
+    commit(2, 20)
+    assert [next(found), next(found)] == [{"x": 10}, {"x": 20}]
+    log.claim(job, (job, CheckpointId(1)), next_checkpoint_id=3)
+    for number in (3, 4):
+        commit(number, 10 * number)
+    with pytest.raises(tg.TableError, match=r"uid 'rows'\): the job has gone back to an older checkpoint"):
+        next(found)
+    again = rows.rows()
+    assert [next(again)["x"] for _ in range(3)] == [10, 30, 40]
 
 
 def test_there_are_no_rows_before_the_job() -> None:

@@ -284,14 +284,16 @@ class CollectedRows:
         """The rows as dicts, as soon as checkpoints cover them, until the job is over: `for row in rows.rows(): ...`.
 
         Each row comes once, also over restarts of the job. To leave the loop does not end the job. Raises
-        JobFailedError, behind the rows that are committed, if the job fails, and ConfigurationError before it is
-        submitted.
+        JobFailedError, behind the rows that are committed, if the job fails; TableError if the job goes back to an
+        older checkpoint because newer ones are damaged, which takes back rows that have come; and ConfigurationError
+        before it is submitted.
         """
         table = self._submitted()
         return self._rows_of(table)
 
     def _rows_of(self, table: OutputTable) -> Iterator[dict[str, Any]]:
-        seen, failed = 0, None
+        seen: list[str] = []
+        failed = None
         while True:
             over = self._wait is None
             try:
@@ -303,9 +305,15 @@ class CollectedRows:
             except JobFailedError as error:
                 over, failed = True, error
             files = table.log.snapshot().files
-            for file in files[seen:]:
+            if [file.path for file in files[: len(seen)]] != seen:
+                raise TableError(
+                    f"collect (uid {self.uid!r}): the job has gone back to an older checkpoint, because newer ones are "
+                    "damaged. Rows that have come already are taken back and made again: call rows() again, from the "
+                    "first row on"
+                )
+            for file in files[len(seen) :]:
                 yield from rows_of(read_files(table._store, table.info, [file]))
-            seen = len(files)
+                seen.append(file.path)
             if failed is not None:
                 raise failed
             if over:
