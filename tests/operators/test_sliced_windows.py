@@ -180,6 +180,28 @@ def test_many_windows_that_fire_together_are_those_of_a_plain_program(
     assert (late, left) == (model.late, 0)
 
 
+@pytest.mark.parametrize("spec", [Sliding(20, 1), Cumulating(1, 20)])
+def test_windows_fire_together_again_after_large_ones(spec: Spec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A window with too many rows for a bundle makes the next few fire alone, and no others."""
+    monkeypatch.setattr(sliced_windows, "_LARGE_WINDOWS", 4)
+    monkeypatch.setattr(bundled_windows, "_ROWS_MAX", 0)
+    windows = Windows(lambda: SlicedWindows(("k",), spec, AGGREGATES, "t"), ("k",))
+    windows.process(rows_batch([(1, time_ms, 1) for time_ms in range(100)]))
+    windows.watermark(50)
+    monkeypatch.setattr(bundled_windows, "_ROWS_MAX", 1_000)
+    bundles = []
+    read = bundled_windows.BundledWindows.read
+
+    def counted(self: Any, bundle: Any, groups: Any) -> Any:
+        bundles.append(len(bundle.parts))
+        return read(self, bundle, groups)
+
+    monkeypatch.setattr(bundled_windows.BundledWindows, "read", counted)
+    windows.watermark(MAX_WATERMARK_MS)
+    windows.close()
+    assert max(bundles, default=0) > 10
+
+
 BACKENDS = pytest.mark.parametrize("backend", ["columnar", "rocksdb"])
 MIXED = [
     ("rows", [(1, 3, 10), (2, 4, 20), (1, 12, 30), (1, 17, 1)]),

@@ -330,6 +330,8 @@ class SlicedWindows(WindowOperator):
             return windows
         if len(windows) == 1 and isinstance(self._spec, Cumulating):
             # Alone it is one node once its last slice is merged, which takes less than a bundle does.
+            self._large_left = max(0, self._large_left - 1)
+            self._bundle_max = max(2, self._bundle_max)
             self._fire_alone(windows[0], groups, fired_ms, emit)
             return windows
         while self._large_left == 0:
