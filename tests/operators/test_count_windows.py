@@ -13,6 +13,7 @@ from window_harness import VALUES, Backend, Windows, applied_operator, rows_batc
 
 from tidegate.actors.operators.aggregates import aggregate as tg
 from tidegate.actors.operators.window_functions.window_calls import WindowCalls
+from tidegate.actors.operators.windows import due_keys
 from tidegate.actors.operators.windows.count_windows import CountWindows
 from tidegate.actors.operators.windows.window_specs import Count
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
@@ -147,6 +148,36 @@ def test_windows_with_a_timeout_are_those_of_a_plain_program(
         assert sum(counts) == left
     windows.close()
     assert Counter((row.get("k", 0), tuple(row["values"])) for row in windows.rows) == expected
+
+
+@pytest.mark.parametrize("function", [False, True])
+def test_windows_that_become_full_leave_no_timeouts_behind(function: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many come within a time-out; the windows that are open then come out all the same."""
+    monkeypatch.setattr(due_keys, "_SPARE", 8)
+    spec = Count(2, timeout=TIMEOUT_MS)
+
+    def made() -> Any:
+        if not function:
+            return CountWindows(("k",), spec, {"values": tg.collect_list("x", limit=99)})
+        schema = pa.schema({"values": pa.list_(pa.int64())})
+        calls = WindowCalls(lambda rows: {"values": rows["x"].to_pylist()}, ("k",), schema, None, False)
+        return applied_operator(spec, calls, ("k",))
+
+    windows = Windows(made, ("k",))
+    windows.at(1_000)
+    windows.process(rows_batch([(7, 0, 0)]))
+    for number in range(100):
+        windows.at(1_001 + number // 50)
+        windows.process(rows_batch([(1, 0, number)]))
+        windows.process(rows_batch([(1, 0, number), (2, 0, number)]))
+    operator: Any = windows.operators[0]
+    assert len(operator._due._entries) < 30
+    windows.process(rows_batch([(1, 0, 100)]))
+    windows.tick(1_010)
+    assert [row["values"] for row in windows.rows if row["k"] == 7] == [[0]]
+    windows.tick(1_012)
+    assert [row["values"] for row in windows.rows if row["k"] == 1][-2:] == [[99, 99], [100]]
+    windows.close()
 
 
 @pytest.mark.parametrize("backend", ["columnar", "rocksdb", "crowded"])

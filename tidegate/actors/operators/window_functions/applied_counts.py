@@ -40,10 +40,7 @@ class AppliedCounts(WindowBuffer):
     def load(self, tables: Sequence[StateTable]) -> None:
         """CorruptionError and ConfigurationError as of all rows."""
         super().load(tables)
-        self._due = DueKeys()
-        if self._timeout_ms is not None:
-            keys, places = self._open_keys()
-            self._due.restore(keys, places)
+        self._find_due()
 
     def next_processing_time_ms(self) -> int | None:
         """When the next time-out comes, or came for a window that is full by now."""
@@ -66,6 +63,13 @@ class AppliedCounts(WindowBuffer):
         left = sum(len(refs) for _, refs in self.tables[0].scan([PLACE], OUTPUT_ROWS_MAX))
         if left:
             self.context.metrics.counter(LEFT_RECORDS).inc(left)
+
+    def _find_due(self) -> None:
+        """Find the time-outs of the windows that the state has."""
+        self._due = DueKeys()
+        if self._timeout_ms is not None:
+            keys, places = self._open_keys()
+            self._due.restore(keys, places)
 
     def _open_keys(self) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
         """The distinct stored keys that have an open window, and when its time-out comes."""
@@ -119,6 +123,8 @@ class AppliedCounts(WindowBuffer):
         left = pa.array(np.flatnonzero(stays))
         self.keep(rows.take(left), keys.take(left), dues[windows[stays]])
         table.done()
+        if self._due.is_crowded:
+            self._find_due()
         if not len(came):
             return
         both = one_batch(pa.Table.from_batches([stored, rows.take(pa.array(came))]), "rows of windows")

@@ -124,6 +124,7 @@ class CountWindows(WindowOperator):
                 scatter(self._state.extra(DUE).pages, upserted.slots, dues)
                 self._wait_for(due_ms, distinct, np.flatnonzero(held == 0))
             table.done()
+            self._forget_full()
             return []
         begun = np.flatnonzero(held)
         parts = self._state.parts(upserted.slots[begun])
@@ -140,6 +141,7 @@ class CountWindows(WindowOperator):
         self._put(distinct, going_on, left[going_on] % self._size, dues[going_on], merged, lasts)
         if self._timeout_ms is not None:
             self._wait_for(due_ms, distinct, going_on[begins[going_on]])
+            self._forget_full()
         complete = np.flatnonzero(full)
         keys = gather(distinct, of_keys[complete].astype(np.int32)) if self._keys else distinct
         rows = self._rows.output_without_bounds(keys, merged.results(complete))
@@ -174,6 +176,11 @@ class CountWindows(WindowOperator):
         """Look at some keys when their time-out comes."""
         if len(codes):
             self._due.add(due_ms, gather(distinct, codes.astype(np.int32)) if self._keys else distinct)
+
+    def _forget_full(self) -> None:
+        """Find the time-outs anew, if most of those known may be of windows that are full by now."""
+        if self._due.is_crowded:
+            self._find_due()
 
     def _fire_due(self, keys: pa.RecordBatch, now_ms: int, emit: Emit) -> None:
         """Fire the windows of some distinct keys, where their time-out has come."""
