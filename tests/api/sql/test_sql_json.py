@@ -95,6 +95,26 @@ def test_other_paths_and_schemas_are_refused(expression: str, said: str) -> None
     refused.match("SQL, line 1, column")
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("01", None),
+        ("1abc", None),
+        ("1.", None),
+        ("1,", None),
+        ("truest", None),
+        ("null1", None),
+        ("1 2", "1"),
+        ("true,", "true"),
+        ('"a"b', "a"),
+        ('{"a":1}2', '{"a":1}'),
+    ],
+)
+def test_a_number_or_a_word_ends_where_it_may(text: str, expected: str | None) -> None:
+    """As in Jackson: a text that begins with one is JSON only up to a blank, and a word up to what is no name."""
+    assert _values(f"get_json_object('{text}', '$')")[0] == expected
+
+
 def test_a_path_is_part_of_what_a_step_computes() -> None:
     """So rows in flight of another path are not taken for those of this one."""
 

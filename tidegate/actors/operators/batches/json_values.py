@@ -72,7 +72,8 @@ def _read(text: str, of_schema: bool) -> Any:
     """The first value of a text: `_BAD` for none, and None for `null`."""
     text = text.lstrip(_BLANKS)
     try:
-        return _DECODERS[of_schema].raw_decode(text)[0]
+        value, end = _DECODERS[of_schema].raw_decode(text)
+        return value if _ends(value, text[end : end + 1]) else _BAD
     except (ValueError, RecursionError):
         if "'" not in text:
             return _BAD
@@ -80,6 +81,15 @@ def _read(text: str, of_schema: bool) -> Any:
         return _DECODERS[of_schema].raw_decode(_QUOTED.sub(_in_double_quotes, text))[0]
     except (ValueError, RecursionError):
         return _BAD
+
+
+def _ends(value: Any, following: str) -> bool:
+    """Whether a text goes on as a value may end: a number with a blank, and a word with what is no part of a name."""
+    if not following or isinstance(value, str | list):
+        return True
+    if value is None or isinstance(value, bool):
+        return following < "0" or following in "]}" or not (following.isidentifier() or following.isdigit())
+    return following in _BLANKS
 
 
 def _in_double_quotes(found: re.Match[str]) -> str:
