@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from local_jobs import local
+from local_jobs import config, local
 
 import tidegate as tg
 from tidegate.api.submission.local_folders import default_storage
@@ -61,6 +61,20 @@ def test_a_stream_without_an_end_is_left_once_enough_rows_are_there(
         assert files_of(storage) == []
         with pytest.raises(ConfigurationError, match="no job runs there"):
             env.attach("show")
+
+
+def test_sources_are_read_from_their_beginning_whatever_the_configuration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A savepoint at which the configuration lets jobs start is for the program that is executed."""
+    with local(1) as env:
+        rows = env.from_rate(1_000.0, uid="clock").collect(uid="rows")
+        job = env.execute("before", checkpoints=config(tmp_path / "c", interval="20ms"))
+        next(rows.rows())
+        savepoint = job.stop(savepoint=str(tmp_path / "savepoints"))
+    with tg.StreamEnvironment.local(1, config={"execution.state-recovery.path": savepoint}) as env:
+        env.from_rate(1_000.0, uid="clock").show(1, timeout="4min")
+    assert capsys.readouterr().out.splitlines()[3].endswith("|     0 |")
 
 
 def test_what_has_come_when_time_is_up_is_shown(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ import logging
 import os
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -269,6 +270,8 @@ class StreamEnvironment(Topologies):
         other = copy.copy(self)
         other._program = self._program.up_to([node for node, _ in stream._inputs])
         other._submitted = None
+        # Where the configuration lets jobs start is for the program that is executed.
+        other._config = replace(self._config, job=self._config.job.model_copy(update={"restore": None}))
         name = f"show-{uuid.uuid4().hex[:8]}"
         shown = Stream(other._program, stream._inputs, stream._keyed_by, stream.timestamp, stream._updating)
         rows = shown._collected("show", name, handed_on=False)
