@@ -143,8 +143,9 @@ class StreamEnvironment(Topologies):
         It is called with the values of each row, None for null, and returns one value, of the type that its annotation
         says or `returns`: a Python type such as `list[str]`, a dataclass, or a pyarrow type. With `vectorized` it is
         called with a polars Series for each argument, and returns a Series, an Arrow array or a list of as many values.
-        It must give the same for the same values, however rows are cut into batches. One that raises fails the job, and
-        the error shows the row. Unlike views, functions stay for the queries of later programs. Names are any case.
+        It must give the same for the same values, however rows are cut into batches. Several threads may call it at the
+        same time. One that raises fails the job, and the error shows the row. Unlike views, functions stay for the
+        queries of later programs. Names are any case.
         ConfigurationError for a name that is taken, unless `replace` says so. Needs the extra `tidegate[sql]`.
         """
         need("StreamEnvironment.create_temporary_function", "sql")
