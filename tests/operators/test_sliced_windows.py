@@ -180,6 +180,32 @@ def test_many_windows_that_fire_together_are_those_of_a_plain_program(
     assert (late, left) == (model.late, 0)
 
 
+def test_a_bundle_of_large_values_is_given_up_before_all_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read for nothing takes no more memory than the bundle may; results are those of windows alone."""
+    monkeypatch.setattr(bundled_windows, "OUTPUT_ROWS_MAX", 1)
+    monkeypatch.setattr(bundled_windows, "_BYTES_MAX", 100)
+    aggregates = {"all": tg.collect_list("x", limit=99)}
+    windows = Windows(lambda: SlicedWindows(("k",), Sliding(20, 10), aggregates, "t"), ("k",))
+    windows.process(rows_batch([(key, time_ms, time_ms) for key in range(10) for time_ms in range(40)]))
+    drawn: list[int] = []
+    operator: Any = windows.operators[0]
+    table = type(operator._state.table)
+    scan = table.scan_namespaces
+
+    def counted(*given: Any) -> Iterator[Any]:
+        drawn.append(0)
+        for each in scan(*given):
+            drawn[-1] += len(each[1])
+            yield each
+
+    monkeypatch.setattr(table, "scan_namespaces", counted)
+    windows.watermark(29)
+    windows.close()
+    assert drawn[0] < 10
+    found = sorted((row["k"], row["all"]) for row in windows.rows)
+    assert found == sorted((key, [*range(max(0, end - 20), end)]) for key in range(10) for end in (10, 20, 30))
+
+
 @pytest.mark.parametrize("spec", [Sliding(20, 1), Cumulating(1, 20)])
 def test_windows_fire_together_again_after_large_ones(spec: Spec, monkeypatch: pytest.MonkeyPatch) -> None:
     """A window with too many rows for a bundle makes the next few fire alone, and no others."""

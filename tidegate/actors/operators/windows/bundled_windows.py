@@ -6,8 +6,8 @@ Rules:
   level, each level in one call, and so are the windows. Every call costs the same for one row as for thousands.
 - `read` changes no state. `store` writes what must be kept of the new nodes, and removes what they replace. Both belong
   to one step, or a part would be merged twice after a restore.
-- At most `_ROWS_MAX` rows are read, and at most `_PAIRS_MAX` rows are merged. Of more, `read` returns None, and the
-  caller takes fewer windows.
+- At most `_ROWS_MAX` rows are read, and no more batches once they take `_BYTES_MAX` bytes. At most `_PAIRS_MAX` rows
+  are merged. Of more, `read` returns None, and the caller takes fewer windows.
 """
 
 from __future__ import annotations
@@ -117,13 +117,14 @@ class BundledWindows:
         wanted = sorted(parts.union(*bundle.parts) - made)
         stored: list[pa.RecordBatch] = []
         values: list[Parts] = []
-        rows = 0
+        rows = read_bytes = 0
         for keys, slots in self._state.table.scan_namespaces(wanted, OUTPUT_ROWS_MAX, groups):
             rows += len(slots)
-            if rows > _ROWS_MAX:
+            if rows > _ROWS_MAX or read_bytes > _BYTES_MAX:
                 return None
             stored.append(keys)
             values.append(self._state.parts(slots))
+            read_bytes += sum(column.nbytes for group in values[-1] for column in group)
         if not rows:
             return self._nothing()
         nodes, keys = fixed_values(stored[0].column(0)), self._state.user_keys(stored[0])
@@ -137,7 +138,6 @@ class BundledWindows:
             layout.know(np.array([merge.node for merge in level], dtype=np.int64), places)
         window_places = self._window_places(bundle, layout)
         out_rows = _ranges_of(window_places)
-        read_bytes = sum(column.nbytes for each in values for group in each for column in group)
         if max(layout.pairs, len(out_rows)) > _PAIRS_MAX or read_bytes // rows * layout.rows > _BYTES_MAX:
             return None
         self._fill(layout, values)
