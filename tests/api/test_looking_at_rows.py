@@ -49,6 +49,18 @@ def test_all_rows_wait_for_the_end_of_a_bounded_job() -> None:
         assert (len(rows.to_polars()), len(rows.to_pandas())) == (100, 100)
 
 
+def test_rows_of_a_cancelled_job_are_not_taken_for_all() -> None:
+    """A script that leaves its environment before the job has ended gets an error, and no table without rows."""
+    source = GatedSource(100, gates=(50,))
+    with local(1) as env:
+        rows = env.from_source(source).collect(uid="rows")
+        env.execute("left")
+        source.await_gate(50)
+    with pytest.raises(ConfigurationError, match=r"uid 'rows'\): the job was cancelled before its input had ended"):
+        rows.to_arrow()
+    assert rows.to_arrow(wait=False).num_rows == 0
+
+
 def test_a_job_without_an_end_has_no_last_row(tmp_path: Path) -> None:
     """To wait for it is refused. Rows come while the job runs, each once, and all of them once it is over."""
     with local(1) as env:

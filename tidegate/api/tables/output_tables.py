@@ -254,8 +254,8 @@ class CollectedRows:
         """All rows of the job, as an Arrow table: waits until a bounded job has finished.
 
         With `wait=False` they are the rows that completed checkpoints cover so far. Raises JobFailedError if the job
-        failed, and ConfigurationError before it was submitted, and while it reads a source that never ends: `head`
-        and `rows` give rows of such a job.
+        failed, and ConfigurationError before it was submitted, if it was cancelled before its input had ended, and
+        while it reads a source that never ends: `head` and `rows` give rows of such a job.
         """
         table = self._submitted()
         if wait and self._wait is not None and self._status is not None:
@@ -266,6 +266,13 @@ class CollectedRows:
                     "job.stop() or job.cancel() first"
                 )
             self._wait(None)
+            if self._endless is None and self._status() == "cancelled":
+                raise ConfigurationError(
+                    f"collect (uid {self.uid!r}): the job was cancelled before its input had ended, by job.cancel() or "
+                    "because its environment was closed, so these are not all rows. For those that checkpoints cover "
+                    "call to_arrow(wait=False); for all rows execute it again, and call job.wait() before the "
+                    "environment is closed"
+                )
         return table.to_arrow()
 
     def head(self, n: int = ROWS_SHOWN) -> pa.Table:
