@@ -228,3 +228,14 @@ def test_a_copy_of_a_table_that_was_cut_goes_on() -> None:
         file = write_data_file(copy, f"{data_dir(B, AttemptNumber(0))}/{number}.parquet", [batch])
         log.commit(B, CheckpointId(number), (file,))
     assert read_table(copy)["v"].to_pylist() == [*job.rows, *[1] * 19]
+
+
+def test_a_cut_table_can_be_copied_after_any_commit() -> None:
+    """Also where a snapshot was just written, and the newest entry is read from a part."""
+    job = cut_job(40)
+    for _ in range(4):
+        job.now_ms += 100
+        job.commit()
+        copy = PlainStore()
+        copy_table(job.store, copy)
+        assert read_table(copy)["v"].to_pylist() == job.rows

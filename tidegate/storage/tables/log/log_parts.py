@@ -20,7 +20,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from tidegate.storage.checkpoints.metadata import DataFile
@@ -313,9 +313,12 @@ def encoded_cut_log(fold: TableFold, entries: Sequence[TableEntry]) -> list[tupl
     assert fold.cut is not None
     files = sum(len(entry.files) for entry in entries)
     part = TablePart(0, fold.seq, _LEVEL_CUT, files, fold.cut.seq)
+    newest = encoded_entry(entries[-1])
+    # Parts have no nonces of commits, so the entry may have other bytes than at the source.
+    fold = replace(fold, entry_checksum=checksum_of(newest))
     return [
         (part.path, seal(_PART_MAGIC, TABLE_LOG_VERSION, encode(PartColumns.of(entries)))),
-        (entry_path(fold.seq), encoded_entry(entries[-1])),
+        (entry_path(fold.seq), newest),
         (_snapshot_path(fold.seq), seal(_SNAPSHOT_MAGIC, TABLE_LOG_VERSION, encode(TableState(fold, (part,))))),
     ]
 
