@@ -89,10 +89,14 @@ def test_a_wrong_runtime_environment_is_refused(monkeypatch: pytest.MonkeyPatch,
     check_runtime_env({"env_vars": {"A": "b"}, "working_dir": str(tmp_path), "pip": ["numpy"]})
     with pytest.raises(ConfigurationError, match=r"runtime_env: Ray does not know envvars; it knows .*env_vars"):
         check_runtime_env({"envvars": {"A": "b"}})
+    with pytest.raises(ConfigurationError, match=r"runtime_env: Ray does not know 1, pips; it knows"):
+        check_runtime_env({1: 2, "pips": []})
     with pytest.raises(ConfigurationError, match=r"runtime_env: runtime_env\['env_vars'\] must be of type"):
         check_runtime_env({"env_vars": {"A": 1}})
     with pytest.raises(ConfigurationError, match=r"runtime_env: .*is not a valid path"):
         check_runtime_env({"working_dir": str(tmp_path / "none")})
+    with pytest.raises(ConfigurationError, match=r"runtime_env='env.yaml' is not a mapping such as"):
+        connect(None, runtime_env="env.yaml")  # type: ignore[arg-type]
     monkeypatch.setenv("RAY_RUNTIME_ENV_PLUGINS", "[]")
     check_runtime_env({"of_a_plugin": 1})
 

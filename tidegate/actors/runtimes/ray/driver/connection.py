@@ -64,6 +64,8 @@ def connect(
     Raises ConfigurationError where no cluster, another cluster or a cluster with another token answers, and for a
     `runtime_env` that Ray does not take, or of a process that is connected already.
     """
+    if runtime_env is not None and not isinstance(runtime_env, Mapping):
+        raise ConfigurationError(f"runtime_env={runtime_env!r} is not a mapping such as {{'env_vars': {{'A': 'b'}}}}")
     with clean_end_at_sigterm():
         return _connect(address, show_log, dict(runtime_env or {}))
 
@@ -79,7 +81,7 @@ def _connect(address: str | None, show_log: bool, runtime_env: dict[str, Any]) -
             if runtime_env:
                 raise ConfigurationError(
                     "runtime_env has no effect: this process is connected to Ray already. Give it to ray.init, or do "
-                    "not call ray.init"
+                    "not call ray.init, and close the environment that has connected this process"
                 )
             _filter_output(show_log)
             return Connection(None, False)
@@ -117,7 +119,7 @@ def check_runtime_env(runtime_env: Mapping[str, Any]) -> None:
     """
     from ray.runtime_env import RuntimeEnv
 
-    unknown = sorted(set(runtime_env) - set(RuntimeEnv.known_fields))
+    unknown = sorted(map(str, set(runtime_env) - set(RuntimeEnv.known_fields)))
     if unknown and _PLUGINS not in os.environ:
         known = ", ".join(sorted(name for name in RuntimeEnv.known_fields if not name.startswith("_")))
         raise ConfigurationError(f"runtime_env: Ray does not know {', '.join(unknown)}; it knows {known}")
