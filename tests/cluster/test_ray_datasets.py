@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import sys
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -107,7 +108,7 @@ def test_pandas_blocks_lazy_datasets_and_empty_ones(tmp_path: Path) -> None:
 
 
 def test_blocks_are_cast_only_where_no_value_changes(tmp_path: Path) -> None:
-    """Ints fit into floats, nulls into anything. Text, fractions and other columns are refused, and leave nothing."""
+    """Ints fit into floats, nulls into anything. Text, fractions, decimals for floats and other columns do not."""
     ints = pa.table({"a": pa.array([1], pa.int32()), "b": pa.nulls(1)})
     reals = pa.table({"b": ["x"], "a": [0.5]})
     wide = pa.schema([("a", pa.float64()), ("b", pa.string())])
@@ -125,6 +126,9 @@ def test_blocks_are_cast_only_where_no_value_changes(tmp_path: Path) -> None:
         with pytest.raises(tg.ConfigurationError, match=said):
             staged(ray.data.from_arrow([ints, table]), folder, narrow)
         assert [path for path in folder.rglob("*") if path.is_file()] == []
+    exact = ray.data.from_arrow(pa.table({"a": [[Decimal("0.1234567890123456789")]]}))
+    with pytest.raises(tg.ConfigurationError, match=r"'a' is list<\w+: double> in the dataset and list<\w+: dec"):
+        staged(exact, tmp_path / "decimals", pa.schema([("a", pa.list_(pa.float64()))]))
 
 
 def test_columns_that_streams_lack_are_refused_by_name(tmp_path: Path) -> None:

@@ -196,7 +196,10 @@ def _in_schema(block: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _fits(found: pa.Field, wanted: pa.Field) -> bool:
-    """Whether each value of one type is one of the other: the wider of both is the one that is wanted."""
+    """Whether each value of one type is one of the other: the wider of both is the one that is wanted.
+
+    Arrow takes floats for wider than decimals, but rounds these.
+    """
     try:
         wider = pa.unify_schemas(
             [pa.schema([pa.field("c", found.type)]), pa.schema([pa.field("c", wanted.type)])],
@@ -204,7 +207,14 @@ def _fits(found: pa.Field, wanted: pa.Field) -> bool:
         )
     except pa.ArrowException:
         return False
-    return bool(wider.field("c").type.equals(wanted.type))
+    return bool(wider.field("c").type.equals(wanted.type)) and not _rounds(found.type, wanted.type)
+
+
+def _rounds(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether decimals, also inside of a type, would become floats. `wanted` has the fields of `found` first."""
+    if pa.types.is_decimal(found):
+        return bool(pa.types.is_floating(wanted))
+    return any(_rounds(found.field(at).type, wanted.field(at).type) for at in range(found.num_fields))
 
 
 def _schema_of(ds: Dataset) -> pa.Schema:
