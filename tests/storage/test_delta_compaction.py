@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
-from table_logs import SCHEMA, A, B, C
+from table_logs import SCHEMA, A, B, C, file_of
 
 from tidegate.storage.errors import TableError
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import AttemptNumber, CheckpointId
 from tidegate.storage.tables.compaction.compaction_plan import CompactionSettings
 from tidegate.storage.tables.compaction.running_compaction import RunningCompaction
+from tidegate.storage.tables.delta.delta_mirror import DeltaChange, DeltaMirror
 from tidegate.storage.tables.log.log_vacuum import Retention
 from tidegate.storage.tables.partitions import folder_name
 from tidegate.storage.tables.table_files import data_dir, read_table, write_data_file
@@ -124,3 +126,40 @@ def test_partitions_whose_folders_are_escaped_are_known_again(tmp_path: Path) ->
 def rows_of(*values: int) -> list[pa.RecordBatch]:
     """Rows of a file."""
     return [pa.record_batch([pa.array(["k"] * len(values)), pa.array(values)], schema=SCHEMA)]
+
+
+def test_a_cut_begins_again_where_the_log_went_on_while_delta_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So many commits meanwhile that the log was truncated: the cut must not fill the hole behind them."""
+    store, clock = open_store(str(tmp_path)), [1]
+    job, cutter = (TableLog(store, entries_per_snapshot=4, now_ms=lambda: clock[0]) for _ in range(2))
+    job.create(TableInfo.of(SCHEMA, "append", delta_id="tidegate-test"))
+    job.claim(A)
+
+    def commit(numbers: Iterable[int]) -> None:
+        for number in numbers:
+            clock[0] += 1_000
+            job.commit(A, CheckpointId(number), (file_of(f"a{number}"),))
+
+    commit(range(1, 20))
+    job.take_compacting(A, "n")
+    assert job.compact(A, "n", {entry.seq for entry in job.shown_entries()[1]}, 1, (file_of("large", 19),))
+    commit([20])
+    retention = Retention(clock[0], checkpoints=(CheckpointId(20),))
+    cutter.vacuum(retention)
+    show, waiting = DeltaMirror.show, [range(21, 41)]
+
+    def slow(self: DeltaMirror, change_since: Callable[[int | None], DeltaChange | None]) -> None:
+        if waiting:
+            commit(waiting.pop())
+        show(self, change_since)
+
+    monkeypatch.setattr(DeltaMirror, "show", slow)
+    other = TableLog(store, entries_per_snapshot=4, now_ms=lambda: clock[0])
+    assert other.cut(retention, lambda paths: ())
+    fold = TableLog(store).state()
+    assert fold is not None
+    assert fold.cut is not None
+    assert fold.cut.commit < fold.seq - 20
+    assert [file.rows for file in TableLog(store).snapshot().files] == [19, *[1] * 21]

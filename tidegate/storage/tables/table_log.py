@@ -357,6 +357,8 @@ class TableLog(TableReads):
                     return False
                 # A Delta table must not ask for what was shown before.
                 self._follow()
+                if self._existing().seq != fold.seq:
+                    continue  # Others have gone on meanwhile, maybe so far that the cut would fill a hole.
                 at_ms = max(self._now_ms(), fold.newest_at_ms or 0)
                 entry = TableEntry(fold.seq + 1, TableEntryKind.CUT, nonce=self._nonce, at_ms=at_ms, cut=cut)
                 if self._tail.append(entry):
