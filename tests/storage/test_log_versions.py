@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from table_logs import INFO, A, B, C, commit
+from table_logs import INFO, A, B, C, commit, file_of
 
 from tidegate.storage.errors import ConfigurationError, TableError
 from tidegate.storage.files.file_system_store import FileSystemStore
@@ -93,6 +93,22 @@ def test_what_is_no_version_is_refused(table: TableLog, as_of: AsOf) -> None:
     """A time without a zone is no moment."""
     with pytest.raises(ConfigurationError, match=r"as_of=.*time zone"):
         table.snapshot(as_of)
+
+
+def test_rows_that_were_put_together_twice_are_shown(memory_store: FileSystemStore) -> None:
+    """A compaction at rest is a commit; its rows, and those of the commits before it, are in a larger file later."""
+    log = TableLog(memory_store)
+    log.create(INFO)
+    log.claim(A)
+    commit(log, A, 1, "a1")
+    commit(log, A, 2, "a2")
+    log.claim_compaction(C, A, A)
+    commit(log, C, 1, "at-rest")
+    log.claim(B, (A, CheckpointId(2)))
+    commit(log, B, 1, "b1")
+    log.take_compacting(B, "n")
+    assert log.compact(B, "n", {entry.seq for entry in log.shown_entries()[1]}, 1, (file_of("large", 3),))
+    assert [(known.job_id, known.shown) for known in log.history()] == [(A, True), (A, True), (C, True), (B, True)]
 
 
 def test_before_the_first_commit_there_is_no_version(memory_store: FileSystemStore) -> None:

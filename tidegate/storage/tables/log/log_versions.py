@@ -92,8 +92,8 @@ class TableVersions:
     def commits(self) -> tuple[TableCommit, ...]:
         """Every commit that is part of the log, oldest first."""
         found, rows = [], 0
-        shown = members_of(self._fold.shown, self._bearing)
-        visible = {*shown, *LogRewrites(self._entries, self._cut).originals(shown)}
+        # Also a compaction of a table at rest, which is a commit, may be in a larger file by now.
+        visible = LogRewrites(self._entries, self._cut).holders(members_of(self._fold.shown, self._bearing))
         if self._cut is not None:
             oldest, rows = self._by_seq[self._cut.commit], self._cut.rows
             shows = not oldest.files or self._cut.commit_holder in visible
