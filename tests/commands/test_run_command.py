@@ -242,3 +242,12 @@ def test_a_wrong_runtime_environment_is_wrong_usage(given: str, complaint: str, 
     assert done.exit_code == 2
     assert re.search(complaint, done.stderr), done.stderr
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("target", ["ray", "raydp", "on_spark"])
+def test_a_name_that_ray_lacks_is_refused_before_anything_starts(target: str) -> None:
+    """Ray itself would ignore it."""
+    given = ["--runtime-env", '{"envvars": {}}', "--set", f"execution.target={target}"]
+    done = run("program_to_run:streams", *given)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "runtime_env: Ray does not know envvars; it knows" in done.stderr

@@ -90,7 +90,7 @@ def test_a_wrong_runtime_environment_is_refused(monkeypatch: pytest.MonkeyPatch,
     with pytest.raises(ConfigurationError, match=r"runtime_env: Ray does not know envvars; it knows .*env_vars"):
         check_runtime_env({"envvars": {"A": "b"}})
     with pytest.raises(ConfigurationError, match=r"runtime_env: Ray does not know 1, pips; it knows"):
-        check_runtime_env({1: 2, "pips": []})
+        check_runtime_env({1: 2, "pips": []})  # type: ignore[dict-item]
     with pytest.raises(ConfigurationError, match=r"runtime_env: runtime_env\['env_vars'\] must be of type"):
         check_runtime_env({"env_vars": {"A": 1}})
     with pytest.raises(ConfigurationError, match=r"runtime_env: .*is not a valid path"):

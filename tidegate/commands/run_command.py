@@ -17,7 +17,7 @@ import inspect
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -95,6 +95,8 @@ def run_command(
             function = load_function(program)
             if runtime_env is not None and settings_in_effect.topology.target == "local":
                 _refuse_in_one_process(function)
+            elif runtime_env is not None and not check:
+                _check_runtime_env(settings_in_effect.topology.runtime_env)
             _send_by_value(function, program)
             with _signals():
                 if check:
@@ -156,6 +158,16 @@ def _refuse_in_one_process(function: Callable[..., Any]) -> None:
         raise ConfigurationError(
             "--runtime-env is for Ray, and execution.target is local: add --set execution.target=ray"
         )
+
+
+def _check_runtime_env(runtime_env: Mapping[str, Any]) -> None:
+    """Raise ConfigurationError for a runtime environment that Ray does not take. With Spark, Ray would ignore names."""
+    from tidegate.storage.extras import need
+
+    need("--runtime-env", "ray")
+    from tidegate.actors.runtimes.ray.driver.connection import check_runtime_env
+
+    check_runtime_env(runtime_env)
 
 
 class _Executed(BaseException):
