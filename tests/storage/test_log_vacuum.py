@@ -225,3 +225,25 @@ def test_a_large_file_that_has_gone_is_undone_if_the_small_ones_are_there() -> N
     with pytest.raises(TableError, match="deleted by a vacuum"):
         table.names(third)
     assert table.names(first) == ["a1"]
+
+
+def test_a_commit_without_files_between_deleted_ones_has_lost_nothing() -> None:
+    """It only hides what a fallback takes back. The checkpoints after it are restored from the large file."""
+    clock = [1_000]
+    log = TableLog(PlainStore(), now_ms=lambda: clock[0])
+    log.create(INFO)
+    log.claim(A)
+    commit(log, A, 1, "a1")
+    commit(log, A, 2, "a2")
+    log.claim(A, (A, CheckpointId(1)), next_checkpoint_id=3)
+    commit(log, A, 3)
+    commit(log, A, 4, "a4")
+    log.take_compacting(A, "n")
+    assert log.compact(A, "n", {entry.seq for entry in log.shown_entries()[1]}, 1, (file_of("large", 2),))
+    clock[0] += 1_000
+    commit(log, A, 5, "a5")
+    deletable, _ = log.vacuum(Retention(clock[0], checkpoints=(CheckpointId(4), CheckpointId(5))))
+    assert sorted(deletable) == ["data/a1.parquet", "data/a2.parquet", "data/a4.parquet"]
+    log.claim(A, (A, CheckpointId(4)), next_checkpoint_id=6)
+    commit(log, A, 6)
+    assert [file.path for file in log.snapshot().files] == ["data/large.parquet"]

@@ -57,7 +57,9 @@ class TableLineage:
                 raise self._before_the_cut(f"checkpoint {checkpoint_id} of job {job_id!r}")
             own, since = base.own, self._cut_at
         found = {seq for seq in self._bearing if covers(own, seq)}
-        return frozenset(found | {e.seq for e in self._commits(job_id, since) if _number(e) <= checkpoint_id})
+        # Only entries with files: ranges of those that have gone may span others.
+        commits = (e for e in self._commits(job_id, since) if e.files)
+        return frozenset(found | {e.seq for e in commits if _number(e) <= checkpoint_id})
 
     def uncommitted(
         self, job_id: JobId, checkpoint_id: CheckpointId, candidates: Iterable[CheckpointId]
