@@ -24,7 +24,7 @@ from tidegate.storage.ids import AttemptNumber, CheckpointId, EventId, Generatio
 
 ANSWERED_BY_NOBODY = (
     do.StartTasks, do.CancelAttempt, do.NotifyAborted, do.DiscardFiles, do.CompleteRequest, do.KillProcess, do.EndJob,
-    do.AssignSplits,
+    do.AssignSplits, do.StopCopy,
 )  # fmt: skip
 FIRST = CheckpointId(1)
 

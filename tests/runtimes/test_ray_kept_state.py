@@ -30,9 +30,9 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """What the tasks that begin are given; each leaves the number of its attempt."""
     given: list[object] = []
 
-    def effects(*arguments: Any) -> Any:
+    def effects(*arguments: Any, **named: Any) -> Any:
         given.append(arguments[-2])
-        return make_effects(*arguments[:-2])
+        return make_effects(*arguments[:-2], **named)
 
     module: Any = task_actor
     make_effects = module.TaskEffects

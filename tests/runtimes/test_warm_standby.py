@@ -64,9 +64,9 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     module: Any = task_actor
     make_effects = module.TaskEffects
 
-    def effects(*arguments: Any) -> Any:
+    def effects(*arguments: Any, **named: Any) -> Any:
         given.append(arguments[-1])
-        return make_effects(*arguments)
+        return make_effects(*arguments, **named)
 
     monkeypatch.setattr(module, "TaskEffects", effects)
     return given
