@@ -129,7 +129,13 @@ def table(known: Mapping[str, Mapping[str, object]]) -> str:
         found = known[name]
         command = "`make test`" if found["tests"] == "all" else f"`make test-{name}`"
         lines.append(
-            [command, found["tests"], f"{found['passed']:,}", found["python"], *(found[each] for each in SHOWN)]
+            [
+                command,
+                found["tests"],
+                f"{found['passed']:,}" if found["passed"] else "not counted",
+                found["python"],
+                *(found[each] for each in SHOWN),
+            ]
         )
     return "".join(f"| {' | '.join(str(cell) for cell in line)} |\n" for line in lines)
 
