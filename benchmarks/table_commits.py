@@ -8,7 +8,7 @@ and which files it shows (*files*): medians, with the ratio to the smallest tabl
 when it goes on from the middle of the table's life: it reads the whole log. *Commit* is the mean of the last thousand.
 
 With `--history` small files are put together as beside a job, ten at a time. The log is vacuumed and cut 20 times in a
-history of so many commits, which the figure for commits includes. *Restore* is then from the newest checkpoint.
+history of that many commits, which the figure for commits includes. *Restore* is then from the newest checkpoint.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ SETS = {
 
 
 def candidates(version: str) -> Iterator[str]:
-    """Where a Python of this version may be: on the PATH, then in pyenv, its newest release first."""
+    """Yields paths where a Python of this version may be: on the PATH, then in pyenv, the newest release first."""
     if (found := shutil.which(f"python{version}")) is not None:
         yield found
     installed = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
@@ -78,7 +78,7 @@ def candidates(version: str) -> Iterator[str]:
 
 
 def is_usable(python: str, version: str) -> bool:
-    """Whether this Python starts, has this version, and can make environments."""
+    """Returns whether this Python starts, has this version, and can make environments."""
     check = f"import sys, venv, ensurepip; sys.exit('%d.%d' % sys.version_info[:2] != {version!r})"
     try:
         return not subprocess.run([python, "-c", check], capture_output=True, check=False).returncode

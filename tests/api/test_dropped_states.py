@@ -187,7 +187,7 @@ def _run(
 
 
 def _runs_again(events: list[str]) -> bool:
-    """Whether a task has failed, and as many tasks are ready since then as before."""
+    """Returns whether a task has failed and as many tasks as before are ready again."""
     if "TaskFailed" not in events:
         return False
     last = len(events) - events[::-1].index("TaskFailed")

@@ -196,7 +196,7 @@ def test_misuse_is_refused(misuse: Any, says: str) -> None:
 
 
 def test_wrong_functions_are_refused_when_the_harness_is_made() -> None:
-    """What `process` refuses, and a function of the broadcast pattern with keys that it has no use for."""
+    """The harness refuses what `process` refuses, and a keyed broadcast function without key=."""
 
     class Forgetful(tg.ProcessFunction):
         pass

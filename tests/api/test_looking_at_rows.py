@@ -80,7 +80,7 @@ def test_a_job_without_an_end_has_no_last_row(tmp_path: Path) -> None:
 
 
 def test_rows_of_a_failed_job_are_not_taken_for_all(tmp_path: Path) -> None:
-    """What is committed is there on request, and comes before the error in a loop."""
+    """Committed rows are returned on request; a loop yields them before it raises the error."""
     with local(1) as env:
         source = env.from_batches(pa.table({"x": range(100)}), splits=1)
         rows = source.map(fails, schema=pa.schema({"x": pa.int64()}), traced=False).collect()

@@ -155,7 +155,7 @@ VERBS: dict[str, list[Step]] = {
 
 STATELESS = {
     *["allowed_lateness", "as_changes", "assign_timestamps", "bad_rows", "broadcast", "connect", "filter", "flat_map"],
-    *["key_by", "lookup_join", "map", "map_batches", "partitioned", "rebalance", "select", "side_output", "union"],
+    *["key_by", "lookup_join", "map", "map_batches", "rebalance", "select", "side_output", "union"],
     *["branch", "cast", "drop", "explode", "peek", "pipe", "print", "rename", "show", "where"],
     *["window", "with_columns", "dead_letters", "late_rows", "early_results"],
     *["collect", "for_each_checkpoint", "to_delta", "to_sink", "to_table"],

@@ -186,7 +186,7 @@ def test_a_name_is_replaced_only_where_that_is_said() -> None:
 
 
 def test_a_name_is_part_of_what_a_step_computes() -> None:
-    """What a function does cannot be compared; which one it is can."""
+    """A restore compares the name of a function, not what it computes."""
 
     def computed(query: str) -> list[str]:
         with tg.StreamEnvironment.local(1) as env:

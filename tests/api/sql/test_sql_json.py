@@ -111,12 +111,12 @@ def test_other_paths_and_schemas_are_refused(expression: str, said: str) -> None
     ],
 )
 def test_a_number_or_a_word_ends_where_it_may(text: str, expected: str | None) -> None:
-    """As in Jackson: a text that begins with one is JSON only up to a blank, and a word up to what is no name."""
+    """A number or word at the root must be followed by a blank or the end, as Jackson requires."""
     assert _values(f"get_json_object('{text}', '$')")[0] == expected
 
 
 def test_a_path_is_part_of_what_a_step_computes() -> None:
-    """So rows in flight of another path are not taken for those of this one."""
+    """Rows in flight of another path are refused at a restore."""
 
     def computed(path: str) -> list[str]:
         with environment() as env:

@@ -402,7 +402,7 @@ WITH_EMPTY = [*ONE_EACH, (2, None), (3, None)]
     ],
 )
 def test_a_row_comes_for_each_element(query: str, expected: list[tuple[Any, ...]]) -> None:
-    """Of UNNEST, LATERAL VIEW and explode alike; the fields of a struct are columns behind UNNEST alone."""
+    """UNNEST, LATERAL VIEW and explode give the same rows. Only UNNEST turns the fields of a struct into columns."""
     with environment() as env:
         env.create_temporary_view("lists", env.from_batches(LISTS, splits=2, uid="lists"))
         rows = env.sql(query, emit="final").collect()
@@ -435,7 +435,7 @@ def test_a_list_is_not_repeated_where_only_its_elements_are_needed() -> None:
     ],
 )
 def test_a_limit_keeps_so_many_rows(query: str, options: dict[str, Any], count: int) -> None:
-    """Of all subtasks together; in a query within a query it comes before what stands around it."""
+    """LIMIT counts the rows of all subtasks together. An inner query's LIMIT applies before the outer query."""
     found = result_of(query, **options)
     assert found.height == count
     assert query.startswith("WITH") is (found.columns == ["n"] and found.rows() == [(4,)])

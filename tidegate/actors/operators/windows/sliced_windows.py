@@ -10,8 +10,8 @@ Rules:
 - A row is late when its last window has fired, `allowed_lateness` ago; it is dropped and counted. A row for a window
   that has fired, but is not over, makes a new result of the window for its key at once.
 - With emit="update" each batch gives the results so far of what it has changed, and nothing more when a window ends.
-- With `emit_every_ms` these come out every so often in processing time, or as event time goes on (`emit_by_event`), and
-  when a window ends (`EarlyResults`).
+- With `emit_every_ms` these come out at that interval of processing time, or of event time (`emit_by_event`), and when
+  a window ends (`EarlyResults`).
 """
 
 from __future__ import annotations
