@@ -154,6 +154,8 @@ PROGRAMS: Mapping[str, Step] = {
     "session with a wider gap": _window(tg.Session("900ms"), x=tg.sum("v")),
     "count of 5": _window(tg.Count(5), x=tg.sum("v")),
     "count of 6": _window(tg.Count(6), x=tg.sum("v")),
+    "count of 6 after every 2": _window(tg.Count(6, slide=2), x=tg.sum("v")),
+    "count of 6 after every 3": _window(tg.Count(6, slide=3), x=tg.sum("v")),
     "count of 5 or 1 h": _window(tg.Count(5, timeout="1h"), x=tg.sum("v")),
     "count of 5 or 2 h": _window(tg.Count(5, timeout="2h"), x=tg.sum("v")),
     "apply 1 s": _apply(tg.Tumbling("1s")),

@@ -251,6 +251,30 @@ def test_windows_that_are_not_full_come_out_at_the_end_or_are_reported(
     assert not [record for record in caplog.records if "left at" in record.getMessage()]
 
 
+@pytest.mark.parametrize("keyed", [False, True])
+def test_the_last_rows_come_out_after_every_few(tmp_path: Path, keyed: bool) -> None:
+    """Fewer at the beginning, as in Flink; what is left comes out where that was asked for."""
+    rows = pa.table({"k": ["a"] * 6, "x": [100, 60, 200, 40, 120, 80]})
+    with local() as env:
+        stream = env.from_batches(rows, splits=1)
+        of = stream.key_by("k") if keyed else stream
+        means = of.window(tg.Count(3, slide=1)).aggregate(n=tg.count(), mean=tg.mean("x")).collect()
+        windows = of.window(tg.Count(3, slide=2), fire_at_end=True)
+        lists = windows.apply(lambda rows: {"x": rows["x"].to_pylist()}, schema={"x": list[int]}).collect()
+        whole = of.window(tg.Count(4, slide=4)).aggregate(total=tg.sum("x"), name="whole").collect()
+        finish(env, tmp_path / "chk")
+    assert [(row["n"], row["mean"]) for row in means.to_arrow().to_pylist()] == [
+        (1, 100),
+        (2, 80),
+        (3, 120),
+        (3, 100),
+        (3, 120),
+        (3, 80),
+    ]
+    assert lists.to_arrow()["x"].to_pylist() == [[100, 60], [60, 200, 40], [40, 120, 80]]
+    assert whole.to_arrow()["total"].to_pylist() == [400]
+
+
 @pytest.mark.parametrize("function", [False, True])
 def test_a_timeout_ends_a_window_of_rows_while_the_source_waits(tmp_path: Path, function: bool) -> None:
     """Two rows of three come out by the clock, before the source goes on."""
@@ -346,6 +370,29 @@ REFUSED: dict[str, tuple[Callable[[tg.StreamEnvironment], object], str]] = {
     "no function": (
         lambda env: timed(env).window(tg.Tumbling(2)).apply("sum"),  # type: ignore[arg-type]
         "is no function",
+    ),
+    "a slide longer than the window": (
+        lambda env: env.from_rows([1]).window(tg.Count(2, slide=3)),
+        "a slide of 3 rows is longer than the window of 2 rows",
+    ),
+    "a slide of no rows": (
+        lambda env: env.from_rows([1]).window(tg.Count(2, slide=0)),
+        "slide=0 is no number of rows",
+    ),
+    "a slide with a time-out": (
+        lambda env: env.from_rows([1]).window(tg.Count(2, slide=1, timeout="1s")),
+        "timeout= does not go with slide=",
+    ),
+    "the last rows of changes": (
+        lambda env: (
+            timed(env)
+            .key_by("k")
+            .aggregate(n=tg.count(), emit="changes")
+            .key_by("k")
+            .window(tg.Count(2, slide=1))
+            .aggregate(n=tg.sum("n"))
+        ),
+        "cannot follow",
     ),
     "late rows of sessions for a function": (
         lambda env: timed(env).window(tg.Session(2)).allowed_lateness(1).apply(lambda rows: None),

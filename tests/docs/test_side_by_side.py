@@ -212,6 +212,14 @@ INNER = _pairs("inner")
 LEFT = _pairs("left")
 NEAR = _pairs("inner", lambda order, user: timedelta() <= order["at"] - user["since"] <= 10 * MINUTE)
 FULL_TWOS = _of_users(total=lambda rows: _total(rows[:2]))[:2]
+LAST_TWOS = [
+    {"user": user, "total": _total(rows[max(0, n - 1) : n + 1])}
+    for user, rows in _by_user().items()
+    for n in range(len(rows))
+]
+FULL_LAST_TWOS = [
+    {"user": user, "total": _total(rows[n : n + 2])} for user, rows in _by_user().items() for n in range(len(rows) - 1)
+]
 IDS_IN_WINDOWS = _windows(_tumbling, ids=lambda rows: [row["id"] for row in rows])
 DESCRIBED: dict[str, Any] = {
     # PyFlink: DataStream
@@ -230,6 +238,7 @@ DESCRIBED: dict[str, Any] = {
     "ds.key_by(K).window(EventTimeSessionWindows.with_gap(MIN_5)).aggregate(F)": SESSIONS,
     "ds.key_by(K).window(W).process(F)": TUMBLING,
     "ds.key_by(K).count_window(2).reduce(F)": FULL_TWOS,
+    "ds.key_by(K).count_window(2, 1).reduce(F)": LAST_TWOS,
     "ds.window_all(TumblingEventTimeWindows.of(MIN_5)).aggregate(F)": _windows(_tumbling, by=(), n=len),
     "ds.rebalance()": SAME,
     "ds.print()": SAME,
@@ -373,6 +382,7 @@ DESCRIBED: dict[str, Any] = {
     "sdf.tumbling_window(300_000).agg(n=Count()).final()": TUMBLING,
     "sdf.hopping_window(600_000, 300_000).agg(n=Count()).current()": SLIDING,
     'sdf.tumbling_count_window(2).agg(total=Sum("price")).final()': FULL_TWOS,
+    'sdf.sliding_count_window(2).agg(total=Sum("price")).final()': FULL_LAST_TWOS,
     'sdf.tumbling_window(300_000).agg(ids=Collect("id")).final()': IDS_IN_WINDOWS,
     "sdf.tumbling_window(300_000).reduce(REDUCER, INITIALIZER).final()": TUMBLING,
     'sdf.join_asof(us, how="left")': _as_of(),

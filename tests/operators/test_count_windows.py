@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from math import gcd
 from typing import Any
 
 import pyarrow as pa
@@ -12,9 +13,11 @@ from hypothesis import strategies as st
 from window_harness import VALUES, Backend, Windows, applied_operator, rows_batch, told_of
 
 from tidegate.actors.operators.aggregates import aggregate as tg
+from tidegate.actors.operators.window_functions import timed_windows
 from tidegate.actors.operators.window_functions.window_calls import WindowCalls
-from tidegate.actors.operators.windows import due_keys
+from tidegate.actors.operators.windows import due_keys, sliding_counts
 from tidegate.actors.operators.windows.count_windows import CountWindows
+from tidegate.actors.operators.windows.sliding_counts import SlidingCountWindows
 from tidegate.actors.operators.windows.window_specs import Count
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
 
@@ -71,6 +74,86 @@ def test_windows_are_those_of_a_plain_program(size: int, keyed: bool, steps: lis
     assert windows.stored_rows() == sum(count % size > 0 for count in counts), "a full window leaves state"
     windows.close()
     assert by_key(windows.rows) == expected(size, keyed, rows)
+
+
+def sliding(size: int, slide: int, keyed: bool, rows: list[Row], at_end: bool) -> dict[int, list[list[int | None]]]:
+    """For each key its windows in order: after every `slide` rows the last `size` of them, and at the end the rest."""
+    held: dict[int, list[int | None]] = defaultdict(list)
+    found: dict[int, list[list[int | None]]] = defaultdict(list)
+    for key, _, value in rows:
+        values = held[key if keyed else 0]
+        values.append(value)
+        if len(values) % slide == 0:
+            found[key if keyed else 0].append(values[-size:])
+    for of, values in held.items():
+        since = len(values) % slide
+        if at_end and since:
+            found[of].append(values[-(size - slide + since) :])
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("function", [False, True])
+@settings(max_examples=80)
+@given(st.integers(2, 12), st.data(), st.booleans(), st.booleans(), STEPS)
+def test_sliding_windows_are_those_of_a_plain_program(
+    function: bool, size: int, data: Any, keyed: bool, fires_at_end: bool, steps: list[Any]
+) -> None:
+    """The last rows after every few, at other parallelisms and on other backends, and however little fits a step."""
+    slide = data.draw(st.integers(1, size - 1))
+    keys = ("k",) if keyed else ()
+    spec = Count(size, slide=slide, fire_at_end=fires_at_end)
+
+    def made() -> Any:
+        if not function:
+            return SlidingCountWindows(keys, spec, AGGREGATES | {"values": tg.collect_list("x", limit=99)})
+        schema = pa.schema({"values": pa.list_(pa.int64())})
+        calls = WindowCalls(lambda rows: {"values": rows["x"].to_pylist()}, keys, schema, None, False)
+        return applied_operator(spec, calls, keys)
+
+    windows = Windows(made, keys)
+    rows: list[Row] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sliding_counts, "PANES_MAX", 5)
+        patch.setattr(timed_windows, "STEP_ROWS", 5)
+        for step in steps:
+            if isinstance(step, list):
+                windows.process(rows_batch(step))
+                rows += step
+            else:
+                windows = windows.moved(*step)
+        seen = Counter(key if keyed else 0 for key, _, _ in rows)
+        assert windows.stored_rows() == sum(kept(size, slide, number, function) for number in seen.values())
+        windows.watermark(MAX_WATERMARK_MS)
+        windows.finish()
+    left = sum(number % slide for number in seen.values())
+    counts = [m.value for o in windows.operators for m in o.context.metrics.read(o.context.uid)]
+    assert sum(counts) == (0 if fires_at_end else left)
+    if fires_at_end:
+        ended = [kept(size, slide, number, function) for number in seen.values() if number % slide == 0]
+        assert windows.stored_rows() == sum(ended), "a window that has come out leaves state"
+    windows.close()
+    of_keys: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
+    for key, lists in sliding(size, slide, keyed, rows, fires_at_end).items():
+        for values in lists:
+            told = (*told_of(values)[:3], values[0], values[-1], [value for value in values if value is not None])
+            of_keys[key].append((values,) if function else told)
+    assert by_key(windows.rows) == of_keys
+
+
+def kept(size: int, slide: int, seen: int, function: bool) -> int:
+    """How many rows of state a key has after so many rows: those of the next window, or its panes."""
+    first = max(0, (seen // slide + 1) * slide - size)
+    pane = gcd(size, slide)
+    return seen - first if function else 1 + seen // pane - first // pane
+
+
+def test_sliding_windows_come_out_in_the_order_in_which_rows_complete_them() -> None:
+    """Also those of several keys in one batch."""
+    windows = Windows(lambda: SlidingCountWindows(("k",), Count(3, slide=1), {"total": tg.sum("x")}))
+    windows.process(rows_batch([(1, 0, 1), (2, 0, 10), (1, 0, 2), (2, 0, 20), (1, 0, 4), (1, 0, 8)]))
+    assert [tuple(row.values()) for row in windows.rows] == [(1, 1), (2, 10), (1, 3), (2, 30), (1, 7), (1, 14)]
+    windows.close()
 
 
 TIMEOUT_MS = 10

@@ -16,7 +16,7 @@ from operator_harness import context, kept_in
 
 from tidegate.actors.kernels.hashing import hash_columns
 from tidegate.actors.operators.operator import Operator
-from tidegate.actors.operators.window_functions.applied_counts import AppliedCounts
+from tidegate.actors.operators.window_functions.applied_counts import AppliedCounts, AppliedSlidingCounts
 from tidegate.actors.operators.window_functions.applied_sessions import AppliedSessions
 from tidegate.actors.operators.window_functions.applied_windows import AppliedWindows
 from tidegate.actors.operators.window_functions.window_buffer import WindowBuffer
@@ -226,7 +226,7 @@ def applied_operator(
     """The operator of windows with functions, for rows as of `rows_batch`."""
     schema = rows_batch([(1, 1, 1)]).schema
     if isinstance(spec, Count):
-        return AppliedCounts(keys, spec, schema, calls)
+        return (AppliedCounts if spec.slide is None else AppliedSlidingCounts)(keys, spec, schema, calls)
     if isinstance(spec, Session):
         return AppliedSessions(keys, spec, time, schema, calls, lateness_ms)
     assert isinstance(spec, Tumbling | Sliding | Cumulating)

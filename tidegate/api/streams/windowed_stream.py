@@ -21,7 +21,7 @@ from tidegate.actors.operators.local_aggregation.local_aggregation import LocalA
 from tidegate.actors.operators.state.keys import key_schema
 from tidegate.actors.operators.watermarks.late_rows import LATE
 from tidegate.actors.operators.watermarks.window_end import WindowEnd
-from tidegate.actors.operators.window_functions.applied_counts import AppliedCounts
+from tidegate.actors.operators.window_functions.applied_counts import AppliedCounts, AppliedSlidingCounts
 from tidegate.actors.operators.window_functions.applied_sessions import AppliedSessions
 from tidegate.actors.operators.window_functions.applied_windows import AppliedWindows
 from tidegate.actors.operators.window_functions.process_windows import FunctionCalls, ProcessWindowFunction
@@ -35,6 +35,7 @@ from tidegate.actors.operators.window_functions.window_calls import (
 from tidegate.actors.operators.windows.count_windows import CountWindows
 from tidegate.actors.operators.windows.session_windows import SessionWindows
 from tidegate.actors.operators.windows.sliced_windows import SlicedWindows
+from tidegate.actors.operators.windows.sliding_counts import SlidingCountWindows
 from tidegate.actors.operators.windows.window_operator import WindowOperator
 from tidegate.actors.operators.windows.window_rows import WINDOW_END, WINDOW_START, bounds_type
 from tidegate.actors.operators.windows.window_specs import Clock, Count, Cumulating, Session, Sliding, Tumbling
@@ -242,7 +243,8 @@ class WindowedStream(OtherNames, Generic[S]):
 
         def of_kind() -> WindowOperator:
             if isinstance(spec, Count):
-                return CountWindows(keys, spec, plain, rows_schema)
+                kind = CountWindows if spec.slide is None else SlidingCountWindows
+                return kind(keys, spec, plain, rows_schema)
             assert time is not None, "windows without a time"
             if isinstance(spec, Session):
                 assert emit != "update", "updates of sessions"
@@ -400,7 +402,8 @@ class WindowedStream(OtherNames, Generic[S]):
         def windows() -> WindowBuffer:
             called = calls(keys, returned, bounds, lateness_ms > 0, errors)
             if isinstance(spec, Count):
-                return AppliedCounts(keys, spec, rows_schema, called)
+                kind = AppliedCounts if spec.slide is None else AppliedSlidingCounts
+                return kind(keys, spec, rows_schema, called)
             assert time is not None, "windows without a time"
             if isinstance(spec, Session):
                 return AppliedSessions(keys, spec, time, rows_schema, called, lateness_ms)

@@ -26,7 +26,7 @@ from tidegate.actors.operators.batch_rows import OUTPUT_ROWS_MAX
 from tidegate.actors.operators.operator import Emit, OperatorContext
 from tidegate.actors.operators.state.keys import key_columns
 from tidegate.actors.operators.watermarks.late_rows import LEFT_RECORDS
-from tidegate.actors.operators.windows.due_keys import DueKeys
+from tidegate.actors.operators.windows.due_keys import CountTimeouts
 from tidegate.actors.operators.windows.merged_groups import MergedGroups, codes_of
 from tidegate.actors.operators.windows.window_operator import WindowOperator
 from tidegate.actors.operators.windows.window_specs import Count
@@ -45,7 +45,7 @@ DUE = own_name("window_due_ms")
 _Numbers = NDArray[np.int64]
 
 
-class CountWindows(WindowOperator):
+class CountWindows(CountTimeouts, WindowOperator):
     """Aggregates of windows of so many rows. Without `keys`: of all rows of the stream."""
 
     def __init__(
@@ -58,29 +58,19 @@ class CountWindows(WindowOperator):
         extra: tuple[ValueSpec, ...] = (ValueSpec(ROWS, pa.int64(), 0),)
         if spec.timeout_ms is not None:
             extra = (*extra, ValueSpec(DUE, pa.int64(), 0))
-        super().__init__(keys, spec, aggregates, None, "final", OPEN, extra, input_schema)
-        self._size, self._timeout_ms, self._fires_at_end = spec.rows, spec.timeout_ms, spec.fire_at_end
-        self._due = DueKeys()
+        CountTimeouts.__init__(self, spec.timeout_ms)
+        WindowOperator.__init__(self, keys, spec, aggregates, None, "final", OPEN, extra, input_schema)
+        self._size, self._fires_at_end = spec.rows, spec.fire_at_end
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
         """CorruptionError if a stored table is not of these windows, or has keys of other subtasks."""
         super().open(context, restored)
-        self._find_due()
+        self.find_timeouts()
 
     def load(self, tables: Sequence[StateTable]) -> None:
         """CorruptionError as of all windows."""
         super().load(tables)
-        self._find_due()
-
-    def next_processing_time_ms(self) -> int | None:
-        """When the next time-out comes, or came for a window that is full by now."""
-        return self._due.next_ms
-
-    def on_processing_time(self, now_ms: int, emit: Emit) -> Iterator[None]:
-        """Fire the windows whose time-out has come."""
-        for keys in self._due.due(now_ms):
-            self._fire_due(keys, now_ms, emit)
-            yield
+        self.find_timeouts()
 
     def finish(self, emit: Emit) -> Iterator[None]:
         """Fire the windows that are open, if that was asked for. Else count their rows."""
@@ -122,9 +112,9 @@ class CountWindows(WindowOperator):
             scatter(self._state.extra(ROWS).pages, upserted.slots, left)
             if self._timeout_ms is not None:
                 scatter(self._state.extra(DUE).pages, upserted.slots, dues)
-                self._wait_for(due_ms, distinct, np.flatnonzero(held == 0))
+                self._look_at(due_ms, distinct, np.flatnonzero(held == 0))
             table.done()
-            self._forget_full()
+            self.forget_full()
             return []
         begun = np.flatnonzero(held)
         parts = self._state.parts(upserted.slots[begun])
@@ -140,8 +130,8 @@ class CountWindows(WindowOperator):
         dues[begins] = due_ms
         self._put(distinct, going_on, left[going_on] % self._size, dues[going_on], merged, lasts)
         if self._timeout_ms is not None:
-            self._wait_for(due_ms, distinct, going_on[begins[going_on]])
-            self._forget_full()
+            self._look_at(due_ms, distinct, going_on[begins[going_on]])
+            self.forget_full()
         complete = np.flatnonzero(full)
         keys = gather(distinct, of_keys[complete].astype(np.int32)) if self._keys else distinct
         rows = self._rows.output_without_bounds(keys, merged.results(complete))
@@ -172,17 +162,12 @@ class CountWindows(WindowOperator):
         self._state.merge(upserted.slots, merged.parts(lasts[codes]))
         self._state.table.done()
 
-    def _wait_for(self, due_ms: int, distinct: pa.RecordBatch, codes: _Numbers) -> None:
+    def _look_at(self, due_ms: int, distinct: pa.RecordBatch, codes: _Numbers) -> None:
         """Look at some keys when their time-out comes."""
         if len(codes):
-            self._due.add(due_ms, gather(distinct, codes.astype(np.int32)) if self._keys else distinct)
+            self.wait_for(due_ms, gather(distinct, codes.astype(np.int32)) if self._keys else distinct)
 
-    def _forget_full(self) -> None:
-        """Find the time-outs anew, if most of those known may be of windows that are full by now."""
-        if self._due.is_crowded:
-            self._find_due()
-
-    def _fire_due(self, keys: pa.RecordBatch, now_ms: int, emit: Emit) -> None:
+    def fire_due(self, keys: pa.RecordBatch, now_ms: int, emit: Emit) -> None:
         """Fire the windows of some distinct keys, where their time-out has come."""
         table = self._state.table
         count = keys.num_rows if self._keys else 1
@@ -199,17 +184,16 @@ class CountWindows(WindowOperator):
         table.done()
         self._changed_rows += count
         if len(waits):
-            self._due.add(int(dues[waits].min()), gather(keys, waits.astype(np.int32)) if self._keys else keys)
+            self._look_at(int(dues[waits].min()), keys, waits)
         if len(rows):
             fired = gather(keys, rows.astype(np.int32)) if self._keys else keys
             emit(self._rows.output_without_bounds(fired, results))
 
-    def _find_due(self) -> None:
-        """Find the time-outs of the windows that the state has."""
-        self._due = DueKeys()
-        if self._timeout_ms is not None and self._state.exists:
+    def open_windows(self) -> Iterator[tuple[pa.RecordBatch, _Numbers]]:
+        """The keys that have an open window, and when its time-out comes."""
+        if self._state.exists:
             for keys, slots in self._state.table.scan_namespace(0, OUTPUT_ROWS_MAX):
-                self._due.restore(self._state.user_keys(keys), self._state.extra(DUE).raw(slots))
+                yield self._state.user_keys(keys), self._state.extra(DUE).raw(slots)
 
 
 def dealt_out(

@@ -1,6 +1,6 @@
-"""`DueKeys`: which keys have an open window that a time-out ends, in the order of these moments, in memory.
+"""`CountTimeouts`: the time-outs of windows of rows: which keys have an open window, and when to look at it.
 
-Rules:
+Both operators of such windows have them, with aggregates and with functions. Rules:
 
 - The moment itself is in the state of the window. An entry is only a reason to look: its window may have become full
   meanwhile, and its key may have another one with an entry of its own.
@@ -13,16 +13,61 @@ Rules:
 from __future__ import annotations
 
 import heapq
+from abc import abstractmethod
 from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from tidegate.actors.operators.operator import Emit, Operator
+
 Moments = NDArray[np.int64]
 _SHARED = 256
 _SPARE = 4_096
 """Up to this many keys more than twice those that `restore` gave are in entries."""
+
+
+class CountTimeouts(Operator):
+    """An operator of windows with a time-out, or without one. `timeout_ms`: how long after its first row."""
+
+    def __init__(self, timeout_ms: int | None) -> None:
+        self._timeout_ms = timeout_ms
+        self._due = DueKeys()
+
+    @abstractmethod
+    def open_windows(self) -> Iterator[tuple[pa.RecordBatch, Moments]]:
+        """The distinct keys that have an open window, in batches, and when its time-out comes."""
+
+    @abstractmethod
+    def fire_due(self, keys: pa.RecordBatch, now_ms: int, emit: Emit) -> None:
+        """Fire the windows of some distinct keys, where their time-out has come."""
+
+    def next_processing_time_ms(self) -> int | None:
+        """When the next time-out comes, or came for a window that is full by now."""
+        return self._due.next_ms
+
+    def on_processing_time(self, now_ms: int, emit: Emit) -> Iterator[None]:
+        """Fire the windows whose time-out has come."""
+        for keys in self._due.due(now_ms):
+            self.fire_due(keys, now_ms, emit)
+            yield
+
+    def find_timeouts(self) -> None:
+        """Find the time-outs of the windows that the state has."""
+        self._due = DueKeys()
+        if self._timeout_ms is not None:
+            for keys, dues in self.open_windows():
+                self._due.restore(keys, dues)
+
+    def wait_for(self, due_ms: int, keys: pa.RecordBatch) -> None:
+        """Look at distinct keys at a moment. Without key columns there is one key, of all rows."""
+        self._due.add(due_ms, keys)
+
+    def forget_full(self) -> None:
+        """Find the time-outs anew, if most of those known may be of windows that are full by now."""
+        if self._due.is_crowded:
+            self.find_timeouts()
 
 
 class DueKeys:

@@ -188,23 +188,49 @@ class Session(EventTimeWindow):
 class Count:
     """Windows of `rows` rows of a key, in the order in which they come. Event time has no part in them.
 
+    With `slide` windows overlap, as those of Flink's `countWindow(size, slide)`: after every `slide` rows of a key
+    there is a result of its last `rows` rows, and of all of them while there are fewer. A `slide` of `rows` is the same
+    as none.
+
     With `timeout` a window comes out so long after its first row by the clock, if it is not full before:
     `Count(100, timeout="1s")` is a hundred rows or a second. With `fire_at_end` windows that are not full when the
-    input ends come out then. Without it they stay, and the log reports how many rows are in them.
+    input ends come out then; of windows with a slide this is the next one, with the rows that it has so far. Without it
+    they stay, and the log reports how many rows are in no result.
     """
 
     rows: int
+    slide: int | None = field(default=None, kw_only=True)
     timeout: Duration | None = field(default=None, kw_only=True)
     fire_at_end: bool = field(default=False, kw_only=True)
     timeout_ms: int | None = field(init=False, repr=False, compare=False, default=None)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.rows, int) or isinstance(self.rows, bool) or self.rows < 1:
+        if not _is_row_count(self.rows):
             raise ConfigurationError(f"Count: {self.rows!r} is no number of rows; give 1 or more, as in Count(100)")
         if not isinstance(self.fire_at_end, bool):
             raise ConfigurationError(f"Count: fire_at_end={self.fire_at_end!r} is neither True nor False")
+        if self.slide is not None:
+            self._check_slide(self.slide)
         if self.timeout is not None:
             _set(self, timeout_ms=_positive_ms(self.timeout, "Count: timeout"))
+
+    def _check_slide(self, slide: int) -> None:
+        if not _is_row_count(slide):
+            raise ConfigurationError(
+                f"Count: slide={slide!r} is no number of rows; give 1 or more, as in Count(100, slide=10)"
+            )
+        if slide > self.rows:
+            raise ConfigurationError(
+                f"Count: a slide of {slide} rows is longer than the window of {self.rows} rows, so rows between "
+                "windows would be in none; give a slide of up to the window, or filter these rows out first"
+            )
+        if slide == self.rows:
+            object.__setattr__(self, "slide", None)
+        elif self.timeout is not None:
+            raise ConfigurationError(
+                "Count: timeout= does not go with slide=, because a window that comes out early leaves open which rows "
+                "the next one has; remove one of them, or use tg.Sliding for the rows of the last seconds"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +295,10 @@ def floored(times: Times, step_ms: int, offset_ms: int) -> Times:
     found *= step_ms
     found += offset_ms
     return found
+
+
+def _is_row_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def _set(spec: object, **fields: int) -> None:

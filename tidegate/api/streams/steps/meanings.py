@@ -89,8 +89,9 @@ def window_text(spec: WindowSpec) -> str:
         case Session():
             return f"Session(gap={spec.gap_ms} ms)"
         case Count():
+            slide = "" if spec.slide is None else f", slide={spec.slide} rows"
             timeout = "" if spec.timeout_ms is None else f", timeout={spec.timeout_ms} ms"
-            return f"Count({spec.rows} rows{timeout})"
+            return f"Count({spec.rows} rows{slide}{timeout})"
 
 
 def time_text(time: str | Clock | None) -> str:

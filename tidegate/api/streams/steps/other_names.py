@@ -91,6 +91,7 @@ STREAMS: Mapping[str, str] = {
     "tumble": "key_by(...).window(tg.Tumbling(size))",
     "tumbling_window": "key_by(...).window(tg.Tumbling(size))",
     "tumbling_count_window": "key_by(...).window(tg.Count(n))",
+    "sliding_count_window": "key_by(...).window(tg.Count(n, slide=1))",
     "hop": "key_by(...).window(tg.Sliding(size, slide))",
     "hopping_window": "key_by(...).window(tg.Sliding(size, slide))",
     "cumulate": "key_by(...).window(tg.Cumulating(step, size))",
