@@ -6,6 +6,8 @@ column are those of its unscaled integers: who compares or adds two columns give
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
@@ -50,6 +52,18 @@ def sum_decimals(
 
 
 @kernel
+def has_more_digits(high: Any, low: Any, bound: NDArray[np.uint64]) -> bool:
+    """Whether a decimal is as large as `bound`, the words of a power of ten, or larger, whatever its sign."""
+    size_high, size_low = np.uint64(high), low
+    if high < 0:  # the bits turned round, and one more
+        size_low = ~low + np.uint64(1)
+        size_high = np.uint64(~high)
+        if size_low == 0:
+            size_high += np.uint64(1)
+    return bool(size_high > bound[0] or (size_high == bound[0] and size_low >= bound[1]))
+
+
+@kernel
 def _sum(
     high_pages: Pages,
     low_pages: Pages,
@@ -73,16 +87,7 @@ def _sum(
                 high += np.int64(1)
             store_value(low_pages, slot, low)
             store_value(high_pages, slot, high)
-            if ((high_before ^ high) & (highs[i] ^ high)) < 0:
-                overflow = True
-            elif high < 0:  # its size: the bits turned round, and one more
-                size_low = ~low + np.uint64(1)
-                size_high = np.uint64(~high)
-                if size_low == 0:
-                    size_high += np.uint64(1)
-                overflow |= size_high > bound[0] or (size_high == bound[0] and size_low >= bound[1])
-            else:
-                overflow |= np.uint64(high) > bound[0] or (np.uint64(high) == bound[0] and low >= bound[1])
+            overflow |= ((high_before ^ high) & (highs[i] ^ high)) < 0 or has_more_digits(high, low, bound)
     return overflow
 
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from tidegate.actors.kernels import accumulate
 from tidegate.actors.kernels.columns import NO_MASK, fixed_values
 from tidegate.actors.kernels.fixed_width import storage_dtype
+from tidegate.actors.kernels.running import running_count
 from tidegate.actors.operators.aggregates.accumulators_of_any_width import Collected, TextExtreme
 from tidegate.actors.operators.aggregates.accumulators_of_numbers import CountedSum, Mean, Spread, Sum
 from tidegate.actors.operators.aggregates.accumulators_of_values import Choice, Extreme
@@ -28,7 +29,6 @@ from tidegate.actors.operators.aggregates.aggregate import Aggregate
 from tidegate.actors.operators.aggregates.aggregate_function import UserAggregate
 from tidegate.actors.operators.aggregates.aggregate_kinds import CHOICES, EXTREMES, SPREADS, AggregateKind
 from tidegate.actors.operators.aggregates.aggregated_rows import input_column, row_mask
-from tidegate.actors.operators.aggregates.stored_values import decimal_of
 from tidegate.actors.state_backends.common.backend import ValueColumn, ValueSpec
 
 
@@ -54,6 +54,13 @@ class Accumulator(Protocol):
         """Current results of some slots."""
         ...
 
+    def running(self, batch: pa.RecordBatch, slots: NDArray[np.int32]) -> pa.Array:
+        """Add the rows of a batch as `update` does, and return the result of each row's slot right after the row.
+
+        It is what `update` and `results` give for batches of one row each. Raises OverflowError as `update` does.
+        """
+        ...
+
 
 class ColumnsByName(Protocol):
     """What has the columns of accumulators: a `VectorTable`, or less."""
@@ -74,7 +81,6 @@ def value_specs(aggregate: Aggregate, fields: Sequence[pa.Field]) -> list[ValueS
 def make_accumulator(aggregate: Aggregate, fields: Sequence[pa.Field], table: ColumnsByName) -> Accumulator:
     """The accumulator of an aggregate whose columns are in a table."""
     columns = [table.column(field.name) for field in fields]
-    decimal = decimal_of(fields[0].name)
     kind = aggregate.kind
     if aggregate.function is not None:
         return UserAggregate(aggregate.function, aggregate.inputs, aggregate.condition, columns)
@@ -91,9 +97,9 @@ def make_accumulator(aggregate: Aggregate, fields: Sequence[pa.Field], table: Co
     if kind is AggregateKind.COUNT:
         return _Count(aggregate, table, fields[0].name)
     if kind is AggregateKind.SUM and not aggregate.taken_back:
-        return Sum(aggregate, columns, decimal)
+        return Sum(aggregate, fields, columns)
     made = CountedSum if kind is AggregateKind.SUM else Mean
-    return made(aggregate, fields, Sum(aggregate, columns[:-1], decimal), columns[-1])
+    return made(aggregate, fields, Sum(aggregate, fields[:-1], columns[:-1]), columns[-1])
 
 
 class _Count:
@@ -102,20 +108,26 @@ class _Count:
         self._aggregate = aggregate
 
     def update(self, batch: pa.RecordBatch, slots: NDArray[np.int32]) -> None:
-        column = self._aggregate.column
-        columns = [] if column is None else [input_column(batch, column)]
-        accumulate.count(self._counts.pages, slots, row_mask(batch, self._aggregate.condition, *columns))
+        accumulate.count(self._counts.pages, slots, self._mask(batch))
+
+    def running(self, batch: pa.RecordBatch, slots: NDArray[np.int32]) -> pa.Array:
+        after = np.empty(len(slots), dtype=np.int64)
+        running_count(self._counts.pages, slots, self._mask(batch), after)
+        return pa.array(after)
 
     def take_back(self, batch: pa.RecordBatch, slots: NDArray[np.int32]) -> None:
-        column = self._aggregate.column
-        columns = [] if column is None else [input_column(batch, column)]
-        accumulate.discount(self._counts.pages, slots, row_mask(batch, self._aggregate.condition, *columns))
+        accumulate.discount(self._counts.pages, slots, self._mask(batch))
 
     def merge(self, slots: NDArray[np.int32], parts: Sequence[pa.Array]) -> None:
         accumulate.sum_int64(self._counts.pages, slots, fixed_values(parts[0]), NO_MASK)
 
     def results(self, slots: NDArray[Any]) -> pa.Array:
         return self._counts.take(slots)
+
+    def _mask(self, batch: pa.RecordBatch) -> NDArray[np.uint8]:
+        column = self._aggregate.column
+        columns = [] if column is None else [input_column(batch, column)]
+        return row_mask(batch, self._aggregate.condition, *columns)
 
 
 def _bound(data_type: pa.DataType, greatest: bool) -> int | float:

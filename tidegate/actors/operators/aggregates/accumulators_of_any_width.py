@@ -16,9 +16,17 @@ from numpy.typing import NDArray
 
 from tidegate.actors.kernels.choose import choose_strings
 from tidegate.actors.kernels.columns import Strings, key_form, valid_mask
+from tidegate.actors.kernels.running import running_strings
 from tidegate.actors.operators.aggregates.aggregate import Aggregate
 from tidegate.actors.operators.aggregates.aggregate_kinds import AggregateKind
-from tidegate.actors.operators.aggregates.aggregated_rows import Slots, grouped, input_column, row_mask, rows_in
+from tidegate.actors.operators.aggregates.aggregated_rows import (
+    Slots,
+    counted_so_far,
+    grouped,
+    input_column,
+    row_mask,
+    rows_in,
+)
 from tidegate.actors.state_backends.common.backend import ValueColumn
 
 
@@ -35,6 +43,24 @@ class TextExtreme:
         values = input_column(batch, self._aggregate.column)
         mask = row_mask(batch, self._aggregate.condition, values)
         self._take_in(slots, values, rows_in(mask, len(slots)))
+
+    def running(self, batch: pa.RecordBatch, slots: Slots) -> pa.Array:
+        """Look at the values of a batch. Returns the extremes after each row."""
+        values = input_column(batch, self._aggregate.column)
+        mask = row_mask(batch, self._aggregate.condition, values)
+        groups, distinct = grouped(slots)
+        held = self._column.take(distinct)
+        either = pa.concat_arrays([held, values.cast(held.type)])
+        form = key_form(either, "")
+        assert isinstance(form, Strings), f"{either.type} is no text"
+        start = np.where(held.is_valid().to_numpy(zero_copy_only=False), np.arange(len(held)), -1)
+        best, after = start.copy(), np.empty(len(slots), dtype=np.int64)
+        rows = np.arange(len(held), len(either))
+        running_strings(form.offsets, form.data, rows, groups, mask, best, after, self._greatest)
+        changed = np.flatnonzero(best != start)
+        if len(changed):
+            self._column.put(distinct[changed], either.take(pa.array(best[changed])))
+        return either.take(pa.array(after, mask=after < 0))
 
     def merge(self, slots: Slots, parts: Sequence[pa.Array]) -> None:
         """Look at other extremes."""
@@ -75,6 +101,22 @@ class Collected:
         values = input_column(batch, self._aggregate.column)
         rows = rows_in(row_mask(batch, self._aggregate.condition, values), len(slots))
         self._add(slots[rows], values.take(pa.array(rows)))
+
+    def running(self, batch: pa.RecordBatch, slots: Slots) -> pa.Array:
+        """Add the values of a batch. Returns the lists after each row: each is a beginning of the list in the end."""
+        values = input_column(batch, self._aggregate.column)
+        rows = rows_in(row_mask(batch, self._aggregate.condition, values), len(slots))
+        groups, distinct = grouped(slots)
+        held = _lengths(self._column.take(distinct))
+        self._add(slots[rows], values.take(pa.array(rows)))
+        lists = self._column.take(distinct)
+        in_the_end = _lengths(lists)
+        starts = np.cumsum(in_the_end) - in_the_end
+        lengths = np.minimum(held[groups] + counted_so_far(groups, rows), in_the_end[groups])
+        offsets = np.concatenate(([0], np.cumsum(lengths)))
+        places = np.arange(offsets[-1]) + np.repeat(starts[groups] - offsets[:-1], lengths)
+        elements = lists.flatten().take(pa.array(places))
+        return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), elements, type=self._type)
 
     def merge(self, slots: Slots, parts: Sequence[pa.Array]) -> None:
         """Add the values of other lists, as if they had come later."""

@@ -15,21 +15,37 @@ from tidegate.actors.kernels.columns import NO_MASK, fixed_values, valid_mask
 from tidegate.actors.kernels.decimals import decimals_of, sum_decimals
 from tidegate.actors.kernels.fixed_width import array_of
 from tidegate.actors.kernels.moments import add_moments, merge_moments, remove_moments
+from tidegate.actors.kernels.running import (
+    running_count,
+    running_moments,
+    running_sum_decimals,
+    running_sum_float64,
+    running_sum_int64,
+)
 from tidegate.actors.operators.aggregates.aggregate import Aggregate
 from tidegate.actors.operators.aggregates.aggregate_kinds import AggregateKind
 from tidegate.actors.operators.aggregates.aggregate_state import result_type, sum_digits
-from tidegate.actors.operators.aggregates.aggregated_rows import Mask, Slots, input_column, mark, row_mask, valid_of
-from tidegate.actors.operators.aggregates.stored_values import value_words
+from tidegate.actors.operators.aggregates.aggregated_rows import (
+    Mask,
+    Slots,
+    input_column,
+    mark,
+    row_mask,
+    running_valid,
+    valid_of,
+)
+from tidegate.actors.operators.aggregates.stored_values import decimal_of, value_words
 from tidegate.actors.state_backends.common.backend import ValueColumn
 
 
 class Sum:
     """A sum: one column, or the two words of a decimal."""
 
-    def __init__(self, aggregate: Aggregate, columns: Sequence[ValueColumn], decimal: pa.DataType | None) -> None:
+    def __init__(self, aggregate: Aggregate, fields: Sequence[pa.Field], columns: Sequence[ValueColumn]) -> None:
         self._aggregate = aggregate
         self._columns = columns
-        self._decimal = decimal
+        self._type = fields[0].type
+        self._decimal = decimal_of(fields[0].name)
 
     def update(self, batch: pa.RecordBatch, slots: Slots) -> None:
         """Add the values of a batch."""
@@ -46,19 +62,43 @@ class Sum:
 
     def results(self, slots: NDArray[Any]) -> pa.Array:
         """The sums."""
+        return self.as_array(self.words(slots), valid_of(self._columns[0], slots))
+
+    def running(self, batch: pa.RecordBatch, slots: Slots) -> pa.Array:
+        """Add the values of a batch. Returns the sums after each row."""
+        values = input_column(batch, self._aggregate.column)
+        mask = row_mask(batch, self._aggregate.condition, values)
+        valid = running_valid(self._columns[0], slots, mask)
+        return self.as_array(self.running_words(slots, values, mask), valid)
+
+    def words(self, slots: NDArray[Any]) -> list[NDArray[Any]]:
+        """The sums as they are kept: an array, or two of decimals. Undefined where there is none."""
+        return [column.raw(slots) for column in self._columns]
+
+    def as_array(self, words: Sequence[NDArray[Any]], valid: Mask | None) -> pa.Array:
+        """Sums that are kept so. Entries with `valid` 0 are null."""
         if self._decimal is None:
-            return self._columns[0].take(slots)
-        return self.decimals(slots, valid_of(self._columns[0], slots))
+            return array_of(words[0], valid, self._type)
+        data_type = pa.decimal128(sum_digits(self._decimal), self._decimal.scale)
+        return decimals_of(words[0], words[1], valid, data_type)
 
-    def decimals(self, slots: NDArray[Any], valid: Mask | None) -> pa.Array:
-        """The sums of decimals."""
-        assert self._decimal is not None, "a sum of other numbers"
-        highs, lows = (column.raw(slots) for column in self._columns)
-        return decimals_of(highs, lows, valid, pa.decimal128(sum_digits(self._decimal), self._decimal.scale))
-
-    def raw(self, slots: NDArray[Any]) -> NDArray[Any]:
-        """The sums of other numbers. Undefined where there is none."""
-        return self._columns[0].raw(slots)
+    def running_words(self, slots: Slots, values: pa.Array, mask: Mask) -> list[NDArray[Any]]:
+        """Add values to the sums. Returns the sums after each row, as `words` does. OverflowError."""
+        after = [np.empty(len(slots), dtype=column.dtype) for column in self._columns]
+        if self._decimal is not None:
+            highs, lows = value_words(values)
+            pages = [column.pages for column in self._columns]
+            digits = sum_digits(self._decimal)
+            if running_sum_decimals(pages[0], pages[1], slots, (highs, lows), mask, digits, (after[0], after[1])):
+                raise self._too_many_digits()
+        elif self._columns[0].dtype == np.float64:
+            floats = fixed_values(values.cast(pa.float64(), safe=False))
+            running_sum_float64(self._columns[0].pages, slots, floats, mask, after[0])
+        else:
+            integers = fixed_values(_signed(values, self._aggregate.column))
+            if running_sum_int64(self._columns[0].pages, slots, integers, mask, after[0]):
+                raise self._too_great()
+        return after
 
     def add(self, slots: Slots, values: pa.Array, mask: Mask) -> None:
         """Add values to the sums. OverflowError."""
@@ -95,20 +135,27 @@ class Sum:
         return pa.array(np.where(least, half, words)).view(values.type)
 
     def _add_integers(self, slots: Slots, values: pa.Array, mask: Mask) -> None:
-        name = self._aggregate.column
-        values = _signed(values, name)
+        values = _signed(values, self._aggregate.column)
         if accumulate.sum_int64(self._columns[0].pages, slots, fixed_values(values), mask):
-            raise OverflowError(f"the sum of column {name!r} does not fit into int64; cast the column to float64 first")
+            raise self._too_great()
 
     def _add_words(self, slots: Slots, words: Sequence[NDArray[Any]], mask: Mask) -> None:
         assert self._decimal is not None, "a sum of other numbers"
         digits = sum_digits(self._decimal)
         highs, lows = self._columns
         if sum_decimals(highs.pages, lows.pages, slots, words[0], words[1], mask, digits):
-            raise OverflowError(
-                f"the sum of column {self._aggregate.column!r} has more than {digits} digits; cast the column to "
-                "float64, or to a decimal with fewer digits behind the point, first"
-            )
+            raise self._too_many_digits()
+
+    def _too_great(self) -> OverflowError:
+        name = self._aggregate.column
+        return OverflowError(f"the sum of column {name!r} does not fit into int64; cast the column to float64 first")
+
+    def _too_many_digits(self) -> OverflowError:
+        assert self._decimal is not None, "a sum of other numbers"
+        return OverflowError(
+            f"the sum of column {self._aggregate.column!r} has more than {sum_digits(self._decimal)} digits; cast the "
+            "column to float64, or to a decimal with fewer digits behind the point, first"
+        )
 
 
 class Mean:
@@ -127,6 +174,15 @@ class Mean:
         self._sums.add(slots, values, mask)
         accumulate.count(self._counts.pages, slots, mask)
 
+    def running(self, batch: pa.RecordBatch, slots: Slots) -> pa.Array:
+        """Add the values of a batch. Returns the results after each row."""
+        values = input_column(batch, self._aggregate.column)
+        mask = row_mask(batch, self._aggregate.condition, values)
+        sums = self._sums.running_words(slots, values, mask)
+        counts = np.empty(len(slots), dtype=np.int64)
+        running_count(self._counts.pages, slots, mask, counts)
+        return self._of(sums, counts)
+
     def take_back(self, batch: pa.RecordBatch, slots: Slots) -> None:
         """Take the values of a batch out again."""
         values = input_column(batch, self._aggregate.column)
@@ -141,12 +197,14 @@ class Mean:
 
     def results(self, slots: NDArray[Any]) -> pa.Array:
         """The means."""
-        counts = self._counts.raw(slots)
-        has_value = (counts > 0).astype(np.uint8)
-        valid = None if has_value.all() else has_value
+        return self._of(self._sums.words(slots), self._counts.raw(slots))
+
+    def _of(self, sums: Sequence[NDArray[Any]], counts: NDArray[np.int64]) -> pa.Array:
+        """The results of sums, as `Sum.words` has them, of this many values."""
+        valid = _any_of(counts)
         if not pa.types.is_decimal(self._type):
-            return array_of(self._sums.raw(slots) / np.maximum(counts, 1), valid, pa.float64())
-        return self._decimal_means(self._sums.decimals(slots, valid), counts)
+            return array_of(sums[0] / np.maximum(counts, 1), valid, pa.float64())
+        return self._decimal_means(self._sums.as_array(sums, valid), counts)
 
     def _decimal_means(self, totals: pa.Array, counts: NDArray[np.int64]) -> pa.Array:
         """Exact to the last digit, half of which is rounded up in size, as in Spark."""
@@ -165,13 +223,9 @@ class Mean:
 class CountedSum(Mean):
     """A sum that values may be taken back from; without any it is null."""
 
-    def results(self, slots: NDArray[Any]) -> pa.Array:
+    def _of(self, sums: Sequence[NDArray[Any]], counts: NDArray[np.int64]) -> pa.Array:
         """The sums."""
-        has_value = (self._counts.raw(slots) > 0).astype(np.uint8)
-        valid = None if has_value.all() else has_value
-        if pa.types.is_decimal(self._type):
-            return self._sums.decimals(slots, valid)
-        return array_of(self._sums.raw(slots), valid, self._type)
+        return self._sums.as_array(sums, _any_of(counts))
 
 
 class Spread:
@@ -187,6 +241,15 @@ class Spread:
         mask = row_mask(batch, self._aggregate.condition, values)
         add_moments(*self._pages(), slots, fixed_values(values.cast(pa.float64(), safe=False)), mask)
 
+    def running(self, batch: pa.RecordBatch, slots: Slots) -> pa.Array:
+        """Add the values of a batch. Returns the results after each row."""
+        values = input_column(batch, self._aggregate.column)
+        mask = row_mask(batch, self._aggregate.condition, values)
+        numbers = fixed_values(values.cast(pa.float64(), safe=False))
+        counts, squares = np.empty(len(slots), dtype=np.int64), np.empty(len(slots), dtype=np.float64)
+        running_moments(*self._pages(), slots, numbers, mask, counts, squares)
+        return self._of(counts, squares)
+
     def take_back(self, batch: pa.RecordBatch, slots: Slots) -> None:
         """Take the values of a batch out again."""
         values = input_column(batch, self._aggregate.column)
@@ -200,6 +263,9 @@ class Spread:
     def results(self, slots: NDArray[Any]) -> pa.Array:
         """The variances, or their roots."""
         counts, _, squares = (column.raw(slots) for column in self._columns)
+        return self._of(counts, squares)
+
+    def _of(self, counts: NDArray[np.int64], squares: NDArray[np.float64]) -> pa.Array:
         kind = self._aggregate.kind
         lacking = 0 if kind in (AggregateKind.VAR_POP, AggregateKind.STDDEV_POP) else 1
         has_result = (counts > lacking).astype(np.uint8)
@@ -211,6 +277,12 @@ class Spread:
     def _pages(self) -> tuple[NDArray[np.uintp], NDArray[np.uintp], NDArray[np.uintp]]:
         counts, means, squares = self._columns
         return counts.pages, means.pages, squares.pages
+
+
+def _any_of(counts: NDArray[np.int64]) -> Mask | None:
+    """1 for each count of a value or more. None: all are."""
+    has_value = (counts > 0).astype(np.uint8)
+    return None if has_value.all() else has_value
 
 
 def _signed(values: pa.Array, name: object) -> pa.Array:

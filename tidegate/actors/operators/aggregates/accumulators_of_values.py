@@ -13,6 +13,13 @@ from tidegate.actors.kernels import accumulate, choose
 from tidegate.actors.kernels.columns import fixed_values, valid_mask
 from tidegate.actors.kernels.decimals import greatest_decimals, least_decimals
 from tidegate.actors.kernels.fixed_width import storage_dtype
+from tidegate.actors.kernels.running import (
+    newest_chosen,
+    running_greatest_decimals,
+    running_least_decimals,
+    running_maximum,
+    running_minimum,
+)
 from tidegate.actors.operators.aggregates.aggregate import Aggregate
 from tidegate.actors.operators.aggregates.aggregate_kinds import AggregateKind
 from tidegate.actors.operators.aggregates.aggregate_state import result_type
@@ -23,6 +30,7 @@ from tidegate.actors.operators.aggregates.aggregated_rows import (
     input_column,
     mark,
     row_mask,
+    running_valid,
     valid_of,
 )
 from tidegate.actors.operators.aggregates.stored_values import value_array, value_words
@@ -42,6 +50,20 @@ class Extreme:
         """Look at the values of a batch."""
         values = input_column(batch, self._aggregate.column)
         self._take_in(slots, value_words(values), row_mask(batch, self._aggregate.condition, values))
+
+    def running(self, batch: pa.RecordBatch, slots: Slots) -> pa.Array:
+        """Look at the values of a batch. Returns the extremes after each row."""
+        values = input_column(batch, self._aggregate.column)
+        words, mask = value_words(values), row_mask(batch, self._aggregate.condition, values)
+        valid = running_valid(self._columns[0], slots, mask)
+        pages = [column.pages for column in self._columns]
+        after = [np.empty(len(slots), dtype=each.dtype) for each in words]
+        if len(pages) == 2:
+            of_decimals = running_least_decimals if self._least else running_greatest_decimals
+            of_decimals(pages[0], pages[1], slots, words[0], words[1], mask, after[0], after[1])
+        else:
+            (running_minimum if self._least else running_maximum)(pages[0], slots, words[0], mask, after[0])
+        return value_array(after, valid, self._type)
 
     def merge(self, slots: Slots, parts: Sequence[pa.Array]) -> None:
         """Look at other extremes."""
@@ -76,6 +98,20 @@ class Choice:
 
     def update(self, batch: pa.RecordBatch, slots: Slots) -> None:
         """Look at the rows of a batch."""
+        self._take_in(batch, slots)
+
+    def running(self, batch: pa.RecordBatch, slots: Slots) -> pa.Array:
+        """Look at the rows of a batch. Returns the values after each row."""
+        groups, distinct = grouped(slots)
+        held = self.results(distinct)
+        values, chosen = self._take_in(batch, slots)
+        newest, after = np.full(len(distinct), -1, dtype=np.int64), np.empty(len(slots), dtype=np.int64)
+        newest_chosen(groups, chosen, newest, after)
+        either = pa.concat_arrays([held, values.cast(held.type)])
+        return either.take(pa.array(np.where(after < 0, groups, after + len(held))))
+
+    def _take_in(self, batch: pa.RecordBatch, slots: Slots) -> tuple[pa.Array, NDArray[np.uint8]]:
+        """Store what is chosen of a batch. Returns the values, and 1 for each row that was chosen when it came."""
         aggregate = self._aggregate
         values = input_column(batch, aggregate.column)
         by = None if aggregate.by is None else self._comparable(input_column(batch, aggregate.by))
@@ -85,6 +121,7 @@ class Choice:
             self._store(slots, value_words(values), valid_mask(values), chosen)
         else:
             self._put(slots, values, chosen)
+        return values, chosen
 
     def merge(self, slots: Slots, parts: Sequence[pa.Array]) -> None:
         """Look at rows that others have chosen: as if they had come after those of the slots."""

@@ -11,19 +11,24 @@ aggregates, aggregates over everything, and windows of all kinds. Its methods ar
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, TypeAlias
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from tidegate.actors.kernels.running import newest_chosen
 from tidegate.actors.operators.aggregates.aggregated_rows import Slots, grouped, input_column, row_mask, rows_in
 from tidegate.actors.operators.aggregates.column_expressions import ColumnLike
 from tidegate.actors.state_backends.common.backend import ValueColumn
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.owned_arrays import owned_array
+
+_WAITING_BYTES_MAX = 8 * 1024 * 1024
+"""Bytes of states from which on their results are computed."""
 
 SEEN = "seen"
 """The state column that says whether a group has any state yet; no column of a function's may be called so."""
@@ -107,6 +112,15 @@ def of_nothing(function: BatchAggregateFunction) -> pa.Array:
     return _as_declared(function, "result", result, function.output, 1)
 
 
+@runtime_checkable
+class RunningFunction(Protocol):
+    """A function that computes the results after each row itself, without a call for each row of a group."""
+
+    def accumulate_each(self, state: pa.RecordBatch, groups: Groups, *columns: pa.Array) -> tuple[NewState, Any]:
+        """`accumulate`, and the result of each row's group right after the row."""
+        ...
+
+
 class UserAggregate:
     """The accumulator of a function. `columns` are those of its state, and last whether there is any."""
 
@@ -143,15 +157,70 @@ class UserAggregate:
 
     def results(self, slots: NDArray[Any]) -> pa.Array:
         """The results."""
-        state = self._state(slots)
-        return _as_declared(self._function, "result", self._function.result(state), self._function.output, len(slots))
+        return self._result(self._state(slots))
 
-    def _add(self, method: str, batch: pa.RecordBatch, slots: Slots) -> None:
+    def running(self, batch: pa.RecordBatch, slots: Slots) -> pa.Array:
+        """Add the rows of a batch. Returns the results after each row."""
+        groups, distinct = grouped(slots)
+        held = self._state(distinct)
+        rows, columns = self._counted(batch, len(slots))
+        counts, after = np.zeros(len(slots), dtype=np.uint8), np.empty(len(slots), dtype=np.int64)
+        counts[rows] = 1
+        newest_chosen(groups, counts, np.full(len(distinct), -1, dtype=np.int64), after)
+        places = (np.cumsum(counts, dtype=np.int64) - 1)[after]  # of the newest row that counts, among those that count
+        results = []
+        if len(rows):
+            results.append(self._after_each(held, distinct, groups[rows].astype(np.int64), columns))
+        before = np.flatnonzero(after < 0)
+        if len(before):  # no row of their group has counted yet
+            results.append(self._result(held.take(pa.array(groups[before]))))
+            places[before] = len(rows) + np.arange(len(before))
+        return pa.concat_arrays(results).take(pa.array(places))
+
+    def _after_each(self, held: pa.RecordBatch, slots: Slots, groups: Groups, columns: Sequence[pa.Array]) -> pa.Array:
+        """Add rows to groups, which hold `held` in `slots`. Returns the results after each row.
+
+        A function is called in turns with one row of each group at most. So it computes what it would compute of
+        batches of one row each.
+        """
+        function = self._function
+        if isinstance(function, RunningFunction):
+            state, results = function.accumulate_each(held, groups, *columns)
+            came = np.unique(groups)
+            new = self._declared("accumulate_each", state, len(slots)).take(pa.array(came))
+            self._put("accumulate_each", slots[came], new)
+            return _as_declared(function, "accumulate_each", results, function.output, len(groups))
+        turns = _Turns.of(groups)
+        found = _Results(self._result)
+        ended = []
+        state = held.take(pa.array(turns.groups))
+        for rows, ending in turns:
+            given = [column.take(pa.array(rows)) for column in columns]
+            made = function.accumulate(state.slice(0, len(rows)), np.arange(len(rows), dtype=np.int64), *given)
+            state = self._declared("accumulate", made, len(rows))
+            found.add(state)
+            ended.append(state.slice(len(rows) - ending))
+        self._put("accumulate", slots[turns.groups], pa.concat_batches(ended[::-1]))
+        return found.all().take(pa.array(np.argsort(turns.order)))
+
+    def _result(self, state: pa.RecordBatch) -> pa.Array:
+        function = self._function
+        return _as_declared(function, "result", function.result(state), function.output, state.num_rows)
+
+    def _declared(self, method: str, new: NewState, groups: int) -> pa.RecordBatch:
+        arrays = _declared_state(self._function, method, new, groups)
+        return pa.RecordBatch.from_arrays(arrays, schema=self._function.state)
+
+    def _counted(self, batch: pa.RecordBatch, rows: int) -> tuple[NDArray[np.int64], list[pa.Array]]:
+        """The rows of a batch that count, and the columns of these rows."""
         columns = [input_column(batch, column) for column in self._inputs]
         mask = row_mask(batch, self._condition)
-        if len(mask):
-            rows = rows_in(mask, len(slots))
-            columns, slots = [column.take(pa.array(rows)) for column in columns], slots[rows]
+        found = rows_in(mask, rows)
+        return found, [column.take(pa.array(found)) for column in columns] if len(mask) else columns
+
+    def _add(self, method: str, batch: pa.RecordBatch, slots: Slots) -> None:
+        rows, columns = self._counted(batch, len(slots))
+        slots = slots[rows]
         if len(slots):
             groups, distinct = grouped(slots)
             call = getattr(self._function, method)
@@ -171,6 +240,65 @@ class UserAggregate:
         for array, column in zip(arrays, self._columns, strict=True):
             column.put(slots, array)
         self._seen.put(slots, pa.array(np.ones(len(slots), dtype=np.uint8)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Turns:
+    """Rows of groups in turns: the first row of each group, then the second of each that has one, and so on.
+
+    Groups with more rows come first, so those of a turn are the first ones of the turn before. `groups` are all that
+    have rows, in this order. `order` are the rows by turn and group, `sizes` the number of rows of each turn. Iterating
+    gives the rows of each turn, and the number of groups, the last ones, for which it is the last turn.
+    """
+
+    groups: NDArray[np.int64]
+    order: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+
+    @staticmethod
+    def of(groups: Groups) -> _Turns:
+        """The turns of rows, by the group of each."""
+        rows = np.bincount(groups)
+        by_rows = np.argsort(-rows, kind="stable")[: np.count_nonzero(rows)]
+        places = np.empty(len(rows), dtype=np.int64)
+        places[by_rows] = np.arange(len(by_rows))
+        by_group = np.argsort(places[groups], kind="stable")
+        lengths = rows[by_rows]
+        turns = np.arange(len(groups)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        return _Turns(by_rows, by_group[np.argsort(turns, kind="stable")], np.bincount(turns))
+
+    def __iter__(self) -> Iterator[tuple[NDArray[np.int64], int]]:
+        starts = np.cumsum(self.sizes) - self.sizes
+        ending = self.sizes - np.append(self.sizes[1:], 0)
+        for start, size, last in zip(starts.tolist(), self.sizes.tolist(), ending.tolist(), strict=True):
+            yield self.order[start : start + size], last
+
+
+class _Results:
+    """The results of states that come bit by bit: of many at a time, but never of more than some megabytes of state."""
+
+    def __init__(self, result: Callable[[pa.RecordBatch], pa.Array]) -> None:
+        self._result = result
+        self._waiting: list[pa.RecordBatch] = []
+        self._waiting_bytes = 0
+        self._found: list[pa.Array] = []
+
+    def add(self, state: pa.RecordBatch) -> None:
+        """Compute the results of these states, now or later."""
+        self._waiting.append(state)
+        self._waiting_bytes += state.nbytes
+        if self._waiting_bytes >= _WAITING_BYTES_MAX:
+            self._compute()
+
+    def all(self) -> pa.Array:
+        """The results of all states, in their order."""
+        self._compute()
+        return pa.concat_arrays(self._found)
+
+    def _compute(self) -> None:
+        if self._waiting:
+            self._found.append(self._result(pa.concat_batches(self._waiting)))
+            self._waiting, self._waiting_bytes = [], 0
 
 
 def try_accumulate(function: BatchAggregateFunction, columns: Sequence[pa.Array], rows: int) -> None:

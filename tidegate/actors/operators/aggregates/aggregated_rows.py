@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from tidegate.actors.kernels import accumulate
 from tidegate.actors.kernels.columns import NO_MASK, fixed_values, plain, valid_mask
 from tidegate.actors.kernels.paged import gathered
+from tidegate.actors.kernels.running import running_mark
 from tidegate.actors.operators.aggregates.column_expressions import ColumnLike
 from tidegate.actors.state_backends.common.backend import ValueColumn
 
@@ -45,6 +46,16 @@ def mark(column: ValueColumn, slots: Slots, mask: Mask) -> None:
         accumulate.mark(valid_pages, slots, mask)
 
 
+def running_valid(column: ValueColumn, slots: Slots, mask: Mask) -> Mask | None:
+    """`mark`, and which slots have a value after each row. None: all."""
+    valid_pages = column.track_nulls() if len(mask) else column.valid_pages
+    if not len(valid_pages):
+        return None
+    after = np.empty(len(slots), dtype=np.uint8)
+    running_mark(valid_pages, slots, mask, after)
+    return after
+
+
 def valid_of(column: ValueColumn, slots: NDArray[Any]) -> Mask | None:
     """Which of some slots have a value. None: all."""
     return gathered(column.valid_pages, slots, np.dtype(np.uint8)) if len(column.valid_pages) else None
@@ -54,6 +65,19 @@ def grouped(slots: Slots) -> tuple[NDArray[np.int32], Slots]:
     """The distinct slots among some, in the order in which they first come, and for each slot its place among them."""
     encoded = pa.array(slots).dictionary_encode()
     return encoded.indices.to_numpy(), encoded.dictionary.to_numpy()
+
+
+def counted_so_far(groups: NDArray[Any], rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """For each row, how many of `rows` are in its group up to the row and with it. `groups[i]` is that of row i."""
+    counted = np.zeros(len(groups), dtype=np.int64)
+    counted[rows] = 1
+    order = np.argsort(groups, kind="stable")
+    counted = counted[order]
+    totals = np.cumsum(counted)
+    first = np.flatnonzero(np.diff(groups[order], prepend=-1))
+    found = np.empty(len(groups), dtype=np.int64)
+    found[order] = totals - np.repeat(totals[first] - counted[first], np.diff(first, append=len(groups)))
+    return found
 
 
 def rows_in(mask: Mask, rows: int) -> NDArray[np.int64]:

@@ -9,6 +9,7 @@ Flink's `table.exec.state.ttl`. Rules:
   are `ttl` or more behind the watermark are dropped and counted, because what was known of their keys may be gone.
 - How far event time has come is state, too, for each key group. So a row that was late before a restore is late after
   it, at any parallelism.
+- In mode `each` every row has a result, those before the last beginning of their key as well.
 - In processing time all rows of a batch have the moment at which it is processed.
 - That moment is a column of the state. So it survives restores and rescaling, and so do sweeps: they look at
   all keys, in bounded steps, four times in one time to live.
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +28,7 @@ from numpy.typing import NDArray
 from tidegate.actors.kernels.key_index.entries import Upserted
 from tidegate.actors.kernels.paged import scatter
 from tidegate.actors.kernels.ranking import begin_lives
-from tidegate.actors.operators.aggregates.accumulators import Accumulator
+from tidegate.actors.operators.aggregates.accumulators import Accumulator, make_accumulator, value_specs
 from tidegate.actors.operators.aggregates.aggregate import Aggregate, count
 from tidegate.actors.operators.aggregates.aggregated_rows import grouped
 from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
@@ -38,6 +40,7 @@ from tidegate.actors.operators.watermarks.group_moments import GroupMoments
 from tidegate.actors.operators.watermarks.late_rows import LATE_RECORDS
 from tidegate.actors.operators.watermarks.watermark_generator import check_timestamp_column, event_times_ms
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
+from tidegate.actors.state_backends.common.batch_column import BatchColumns
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.reserved_names import own_name
@@ -57,7 +60,10 @@ _NEVER = -(1 << 62)
 
 
 class ExpiringAggregate(KeyedAggregate):
-    """Aggregates of each key, with updates. `time` is the column of event time; None: processing time."""
+    """Aggregates of each key, as updates or with a result for each row.
+
+    `time` is the column of event time; None: processing time.
+    """
 
     def __init__(
         self,
@@ -66,13 +72,14 @@ class ExpiringAggregate(KeyedAggregate):
         ttl_ms: int,
         time: str | None = None,
         input_schema: pa.Schema | None = None,
+        emit: Literal["update", "each"] = "update",
     ) -> None:
         if ttl_ms <= 0:
             raise ConfigurationError("aggregate: ttl must be longer than nothing")
         self._shown = tuple(aggregates)
         self._ttl_ms, self._time = ttl_ms, time
         # It is kept as a count is, but written here.
-        super().__init__(keys, {**aggregates, UPDATED: count()}, "update", input_schema)
+        super().__init__(keys, {**aggregates, UPDATED: count()}, emit, input_schema)
         self._swept_ms: int | None = None
 
     def needed_columns(self, after: Columns) -> Columns:
@@ -156,10 +163,45 @@ class ExpiringAggregate(KeyedAggregate):
 
     def _accumulate(self, batch: pa.RecordBatch, keys: pa.RecordBatch, upserted: Upserted) -> pa.RecordBatch | None:
         begins = self._begins(batch, upserted)
-        if begins.any():
-            batch, keys, upserted = self._begun_anew(batch, upserted, begins)
-            assert not self._begins(batch, upserted).any(), "a key begins anew among the rows that count"
-        return super()._accumulate(batch, keys, upserted)
+        if not begins.any():
+            return super()._accumulate(batch, keys, upserted)
+        results = self._of_lives(batch, upserted, begins) if self._emit_mode == "each" else None
+        counted, counted_keys, counted_upserted = self._begun_anew(batch, upserted, begins)
+        assert not self._begins(counted, counted_upserted).any(), "a key begins anew among the rows that count"
+        updates = super()._accumulate(counted, counted_keys, counted_upserted)
+        return updates if results is None else self._output(keys, results)
+
+    def _running(
+        self, batch: pa.RecordBatch, slots: NDArray[np.int32], accumulators: Sequence[Accumulator]
+    ) -> list[pa.Array]:
+        return super()._running(batch, slots, accumulators[: len(self._shown)])
+
+    def _of_lives(self, batch: pa.RecordBatch, upserted: Upserted, begins: NDArray[np.uint8]) -> list[pa.Array]:
+        """The results after each row of a batch in which keys begin anew. The table stays as it is.
+
+        Each life of a key is calculated in a place of its own. The first one goes on from what the table has.
+        """
+        assert self._table is not None
+        order = np.argsort(upserted.slots, kind="stable")
+        slots = upserted.slots[order]
+        is_new = np.zeros(batch.num_rows, dtype=np.bool_)
+        is_new[upserted.new_rows] = True
+        first_of_key = np.diff(slots, prepend=-1) != 0
+        starts = np.flatnonzero(first_of_key | (begins[order] > 0))  # of the lives, in the order of the keys
+        goes_on = first_of_key[starts] & (begins[order][starts] == 0) & ~is_new[order[starts]]
+        places = np.empty(len(starts), dtype=np.int32)
+        places[np.argsort(~goes_on, kind="stable")] = np.arange(len(starts))  # lives that go on come first
+        place_of_row = np.empty(batch.num_rows, dtype=np.int32)
+        place_of_row[order] = np.repeat(places, np.diff(starts, append=len(order)))
+        shown = {name: aggregate for name, aggregate in self._aggregates.items() if name != UPDATED}
+        aside = BatchColumns([spec for name, a in shown.items() for spec in value_specs(a, self._fields[name])])
+        aside.begin(len(starts))
+        held = slots[starts[goes_on]]
+        for name in (field.name for label in shown for field in self._fields[label]):
+            aside.column(name).put(places[goes_on], self._table.column(name).take(held))
+        aside.filled(len(held))
+        accumulators = [make_accumulator(a, self._fields[name], aside) for name, a in shown.items()]
+        return self._running(batch, place_of_row, accumulators)
 
     def _begins(self, batch: pa.RecordBatch, upserted: Upserted) -> NDArray[np.uint8]:
         """Note the moments of the rows. Returns 1 for each row with which its key begins anew."""

@@ -5,8 +5,11 @@ Rules:
 - All rows of a key come to the subtask that owns its key group. Each new key is checked for that.
 - In mode `update` a batch gives one row for each distinct key in it, with the current values, in the order in which the
   keys first appear. In mode `final` each key gives one row, at the end of the input.
+- In mode `each` a row gives one row, in the same order: its key, and the values with it and all rows of its key before
+  it. So results do not depend on how rows are cut into batches. The state is the same in all modes.
 - State is one table: the key columns, then the accumulators.
-- A batch may have combined rows, which its sender has made (`combined_rows.py`): they are merged.
+- A batch may have combined rows, which its sender has made (`combined_rows.py`): they are merged. In mode `each` they
+  are refused.
 """
 
 from __future__ import annotations
@@ -15,7 +18,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from tidegate.actors.kernels.key_index.entries import Upserted
 from tidegate.actors.kernels.partition import gather, subtask_table
@@ -61,7 +66,7 @@ class KeyedAggregate(Operator):
         self,
         keys: tuple[str, ...],
         aggregates: Mapping[str, Aggregate],
-        emit: Literal["update", "final"] = "update",
+        emit: Literal["update", "each", "final"] = "update",
         input_schema: pa.Schema | None = None,
     ) -> None:
         self._input_schema = input_schema
@@ -180,8 +185,10 @@ class KeyedAggregate(Operator):
             raise ConfigurationError("aggregate needs at least one key column: key_by(...)")
         if not self._aggregates:
             raise ConfigurationError("aggregate needs at least one aggregate: aggregate(n=count())")
-        if self._emit_mode not in ("update", "final"):
-            raise ConfigurationError(f'emit must be "update" or "final", not {self._emit_mode!r}')
+        if self._emit_mode not in ("update", "each", "final"):
+            raise ConfigurationError(
+                f'aggregate: emit must be "update", "each", "changes" or "final", not {self._emit_mode!r}'
+            )
         names = [*self._keys, *self._aggregates]
         doubles = sorted({name for name in names if names.count(name) > 1})
         if doubles:
@@ -226,6 +233,10 @@ class KeyedAggregate(Operator):
             for name, accumulator in zip(self._aggregates, self._accumulators, strict=True):
                 self._take_in(accumulator, name, batch, upserted)
             return None
+        if self._emit_mode == "each":
+            if not batch.num_rows:
+                return None
+            return self._output(keys, self._running(batch, upserted.slots, self._accumulators))
         rows = upserted.first_rows
         all_distinct = len(rows) == batch.num_rows
         slots = upserted.slots if all_distinct else upserted.slots.take(rows)
@@ -234,6 +245,18 @@ class KeyedAggregate(Operator):
             self._take_in(accumulator, name, batch, upserted)
             results.append(accumulator.results(slots))  # at once: what was just written is still in the cache
         return self._output(keys if all_distinct else gather(keys, rows), results)
+
+    def _running(
+        self, batch: pa.RecordBatch, slots: NDArray[np.int32], accumulators: Sequence[Accumulator]
+    ) -> list[pa.Array]:
+        """Add a batch to accumulators. Returns the results after each row."""
+        if is_combined(batch.schema):
+            raise IncompatibleStateError(
+                f'operator {self.context.uid!r} has emit="each" and restored rows in flight that were combined for '
+                f"another emit=, so that results after each of them are not known; restore from a savepoint, which has "
+                f"none in flight, or give them up with CheckpointConfig(ignore_in_flight_of=...)"
+            )
+        return [accumulator.running(batch, slots) for accumulator in accumulators]
 
     def _fields_for(self, schema: pa.Schema) -> Fields:
         """The state columns for batches of a schema. ConfigurationError for columns that do not fit."""

@@ -17,11 +17,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from tidegate.actors.kernels.key_index.key_index import KeyIndex
 from tidegate.actors.operators.aggregates.aggregate import Aggregate
 from tidegate.actors.operators.aggregates.aggregate_function import BatchAggregateFunction, Groups, NewState
 from tidegate.actors.operators.aggregates.aggregate_kinds import AggregateKind
+from tidegate.actors.operators.aggregates.aggregated_rows import counted_so_far
 from tidegate.actors.operators.aggregates.functions.multisets import comparable_type, list_lengths
 
 _VALUES = "values"
@@ -40,6 +42,15 @@ class ValueSet(BatchAggregateFunction):
         """Add values."""
         return self._united(state.column(_VALUES), groups, columns[0])
 
+    def accumulate_each(self, state: pa.RecordBatch, groups: Groups, *columns: pa.Array) -> tuple[NewState, Any]:
+        """Add values. Also how many there are after each row."""
+        held = state.column(_VALUES)
+        known = np.flatnonzero(columns[0].is_valid().to_numpy(zero_copy_only=False))
+        every, of, rows = self._distinct(held, groups[known], columns[0].take(pa.array(known)))
+        values_held = len(every) - len(known)
+        new = known[rows[rows >= values_held] - values_held]
+        return self._lists(held, every, of, rows), list_lengths(held)[groups] + counted_so_far(groups, new)
+
     def merge(self, state: pa.RecordBatch, groups: Groups, other: pa.RecordBatch) -> NewState:
         """Add the values of others."""
         lists = other.column(_VALUES)
@@ -52,9 +63,19 @@ class ValueSet(BatchAggregateFunction):
     def _united(self, held: pa.Array, groups: Groups, values: pa.Array) -> NewState:
         """What groups hold, with values that may be among it already."""
         known = np.flatnonzero(values.is_valid().to_numpy(zero_copy_only=False))
-        every = pa.concat_arrays([held.flatten(), values.take(pa.array(known)).cast(self._type)])
-        of = np.concatenate((np.repeat(np.arange(len(held)), list_lengths(held)), groups[known]))
-        rows = np.sort(KeyIndex(("group", "value")).upsert(pa.record_batch({"group": of, "value": every})).first_rows)
+        return self._lists(held, *self._distinct(held, groups[known], values.take(pa.array(known))))
+
+    def _distinct(
+        self, held: pa.Array, groups: Groups, values: pa.Array
+    ) -> tuple[pa.Array, NDArray[np.int64], NDArray[np.int32]]:
+        """What groups hold with other values behind it, the group of each, and which are the first of their kind."""
+        every = pa.concat_arrays([held.flatten(), values.cast(self._type)])
+        of = np.concatenate((np.repeat(np.arange(len(held)), list_lengths(held)), groups))
+        first = KeyIndex(("group", "value")).upsert(pa.record_batch({"group": of, "value": every})).first_rows
+        return every, of, np.sort(first)
+
+    def _lists(self, held: pa.Array, every: pa.Array, of: NDArray[np.int64], rows: NDArray[np.int32]) -> NewState:
+        """Lists of the values in some rows, by group."""
         rows = rows[np.argsort(of[rows], kind="stable")]
         offsets = np.concatenate(([0], np.cumsum(np.bincount(of[rows], minlength=len(held)))))
         lists = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), every.take(pa.array(rows)))
