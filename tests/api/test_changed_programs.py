@@ -257,6 +257,34 @@ def test_variances_and_standard_deviations_become_each_other(tmp_path: Path, win
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("backend", ["columnar", "rocksdb"])
+def test_updates_and_results_of_each_row_become_each_other(tmp_path: Path, backend: str) -> None:
+    """The state is the same. Results go on from the rows before the savepoint; values that are counted are kept
+    otherwise."""
+
+    def program(emit: str, **more: tg.Aggregate) -> Step:
+        return lambda stream: _keyed(stream).aggregate(n=tg.count(), x=tg.sum("v"), **more, emit=emit, uid="op")
+
+    for old, new in (("update", "each"), ("each", "update")):
+        folder = tmp_path / old
+        path, _ = _run(folder, program(old), restore=None, backend=backend)
+        assert path is not None
+        _, found = _run(folder, program(new), restore=path, backend=backend)
+        for key in range(5):
+            rows = [x for x in range(ROWS) if x % 5 == key]
+            sums = [(n, sum((x * 7) % 11 for x in rows[:n])) for n in range(1, len(rows) + 1)]
+            so_far = [(row["n"], row["x"]) for row in found if row["k"] == key]
+            assert so_far[-1] == sums[-1]
+            if new == "each":
+                assert so_far == sums[-len([x for x in rows if x >= GATE]) :]
+        assert "emit final" in _refusal(folder, program("final"), path)
+    folder = tmp_path / "distinct"
+    path, _ = _run(folder, program("update", d=tg.count_distinct("v")), restore=None)
+    assert path is not None
+    assert "kept in other columns" in _refusal(folder, program("each", d=tg.count_distinct("v")), path)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("windows", [False, True])
 def test_types_of_aggregates_widen(tmp_path: Path, windows: bool) -> None:
     """A column of int32 that becomes one of int64, and one of integers that becomes one of floats."""

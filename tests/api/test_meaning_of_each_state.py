@@ -91,6 +91,7 @@ VERBS: dict[str, list[Step]] = {
     "KeyedStream.aggregate": [
         lambda s: _keyed(s).aggregate(n=tg.count(), emit="final"),
         lambda s: _keyed(s).aggregate(n=tg.count(), ttl="1h"),
+        lambda s: _keyed(s).aggregate(n=tg.count(), m=tg.count_distinct("v"), emit="each"),
         _changes,
         lambda s: _changes(s).key_by("n").aggregate(m=tg.count(), emit="changes"),
         lambda s: _keyed(s).aggregate(n=tg.count_distinct("v"), emit="final"),

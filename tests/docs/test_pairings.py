@@ -219,6 +219,15 @@ PAIRINGS: dict[str, tuple[Callable[[Any, Any], Any], Callable[[list[Row]], Any],
         lambda rows: _newest(rows, "k"),
         lambda: _sums(ROWS),
     ),
+    "a total for each row": (
+        lambda s, o: s.key_by("k").aggregate(total=tg.sum("v"), emit="each"),
+        list,
+        lambda: [
+            {"k": k, "total": sum(row["v"] for row in of[: n + 1])}
+            for k, of in _by_key(ROWS).items()
+            for n in range(len(of))
+        ],
+    ),
     "sums that take back": (
         lambda s, o: s.key_by("k").aggregate(total=tg.sum("v"), emit="changes"),
         _added_up,

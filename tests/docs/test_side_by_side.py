@@ -269,6 +269,7 @@ DESCRIBED: dict[str, Any] = {
         row for rows in _by_user().values() for row in _only(rows[:2], "user", "id")
     ],
     't_env.sql_query("SELECT id, price * 2 AS double FROM orders")': DOUBLE,
+    't.over_window(OVER).select(col("user"), col("price").sum.over(col("w")))': SO_FAR,
     "t.get_schema().get_field_names()": COLUMNS,
     "t.to_pandas()": SAME,
     # PyFlink: DataFrame

@@ -380,7 +380,7 @@ class KeyedStream(OtherNames):
         mapping: Mapping[str, Aggregate] | None = None,
         /,
         *,
-        emit: Literal["update", "changes", "final"] | Aggregate = "update",
+        emit: Literal["update", "each", "changes", "final"] | Aggregate = "update",
         name: str | Aggregate = "aggregate",
         uid: str | Aggregate | None = None,
         parallelism: int | Aggregate | None = None,
@@ -395,10 +395,15 @@ class KeyedStream(OtherNames):
         `aggregate({"name": tg.first("full_name")})`.
 
         emit="update" emits, after each batch, a row for every key in it, with the values so far: it replaces the one
-        before it, in a table with mode="upsert". emit="changes" says in the column `row_kind` what comes and what is
-        taken back (`docs/changes.md`). emit="final" emits a row for each key when a bounded input has ended.
-        `ttl` bounds the state, with emit="update": a key that has had no row for so long is forgotten, and begins anew
-        with the next one. `ttl_time`: in event time, or in processing time (Flink's `table.exec.state.ttl`).
+        before it, in a table with mode="upsert". emit="each" emits a row for each row: its key, and the values of all
+        rows of the key up to it, such as a running total. These rows stand for themselves, in the order of the rows of
+        a key; `tg.last("x")` is the column "x" of the row itself. emit="changes" says in the column `row_kind` what
+        comes and what is taken back (`docs/changes.md`). emit="final" emits a row for each key when a bounded input has
+        ended.
+
+        `ttl` bounds the state, with emit="update" and "each": a key that has had no row for so long is forgotten, and
+        begins anew with the next one. `ttl_time`: in event time, or in processing time (Flink's
+        `table.exec.state.ttl`).
 
         `errors_to` is for functions of the program, `tg.udaf`: a row for which one of them cannot `accumulate` goes to
         the side output of that name, as in `map`, and counts for no aggregate. Each row is tried before it is sent, in

@@ -42,7 +42,11 @@ from tidegate.storage.schemas.reserved_names import check_not_reserved
 from tidegate.storage.units import parse_duration_ms
 
 S = TypeVar("S", bound=StreamSteps)
-EmitMode = Literal["update", "changes", "final"]
+EmitMode = Literal["update", "each", "changes", "final"]
+
+
+_LISTED_MAX = 1 << 22
+"""Values in the lists that an aggregate emits at once, where each row has a list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +88,8 @@ def aggregated(
     """The aggregates of each key. `replaced` are columns whose place a key has taken. Raises ConfigurationError."""
     if life is not None:
         _check_life(stream, aggregates, emit, name)
-    whole = life is not None
+    # Values that are counted by another step come here in another order than their rows.
+    whole = life is not None or emit == "each"
     given = dict(aggregates)
     stream, plain = _prepared(stream, keys, aggregates, name, uid, parallelism, replaced, emit, whole)
     taken_back = stream._updating is not None
@@ -93,19 +98,22 @@ def aggregated(
 
     def made() -> KeyedAggregate:
         if life is not None:
-            return ExpiringAggregate(keys, plain, life.ttl_ms, life.time, rows_schema)
+            return ExpiringAggregate(
+                keys, plain, life.ttl_ms, life.time, rows_schema, "each" if emit == "each" else "update"
+            )
         if emit == "changes" or (emit == "final" and taken_back):
             return ChangingAggregate(keys, plain, emit, taken_back, rows_schema)
         return KeyedAggregate(keys, plain, emit, rows_schema)
 
     operator = made()
     output = None if stream.schema is None else operator.output_schema(stream.schema)
-    combines = None if taken_back or life is not None else LocalAggregation(keys, plain)
+    combines = None if taken_back or life is not None or emit == "each" else LocalAggregation(keys, plain)
     means = meaning(
         "aggregate",
         {
             "keys": keys,
-            "emit": emit,
+            # The state is the same: results of the rows to come are right whichever of the two went before.
+            "emit": "update or each" if emit in ("update", "each") else emit,
             "input": "changes" if taken_back else "rows",
             "ttl": None if life is None else ttl_text(life.ttl_ms, life.time),
         },
@@ -115,12 +123,38 @@ def aggregated(
         evolves=emit != "changes" and not taken_back,
     )
     return by_keys(stream, keys)._then(
-        made, output, name, uid, parallelism, takes_changes=True, combines=combines, meaning=means
+        made,
+        output,
+        name,
+        uid,
+        parallelism,
+        batch_rows=_rows_at_once(plain) if emit == "each" else None,
+        takes_changes=True,
+        combines=combines,
+        meaning=means,
+        retimes=stream.timestamp if emit == "each" and _gives_other_times(given, stream.timestamp) else None,
     )
+
+
+def _gives_other_times(aggregates: Mapping[str, Aggregate], time: str | None) -> bool:
+    """Whether the column of event time of each row's result is not that of the row."""
+    aggregate = None if time is None else aggregates.get(time)
+    return aggregate is not None and aggregate != Aggregate(AggregateKind.LAST, str(time))
+
+
+def _rows_at_once(aggregates: Mapping[str, Aggregate]) -> tuple[int, int] | None:
+    """The rows of a call where each row has a list of its own: those of a call have `_LISTED_MAX` values at most."""
+    limits = [aggregate.limit for aggregate in aggregates.values() if aggregate.limit is not None]
+    return (1, max(1, _LISTED_MAX // max(limits))) if limits else None
 
 
 def aggregated_all(stream: S, aggregates: Mapping[str, Aggregate], emit: EmitMode, name: str, uid: str | None) -> S:
     """The aggregates of all rows. Raises ConfigurationError."""
+    if emit == "each":
+        raise ConfigurationError(
+            f'{name}: emit="each" needs keys, because without them several subtasks add up rows before the results are '
+            'put together. Give all rows one key: key_by(pl.lit(0).alias("all"))'
+        )
     if emit not in ("update", "changes", "final"):
         raise ConfigurationError(f'{name}: emit must be "update", "changes" or "final", not {emit!r}')
     if stream._updating is not None and stream._updating.changes and emit == "changes":
@@ -263,6 +297,9 @@ def _prepared(
         if emit == "update" or not keys:
             reason = "what becomes of a row that is taken back cannot be said so: give the aggregate"
             raise stream._updating.refuse(repr(name), f'{reason} emit="changes"')
+        if emit == "each":
+            reason = "results that are out already would change with a row that is taken back: give the aggregate"
+            raise stream._updating.refuse(repr(name), f'{reason} emit="changes"')
     _check_aggregates(aggregates, name)
     changing = stream._updating is not None
     if stream._updating is not None:
@@ -283,9 +320,9 @@ def _prepared(
 
 def _check_life(stream: StreamSteps, aggregates: Mapping[str, Aggregate], emit: EmitMode, name: str) -> None:
     """Raise ConfigurationError where a key that is forgotten would be missed."""
-    if emit != "update":
+    if emit not in ("update", "each"):
         reason = "a row that is out could not be taken back" if emit == "changes" else "what is forgotten has no result"
-        raise ConfigurationError(f'{name}: ttl= goes with emit="update", not {emit!r}: {reason}')
+        raise ConfigurationError(f'{name}: ttl= goes with emit="update" and emit="each", not {emit!r}: {reason}')
     if stream._updating is not None:
         raise ConfigurationError(
             f"{name}: ttl= cannot follow changes: rows of a key that is forgotten could not be taken back. Bound the "
