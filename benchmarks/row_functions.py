@@ -1,11 +1,11 @@
-"""Rows a second of a core for functions of users: by row, traced, and by the batch, in local jobs.
+"""Rows a second of a core for functions of users, by row, traced and by the batch, and for aggregates, in local jobs.
 
     python benchmarks/row_functions.py [--rows 400000] [--rounds 3] [--keys 100000] [--only TEXT] [--json PATH]
 
-Each line is a local job of one subtask: rows of an int64 key and an int64 value, the function, and a step that counts
-what it gives. CPU time of the process, because other work on the machine would count in wall time; the start of the job
-is taken off, measured as the same job without rows. All lines take turns within a round; the median and the best are
-shown. The floor is a loop over the rows as dicts that does what the function does, without a job.
+Each line is a local job of one subtask: rows of an int64 key and an int64 value, the function, and a step that keeps
+one row of a batch. CPU time of the process, because other work on the machine would count in wall time; the start of
+the job is taken off, measured as the same job without rows. All lines take turns within a round; the median and the
+best are shown. The floor is a loop over the rows as dicts that does what the function does, without a job.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ import tidegate as tg
 
 INPUT = pa.schema({"k": pa.int64(), "x": pa.int64()})
 OUTPUT = pa.schema({"k": pa.int64(), "t": pa.int64()})
-LISTS = pa.schema({"k": pa.int64(), "l": pa.list_(pa.int64())})
 COUNTED = pa.schema({"rows": pa.int64()})
+LISTS = pa.schema({"k": pa.int64(), "l": pa.list_(pa.int64())})
 BY_BATCH = 10
 """Lines that are many times as fast get so many times the rows."""
+FOUR = {"n": tg.count(), "t": tg.sum("x"), "least": tg.min("x"), "mean": tg.mean("x")}
 Row = Mapping[str, Any]
 
 
@@ -114,6 +115,16 @@ def _lines() -> dict[str, tuple[int, Made]]:
     def step(row: Row) -> Row:
         return {"k": row["k"], "t": row["x"] + 1}
 
+    def running(total: int | None, row: Row) -> tuple[int, Row]:
+        total = (total or 0) + row["x"]
+        return total, {"k": row["k"], "t": total}
+
+    def reduced(before: Row, row: Row) -> Row:
+        return {"k": row["k"], "x": before["x"] + row["x"]}
+
+    def group(rows: pa.Table) -> Row:
+        return {"k": rows["k"][0].as_py(), "t": pc.sum(rows["x"]).as_py()}
+
     pair = pa.struct({"n": pa.int64(), "t": pa.int64()})
     lines: dict[str, tuple[int, Made]] = {
         "map, traced": (BY_BATCH, lambda s: s.map(step, schema=OUTPUT)),
@@ -125,6 +136,13 @@ def _lines() -> dict[str, tuple[int, Made]]:
         "map to a list": (1, lambda s: s.map(lambda row: {"k": row["k"], "l": [row["x"]]}, schema=LISTS)),
         "map_batches": (BY_BATCH, lambda s: s.map_batches(_added, schema=OUTPUT)),
         "process": (1, lambda s: s.key_by("k").process(Totals(), schema=OUTPUT)),
+        "stateful_map": (1, lambda s: s.key_by("k").stateful_map(running, state=int, schema=OUTPUT)),
+        "reduce": (1, lambda s: s.key_by("k").reduce(reduced)),
+        "map_groups": (1, lambda s: s.key_by("k").map_groups(group, schema=OUTPUT)),
+        "aggregate, updates": (BY_BATCH, lambda s: s.key_by("k").aggregate(t=tg.sum("x"))),
+        "aggregate, each row": (BY_BATCH, lambda s: s.key_by("k").aggregate(t=tg.sum("x"), emit="each")),
+        "four aggregates, updates": (BY_BATCH, lambda s: s.key_by("k").aggregate(**FOUR)),
+        "four aggregates, each row": (BY_BATCH, lambda s: s.key_by("k").aggregate(**FOUR, emit="each")),
         "put int": (1, lambda s: s.key_by("k").process(Puts(int, lambda x: x), schema=OUTPUT)),
         "put dataclass": (1, lambda s: s.key_by("k").process(Puts(Both, lambda x: Both(x, x)), schema=OUTPUT)),
         "put struct": (1, lambda s: s.key_by("k").process(Puts(pair, lambda x: {"n": x, "t": x}), schema=OUTPUT)),
@@ -144,10 +162,18 @@ def _counted(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.record_batch([[batch.num_rows]], schema=COUNTED)
 
 
+def _first(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch.slice(0, 1)
+
+
 def _job_s(made: Made, table: pa.Table) -> float:
     """CPU seconds of a job."""
     env = tg.StreamEnvironment.local(1)
-    made(env.from_batches(table)).map_batches(_counted, schema=COUNTED).collect()
+    rows = made(env.from_batches(table))
+    if rows.schema is None:
+        rows.map_batches(_counted, schema=COUNTED).collect()
+    else:  # with the keys of updates, which a step behind them must pass on
+        rows.map_batches(_first, schema=rows.schema).collect()
     started_s = time.process_time()
     outcome = env.execute("row functions").wait("10min")
     took_s = time.process_time() - started_s
@@ -173,7 +199,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=400_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--keys", type=int, default=100_000)
-    parser.add_argument("--only", default="", help="lines whose name has this text")
+    parser.add_argument("--only", default="", help="lines whose name has this text, or one of several with | between")
     parser.add_argument("--json", type=Path, help="write the figures here, too")
     options = parser.parse_args()
     console = Console()
@@ -183,7 +209,7 @@ def main() -> None:
     def table_of(rows: int) -> pa.Table:
         return pa.table([rng.integers(0, options.keys, rows), rng.integers(0, 10, rows)], schema=INPUT)
 
-    lines = {name: line for name, line in _lines().items() if options.only in name}
+    lines = {name: line for name, line in _lines().items() if any(text in name for text in options.only.split("|"))}
     tables = {times: table_of(times * options.rows) for times, _ in lines.values()}
     floor_table, nothing = table_of(options.rows), table_of(1)
     for _, made in lines.values():  # compiled kernels, imported modules
