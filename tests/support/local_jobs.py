@@ -140,8 +140,8 @@ class GatedReader:
 
     A source is read a batch or two ahead of what it has processed. So the first read at a gate gives no rows, and only
     the next one, which is asked for when the rows before it are on their way, says that the gate was reached. Whatever
-    is aligned and asked for after that covers them. The first one gives the split's payload: a read that gives nothing at
-    all is repeated at once by a source that waits for rows, before it has processed those that it has.
+    is aligned and asked for after that covers them. The first one gives the split's payload: a read that gives nothing
+    at all is repeated at once by a source that waits for rows, before it has processed those that it has.
     """
 
     def __init__(self, source: GatedSource) -> None:
