@@ -1,0 +1,125 @@
+"""Functions with timers that the pages show give the same, wherever batches are cut and whenever watermarks come.
+
+A row is processed before its own watermark. A function that deletes or moves a timer when a row comes, and so loses
+what the timer would have reported, passes a test that moves the watermark by hand between any two rows. So rows are
+pushed here in batches of many sizes, out of order, and compared with a model that has all rows at once.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import random
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import tidegate as tg
+from tidegate.testing import ProcessHarness
+
+PAGES = Path(__file__).resolve().parents[2] / "docs"
+MINUTE_MS = 60_000
+BOUND_MS = 10 * MINUTE_MS
+"""How far rows come out of order."""
+
+Moments = list[int]
+
+
+def function_of(page: str, name: str) -> tg.ProcessFunction:
+    """Returns an object of the class that the examples of a page define under a name, with the page's constants."""
+    namespace: dict[str, Any] = {"tg": tg, "pa": pa, "datetime": datetime, "UTC": UTC}
+    text = (PAGES / page).read_text()
+    for block in text.split("```python\n")[1:]:
+        for statement in ast.parse(block.split("\n```")[0]).body:
+            if _is_number(statement) or (isinstance(statement, ast.ClassDef) and statement.name == name):
+                exec(compile(ast.Module([statement], []), page, "exec"), namespace)
+    function: tg.ProcessFunction = namespace[name]()
+    return function
+
+
+def _is_number(statement: ast.stmt) -> bool:
+    return (
+        isinstance(statement, ast.Assign)
+        and isinstance(statement.targets[0], ast.Name)
+        and statement.targets[0].id.endswith("_MS")
+    )
+
+
+def silences(moments: Moments, limit_ms: int) -> Moments:
+    """The moments behind which nothing comes for this long."""
+    return [at for at, following in itertools.pairwise([*moments, 1 << 62]) if following - at > limit_ms]
+
+
+def model_of_silence(moments: Moments) -> list[dict[str, Any]]:
+    """Each silence of a minute."""
+    return [{"user": "ada", "silent_since": at} for at in silences(moments, MINUTE_MS)]
+
+
+def model_of_quiet(moments: Moments) -> list[dict[str, Any]]:
+    """Each quiet hour, told at its end."""
+    at = [datetime.fromtimestamp(at / 1000 + 3600, UTC).replace(tzinfo=None) for at in silences(moments, 3_600_000)]
+    return [{"customer": "ada", "quiet_at": each} for each in at]
+
+
+def model_of_silences(moments: Moments) -> list[dict[str, Any]]:
+    """Those that have ended: alert and return."""
+    found = []
+    for before, at in itertools.pairwise(moments):
+        if at - before > 300_000:
+            alert = {"kind": "silent", "at": before + 300_000, "value": float(before), "silent_ms": None}
+            back = {"kind": "back", "at": at, "value": float(at), "silent_ms": at - before}
+            found += [{"sensor": "ada", **alert}, {"sensor": "ada", **back}]
+    return found
+
+
+def model_of_sessions(moments: Moments) -> list[dict[str, Any]]:
+    """Clicks until nothing comes for half an hour."""
+    found, clicks = [], 0
+    for at, following in itertools.pairwise([*moments, 1 << 62]):
+        clicks += 1
+        if following - at >= 1_800_000:
+            found.append({"user": "ada", "clicks": clicks})
+            clicks = 0
+    return found
+
+
+SHOWN = {
+    "Silence": ("process-functions.md", "user", 20_000, model_of_silence),
+    "Silences": ("process-functions.md", "sensor", 100_000, model_of_silences),
+    "Sessions": ("process-functions.md", "user", 600_000, model_of_sessions),
+    "Quiet": ("tutorial.md", "customer", 1_200_000, model_of_quiet),
+}
+"""Where a function is shown, its key, milliseconds between two rows (about), and what it must give."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows_of_a_batch", [1, 2, 7, 200])
+@pytest.mark.parametrize("name", SHOWN)
+def test_a_function_of_a_page_gives_what_all_rows_give(name: str, rows_of_a_batch: int) -> None:
+    """Rows come up to ten minutes out of order, and the watermark moves between batches alone."""
+    page, key, step_ms, model = SHOWN[name]
+    rng = random.Random(name)
+    steps = [rng.choice([step_ms // 3, step_ms, 2 * step_ms, 10 * step_ms]) + rng.randrange(1000) for _ in range(200)]
+    moments = list(itertools.accumulate(steps))
+    assert results(name, page, key, moments, rows_of_a_batch, rng) == model(moments)
+
+
+def results(
+    name: str, page: str, key: str, moments: Moments, rows_of_a_batch: int, rng: random.Random
+) -> list[dict[str, Any]]:
+    """What a function of a page returns for rows that come out of order in batches of this size."""
+    function = function_of(page, name)
+    arriving = sorted(moments, key=lambda at: at + rng.randrange(BOUND_MS))
+    tags = [tg.OutputTag("late", pa.schema({key: pa.string(), "at": pa.int64(), "value": pa.float64()}))]
+    with ProcessHarness(function, key=key, event_time="at", side_outputs=tags) as harness:
+        newest = 0
+        for batch in (arriving[start : start + rows_of_a_batch] for start in range(0, len(arriving), rows_of_a_batch)):
+            harness.push(*({key: "ada", "at": at, "value": float(at)} for at in batch))
+            newest = max(newest, *batch)
+            harness.advance_watermark(newest - BOUND_MS - 1)
+        harness.end()
+        assert harness.side_output("late") == []
+        return harness.output
