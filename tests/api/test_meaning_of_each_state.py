@@ -128,6 +128,7 @@ VERBS: dict[str, list[Step]] = {
     "WindowedStream.aggregate": [
         lambda s: _keyed(s).window(TUMBLING).aggregate(n=tg.count()),
         lambda s: _keyed(s).window(tg.Session("1s")).aggregate(n=tg.count()),
+        lambda s: _keyed(s).window(tg.Session("v")).aggregate(n=tg.count()),
         lambda s: _keyed(s).window(tg.Count(5)).aggregate(n=tg.count()),
         lambda s: _keyed(s).window(tg.Count(5, slide=1)).aggregate(n=tg.count()),
         lambda s: _keyed(s).window(TUMBLING).aggregate(n=tg.count_distinct("v")),
@@ -136,6 +137,7 @@ VERBS: dict[str, list[Step]] = {
     "WindowedStream.apply": [
         lambda s: _keyed(s).window(TUMBLING).apply(lambda rows: {"n": rows.num_rows}, schema=N),
         lambda s: _keyed(s).window(tg.Session("1s")).apply(lambda rows: {"n": rows.num_rows}, schema=N),
+        lambda s: _keyed(s).window(tg.Session("v")).apply(lambda rows: {"n": rows.num_rows}, schema=N),
         lambda s: _keyed(s).window(tg.Count(5)).apply(lambda rows: {"n": rows.num_rows}, schema=N),
         lambda s: _keyed(s).window(tg.Count(5, slide=1)).apply(lambda rows: {"n": rows.num_rows}, schema=N),
         lambda s: _keyed(s).window(TUMBLING, time="processing").apply(lambda rows: {"n": rows.num_rows}, schema=N),

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -251,6 +252,52 @@ def test_windows_that_are_not_full_come_out_at_the_end_or_are_reported(
     assert not [record for record in caplog.records if "left at" in record.getMessage()]
 
 
+SEEN = {"ms": list[int], "names": list[str]}
+GAPS: dict[str, Any] = {
+    "a column": "gap",
+    "an expression": pl.col("gap") * 1,
+    "a duration": pl.duration(milliseconds=pl.col("gap")),
+}
+
+
+@pytest.mark.parametrize("backend", ["columnar", "rocksdb"])
+@pytest.mark.parametrize("gap", GAPS)
+def test_sessions_have_a_gap_of_each_row(tmp_path: Path, gap: str, backend: str) -> None:
+    """Of aggregates, functions, and by the clock; late rows leave as they came, and a function sees no other column."""
+    times = [1, 2, 3, 4, 9, 9, 15, 5]
+    rows = pa.table({"k": ["hi"] * 8, "ms": times, "gap": [*times[:7], 1]})
+    with local(rows_max=1) as env:
+        stream = env.from_batches(rows, splits=1, timestamp="ms").key_by("k")
+        windows = stream.window(tg.Session(GAPS[gap]))
+        sums = windows.aggregate(n=tg.count(), total=tg.sum(pl.col("ms") * 2))
+        found, late = sums.collect(), sums.late_rows().collect()
+        lists = windows.apply(lambda of: {"ms": of["ms"].to_pylist(), "names": of.column_names}, schema=SEEN)
+        seen, late_too = lists.collect(), lists.late_rows().collect()
+        wide = stream.window(tg.Session(pl.col("gap") * 3_600_000), time="processing", fire_at_end=True)
+        by_clock = wide.aggregate(n=tg.count(), name="clock").collect()
+        env.execute("gaps", checkpoints=config(tmp_path / "chk", backend=backend), restart=NO_RESTART).wait()
+    bounds = [(1, 8), (9, 30)]
+    out, of_function = found.to_arrow().to_pylist(), seen.to_arrow().to_pylist()
+    assert [(row["window_start"], row["window_end"]) for row in out] == bounds
+    assert [(row["n"], row["total"]) for row in out] == [(4, 20), (3, 66)]
+    assert [(row["window_start"], row["window_end"]) for row in of_function] == bounds
+    assert [row["ms"] for row in of_function] == [[1, 2, 3, 4], [9, 9, 15]]
+    assert {tuple(row["names"]) for row in of_function} == {("k", "ms", "gap")}
+    assert late.to_arrow().to_pylist() == late_too.to_arrow().to_pylist() == [{"k": "hi", "ms": 5, "gap": 1}]
+    assert by_clock.to_arrow()["n"].to_pylist() == [8]
+
+
+def test_a_row_without_a_gap_fails_the_job_with_its_values(tmp_path: Path) -> None:
+    """It belongs to no session."""
+    rows = pa.table({"k": ["a", "b"], "ms": [1, 2], "gap": [5, None]})
+    with local() as env:
+        stream = env.from_batches(rows, splits=1, timestamp="ms").key_by("k")
+        stream.window(tg.Session("gap")).aggregate(n=tg.count()).collect()
+        words = r"the gap of a row is null \(in column 'gap'\).*of the batch: .*'k': 'b'"
+        with pytest.raises(tg.JobFailedError, match=words):
+            finish(env, tmp_path / "chk")
+
+
 @pytest.mark.parametrize("keyed", [False, True])
 def test_the_last_rows_come_out_after_every_few(tmp_path: Path, keyed: bool) -> None:
     """Fewer at the beginning, as in Flink; what is left comes out where that was asked for."""
@@ -370,6 +417,30 @@ REFUSED: dict[str, tuple[Callable[[tg.StreamEnvironment], object], str]] = {
     "no function": (
         lambda env: timed(env).window(tg.Tumbling(2)).apply("sum"),  # type: ignore[arg-type]
         "is no function",
+    ),
+    "a gap that is no column": (
+        lambda env: timed(env).key_by("k").window(tg.Session("gap")).aggregate(n=tg.count()),
+        r"tg.Session\(gap='gap'\): this is neither a duration, .*nor one of the columns",
+    ),
+    "a gap that is no column, for a function": (
+        lambda env: timed(env).key_by("k").window(tg.Session("gap")).apply(doubled),
+        "neither a duration",
+    ),
+    "a gap that is a text": (
+        lambda env: timed(env).key_by("k").window(tg.Session("k")).aggregate(n=tg.count()),
+        "column 'k' is string; a gap is a duration, or a whole number of milliseconds",
+    ),
+    "a gap that is computed as a fraction": (
+        lambda env: timed(env).key_by("k").window(tg.Session(pl.col("x") / 2)).aggregate(n=tg.count()),
+        "the expression is double; a gap is a duration",
+    ),
+    "a gap of a column that is not there": (
+        lambda env: timed(env).key_by("k").window(tg.Session(pl.col("y") * 2)).aggregate(n=tg.count()),
+        "y",
+    ),
+    "a gap that a key has replaced": (
+        lambda env: timed(env).key_by((pl.col("x") % 2).alias("x")).window(tg.Session("x")).aggregate(n=tg.count()),
+        "would read the key that key_by has put in the place of column 'x'",
     ),
     "a slide longer than the window": (
         lambda env: env.from_rows([1]).window(tg.Count(2, slide=3)),

@@ -109,19 +109,17 @@ def _cumulating(time: datetime) -> list[tuple[datetime, datetime]]:
     return [(start, end) for end in (start + 5 * MINUTE, start + 10 * MINUTE) if time < end]
 
 
-def _sessions() -> Rows:
-    found = []
+def _sessions(gap: Callable[[Row], timedelta] = lambda row: 5 * MINUTE) -> Rows:
+    found: Rows = []
     for user, rows in _by_user().items():
-        groups: list[Rows] = []
+        last: Row | None = None
         for row in rows:
-            if groups and row["at"] - groups[-1][-1]["at"] < 5 * MINUTE:
-                groups[-1].append(row)
+            end = row["at"] + gap(row)
+            if last is not None and row["at"] <= last["window_end"]:
+                last.update(window_end=max(end, last["window_end"]), n=last["n"] + 1)
             else:
-                groups.append([row])
-        found += [
-            {"user": user, "window_start": of[0]["at"], "window_end": of[-1]["at"] + 5 * MINUTE, "n": len(of)}
-            for of in groups
-        ]
+                last = {"user": user, "window_start": row["at"], "window_end": end, "n": 1}
+                found.append(last)
     return found
 
 
@@ -236,6 +234,9 @@ DESCRIBED: dict[str, Any] = {
     "ds.key_by(K).window(TumblingEventTimeWindows.of(MIN_5)).aggregate(F)": TUMBLING,
     "ds.key_by(K).window(SlidingEventTimeWindows.of(MIN_10, MIN_5)).aggregate(F)": SLIDING,
     "ds.key_by(K).window(EventTimeSessionWindows.with_gap(MIN_5)).aggregate(F)": SESSIONS,
+    "ds.key_by(K).window(EventTimeSessionWindows.with_dynamic_gap(F)).aggregate(F)": _sessions(
+        lambda row: row["price"] * MINUTE
+    ),
     "ds.key_by(K).window(W).process(F)": TUMBLING,
     "ds.key_by(K).count_window(2).reduce(F)": FULL_TWOS,
     "ds.key_by(K).count_window(2, 1).reduce(F)": LAST_TWOS,

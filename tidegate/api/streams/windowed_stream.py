@@ -33,6 +33,7 @@ from tidegate.actors.operators.window_functions.window_calls import (
     derived_schema,
 )
 from tidegate.actors.operators.windows.count_windows import CountWindows
+from tidegate.actors.operators.windows.row_gaps import GAP, check_gap_column
 from tidegate.actors.operators.windows.session_windows import SessionWindows
 from tidegate.actors.operators.windows.sliced_windows import SlicedWindows
 from tidegate.actors.operators.windows.sliding_counts import SlidingCountWindows
@@ -59,6 +60,7 @@ from tidegate.storage.units import parse_duration_ms
 WindowsTaken = Tumbling | Sliding | Cumulating | Session | Count
 WindowTime = Literal["event", "processing"]
 S = TypeVar("S", bound=StreamTables)
+T = TypeVar("T", bound=StreamTables)
 
 
 class WindowedStream(OtherNames, Generic[S]):
@@ -237,7 +239,10 @@ class WindowedStream(OtherNames, Generic[S]):
             raise ConfigurationError(f"{name}: windows of all rows are in one subtask; leave parallelism= out")
         schema = self._stream.schema
         checked, errors = checked_inputs(self._stream, aggregates, errors_to, name, uid, (LATE,))
-        rows, plain, computed = windowed_inputs(checked, keys, aggregates, name, uid, self._replaced)
+        checked, spec, of_gap = self._with_gap(checked, name, uid)
+        gap = (spec.column,) if isinstance(spec, Session) and isinstance(spec.column, str) else ()
+        rows, plain, computed = windowed_inputs(checked, (*keys, *gap), aggregates, name, uid, self._replaced)
+        computed = (*computed, *of_gap)
         # The factory travels to the tasks: it takes the columns along, and not the stream with its whole program.
         rows_schema = rows.schema
 
@@ -299,6 +304,39 @@ class WindowedStream(OtherNames, Generic[S]):
         # The bounds are not event time then, and watermarks are of something else.
         timestamp = WindowEnd(WINDOW_END) if clock is None else None
         return self._made(self._stream._program, result._inputs, replaced, timestamp, updating, errors)
+
+    def _with_gap(self, stream: T, name: str, uid: str | None) -> tuple[T, WindowsTaken, tuple[str, ...]]:
+        """The stream with the gap of each row as a column, the windows by this column, and the column if it is new.
+
+        Raises ConfigurationError for a gap that is none.
+        """
+        spec = self._spec
+        if not isinstance(spec, Session) or spec.column is None:
+            return stream, spec, ()
+        if self._replaced:
+            from tidegate.actors.operators.batches.projection import columns_read
+
+            column = spec.column
+            read = {column} if isinstance(column, str) else columns_read((column.expression,)) or self._replaced
+            for each in sorted(read & self._replaced):
+                raise ConfigurationError(
+                    f"{name}: {spec!r} would read the key that key_by has put in the place of column {each!r}; give "
+                    'the key a name of its own: key_by((...).alias("key"))'
+                )
+        if isinstance(spec.column, str):
+            if stream.schema is not None:
+                check_gap_column(stream.schema, spec.column)
+            return stream, spec, ()
+        made = stream._with_columns(
+            [spec.column.expression.alias(GAP)],
+            f"{name} gap",
+            None if uid is None else f"{uid}-gap",
+            stream._input_parallelism,
+            own=(GAP,),
+        )
+        if made.schema is not None:
+            check_gap_column(made.schema, GAP)
+        return made, spec.of_column(GAP), (GAP,)
 
     def _facts(self) -> dict[str, object]:
         """What the windows are, for the meaning of the state."""
@@ -384,8 +422,9 @@ class WindowedStream(OtherNames, Generic[S]):
         `calls` makes its calls, for keys, the columns that it returns, bounds, whether results replace each other, and
         the tag of windows that fail.
         """
-        keys, spec, stream = self._keys, self._spec, self._stream
+        keys, stream = self._keys, self._stream
         rows_schema = known_schema(stream, name)
+        with_gap, spec, of_gap = self._with_gap(stream, name, uid)
         if not keys and parallelism not in (None, 1):
             raise ConfigurationError(f"{name}: windows of all rows are in one subtask; leave parallelism= out")
         lateness_ms = self._lateness_ms
@@ -406,7 +445,9 @@ class WindowedStream(OtherNames, Generic[S]):
                 return kind(keys, spec, rows_schema, called)
             assert time is not None, "windows without a time"
             if isinstance(spec, Session):
-                return AppliedSessions(keys, spec, time, rows_schema, called, lateness_ms)
+                made = AppliedSessions(keys, spec, time, rows_schema, called, lateness_ms)
+                made.computed = of_gap
+                return made
             return AppliedWindows(keys, spec, time, rows_schema, called, lateness_ms)
 
         windows()  # so that wrong arguments are refused here
@@ -418,7 +459,7 @@ class WindowedStream(OtherNames, Generic[S]):
         late = () if isinstance(spec, Count) or self._clock is not None else (OutputTag(LATE, rows_schema),)
         side_outputs = late if errors is None else (*late, errors)
         check_tags(name, side_outputs)
-        rows = stream._partitioned(Partitioning(PartitioningKind.HASH, keys)) if keys else stream
+        rows = with_gap._partitioned(Partitioning(PartitioningKind.HASH, keys)) if keys else with_gap
         means = meaning("window function", {**self._facts(), "calls": calls_of}, rows={"": (rows_schema, keys)})
         result = rows._then(
             windows,

@@ -45,12 +45,18 @@ def judged(rows: Sequence[Row], bound_ms: int, moves: Sequence[bool]) -> list[Ju
     return found
 
 
+def gap_of(spec: Session) -> int:
+    """The gap of all rows."""
+    assert spec.gap_ms is not None, "a gap of each row"
+    return spec.gap_ms
+
+
 def is_late(spec: Timed, lateness_ms: int, row: Row, watermark_ms: int | None) -> bool:
     """Whether a row is late by a watermark: its last window is over, or a session of it alone would be."""
     if watermark_ms is None:
         return False
     if isinstance(spec, Session):
-        return row[2] + spec.gap_ms - 1 + lateness_ms <= watermark_ms - _HELD_BACK_MS
+        return row[2] + gap_of(spec) - 1 + lateness_ms <= watermark_ms - _HELD_BACK_MS
     return max(end for _, end in windows_of(spec, row[2])) - 1 + lateness_ms <= watermark_ms
 
 
@@ -88,7 +94,7 @@ def read_in_order(spec: Timed, lateness_ms: int, rows: Sequence[Judged]) -> dict
     held: dict[int, list[tuple[int, int, list[Row]]]] = defaultdict(list)
     for row, watermark_ms in timely:
         key, _, time_ms = row
-        start, end, of = time_ms, time_ms + spec.gap_ms, [row]
+        start, end, of = time_ms, time_ms + gap_of(spec), [row]
         kept = []
         for session in held[key]:
             over = watermark_ms is not None and session[1] - 1 + lateness_ms <= watermark_ms - _HELD_BACK_MS

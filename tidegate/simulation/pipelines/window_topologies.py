@@ -37,6 +37,7 @@ from tidegate.simulation.pipelines.window_models import (
     Window,
     bounds_of_results,
     full_counts,
+    gap_of,
     judged,
     late_in_split,
     read_in_order,
@@ -215,7 +216,7 @@ def _fitting_sessions(
     of_keys = grouped([(key, value) for key, value, _ in rows])
     sums: dict[int, list[int]] = {}
     for key, start, end, number, total in found:
-        if (key, start) not in times or (key, end - spec.gap_ms) not in times:
+        if (key, start) not in times or (key, end - gap_of(spec)) not in times:
             return None
         of_key = sums.setdefault(key, [0, 0])
         of_key[0], of_key[1] = of_key[0] + number, of_key[1] + total

@@ -2,7 +2,8 @@
 
 Rules, beside those of `timed_windows.py`:
 
-- A row is kept once, under its time. Which session it belongs to is known when that has ended.
+- A row is kept once, under its time, and with the end of its gap where each row has a gap of its own. Which session it
+  belongs to is known when that has ended.
 - With an allowed lateness, a session that has ended is kept until it is over: its rows, and, in `TOLD_STATE`, its
   bounds and what the function has returned. A row that touches it makes another session of it, or of several.
 - Then results are changes (`changes.py`): what has come out of the sessions that a row joins is taken back before the
@@ -46,7 +47,8 @@ from tidegate.actors.operators.window_functions.window_buffer import (
 from tidegate.actors.operators.window_functions.window_calls import Grouped, WindowCalls
 from tidegate.actors.operators.windows.merged_groups import codes_of
 from tidegate.actors.operators.windows.merged_sessions import merged_sessions
-from tidegate.actors.operators.windows.window_rows import bounds_of
+from tidegate.actors.operators.windows.row_gaps import row_ends
+from tidegate.actors.operators.windows.window_rows import bounds_of, check_last_ends
 from tidegate.actors.operators.windows.window_specs import Clock, Session, Times
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.storage.errors import ConfigurationError
@@ -54,6 +56,8 @@ from tidegate.storage.schemas.dictionaries import decoded_type
 from tidegate.storage.schemas.reserved_names import own_name
 from tidegate.storage.state.snapshot import StateTable
 
+ROW_END = own_name("row_end_ms")
+"""The end of a session of a row alone, where rows have gaps of their own."""
 START, OUT = own_name("window_start_ms"), own_name("window_out")
 """Of a session that was given: its start, and whether the function has returned a row. `PLACE` is its end."""
 
@@ -92,8 +96,9 @@ class AppliedSessions(TimedWindows):
     ) -> None:
         returned = _kept_columns(calls) if lateness_ms else []
         told = [pa.field(START, pa.int64()), pa.field(OUT, pa.bool_()), *returned] if lateness_ms else []
-        super().__init__(keys, spec, time, schema, calls, lateness_ms, told=told)
-        self._gap_ms = spec.gap_ms
+        own = [pa.field(ROW_END, pa.int64())] if spec.gap_ms is None else []
+        super().__init__(keys, spec, time, schema, calls, lateness_ms, told=told, own=own)
+        self._session, self._gap_ms = spec, spec.gap_ms
         self.holds_back_ms = int(self._clock is None)
         self._over_ms = MIN_WATERMARK_MS
         """No session that the function has got is over before."""
@@ -112,12 +117,24 @@ class AppliedSessions(TimedWindows):
             )
         super().load_table(table)
 
+    def last_ends(self, batch: pa.RecordBatch, times: Times) -> Times:
+        """The end of a session of each row alone. Raises ConfigurationError and OperatorError."""
+        ends = row_ends(self.context, batch, times, self._session)
+        if isinstance(self._time, str):
+            check_last_ends(ends, times, batch.schema.field(self._time).type)
+        return ends
+
     def take_in(
-        self, rows: pa.RecordBatch, keys: pa.RecordBatch, times: Times, moments: Times | int, emit: Emit
+        self,
+        rows: pa.RecordBatch,
+        keys: pa.RecordBatch,
+        times: Times,
+        ends: Times,
+        moments: Times | int,
+        emit: Emit,
     ) -> None:
         """Keep rows. Sessions that they join, and those that have ended already, come out at once."""
-        self.keep(rows, keys, times)
-        ends = times + self._gap_ms
+        self._keep_rows(rows, keys, times, ends)
         waits = ends - 1 > moments
         if waits.any():
             self._next_end_ms = min(self._next_end_ms, int(ends[waits].min()))
@@ -128,12 +145,13 @@ class AppliedSessions(TimedWindows):
 
     def fire(self, until_ms: int, emit: Emit) -> bool:
         """Give the function sessions that have ended: of each key, rows that follow each other within the gap."""
-        times, refs, keys = self.scanned(WAITING, list(self._key_names))
+        times, refs, columns = self.scanned(WAITING, [*self._key_names, *self._own_names])
         if not len(times):
             self.done()
             return False
-        codes, _, _ = codes_of(keys, len(times))
-        numbers, _, bounds = merged_sessions(codes, times, times + self._gap_ms)
+        codes, _, _ = codes_of(columns.select(list(self._key_names)), len(times))
+        ends_alone = self._ends_in(columns, times)
+        numbers, _, bounds = merged_sessions(codes, times, ends_alone)
         due = bounds[1] - 1 <= until_ms
         if not due.all():
             self._next_end_ms = int(bounds[1][~due].min())
@@ -152,7 +170,7 @@ class AppliedSessions(TimedWindows):
             rows, groups = self.taken(refs[chosen]), place[numbers[chosen]]
             of = bounds[0][some], bounds[1][some]
             if self._lateness_ms:
-                self.keep(rows, self.keys_of(refs[chosen]), times[chosen], KEPT)
+                self._keep_rows(rows, self.keys_of(refs[chosen]), times[chosen], ends_alone[chosen], KEPT)
             self.tables[WAITING].remove(refs[chosen])
             if self._lateness_ms:
                 self._tell(rows, groups, of, None, groups, emit)
@@ -179,7 +197,7 @@ class AppliedSessions(TimedWindows):
             codes, distinct, _ = codes_of(rows.select(self.keys.names), len(some))
             kept = self.tables[KEPT].find(distinct)
             starts = rows.column(START).to_numpy()
-            of = _sessions_of(kept.keys, self.places_of(kept.refs, KEPT), codes, starts, ends[some] - self._gap_ms)
+            of = _sessions_of(kept.keys, *self._stretches_of(kept.refs, KEPT), codes, starts, ends[some])
             self.tables[KEPT].remove(kept.refs[of >= 0])
             self.tables[TOLD].remove(refs[some])
             self._changed_rows += len(some) + int(np.count_nonzero(of >= 0))
@@ -191,13 +209,16 @@ class AppliedSessions(TimedWindows):
         _, distinct, count = codes_of(keys, keys.num_rows)
         moments = np.broadcast_to(self._fired.of_keys(distinct, self.context.max_parallelism), count)
         waiting = self.tables[WAITING].find(distinct)
-        times = self.places_of(waiting.refs)
-        told = self._told_of(distinct, moments)
+        times, ends_alone = self._stretches_of(waiting.refs, WAITING)
+        known = self._told_of(distinct)
+        # A session that is over, and has not gone yet, may lie within a later one. It only says which rows are its own.
+        live = self.last_ms(known.ends) > moments[known.codes]
+        told = known.where(live)
         stored = len(told.codes)
         numbers, firsts, bounds = merged_sessions(
             np.concatenate([told.codes, waiting.keys]),
             np.concatenate([told.starts, times]),
-            np.concatenate([told.ends, times + self._gap_ms]),
+            np.concatenate([told.ends, ends_alone]),
         )
         codes = np.concatenate([told.codes, waiting.keys])[firsts]
         joins = np.bincount(numbers[:stored], minlength=len(firsts)) > 0
@@ -209,9 +230,11 @@ class AppliedSessions(TimedWindows):
         gone = changed[numbers[:stored]]
         told, of_told, of_waiting = told.where(gone), numbers[:stored][gone], numbers[stored:]
         kept = self.tables[KEPT].find(distinct) if len(told.codes) else self.tables[KEPT].find(distinct.slice(0, 0))
-        lasts = told.ends - self._gap_ms
-        kept_of = _sessions_of(kept.keys, self.places_of(kept.refs, KEPT), told.codes, told.starts, lasts)
-        kept_refs, of_kept = kept.refs[kept_of >= 0], of_told[kept_of[kept_of >= 0]]
+        sessions = np.full(len(known.codes), -1, dtype=np.int64)
+        sessions[np.flatnonzero(live)[gone]] = of_told
+        kept_in = _sessions_of(kept.keys, *self._stretches_of(kept.refs, KEPT), known.codes, known.starts, known.ends)
+        kept_of = np.where(kept_in >= 0, sessions[kept_in], -1) if len(sessions) else kept_in
+        kept_refs, of_kept = kept.refs[kept_of >= 0], kept_of[kept_of >= 0]
         sizes = np.bincount(of_waiting, minlength=len(firsts)) + np.bincount(of_kept, minlength=len(firsts))
         later, again = np.flatnonzero(changed & ~ended), np.flatnonzero(changed & ended)
         for start, stop in pieces(sizes[later]):
@@ -226,7 +249,7 @@ class AppliedSessions(TimedWindows):
             rows = self.taken(waiting.refs[new])
             both = together([self.taken(kept_refs[old], KEPT), rows])
             groups = np.concatenate([place[of_kept[old]], place[of_waiting[new]]])
-            self.keep(rows, self.keys_of(waiting.refs[new]), times[new], KEPT)
+            self._keep_rows(rows, self.keys_of(waiting.refs[new]), times[new], ends_alone[new], KEPT)
             self.tables[WAITING].remove(waiting.refs[new])
             back = place[of_told] >= 0
             self._tell(both, groups, (bounds[0][of], bounds[1][of]), told.where(back), place[of_told[back]], emit)
@@ -244,10 +267,11 @@ class AppliedSessions(TimedWindows):
         back = told.where(some[of_told])
         parts = [(KEPT, kept[0][some[kept[1]]]), (WAITING, waiting[0][some[waiting[1]]])]
         rows, keys = (together([of(refs, table) for table, refs in parts]) for of in (self.taken, self.keys_of))
-        times = np.concatenate([self.places_of(refs, table) for table, refs in parts])
+        stretches = [self._stretches_of(refs, table) for table, refs in parts]
+        times, ends_alone = (np.concatenate(columns) for columns in zip(*stretches, strict=True))
         for table, refs in parts:
             self.tables[table].remove(refs)
-        self.keep(rows, keys, times)
+        self._keep_rows(rows, keys, times, ends_alone)
         old = self._results_of(back.refs[back.outs])
         self.tables[TOLD].remove(back.refs)
         self._emit([(DELETE, old)], emit)
@@ -297,13 +321,36 @@ class AppliedSessions(TimedWindows):
         self.append(TOLD, keys, [pa.array(bounds[1]), pa.array(bounds[0]), pa.array(has), *values])
         self._over_ms = min(self._over_ms, int(self.last_ms(bounds[1]).min()))
 
-    def _told_of(self, keys: pa.RecordBatch, moments: Times) -> _Told:
-        """The sessions of some keys that were given, and are not over."""
+    def _told_of(self, keys: pa.RecordBatch) -> _Told:
+        """The sessions of some keys that were given, and have not gone."""
         found = self.tables[TOLD].find(keys)
         rows = self.tables[TOLD].take(found.refs, [START, PLACE, OUT])
         starts, ends = rows.column(START).to_numpy(), rows.column(PLACE).to_numpy()
         outs = rows.column(OUT).to_numpy(zero_copy_only=False)
-        return _Told(found.refs, found.keys, starts, ends, outs).where(self.last_ms(ends) > moments[found.keys])
+        return _Told(found.refs, found.keys, starts, ends, outs)
+
+    @property
+    def _own_names(self) -> list[str]:
+        return [] if self._gap_ms is not None else [ROW_END]
+
+    def _keep_rows(
+        self, rows: pa.RecordBatch, keys: pa.RecordBatch, times: Times, ends: Times, table: int = WAITING
+    ) -> None:
+        """Append rows that are stretches of time to the state."""
+        self.keep(rows, keys, times, table, () if self._gap_ms is not None else (pa.array(ends),))
+
+    def _stretches_of(self, refs: Refs, table: int) -> tuple[Times, Times]:
+        """The times of stored rows, and the ends of their gaps."""
+        found = self.tables[table].take(refs, [PLACE, *self._own_names])
+        times: Times = found.column(PLACE).to_numpy()
+        return times, self._ends_in(found, times)
+
+    def _ends_in(self, columns: pa.RecordBatch, times: Times) -> Times:
+        """The ends of the gaps of rows with these times, whose own columns are among these."""
+        if self._gap_ms is not None:
+            return times + self._gap_ms
+        ends: Times = columns.column(ROW_END).to_numpy()
+        return ends
 
     def _results_of(self, refs: Refs) -> pa.RecordBatch:
         """What has come out for some sessions, as it came out."""
@@ -349,17 +396,26 @@ def _kept_columns(calls: WindowCalls) -> list[pa.Field]:
     return [field.with_nullable(True) for field in schema]
 
 
-def _sessions_of(codes: Numbers, times: Times, of: Numbers, firsts: Times, lasts: Times) -> Numbers:
-    """Which of some sessions holds each row; -1: none does. They are of keys `of`, with rows from `firsts` to `lasts`.
+def _sessions_of(codes: Numbers, times: Times, row_ends: Times, of: Numbers, starts: Times, ends: Times) -> Numbers:
+    """Which of some sessions each row belongs to; -1: none of them. Rows and sessions are stretches of time of keys.
 
-    Their ends would not do: a session that is over, and has not gone yet, may end after the start of the next one.
+    Of the sessions that hold a row it is the one that ends first. There may be others: a row that comes when that one
+    is over ends later, and opens another session, which may hold the first one whole until it goes.
     """
+    found = np.full(len(codes), -1, dtype=np.int64)
     if not len(of) or not len(codes):
-        return np.full(len(codes), -1, dtype=np.int64)
-    order = np.lexsort((firsts, of))
-    moments = np.unique(np.concatenate([firsts, times]))
-    at = of[order] * len(moments) + np.searchsorted(moments, firsts[order])
-    found = np.searchsorted(at, codes * len(moments) + np.searchsorted(moments, times), side="right") - 1
-    session = order[np.maximum(found, 0)]
-    fits = (found >= 0) & (of[session] == codes) & (times <= lasts[session])
-    return np.where(fits, session, -1)
+        return found
+    order = np.lexsort((ends, of))
+    moments = np.unique(np.concatenate([ends, row_ends]))
+    at = of[order] * len(moments) + np.searchsorted(moments, ends[order])
+    place = np.searchsorted(at, codes * len(moments) + np.searchsorted(moments, row_ends), side="left")
+    left = np.arange(len(codes))
+    while len(left):
+        left = left[place[left] < len(order)]
+        sessions = order[place[left]]
+        same = of[sessions] == codes[left]
+        holds = same & (starts[sessions] <= times[left])
+        found[left[holds]] = sessions[holds]
+        left = left[same & ~holds]
+        place[left] += 1
+    return found

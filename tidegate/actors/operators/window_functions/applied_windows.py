@@ -31,7 +31,13 @@ class AppliedWindows(KeptWindows):
     """Calls a function with the rows of each key and window."""
 
     def take_in(
-        self, rows: pa.RecordBatch, keys: pa.RecordBatch, times: Times, moments: Times | int, emit: Emit
+        self,
+        rows: pa.RecordBatch,
+        keys: pa.RecordBatch,
+        times: Times,
+        ends: Times,
+        moments: Times | int,
+        emit: Emit,
     ) -> None:
         """Keep rows for their windows. Those whose windows have fired, and are kept, come out again at once."""
         numbers, ends = self._windows_of(times)

@@ -90,14 +90,17 @@ class TimedWindows(WindowBuffer):
         lateness_ms: int,
         life: WindowLife | None = None,
         told: Sequence[pa.Field] = (),
+        own: Sequence[pa.Field] = (),
     ) -> None:
         self._clock = time if isinstance(time, Clock) else None
         if lateness_ms and self._clock is not None:
             raise ConfigurationError(
                 f"{calls.name} with {spec!r}: no row is late for processing time; leave allowed_lateness out"
             )
-        super().__init__(keys, schema, calls, life, told)
+        super().__init__(keys, schema, calls, life, told, own)
         self._spec, self._time, self._lateness_ms = spec, time, lateness_ms
+        self.computed: tuple[str, ...] = ()
+        """Columns that only the operator reads: rows that come too late leave without them."""
         self._next_end_ms = MIN_WATERMARK_MS
         """No window in the state ends before."""
 
@@ -125,18 +128,18 @@ class TimedWindows(WindowBuffer):
         """Keep the rows of a batch. OperatorError for a row without a time, or for other columns."""
         with blame(self.context, batch):
             times = self._times(batch)
-            last = self._spec.last_end_ms(times)
+            ends = self.last_ends(batch, times)
             rows, keys = self.rows_of(batch)
         self.check_owner(keys)
         moments = self._fired.of_keys(keys, self.context.max_parallelism)
-        late = self.last_ms(last) <= moments
-        in_time = set_aside(batch, late, self._late, self.context.emit_aside)
+        late = self.last_ms(ends) <= moments
+        in_time = set_aside(batch.drop_columns(list(self.computed)), late, self._late, self.context.emit_aside)
         if len(in_time) < batch.num_rows:
             picked = pa.array(in_time)
-            rows, keys, times = rows.take(picked), keys.take(picked), times[in_time]
+            rows, keys, times, ends = rows.take(picked), keys.take(picked), times[in_time], ends[in_time]
             moments = moments if isinstance(moments, int) else moments[in_time]
         if len(times):
-            self.take_in(rows, keys, times, moments, emit)
+            self.take_in(rows, keys, times, ends, moments, emit)
             self.done()
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
@@ -166,10 +169,21 @@ class TimedWindows(WindowBuffer):
         """The last moment of windows with these ends: they are over when the watermark has come to it."""
         return last_moments(ends, self._lateness_ms)
 
+    def last_ends(self, batch: pa.RecordBatch, times: Times) -> Times:
+        """The end of the last window of each row. Raises ConfigurationError and OperatorError."""
+        del batch  # sessions may read the gap of a row
+        return self._spec.last_end_ms(times)
+
     def take_in(
-        self, rows: pa.RecordBatch, keys: pa.RecordBatch, times: Times, moments: Times | int, emit: Emit
+        self,
+        rows: pa.RecordBatch,
+        keys: pa.RecordBatch,
+        times: Times,
+        ends: Times,
+        moments: Times | int,
+        emit: Emit,
     ) -> None:
-        """Keep rows that are not late. `moments`: how far event time is, for each of them."""
+        """Keep rows that are not late. `ends`: of their last windows. `moments`: how far event time is for each."""
         raise NotImplementedError
 
     def fire(self, until_ms: int, emit: Emit) -> bool:

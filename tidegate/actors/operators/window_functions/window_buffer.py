@@ -53,6 +53,7 @@ class WindowBuffer(RowsOperator):
     """Rows by key, or of all rows without `keys`. `schema`: the columns of the input.
 
     `life`: how long windows are there, for those that have state and timers. ConfigurationError for timers in others.
+    `own`: columns of the operator's own that are kept with each row, behind its place.
     `told`: the columns of results that are kept. With either of them, rows may be kept.
     """
 
@@ -63,6 +64,7 @@ class WindowBuffer(RowsOperator):
         calls: WindowCalls,
         life: WindowLife | None = None,
         told: Sequence[pa.Field] = (),
+        own: Sequence[pa.Field] = (),
     ) -> None:
         if isinstance(calls, FunctionCalls) and calls.has_timers:
             check_life(life, f"{calls.name}: on_timer")
@@ -70,7 +72,7 @@ class WindowBuffer(RowsOperator):
         of_keys = key_schema(schema, keys) if keys else pa.schema([(_ALL, pa.int8())])
         self._columns = pa.schema([of_keys.field(f.name) if f.name in keys else f for f in plain_rows(schema)])
         """Columns of the rows that functions get."""
-        values = [pa.field(PLACE, pa.int64()), *(field for field in self._columns if field.name not in keys)]
+        values = [pa.field(PLACE, pa.int64()), *own, *(field for field in self._columns if field.name not in keys)]
         stored = dict.fromkeys(
             (ROWS_STATE, KEPT_STATE) if life is not None or told else (ROWS_STATE,), pa.schema(values)
         )
@@ -93,11 +95,18 @@ class WindowBuffer(RowsOperator):
             keys = pa.RecordBatch.from_arrays([pa.array(np.zeros(batch.num_rows, dtype=np.int8))], schema=self.keys)
         return rows, keys
 
-    def keep(self, rows: pa.RecordBatch, keys: pa.RecordBatch, places: Times, table: int = WAITING) -> None:
-        """Append rows to the state."""
+    def keep(
+        self,
+        rows: pa.RecordBatch,
+        keys: pa.RecordBatch,
+        places: Times,
+        table: int = WAITING,
+        own: Sequence[pa.Array] = (),
+    ) -> None:
+        """Append rows to the state. `own`: the values of the operator's own columns."""
         if rows.num_rows:
             values = [rows.column(name) for name in rows.schema.names if name not in self._key_names]
-            self.append(table, keys, [pa.array(places), *values])
+            self.append(table, keys, [pa.array(places), *own, *values])
 
     def taken(self, refs: NDArray[np.int64], table: int = WAITING) -> pa.RecordBatch:
         """Stored rows, in the columns that functions get."""

@@ -5,6 +5,7 @@ Rules:
 - The sessions of a key that have not ended lie in the state in the order of their starts, numbered from 0 (the
   namespace). They do not overlap, so they end in this order too. The first one says how many there are.
 - A batch brings its rows and the stored sessions of their keys together: what is at most the gap apart is one session.
+  A row is the stretch from its time to the end of its gap, which may be one of each row.
   The sessions of these keys are written anew, all in the same call, so a restore finds them merged.
 - When the watermark passes, the first session of each key is looked at, if any session is due at all. Those that have
   ended come out, and the rest moves up, both in one step.
@@ -35,7 +36,9 @@ from tidegate.actors.operators.operator import Emit, OperatorContext
 from tidegate.actors.operators.state.keys import key_columns
 from tidegate.actors.operators.windows.merged_groups import MergedGroups, codes_of
 from tidegate.actors.operators.windows.merged_sessions import merged_sessions
+from tidegate.actors.operators.windows.row_gaps import row_ends
 from tidegate.actors.operators.windows.window_operator import WindowOperator
+from tidegate.actors.operators.windows.window_rows import check_last_ends
 from tidegate.actors.operators.windows.window_specs import Clock, Session, Times
 from tidegate.actors.operators.windows.window_state import Parts
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
@@ -138,19 +141,22 @@ class SessionWindows(WindowOperator):
     def _take_in(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
         """Merge the rows with the sessions of their keys."""
         times = self._times(batch)
+        ends_alone = row_ends(self.context, batch, times, self._spec)
+        if isinstance(self._time, str):
+            check_last_ends(ends_alone, times, batch.schema.field(self._time).type)
         keys = key_columns(batch, self._keys)
-        last = self._spec.last_end_ms(times) - 1 + self._lateness_ms
-        late = last <= self._fired.of_keys(keys, self.context.max_parallelism)
+        late = ends_alone - 1 + self._lateness_ms <= self._fired.of_keys(keys, self.context.max_parallelism)
         if late.any():
             rows = self._drop_late(batch, late)
             if not len(rows):
                 return []
-            batch, keys, times = gather(batch, rows), gather(keys, rows), times[rows]
+            batch, keys = gather(batch, rows), gather(keys, rows)
+            times, ends_alone = times[rows], ends_alone[rows]
         codes, distinct, count = codes_of(keys, len(times))
         pulled = self._pull(distinct, count)
         of = np.concatenate([pulled.codes, codes])
         starts = np.concatenate([pulled.starts, times])
-        ends = np.concatenate([pulled.ends, times + self._spec.gap_ms])
+        ends = np.concatenate([pulled.ends, ends_alone])
         numbers, firsts, bounds = merged_sessions(of, starts, ends)
         merged = MergedGroups(self._state, len(firsts))
         stored = len(pulled.codes)

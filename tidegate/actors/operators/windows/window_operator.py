@@ -28,7 +28,15 @@ from tidegate.actors.operators.state.operator_backend import frozen_backend
 from tidegate.actors.operators.watermarks.late_rows import LATE, LATE_RECORDS
 from tidegate.actors.operators.windows.fired_groups import FiredGroups
 from tidegate.actors.operators.windows.window_rows import WindowRows, row_times
-from tidegate.actors.operators.windows.window_specs import Clock, Count, DueByWindows, TimeOf, Times, WindowSpec
+from tidegate.actors.operators.windows.window_specs import (
+    Clock,
+    Count,
+    DueByWindows,
+    Session,
+    TimeOf,
+    Times,
+    WindowSpec,
+)
 from tidegate.actors.operators.windows.window_state import WindowState
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.actors.state_backends.common.backend import KeyedBackend, ValueSpec
@@ -60,7 +68,9 @@ class WindowOperator(Operator):
         input_schema: pa.Schema | None = None,
     ) -> None:
         self._input_schema = input_schema
-        self._rows = WindowRows(tuple(keys), dict(aggregates), time, emit)
+        gap = spec.column if isinstance(spec, Session) else None
+        assert gap is None or isinstance(gap, str), "an expression that was not computed"
+        self._rows = WindowRows(tuple(keys), dict(aggregates), time, emit, gap)
         self._keys, self._time, self._any_spec = tuple(keys), time, spec
         self._clock = time if isinstance(time, Clock) else None
         self._namespace, self._extra = namespace, tuple(extra)

@@ -16,6 +16,7 @@ from tidegate.actors.operators.changes import CHANGE, with_kind
 from tidegate.actors.operators.operator import Columns
 from tidegate.actors.operators.state.keys import key_schema
 from tidegate.actors.operators.watermarks.watermark_generator import check_timestamp_column, event_times_ms
+from tidegate.actors.operators.windows.row_gaps import check_gap_column
 from tidegate.actors.operators.windows.slices import Window
 from tidegate.actors.operators.windows.window_specs import (
     Cumulating,
@@ -26,6 +27,7 @@ from tidegate.actors.operators.windows.window_specs import (
     Times,
     Tumbling,
     WindowSpec,
+    check_times,
 )
 from tidegate.storage.errors import ConfigurationError
 
@@ -39,7 +41,7 @@ _PER_MS = {"ms": 1, "us": 1_000, "ns": 1_000_000}
 
 
 class WindowRows:
-    """The columns of one operator.
+    """The columns of one operator. `gap_column` has the gap of each row, where sessions have one of each.
 
     ConfigurationError for no aggregates, a strange `emit`, or names that clash.
     """
@@ -50,8 +52,10 @@ class WindowRows:
         aggregates: Mapping[str, Aggregate],
         time: TimeOf,
         emit: str,
+        gap_column: str | None = None,
     ) -> None:
         self.keys, self.aggregates, self._time = keys, dict(aggregates), time
+        self.gap_column = gap_column
         if not aggregates:
             raise ConfigurationError("window: aggregate needs at least one aggregate: aggregate(n=count())")
         if emit not in ("update", "changes", "final"):
@@ -71,10 +75,13 @@ class WindowRows:
         """The columns that are read."""
         columns = (column for aggregate in self.aggregates.values() for column in aggregate.columns)
         times = (self._time,) if isinstance(self._time, str) else ()
+        times = times if self.gap_column is None else (*times, self.gap_column)
         return frozenset((*self.keys, *times, *(column for column in columns if isinstance(column, str))))
 
     def output_schema(self, input_schema: pa.Schema, spec: WindowSpec) -> pa.Schema:
         """Keys, bounds, aggregates. ConfigurationError for a column that is missing or does not fit."""
+        if self.gap_column is not None:
+            check_gap_column(input_schema, self.gap_column)
         bounds = []
         if (time_type := self.time_type(input_schema)) is not None:
             bound = bound_type(time_type, spec)
@@ -139,9 +146,19 @@ def row_times(batch: pa.RecordBatch, column: str, spec: EventTimeWindow | None) 
 
 def check_ends(spec: EventTimeWindow, times: Times, time_type: pa.DataType) -> None:
     """Raise ConfigurationError if a window of these times ends after the last moment of the type of its bounds."""
+    if isinstance(spec, Session) and spec.gap_ms is None:  # `check_last_ends` is called when the gaps are known
+        check_times(times)
+        return
+    if len(times):
+        newest = times.max(keepdims=True)
+        check_last_ends(spec.last_end_ms(newest), newest, time_type)
+
+
+def check_last_ends(ends: Times, times: Times, time_type: pa.DataType) -> None:
+    """Raise ConfigurationError if one of the ends of rows is after the last moment of the type of its bounds."""
     last_ms = _last_ms(time_type)
-    if last_ms is not None and len(times) and spec.last_end_ms(times.max(keepdims=True))[0] > last_ms:
-        raise _beyond(time_type, f"{int(times.max())} ms since 1970")
+    if last_ms is not None and len(ends) and int(ends.max()) > last_ms:
+        raise _beyond(time_type, f"{int(times[np.argmax(ends)])} ms since 1970")
 
 
 def time_type(schema: pa.Schema, time: TimeOf) -> pa.DataType | None:
@@ -200,5 +217,5 @@ def _whole_seconds(spec: WindowSpec) -> bool:
         case Cumulating():
             return spec.step_ms % 1_000 == 0
         case Session():
-            return spec.gap_ms % 1_000 == 0
+            return spec.gap_ms is not None and spec.gap_ms % 1_000 == 0
     return True

@@ -8,30 +8,38 @@ Rules (Flink's):
 - Two rows are in one session if they are at most the gap apart, or if rows between them are. So a row at the end of a
   session belongs to it, and a session is complete when `end <= W`: a millisecond later than other windows, and than in
   Flink, where it depends on the watermark whether such a row joins. Operators hold the watermark back by so much.
+- The gap of a session may be one of each row. Then a row is the stretch from its time to the end of its gap, and rows
+  whose stretches overlap or touch are in one session.
 - An event time beyond about a million years is refused: it is none, and its window might not fit into 64 bits.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from copy import copy
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tidegate.actors.operators.aggregates.column_expressions import ColumnExpression, ColumnLike, column_like
 from tidegate.actors.operators.windows.local_days import DAY_MS, day_starts_around
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.polars_frames import is_polars_expression
 from tidegate.storage.units import parse_duration_ms
+
+if TYPE_CHECKING:
+    import polars as pl
 
 Duration: TypeAlias = str | timedelta | int
 Times: TypeAlias = NDArray[np.int64]
 
 TIME_MS_MAX = 1 << 55
 """The greatest event time that has windows, and, negated, the least. State has it with six more bits (`slices.py`)."""
-_SIZE_MS_MAX = 1 << 50
+SIZE_MS_MAX = 1 << 50
 """A window of 35,000 years."""
 _CALENDAR_MS = (-61_000_000_000_000, 253_000_000_000_000)
 """Inside of the years that have dates in time zones."""
@@ -166,21 +174,50 @@ class Cumulating(EventTimeWindow):
 
 @dataclass(frozen=True, slots=True)
 class Session(EventTimeWindow):
-    """Windows of rows that follow each other within `gap`. One ends `gap` after its last row."""
+    """Windows of rows that follow each other within `gap`. One ends `gap` after its last row.
 
-    gap: Duration
-    gap_ms: int = field(init=False, repr=False, compare=False)
+    The gap may be one of each row (Flink's dynamic gap): the name of a column, or a polars expression, that is a
+    duration or a whole number of milliseconds. A row at `t` then holds its session open until `t + gap`, and rows whose
+    stretches overlap or touch are in one session. A text that is a duration ("30min") is one; `pl.col("30min")` is the
+    column of that name.
+    """
+
+    gap: Duration | ColumnLike | pl.Expr
+    gap_ms: int | None = field(init=False, repr=False, compare=False)
+    """The gap of all rows. None: each row has one."""
+    column: ColumnLike | None = field(init=False, repr=False)
+    """The column of gaps, or the expression that computes it."""
 
     def __post_init__(self) -> None:
-        _set(self, gap_ms=_positive_ms(self.gap, "Session: gap"))
+        gap = self.gap
+        if isinstance(gap, str) and gap.isidentifier() and not _is_duration(gap):
+            object.__setattr__(self, "column", gap)
+            object.__setattr__(self, "gap_ms", None)
+        elif isinstance(gap, ColumnExpression) or is_polars_expression(gap):
+            column = column_like(gap, "Session: gap")
+            object.__setattr__(self, "gap", column)
+            object.__setattr__(self, "column", column)
+            object.__setattr__(self, "gap_ms", None)
+        else:
+            object.__setattr__(self, "column", None)
+            _set(self, gap_ms=_positive_ms(gap, "Session: gap"))
+
+    def of_column(self, column: str) -> Session:
+        """The same sessions, whose gap is in this column."""
+        made = copy(self)
+        object.__setattr__(made, "column", column)
+        return made
 
     def last_end_ms(self, times: Times) -> Times:
-        """The end of a session with this row alone. Another row may make it longer."""
+        """The end of a session with this row alone. Another row may make it longer. Only where all have one gap."""
         check_times(times)
+        assert self.gap_ms is not None, "a gap of each row"
         return times + self.gap_ms
 
     def ended_ms(self, times: Times, moments: Times) -> Times:
         """A session that the row would have joined may have ended at any moment after the time of the row."""
+        if self.gap_ms is None:  # and so may the session of the row alone
+            return moments
         return np.minimum(self.last_end_ms(times) + 1, moments)
 
 
@@ -297,6 +334,14 @@ def floored(times: Times, step_ms: int, offset_ms: int) -> Times:
     return found
 
 
+def _is_duration(text: str) -> bool:
+    try:
+        parse_duration_ms(text, setting="a gap")
+    except ConfigurationError:
+        return False
+    return True
+
+
 def _is_row_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
@@ -309,7 +354,7 @@ def _set(spec: object, **fields: int) -> None:
 
 def _positive_ms(duration: Duration, setting: str) -> int:
     parsed = parse_duration_ms(duration, setting=setting)
-    if not 0 < parsed <= _SIZE_MS_MAX:
+    if not 0 < parsed <= SIZE_MS_MAX:
         raise ConfigurationError(f"{setting}: {duration!r} is not between 1 ms and 35,000 years")
     return parsed
 

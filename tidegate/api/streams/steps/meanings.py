@@ -87,7 +87,7 @@ def window_text(spec: WindowSpec) -> str:
         case Cumulating():
             return f"Cumulating(step={spec.step_ms} ms, max={spec.max_ms} ms)"
         case Session():
-            return f"Session(gap={spec.gap_ms} ms)"
+            return f"Session(gap={column_of(spec.column) if spec.gap_ms is None else f'{spec.gap_ms} ms'})"
         case Count():
             slide = "" if spec.slide is None else f", slide={spec.slide} rows"
             timeout = "" if spec.timeout_ms is None else f", timeout={spec.timeout_ms} ms"
