@@ -18,11 +18,19 @@ import processor_time
 import pytest
 import spreading
 import stores
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tidegate.actors.hosts import log_lines
 
-settings.register_profile("tidegate", derandomize=True, deadline=None, database=None, print_blob=True)
+settings.register_profile(
+    "tidegate",
+    derandomize=True,
+    deadline=None,
+    database=None,
+    print_blob=True,
+    # On a busy machine a process may wait for a minute between two examples, and the check measures that wait.
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("tidegate")
 
 _TESTS = Path(__file__).parent

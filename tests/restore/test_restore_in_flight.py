@@ -107,7 +107,9 @@ def stored(
 
 
 @given(old=channels(keyed=True), new_up=st.integers(1, 4), new_down=st.integers(1, 4), size=st.integers(1, 5))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 def test_keyed_rows_reach_the_owners_of_their_keys(
     store: FileSystemStore,
     old: tuple[int, int, dict[tuple[int, int], tuple[list[Row], list[Row]]]],
@@ -140,7 +142,9 @@ def test_keyed_rows_reach_the_owners_of_their_keys(
     forward=st.booleans(),
     size=st.integers(1, 5),
 )
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 def test_rebalanced_channels_are_dealt_out_whole(
     store: FileSystemStore,
     old: tuple[int, int, dict[tuple[int, int], tuple[list[Row], list[Row]]]],
@@ -166,7 +170,9 @@ def test_rebalanced_channels_are_dealt_out_whole(
 
 
 @given(old=channels(keyed=True), by_key=st.booleans())
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 def test_nothing_moves_at_the_same_parallelism(
     store: FileSystemStore, old: tuple[int, int, dict[tuple[int, int], tuple[list[Row], list[Row]]]], by_key: bool
 ) -> None:

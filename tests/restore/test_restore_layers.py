@@ -113,7 +113,7 @@ def stacks(draw: st.DrawFn) -> list[Layer]:
 
 
 @given(layers=stacks(), old=st.integers(1, 5), new=st.integers(1, 5))
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_every_key_has_what_the_newest_layer_says(
     store: FileSystemStore, layers: list[Layer], old: int, new: int
 ) -> None:

@@ -113,7 +113,9 @@ def held(elements: Sent, upstream: int, downs: int, data: st.DataObject) -> Ends
 
 
 @given(first=sent(), second=sent(), downs=st.integers(1, 4), data=st.data())
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 def test_each_row_meets_its_watermark_at_any_parallelism_of_the_receivers(
     store: FileSystemStore, first: tuple[int, Sent], second: tuple[int, Sent], downs: int, data: st.DataObject
 ) -> None:

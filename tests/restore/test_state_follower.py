@@ -182,7 +182,9 @@ _STEPS = st.lists(
 
 
 @pytest.mark.parametrize("kind", list(FACTORIES))
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(steps=_STEPS, older=st.integers(0, 2), later=_ROWS)
 def test_what_is_held_is_what_a_restore_reads(
     kind: str, steps: list[tuple[Any, str, bool]], older: int, later: list[tuple[int, int]]

@@ -55,7 +55,9 @@ def folder() -> Iterator[FileSystemStore]:
 
 
 @given(elements=st.lists(st.integers(-5, 3), max_size=12), inline_bytes_max=st.sampled_from([0, 100_000]))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 def test_watermarks_come_back_between_the_rows(
     folder: FileSystemStore, elements: list[int], inline_bytes_max: int
 ) -> None:
@@ -163,7 +165,7 @@ def test_batches_that_cannot_be_joined_are_kept(folder: FileSystemStore) -> None
 
 
 @given(data=st.data())
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_torn_or_flipped_files_are_refused(folder: FileSystemStore, data: st.DataObject) -> None:
     """Any bit that flips and any end that is missing is found by verifying; reading never gives other rows."""
     sent = [list(range(50)), list(range(50, 60))]

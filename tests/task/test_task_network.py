@@ -7,7 +7,7 @@ from random import Random
 import pyarrow as pa
 import pytest
 from batches import ONE_ROW_BYTES
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from link import BY_X, UNALIGNED, Summing, node, timed
 from network import Collecting, Network, Parts
@@ -93,7 +93,7 @@ def live(
     target_ms=st.sampled_from([0, 10, 200]),
     options=st.lists(st.sampled_from(OPTIONS), min_size=1, max_size=3, unique=True),
 )
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 def test_a_job_that_is_restored_again_and_again_loses_and_repeats_nothing(
     seed: int,
     sources: int,
