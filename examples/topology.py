@@ -1,7 +1,8 @@
 """Where an example runs: Spark on Ray, or Ray in the executors of a Spark cluster. The program is the same.
 
     TIDEGATE_TOPOLOGY=raydp                 Ray on this machine, and Spark on it through RayDP: the default
-    TIDEGATE_TOPOLOGY=local-cluster         a Spark cluster that this process starts, and Ray in its executors
+    TIDEGATE_TOPOLOGY=local-cluster         a Spark cluster that this process starts, and Ray in its executors: the
+                                            default where RayDP is not installed
     TIDEGATE_TOPOLOGY=local-cluster[2,1,1024]   the same, with so many executors, cores and MiB, whatever is asked for
     TIDEGATE_TOPOLOGY=standalone            a master and a worker of Spark, started and stopped here, and Ray in there
     TIDEGATE_TOPOLOGY=spark://host:7077     a Spark cluster that exists, and Ray in there
@@ -12,6 +13,7 @@ others. `docs/topologies.md` says which to choose.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -42,7 +44,7 @@ def environment(
     spark_configs: Mapping[str, str] | None = None,
 ) -> Iterator[tg.StreamEnvironment]:
     """An environment with Spark, as the variable says; whatever was started for it ends with the block."""
-    chosen = os.environ.get(VARIABLE, "raydp")
+    chosen = os.environ.get(VARIABLE) or default_topology()
     # What tasks print lies in Ray's session directory.
     ray_options = {"log_to_driver": False}
     if chosen == "raydp":
@@ -71,6 +73,14 @@ def environment(
         tg.StreamEnvironment.on_spark(spark, nodes, slots, options=options, ray_options=ray_options) as env,
     ):
         yield env
+
+
+def default_topology() -> str:
+    """Returns the topology of an example that was given none. Reports it if RayDP is not installed."""
+    if importlib.util.find_spec("raydp") is not None:
+        return "raydp"
+    print(f"RayDP is not installed: Ray runs in executors of a Spark {pyspark.__version__} cluster", flush=True)
+    return "local-cluster"
 
 
 @contextmanager

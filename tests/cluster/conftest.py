@@ -34,8 +34,10 @@ def raydp_session() -> Iterator[RayDPSession]:
     """Two executors of one core, two task slots beside each; one CPU and a GPU, which is only counted, are left over.
 
     Tests leave no actors and no cached data in it. Its processes are as nice as the tests: on a busy machine those of
-    Ray, which makes way for whatever else runs, would hardly get a turn.
+    Ray, which makes way for whatever else runs, would hardly get a turn. Without RayDP, which takes no PySpark 4, its
+    tests are skipped; those of Ray on Spark have sessions of their own.
     """
+    pytest.importorskip("raydp", reason="RayDP is not installed: the tests of Ray on Spark run, those on RayDP do not")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JDK_JAVA_OPTIONS", f"{os.environ.get('JDK_JAVA_OPTIONS', '')} {_SHORT_LIVED}")
         session = RayDPSession.start(

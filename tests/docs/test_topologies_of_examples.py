@@ -71,6 +71,16 @@ def test_a_topology_is_chosen_by_the_variable(
     assert made == calls
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+def test_an_example_takes_the_topology_that_works_here(
+    topology: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_there: bool
+) -> None:
+    """RayDP, unless it is not installed, which one line reports."""
+    monkeypatch.setattr(topology.importlib.util, "find_spec", lambda name: object() if is_there else None)
+    assert topology.default_topology() == ("raydp" if is_there else "local-cluster")
+    assert capsys.readouterr().out.startswith("" if is_there else "RayDP is not installed: ")
+
+
 def test_what_is_no_topology_is_said(topology: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """With those that there are."""
     monkeypatch.setenv("TIDEGATE_TOPOLOGY", "yarn")
