@@ -13,7 +13,8 @@ Makes the environment `.venv-NAME`, and makes it again only if these files or py
 `make test-fast` runs is run in it, but for the tests of the repository itself. A Python is looked for on the PATH, then
 among those of pyenv. `--python PATH` names another one, `--venv PATH` where the environment is made. `--if-there` skips
 the run with a line if there is no such Python. `--record` writes what has passed, and with which versions, to
-`docs/tested-versions.json` and into the table of `docs/installation.md`.
+`docs/tested-versions.json` and into the table of `docs/installation.md`. The variable `JOBS` is the number of test
+processes, as for `make test`.
 """
 
 from __future__ import annotations
@@ -39,13 +40,7 @@ SHOWN = ("pyspark", "ray", "numpy", "numba", "pyarrow", "pandas")
 _EXTRAS = "delta,examples,kafka,ray,rocksdb,s3,sketches,sql,test,web"
 _TABLE = re.compile(r"(?<=<!-- tested versions -->\n).*?(?=<!-- end of tested versions -->)", re.DOTALL)
 QUICK = ("--kinds", "unit, contract, docs, local jobs", "-m", "not slow")
-PROCESSES = (
-    "--numprocesses",
-    str(min(max(os.cpu_count() or 2, 3), 8)),
-    "--dist",
-    "loadgroup",
-    "--no-loadscope-reorder",
-)
+SPREAD = ("--dist", "loadgroup", "--no-loadscope-reorder", "--max-worker-restart", "0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +135,12 @@ def table(known: Mapping[str, Mapping[str, object]]) -> str:
     return "".join(f"| {' | '.join(str(cell) for cell in line)} |\n" for line in lines)
 
 
+def processes(quick: bool) -> int:
+    """Return the number of test processes, as in the Makefile: `JOBS`, or one a processor, at least 3 for all tests."""
+    asked = os.environ.get("JOBS", "").strip()
+    return int(asked) if asked else min(max(os.cpu_count() or 2, 1 if quick else 3), 8)
+
+
 def run(python: str, arguments: tuple[str, ...]) -> tuple[int, int]:
     """Run pytest and show its output. Returns (exit code, number of tests that have passed)."""
     command = [python, "-u", "-m", "pytest", *arguments]
@@ -182,7 +183,8 @@ def main() -> int:
     if python is None or arguments.install_only:
         return 0
     is_all = arguments.versions == ALL
-    status, passed = run(python, (*PROCESSES, *(() if is_all else QUICK), *others))
+    spread = ("--numprocesses", str(processes(quick=not is_all)), *SPREAD)
+    status, passed = run(python, (*spread, *(() if is_all else QUICK), *others))
     if arguments.record and status == 0 and not others:
         record(arguments.versions, "all" if is_all else "quick", python, passed)
     return status
