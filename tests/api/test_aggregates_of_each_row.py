@@ -41,7 +41,7 @@ def _timed(env: tg.StreamEnvironment) -> tg.Stream:
 
 @pytest.mark.slow
 def test_each_row_has_its_running_values() -> None:
-    """In the order of the rows of a key, also where others combine rows before they are sent."""
+    """In the order of the rows of a key, also of aggregates that other modes calculate in several places."""
 
     def build(env: tg.StreamEnvironment) -> tg.Stream:
         return (
@@ -56,7 +56,7 @@ def test_each_row_has_its_running_values() -> None:
             )
         )
 
-    rows = _by_key(_results(build, local_aggregation="on"))
+    rows = _by_key(_results(build))
     assert rows.keys() == {None, "a", "b"}
     for key, found in rows.items():
         of_key = [row for row in _ROWS if row["k"] == key]
@@ -70,6 +70,18 @@ def test_each_row_has_its_running_values() -> None:
                 "kinds": len(set(values)),
             }
         assert len(found) == len(of_key)
+
+
+def test_rows_are_not_combined_before_they_are_sent() -> None:
+    """Whatever the job says: each has a result of its own."""
+
+    def build(env: tg.StreamEnvironment) -> tg.Stream:
+        return _timed(env).key_by("k").aggregate(n=tg.count(), emit="each")
+
+    rows = _by_key(_results(build, local_aggregation="on"))
+    assert {key: [row["n"] for row in found] for key, found in rows.items()} == {
+        key: list(range(1, 21)) for key in (None, "a", "b")
+    }
 
 
 def test_results_stand_for_themselves(tmp_path: Path) -> None:
