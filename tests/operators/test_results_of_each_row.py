@@ -262,6 +262,15 @@ def test_rows_behind_the_watermark_give_nothing() -> None:
     assert out.to_pylist() == [{"k": "a", "n": 1}, {"k": "a", "n": 2}]
 
 
+def test_a_life_that_goes_on_keeps_its_values_when_the_first_null_comes() -> None:
+    """In a batch in which another key begins anew."""
+    operator = opened(ExpiringAggregate(("k",), {"total": tg.sum("x")}, _TTL, "t", emit="each"))
+    first = pa.record_batch({"k": ["a", "b"], "t": [0, 0], "x": [5, 7]})
+    second = pa.record_batch({"k": ["a", "b", "b"], "t": [1, 90, 91], "x": pa.array([None, None, 2], pa.int64())})
+    outs = run(operator, [first, second], finish=False)
+    assert [row["total"] for out in outs for row in out.to_pylist()] == [5, 7, 5, None, 2]
+
+
 def test_a_batch_may_have_many_lives_of_one_key() -> None:
     """Each of its rows begins anew."""
     times = np.arange(5_000) * _TTL
