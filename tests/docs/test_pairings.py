@@ -131,17 +131,25 @@ def _windows(bounds: Callable[[int], list[tuple[int, int]]]) -> list[Row]:
     return [{"k": k, "window_start": start, "window_end": end, "n": n} for (k, start, end), n in found.items()]
 
 
-def _sessions(gap: int) -> list[Row]:
+def _sessions(gap: Callable[[Row], int]) -> list[Row]:
     found: list[Row] = []
     for k, of in _by_key(ROWS).items():
-        times = sorted(row["t"] for row in of)
-        groups = [[times[0]]]
-        for time in times[1:]:
-            if time - groups[-1][-1] < gap:
-                groups[-1].append(time)
+        last: Row | None = None
+        for row in sorted(of, key=lambda row: row["t"]):
+            end = row["t"] + gap(row)
+            if last is not None and row["t"] <= last["window_end"]:
+                last.update(window_end=max(end, last["window_end"]), n=last["n"] + 1)
             else:
-                groups.append([time])
-        found += [{"k": k, "window_start": g[0], "window_end": g[-1] + gap, "n": len(g)} for g in groups]
+                last = {"k": k, "window_start": row["t"], "window_end": end, "n": 1}
+                found.append(last)
+    return found
+
+
+def _last_rows(size: int, slide: int) -> list[Row]:
+    found: list[Row] = []
+    for k, of in _by_key(ROWS).items():
+        ends = range(slide, len(of) + 1, slide)
+        found += [{"k": k, "total": sum(row["v"] for row in of[max(0, end - size) : end])} for end in ends]
     return found
 
 
@@ -299,12 +307,22 @@ PAIRINGS: dict[str, tuple[Callable[[Any, Any], Any], Callable[[list[Row]], Any],
     "sessions": (
         lambda s, o: s.key_by("k").window(tg.Session(300)).aggregate(n=tg.count()),
         list,
-        lambda: _sessions(300),
+        lambda: _sessions(lambda row: 300),
+    ),
+    "sessions, a gap of each row": (
+        lambda s, o: s.key_by("k").window(tg.Session((pl.col("v") + 1) * 60)).aggregate(n=tg.count()),
+        list,
+        lambda: _sessions(lambda row: (row["v"] + 1) * 60),
     ),
     "so many rows": (
         lambda s, o: s.key_by("k").window(tg.Count(3)).aggregate(total=tg.sum("v")),
         list,
         lambda: _counted(3),
+    ),
+    "the last rows, after every few": (
+        lambda s, o: s.key_by("k").window(tg.Count(5, slide=2)).aggregate(total=tg.sum("v")),
+        list,
+        lambda: _last_rows(5, 2),
     ),
     "late rows": (
         lambda s, o: s.assign_timestamps("t").key_by("k").window(tg.Tumbling(100)).aggregate(n=tg.count()).late_rows(),
