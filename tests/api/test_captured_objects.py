@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
@@ -35,9 +37,22 @@ def _session() -> Callable[[dict[str, Any]], dict[str, Any]]:
     return lambda row: {"x": len(str(tools["spark"]))}
 
 
+def _pooled() -> Callable[[dict[str, Any]], Any]:
+    pool = ThreadPoolExecutor(1)
+
+    async def asks(row: dict[str, Any]) -> dict[str, Any]:
+        return await asyncio.get_running_loop().run_in_executor(pool, dict, row)
+
+    return asks
+
+
 STEPS: dict[str, tuple[Callable[[tg.Stream], tg.Stream], str]] = {
     "lock": (lambda s: s.map(_locked(), schema=_X, uid="step"), "captures lock, a _thread.lock"),
     "session": (lambda s: s.map(_session(), schema=_X, uid="step"), r"captures tools\.spark, a .*Session"),
+    "calls": (
+        lambda s: s.map_async(_pooled(), schema=_X, uid="step"),
+        r"captures pool\._work_queue, a _queue.SimpleQueue.*\n.*functools\.cache that the first call of map_async",
+    ),
     "traced": (lambda s: s.filter(_locked(), uid="step"), "captures lock, a _thread.lock"),
 }
 

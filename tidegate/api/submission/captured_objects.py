@@ -6,6 +6,7 @@ works, and a warning says that it will not elsewhere.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import logging
@@ -25,6 +26,10 @@ _ADVICE = (
     "make it in open() of a tg.ProcessFunction or tg.BatchFunction, which runs in the task, or within the function "
     "itself"
 )
+_ADVICE_OF_CALLS = (
+    "make it in the task, by a function with @functools.cache that the first call of map_async calls. A slow function "
+    "needs no pool of its own: await asyncio.to_thread(fn, row)"
+)
 
 
 def check_captures(nodes: Sequence[StreamNode], refuse: bool) -> None:
@@ -36,7 +41,8 @@ def check_captures(nodes: Sequence[StreamNode], refuse: bool) -> None:
         captured = f"captures {'.'.join(path)}, a {_kind(value)}" if path else f"is a {_kind(value)}"
         text = (
             f"step {node.name!r} (uid {node.uid!r}) cannot be sent to its tasks:\n"
-            f"its function {captured}, which belongs to this process alone;\n{_ADVICE}"
+            f"its function {captured}, which belongs to this process alone;\n"
+            f"{_ADVICE if node.calls is None else _ADVICE_OF_CALLS}"
         )
         if refuse:
             raise ConfigurationError(text)
@@ -80,6 +86,8 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((str(name), part) for name, part in value.items())
     elif isinstance(value, list | tuple | set):
         yield from (("", part) for part in value)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        yield from _named(type(value), [(each.name, getattr(value, each.name)) for each in dataclasses.fields(value)])
     elif isinstance(getattr(value, "__dict__", None), dict):
         yield from _named(type(value), vars(value).items())
 
