@@ -59,6 +59,15 @@ def test_a_table_without_checkpoints_behind_a_source_without_an_end(
     periodic = config(tmp_path / "checkpoints", interval="1h")
     assert not _said(caplog, lambda env: env.from_rate(10).to_table(tmp_path / "other"), checkpoints=periodic)
     assert not _said(caplog, lambda env: env.from_batches(ROWS).to_table(tmp_path / "bounded"))
+    assert not _said(caplog, lambda env: env.from_rate(10, rows=3).to_table(tmp_path / "rows")), "it has a last row"
+
+
+def test_rows_of_a_rate_with_a_last_row_are_collected() -> None:
+    """There is an end to wait for."""
+    with local(1) as env:
+        rows = env.from_rate(None, rows=3).collect()
+        env.execute("three", progress="off")
+        assert rows.to_arrow()["value"].to_pylist() == [0, 1, 2]
 
 
 def test_timers_of_event_time_without_event_time(caplog: pytest.LogCaptureFixture) -> None:

@@ -59,6 +59,11 @@ class RateSource:
             raise ConfigurationError(f"from_rate: {wrong}")
 
     @property
+    def ends(self) -> bool:
+        """Whether there is a last row."""
+        return self.rows is not None
+
+    @property
     def schema(self) -> pa.Schema:
         """Spark's columns: when the row was due, and its number."""
         return pa.schema([("timestamp", pa.timestamp("ms", "UTC")), ("value", pa.int64())])

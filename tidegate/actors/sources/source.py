@@ -127,6 +127,16 @@ class UnboundedSource(Protocol):
 
 
 @runtime_checkable
+class EndingSource(Protocol):
+    """A source whose splits are read in turn, and that may come to an end all the same."""
+
+    @property
+    def ends(self) -> bool:
+        """Whether it ends by itself."""
+        ...
+
+
+@runtime_checkable
 class DynamicSource(Protocol):
     """A source whose splits are not the same at each submission: they move on, or others are found.
 
@@ -195,3 +205,8 @@ def is_assignable(source: Source) -> bool:
 def is_unbounded(source: Source) -> bool:
     """Whether subtasks read the splits of this source in turn."""
     return isinstance(source, UnboundedSource) and source.unbounded
+
+
+def never_ends(source: Source) -> bool:
+    """Whether a job that reads this source has no end of its own."""
+    return is_unbounded(source) and not (isinstance(source, EndingSource) and source.ends)

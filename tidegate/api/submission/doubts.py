@@ -21,7 +21,7 @@ from tidegate.actors.operators.watermarks.watermark_generator import (
     seconds_advice,
 )
 from tidegate.actors.sources.memory_source import MemorySource
-from tidegate.actors.sources.source import is_unbounded
+from tidegate.actors.sources.source import never_ends
 
 _REGISTERS = "register_event_time_timer"
 
@@ -60,7 +60,7 @@ def doubts(nodes: Sequence[StreamNode], periodic_checkpoints: bool) -> list[str]
 def endless_source(nodes: Sequence[StreamNode]) -> str | None:
     """Returns the name and uid of a source among these nodes that never ends, for people. None if all end."""
     for node in nodes:
-        if node.source is not None and is_unbounded(node.source):
+        if node.source is not None and never_ends(node.source):
             return f"{node.name!r} (uid {node.uid!r})"
     return None
 
@@ -111,7 +111,7 @@ def _before(node: StreamNode) -> Iterator[StreamNode]:
 
 
 def _endless_source(node: StreamNode) -> StreamNode | None:
-    return next((each for each in _before(node) if each.source is not None and is_unbounded(each.source)), None)
+    return next((each for each in _before(node) if each.source is not None and never_ends(each.source)), None)
 
 
 def _has_watermarks(node: StreamNode, made: dict[int, Operator | None]) -> bool:

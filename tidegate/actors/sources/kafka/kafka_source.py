@@ -69,6 +69,11 @@ class KafkaSource:
     unbounded: Literal[True] = True
 
     @property
+    def ends(self) -> bool:
+        """Whether it reads no further than what is there at submission."""
+        return self.bounded
+
+    @property
     def schema(self) -> pa.Schema:
         """The columns of the records."""
         return self.form.schema
