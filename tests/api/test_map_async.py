@@ -11,6 +11,7 @@ from typing import Any
 
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from local_jobs import NO_RESTART, GatedSource, config, finish, local, opening
 
@@ -141,6 +142,61 @@ def test_batches_and_futures(tmp_path: Path) -> None:
     assert rows.to_arrow()["x"].to_pylist() == [x * 2 for x in range(7, 200)]
 
 
+def test_rows_wait_until_a_batch_is_full(tmp_path: Path) -> None:
+    """Whatever batches they came in; the end of the input makes a call of those that are left."""
+    sizes = []
+
+    async def doubled(rows: pa.RecordBatch) -> pa.RecordBatch:
+        sizes.append(rows.num_rows)
+        return pa.record_batch({"x": pc.multiply(rows["x"], 2)})
+
+    with local(1, rows_max=7) as env:
+        read = env.from_batches(ROWS, splits=1).map_async(
+            doubled, schema=ROWS.schema, batch_size=60, batch_timeout="4min"
+        )
+        rows = read.collect()
+        finish(env, tmp_path)
+    assert sizes == [60, 60, 60, 20]
+    assert rows.to_arrow()["x"].to_pylist() == [x * 2 for x in range(200)]
+
+
+def test_rows_wait_for_a_batch_no_longer_than_its_timeout(tmp_path: Path) -> None:
+    """Calls are made of the rows that have come, while the source waits."""
+    source, answered = GatedSource(80, gates=(20,)), threading.Semaphore(0)
+
+    async def counted(rows: pa.RecordBatch) -> pa.RecordBatch:
+        for _ in range(rows.num_rows):
+            answered.release()
+        return rows.select(["x"])
+
+    with opening(source), local(1) as env:
+        read = env.from_source(source, uid="source")
+        rows = read.map_async(counted, schema=ROWS.schema, batch_size=1_000, batch_timeout="10ms").collect()
+        job = env.execute("waits", checkpoints=config(tmp_path), restart=NO_RESTART)
+        source.await_gate(20)
+        for _ in range(20):
+            assert answered.acquire(timeout=240)
+        source.open_all()
+        assert job.wait("4min") == "finished"
+    assert rows.to_arrow().num_rows == source.table().num_rows
+
+
+def test_few_calls_do_not_make_the_batches_before_them_small(tmp_path: Path) -> None:
+    """Steps in one task share a turn; rows wait in front of the calls and not at the source."""
+    sizes = []
+
+    def seen(batch: pa.RecordBatch) -> pa.RecordBatch:
+        sizes.append(batch.num_rows)
+        return batch
+
+    with local(1, rows_max=200) as env:
+        read = env.from_batches(ROWS, splits=1).map_batches(seen, schema=ROWS.schema)
+        rows = read.map_async(_doubled, schema=ROWS.schema, capacity=1).collect()
+        finish(env, tmp_path)
+    assert sizes == [200]
+    assert rows.to_arrow()["x"].to_pylist() == [x * 2 for x in range(200)]
+
+
 def test_mistakes_are_told(tmp_path: Path) -> None:
     """At submission what can be known; a function that waits for nothing names its operator and the row."""
     with local(1) as env:
@@ -150,6 +206,8 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
             ({"retries": -1}, "retries must be between 0"),
             ({"batch_size": 0}, "batch_size must be between 1"),
             ({"timeout": 0}, "timeout must be longer than nothing"),
+            ({"batch_size": 9, "batch_timeout": 0}, "batch_timeout must be longer than nothing"),
+            ({"batch_timeout": "1s"}, "give batch_size="),
         ):
             with pytest.raises(tg.ConfigurationError, match=said):
                 rows.map_async(_doubled, **options)  # type: ignore[arg-type]

@@ -27,15 +27,25 @@ def _never_called(row: Any) -> Any:
     raise AssertionError("tests answer themselves")
 
 
+def _emits_nothing(rows: pa.RecordBatch) -> None:
+    raise AssertionError("results come out with the answers")
+
+
 class Life:
     """An operator of one attempt, and what comes out of it."""
 
     def __init__(
-        self, restored: Sequence[StateTable] = (), ordered: bool = True, size: int | None = None, capacity: int = 100
+        self,
+        restored: Sequence[StateTable] = (),
+        ordered: bool = True,
+        size: int | None = None,
+        capacity: int = 100,
+        waits_ms: int | None = None,
     ) -> None:
         self.told: Judged = []
         self.calls: list[Call] = []
-        self._operator = AsyncMap(AsyncFunction(_never_called, capacity, 1_000, batch_size=size), ordered=ordered)
+        function = AsyncFunction(_never_called, capacity, 1_000, batch_size=size, batch_timeout_ms=waits_ms)
+        self._operator = AsyncMap(function, ordered=ordered)
         self._reached_ms, self._by_row = MIN_WATERMARK_MS, size is None
         opened(self._operator, restored)
         self.calls += self._operator.take_calls()
@@ -48,6 +58,15 @@ class Life:
             elif self._operator.let_pass(element):
                 self._reach(element)
             self.calls += self._operator.take_calls()
+
+    def wait(self) -> None:
+        """The clock goes on until no rows wait for a batch to be full."""
+        due_ms = self._operator.next_processing_time_ms()
+        if due_ms is not None:
+            assert list(self._operator.on_processing_time(due_ms - 1, _emits_nothing)) == []
+            assert self._operator.next_processing_time_ms() == due_ms, "not yet"
+            assert list(self._operator.on_processing_time(due_ms, _emits_nothing)) == []
+        self.calls += self._operator.take_calls()
 
     def answer(self, *places: int) -> None:
         """Answers come to these of the calls that were made."""
@@ -72,6 +91,11 @@ class Life:
 
     def _result(self, rows: pa.RecordBatch) -> Any:
         return rows.to_pylist()[0] if self._by_row else rows
+
+    @property
+    def reached_ms(self) -> int:
+        """The newest watermark that has come out."""
+        return self._reached_ms
 
     def _reach(self, watermark_ms: int) -> None:
         assert watermark_ms >= self._reached_ms, "event time does not go back"
@@ -126,6 +150,52 @@ def test_each_row_meets_the_watermark_that_it_would_have_met(
     life.answer_all()
     told += life.told
     assert (told if ordered else sorted(told)) == judged(elements)
+
+
+@given(elements=sent(), ordered=st.booleans(), size=st.integers(1, 5), data=st.data())
+@settings(max_examples=200, deadline=None)
+def test_no_watermark_overtakes_rows_that_wait_for_a_batch_to_be_full(
+    elements: Sent, ordered: bool, size: int, data: st.DataObject
+) -> None:
+    """Each row comes once, and meets no later watermark than it would have met, over restores and timeouts."""
+    told, tables, place = Judged(), list[StateTable](), 0
+    for _ in range(data.draw(st.integers(0, 3), label="restores") + 1):
+        life = Life(tables, ordered, size, 2, waits_ms=1_000)
+        cut = data.draw(st.integers(place, len(elements)), label="cut")
+        for element in elements[place:cut]:
+            life.take(element)
+            assert all(call.rows.num_rows <= size for call in life.calls)
+            if data.draw(st.booleans(), label="time goes on"):
+                life.wait()
+            if life.calls and data.draw(st.booleans(), label="an answer"):
+                life.answer(data.draw(st.integers(0, len(life.calls) - 1), label="which"))
+        told, tables, place = told + life.told, life.stored(), cut
+    life = Life(tables, ordered, size, 2, waits_ms=1_000)
+    life.take(*elements[place:], MAX_WATERMARK_MS)
+    life.answer_all()
+    told += life.told
+
+    expected = judged(elements)
+    told = told if ordered else sorted(told)
+    assert [x for x, _ in told] == [x for x, _ in expected]
+    assert all(reached_ms <= would_ms for (_, reached_ms), (_, would_ms) in zip(told, expected, strict=True))
+    assert life.reached_ms == MAX_WATERMARK_MS
+
+
+def test_rows_wait_until_a_batch_is_full_or_for_its_time() -> None:
+    """Over batches and watermarks; after a restore the time begins anew."""
+    life = Life(size=4, waits_ms=1_000)
+    life.take([1, 2], 5, [3, 4, 5], 6)
+    assert [call.rows["x"].to_pylist() for call in life.calls] == [[1, 2, 3, 4]]
+    life.answer(0)
+    assert (life.told, life.reached_ms) == ([(x, MIN_WATERMARK_MS) for x in (1, 2, 3, 4)], 5)
+
+    restored = Life(life.stored(), size=4, waits_ms=1_000)
+    assert restored.calls == []
+    restored.wait()
+    assert [call.rows["x"].to_pylist() for call in restored.calls] == [[5]]
+    restored.answer(0)
+    assert restored.reached_ms == 6
 
 
 def begun_anew(elements: Sent, place: int, silent: bool) -> Sent:

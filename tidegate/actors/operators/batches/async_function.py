@@ -22,6 +22,8 @@ RETRIES_MAX = 1_000
 class AsyncFunction:
     """`fn` is called with a row as a dict or, with `batch_size`, with batches of at most so many rows.
 
+    With `batch_timeout_ms` rows wait for that time at most until a batch is full. Otherwise a batch is what has come.
+
     It returns an awaitable, or a future of `concurrent.futures`. One that raises, or takes longer than `timeout_ms`,
     is called again up to `retries` times.
     """
@@ -31,6 +33,7 @@ class AsyncFunction:
     timeout_ms: int
     retries: int = 0
     batch_size: int | None = None
+    batch_timeout_ms: int | None = None
 
     def check(self, step: str) -> None:
         """Raise ConfigurationError for what cannot be called so."""
@@ -49,6 +52,13 @@ class AsyncFunction:
         ]
         if self.timeout_ms <= 0:
             wrong.append("timeout must be longer than nothing")
+        if self.batch_timeout_ms is not None and self.batch_timeout_ms <= 0:
+            wrong.append("batch_timeout must be longer than nothing")
+        if self.batch_timeout_ms is not None and self.batch_size is None:
+            wrong.append(
+                "batch_timeout= is how long rows wait until a batch is full, and fn gets single rows; give batch_size= "
+                "as well"
+            )
         if wrong:
             raise ConfigurationError(f"{step}: {wrong[0]}")
 

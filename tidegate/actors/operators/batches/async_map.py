@@ -3,7 +3,9 @@
 The task asks for calls with `take_calls`, and hands in what they have returned with `answered`. Rules:
 
 - At most `capacity` calls are under way. While rows wait for a call the operator is `full`, and the task takes no
-  further input; so what it holds is bounded by the capacity and one batch.
+  further input; so what it holds is bounded by the capacity and one batch (`rows_of_a_turn_max`).
+- With a `batch_timeout` rows wait until there are enough for a call, or the clock has gone on by so much. Such a call
+  may have rows from both sides of watermarks: these wait for its results, so none overtakes a row.
 - Rows whose results were not emitted yet are in the snapshot, and are asked for again after a restore: a function may
   be called more than once for a row, but each row has one result.
 - A watermark does not overtake rows: it goes on when the results of all rows before it were emitted. `ordered` keeps
@@ -44,6 +46,17 @@ IN_FLIGHT = "in flight"
 
 WATERMARKS = "watermarks in flight"
 """The state of the watermarks between them; only where there are any."""
+
+HELD_ROWS_MAX = 1_000
+"""Rows that may wait for a call where the calls under way have fewer.
+
+So the batches of all steps before, which share a turn, are not as small as a few calls.
+"""
+
+
+def rows_of_a_turn_max(function: AsyncFunction) -> int:
+    """Returns how many rows a task should give the operator at once."""
+    return max(HELD_ROWS_MAX, function.capacity * (function.batch_size or 1))
 
 
 @dataclass(slots=True, eq=False)
@@ -91,6 +104,12 @@ class AsyncMap(Operator):
         """The newest watermark that has come, and the newest that has gone on."""
         self._under_way = 0
         self._next = 0
+        self._batch_timeout_ms = function.batch_timeout_ms
+        self._filling: list[pa.RecordBatch] = []
+        """Rows that wait until there are enough for a call; they come after all others."""
+        self._filling_rows = self._filling_since_ms = 0
+        self._filling_watermark_ms: int | None = None
+        """The newest watermark that came after rows that wait so."""
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
         """Ask again for what was in flight."""
@@ -103,7 +122,7 @@ class AsyncMap(Operator):
                 held.append(table.rows)
         for element in put_together(held, marks if held else ()):
             if isinstance(element, int):
-                self._hold(element)
+                self._hold_behind(element)
             else:
                 self._add(element)
 
@@ -135,8 +154,10 @@ class AsyncMap(Operator):
         """A watermark comes: whether it goes on at once. If not, `answered` gives it out, unless it is old news."""
         if watermark_ms < self._newest_ms:
             return False
-        if self._asked:
-            self._hold(watermark_ms)
+        if watermark_ms == MAX_WATERMARK_MS:
+            self._complete()  # nothing comes that could fill the batch
+        if self._asked or self._filling:
+            self._hold_behind(watermark_ms)
             return False
         self._newest_ms = self._passed_ms = watermark_ms
         return True
@@ -164,7 +185,7 @@ class AsyncMap(Operator):
 
     def snapshot(self, cut: Cut) -> OperatorSnapshot | None:
         """The rows whose results are missing, and the watermarks between them."""
-        held = [asked.call.rows for asked in self._asked.values()]
+        held = [asked.call.rows for asked in self._asked.values()] + self._filling
         if not held:
             return None
         states = [FrozenTable(IN_FLIGHT, StateKind.LIST, lambda: _together(held))]
@@ -174,17 +195,67 @@ class AsyncMap(Operator):
 
     def finish(self, emit: Emit) -> Iterator[None]:
         """Wait for all results."""
+        self._complete()
         while self._asked:
             yield
 
+    def next_processing_time_ms(self) -> int | None:
+        """When rows have waited long enough for a batch to be full."""
+        if not self._filling:
+            return None
+        assert self._batch_timeout_ms is not None, "only then do rows wait"
+        return self._filling_since_ms + self._batch_timeout_ms
+
+    def on_processing_time(self, now_ms: int, emit: Emit) -> Iterator[None]:
+        """Call with fewer rows than a batch may have, if they have waited long enough."""
+        due_ms = self.next_processing_time_ms()
+        if due_ms is not None and due_ms <= now_ms:
+            self._complete()
+        return iter(())
+
     def _add(self, rows: pa.RecordBatch) -> None:
-        segment = self._segments[-1]
+        if self._batch_timeout_ms is not None:
+            self._fill(rows)
+            return
         for start in range(0, rows.num_rows, self._rows_a_call):
-            call = Call(self._next, rows.slice(start, self._rows_a_call))
-            self._next += 1
-            self._asked[call.number] = _Asked(call, segment)
-            self._waiting.append(call)
-            segment.left += 1
+            self._add_call(rows.slice(start, self._rows_a_call))
+
+    def _add_call(self, rows: pa.RecordBatch) -> None:
+        segment, call = self._segments[-1], Call(self._next, rows)
+        self._next += 1
+        self._asked[call.number] = _Asked(call, segment)
+        self._waiting.append(call)
+        segment.left += 1
+
+    def _fill(self, rows: pa.RecordBatch) -> None:
+        """Add rows to the batch that is not full, and begin another one behind each that is."""
+        start = 0
+        while start < rows.num_rows:
+            if not self._filling:
+                self._filling_since_ms = self.context.time.now_ms
+            part = rows.slice(start, self._rows_a_call - self._filling_rows)
+            self._filling.append(part)
+            self._filling_rows += part.num_rows
+            start += part.num_rows
+            if self._filling_rows == self._rows_a_call:
+                self._complete()
+
+    def _complete(self) -> None:
+        """Make a call of the rows that wait for a batch to be full. Watermarks behind them wait for its results."""
+        if not self._filling:
+            return
+        rows, watermark_ms = _together(self._filling), self._filling_watermark_ms
+        self._filling, self._filling_rows, self._filling_watermark_ms = [], 0, None
+        self._add_call(rows)
+        if watermark_ms is not None:
+            self._hold(watermark_ms)
+
+    def _hold_behind(self, watermark_ms: int) -> None:
+        """Keep a watermark until the results of all rows so far were emitted, also of those not asked for yet."""
+        if self._filling:
+            self._newest_ms = self._filling_watermark_ms = watermark_ms
+        else:
+            self._hold(watermark_ms)
 
     def _hold(self, watermark_ms: int) -> None:
         """Keep a watermark until the results of all rows so far were emitted."""
@@ -206,6 +277,8 @@ class AsyncMap(Operator):
             before += left[segment]
             if segment.watermark_ms is not None:
                 found.append((before, segment.watermark_ms))
+        if self._filling_watermark_ms is not None:
+            found.append((before + self._filling_rows, self._filling_watermark_ms))
         return [mark for mark in found if MIN_WATERMARK_MS < mark[1] < MAX_WATERMARK_MS]
 
     def _take_done(self) -> list[_Asked]:

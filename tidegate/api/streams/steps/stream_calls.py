@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Self, Unpack
 
 from tidegate.actors.operators.batches.async_function import AsyncFunction
-from tidegate.actors.operators.batches.async_map import AsyncMap
+from tidegate.actors.operators.batches.async_map import AsyncMap, rows_of_a_turn_max
 from tidegate.actors.operators.batches.failing_rows import error_tag
 from tidegate.actors.protocol.side_outputs import OutputTag
 from tidegate.api.streams.steps.meanings import meaning
@@ -32,6 +32,7 @@ class StreamCalls(StreamSteps):
         ordered: bool = True,
         retries: int = 0,
         batch_size: int | None = None,
+        batch_timeout: str | timedelta | int | None = None,
         errors_to: OutputTag | str | None = None,
         name: str = "map_async",
         uid: str | None = None,
@@ -44,13 +45,18 @@ class StreamCalls(StreamSteps):
         at most so many rows, and returns what `map_batches` may return. It may also return a future of
         `concurrent.futures`. Each subtask has up to `capacity` calls under way, and takes no more rows then.
 
+        With `batch_timeout` rows wait that long at most, by the clock, until a batch has `batch_size` rows. Without it
+        a batch has the rows that have come.
+
         With `ordered=False` results go on as they come, but none overtakes a watermark. A call that raises, or takes
         longer than `timeout`, is made again up to `retries` times. After that the job fails or, with `errors_to`, its
         rows go to that side output (see `map`). Rows under way are in checkpoints, and asked for again after a restore:
         results are exactly once, calls at least once. See `docs/batches.md`.
         """
         schema = as_schema(schema, f"{name}(schema=)") or returned_schema(fn)
-        function = AsyncFunction(fn, capacity, parse_duration_ms(timeout, setting="timeout"), retries, batch_size)
+        timeout_ms = parse_duration_ms(timeout, setting="timeout")
+        wait_ms = None if batch_timeout is None else parse_duration_ms(batch_timeout, setting="batch_timeout")
+        function = AsyncFunction(fn, capacity, timeout_ms, retries, batch_size, wait_ms)
         function.check(name)
         tag = None if errors_to is None else error_tag(errors_to, self.schema, name)
         return self._then(
@@ -59,7 +65,7 @@ class StreamCalls(StreamSteps):
             name,
             uid,
             parallelism,
-            (1, capacity * (batch_size or 1)),
+            (1, rows_of_a_turn_max(function)),
             slot,
             side_outputs=() if tag is None else (tag,),
             calls=function,
