@@ -14,6 +14,7 @@ from waiting import until
 
 import tidegate as tg
 from tidegate.actors.restore.restore_task import subtasks_of
+from tidegate.actors.runtimes.local.local_runtime import LocalRuntime
 from tidegate.storage.checkpoints.layout import parse_pointer
 from tidegate.storage.checkpoints.metadata_file import read_pointed
 from tidegate.storage.files.file_system_store import FileSystemStore
@@ -273,3 +274,66 @@ def test_a_state_is_dropped_with_consent(tmp_path: Path, shape: str, kind: str, 
         else:
             assert [row["m"] for row in found] == ([1] * len(found) if kind == "window value" else list(counted))
     assert len(rows) < TOTALS[shape] * (1 if shape == "all" else 5)
+
+
+def _files(folder: Path) -> list[str]:
+    return sorted(str(found) for found in folder.rglob("*") if found.is_file())
+
+
+class _Glitch:
+    """One read of the checkpoint's metadata fails before the job is submitted: the one of this number."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.reads = number, 0
+
+    def open_store(self, url: str) -> FileSystemStore:
+        """A store that fails when it is its turn."""
+        return _Glitching(url, self)
+
+
+class _Glitching(FileSystemStore):
+    def __init__(self, url: str, glitch: _Glitch) -> None:
+        super().__init__(url)
+        self._glitch = glitch
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        """Read a file."""
+        if path.endswith("_metadata"):
+            self._glitch.reads += 1
+            if self._glitch.reads == self._glitch.number:
+                raise tg.StorageError("the storage was away for a moment")
+        return super().read(path, offset, length)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("agrees", [True, False], ids=["with consent", "without"])
+def test_a_read_that_fails_once_loses_no_consent(tmp_path: Path, agrees: bool) -> None:
+    """Whichever read of the submission fails: the job drops the state as agreed, or it is refused and nothing starts."""
+    savepoint, _ = _run(tmp_path, _step("keyed", "value"), stop_at=GATE)
+    before = _files(tmp_path)
+    outcomes = []
+    for number in range(1, 100):
+        glitch = _Glitch(number)
+        with tg.StreamEnvironment(LocalRuntime(FileSystemStore), 1, open_store=glitch.open_store) as env:
+            _step("keyed", None)(env.from_source(GatedSource(ROWS), uid="in", parallelism=1)).to_table(
+                str(tmp_path / "out"), uid="out", if_exists="append"
+            )
+            try:
+                job = env.execute(
+                    "dropping",
+                    checkpoints=config(tmp_path / "checkpoints"),
+                    restart=NO_RESTART,
+                    restore=savepoint,
+                    allow_non_restored_state=agrees,
+                )
+            except tg.TidegateError as error:
+                outcomes.append(type(error))
+                assert agrees or before == _files(tmp_path)
+            else:
+                outcomes.append(None)
+                assert job.wait("4min") == "finished"
+        if glitch.reads < number:
+            break
+    assert set(outcomes) <= ({None, tg.StorageError} if agrees else {tg.IncompatibleStateError, tg.StorageError})
+    assert outcomes[-1] is (None if agrees else tg.IncompatibleStateError)
+    assert len(outcomes) > 2, "the metadata was not read in several places"

@@ -385,8 +385,6 @@ class StreamEnvironment(Topologies):
             seed,
             local_aggregation=local_aggregation,
         )
-        if request.allow_non_restored_state:
-            request = check_meaning(request, self.open_store)
         # Imported late: only a plan needs what draws the graph of the job page.
         from tidegate.api.submission.plan_picture import Plan
 

@@ -80,6 +80,19 @@ _RETENTION = {
 
 
 @dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """What operators reported when they were opened on the columns of a checkpoint."""
+
+    restore: RestorePoint
+    found: tuple[Comparison, ...]
+
+    @property
+    def dropped_states(self) -> tuple[tuple[OperatorUid, str], ...]:
+        """States of functions that are dropped, as the user has agreed (see `RestorePoint`)."""
+        return tuple((each.uid, state) for each in self.found for state in each.dropped_states)
+
+
+@dataclass(frozen=True, slots=True)
 class JobRequest:
     """What `StreamEnvironment.execute` was asked for."""
 
@@ -98,8 +111,8 @@ class JobRequest:
     max_parallelism: int | None = None
     """Number of key groups, if the user has said it; else a restored job has that of its checkpoint."""
     allow_non_restored_state: bool = False
-    dropped_states: tuple[tuple[OperatorUid, str], ...] = ()
-    """States of functions that `check_meaning` has found to be dropped (see `RestorePoint`)."""
+    rehearsal: Rehearsal | None = None
+    """None until the operators have been opened on the checkpoint that the job starts from."""
     detached: bool = False
     log: LogSettings = field(default_factory=LogSettings)
     temporary: bool = False
@@ -121,29 +134,24 @@ def make_job_id(name: str, suffix: str) -> JobId:
 
 
 def check_meaning(request: JobRequest, open_store: OpenStore) -> JobRequest:
-    """The request, with the states that are dropped from the checkpoint that it names. It only reads.
+    """The request, with what operators report of the checkpoint that it names. It only reads.
 
     Raises IncompatibleStateError if the program does not fit the checkpoint.
 
     `execute` calls it before it takes the name of the job, so that a refusal leaves nothing behind. Whatever else is
-    wrong with the checkpoint is reported by `prepare`, when no other job of the name runs any more.
+    wrong with the checkpoint is reported by `prepare`, when no other job of the name runs any more. What could not be
+    read here is read again there, and so is another checkpoint if that is the newest one by then.
     """
     if request.restore is None:
         return request
-    rehearsal: list[Comparison] = []
     try:
-        rehearsal = _rehearsal(request, open_store)
-    except TidegateError as error:
-        log.debug("restore=%r: the columns of its states cannot be read: %s", request.restore, error)
-    try:
-        checked(request, open_store, rehearsal=rehearsal, announce=False)
+        found, _, _ = checked(request, open_store, announce=False)
     except IncompatibleStateError:
         raise
     except TidegateError as error:
         log.debug("restore=%r is looked at again under the name of the job: %s", request.restore, error)
-    return replace(
-        request, dropped_states=tuple((each.uid, state) for each in rehearsal for state in each.dropped_states)
-    )
+        return request
+    return replace(request, rehearsal=found.rehearsal)
 
 
 def report_on(request: JobRequest, open_store: OpenStore) -> RestoreReport:
@@ -156,40 +164,22 @@ def report_on(request: JobRequest, open_store: OpenStore) -> RestoreReport:
     )
     if restore is None or metadata is None:
         return RestoreReport(None)
-    refused, rehearsal = None, _rehearsal(request, open_store)
+    refused, rehearsal = None, _rehearsal(request, restore, metadata, open_store)
     try:
-        request, _, _ = checked(request, open_store, rehearsal=rehearsal, announce=False)
+        request, _, _ = checked(replace(request, rehearsal=rehearsal), open_store, announce=False)
         for table in request.tables:
             table.log.check_description(table.info, evolves=table.options.evolves)
         check_collected(request.collected, _lineage(request.root, restore, metadata, open_store), open_store)
     except (ConfigurationError, TableError) as error:
         refused = str(error)
     pointer = CheckpointPointer(restore.root, restore.job_id, restore.checkpoint_id, restore.savepoint)
-    return restore_report(str(pointer), metadata, request.graph, request.allow_non_restored_state, refused, rehearsal)
-
-
-def _rehearsal(request: JobRequest, open_store: OpenStore) -> list[Comparison]:
-    """What operators report of their states that are opened on the columns of the checkpoint.
-
-    A process opens them once in each submission: `prepare` does not, because functions of users may be slow to open.
-    """
-    restore, metadata = restore_point(
-        request.restore, request.name, request.root, request.checkpoints.ignore_in_flight_of, open_store
-    )
-    if restore is None or metadata is None:
-        return []
-    if any(subtask.native for subtask in metadata.subtasks):
-        need(f"restore={request.restore!r}, a checkpoint with files of RocksDB,", "rocksdb")
-    return rehearse(
-        open_store(restore.root),
-        metadata,
-        request.graph,
-        allow_non_restored_state=request.allow_non_restored_state,
+    return restore_report(
+        str(pointer), metadata, request.graph, request.allow_non_restored_state, refused, rehearsal.found
     )
 
 
 def checked(
-    request: JobRequest, open_store: OpenStore, *, rehearsal: Sequence[Comparison] = (), announce: bool = True
+    request: JobRequest, open_store: OpenStore, *, announce: bool = True
 ) -> tuple[JobRequest, RestorePoint | None, CheckpointMetadata | None]:
     """The request with the graph and the key groups of the checkpoint that it starts from, and that checkpoint.
 
@@ -201,8 +191,8 @@ def checked(
     )
     if metadata is None or restore is None:
         return request, None, None
-    if any(subtask.native for subtask in metadata.subtasks):
-        need(f"restore={request.restore!r}, a checkpoint with files of RocksDB,", "rocksdb")
+    rehearsal = _rehearsal(request, restore, metadata, open_store)
+    request = replace(request, rehearsal=rehearsal)
     if request.max_parallelism is None:
         request = replace(request, graph=with_key_groups_of(metadata, request.graph))
     check_restorable(
@@ -212,10 +202,30 @@ def checked(
         ignore_in_flight=restore.ignore_in_flight,
         allow_non_restored_state=request.allow_non_restored_state,
         announce=announce,
-        rehearsal=rehearsal,
-        dropped_states=request.dropped_states,
+        rehearsal=rehearsal.found,
+        dropped_states=rehearsal.dropped_states,
     )
-    return request, replace(restore, dropped_states=request.dropped_states), metadata
+    return request, replace(restore, dropped_states=rehearsal.dropped_states), metadata
+
+
+def _rehearsal(
+    request: JobRequest, restore: RestorePoint, metadata: CheckpointMetadata, open_store: OpenStore
+) -> Rehearsal:
+    """What operators report of their states that are opened on the columns of the checkpoint.
+
+    A process opens them once for each checkpoint, because functions of users may be slow to open.
+    """
+    if any(subtask.native for subtask in metadata.subtasks):
+        need(f"restore={request.restore!r}, a checkpoint with files of RocksDB,", "rocksdb")
+    if request.rehearsal is not None and request.rehearsal.restore == restore:
+        return request.rehearsal
+    found = rehearse(
+        open_store(restore.root),
+        metadata,
+        request.graph,
+        allow_non_restored_state=request.allow_non_restored_state,
+    )
+    return Rehearsal(restore, tuple(found))
 
 
 def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
