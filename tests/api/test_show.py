@@ -93,3 +93,31 @@ def test_a_function_that_fails_is_raised_and_leaves_nothing(tmp_path: Path) -> N
         with pytest.raises(ConfigurationError, match="show: the number of rows"):
             rows.show(-1)
         assert files_of(tmp_path) == []
+
+
+@pytest.mark.parametrize("call", ["execute", "show", "plan", "attach", "serve_web", "with"])
+def test_a_closed_environment_starts_nothing(tmp_path: Path, call: str) -> None:
+    """One error for all that would run a job; rows that were collected can still be read, and close comes twice."""
+    with local(1) as env:
+        collected = env.from_batches(ROWS).collect()
+        env.execute("before").wait("4min")
+        rows = env.from_batches(ROWS)
+        table = rows.to_table(str(tmp_path / "t"))
+    env.close()
+    before = files_of(tmp_path)
+    calls = {
+        "execute": env.execute,
+        "show": rows.show,
+        "plan": env.plan,
+        "attach": lambda: env.attach("before"),
+        "serve_web": lambda: env.serve_web(port=0),
+        "with": env.__enter__,
+    }
+
+    with pytest.raises(ConfigurationError, match=f"{call}: this environment is closed"):
+        calls[call]()
+
+    assert files_of(tmp_path) == before
+    assert collected.head(2).num_rows == 2
+    assert sorted(collected.to_arrow()["n"].to_pylist()) == [1, 20, 300]
+    assert repr(table).startswith("OutputTable(")

@@ -106,6 +106,7 @@ class StreamEnvironment(Topologies):
         With `rest.enabled` the first `execute` does this. Needs the extra `tidegate[web]`.
         Raises ConfigurationError.
         """
+        self._check_open("serve_web")
         settings = self._config.web
         port = settings.web_port if port is None else port
         return self._web.serve(WebOptions(port, settings.web_address if address is None else address))
@@ -215,6 +216,7 @@ class StreamEnvironment(Topologies):
         Raises ConfigurationError, TableError or StorageError for what cannot work; nothing has started then. The
         streams can still be executed in another way, until a new source begins another program.
         """
+        self._check_open("execute")
         self._program.given_up, shown = True, progress_kind(progress, self._config.job.progress)  # until it has worked
         for before in self._accompanied:
             before.await_cancelled()
@@ -268,6 +270,7 @@ class StreamEnvironment(Topologies):
         The job runs where others of this environment run, from the beginning of the sources, until a checkpoint covers
         enough rows, or the input has ended. Raises JobFailedError, and as `execute`.
         """
+        self._check_open("show")
         other = copy.copy(self)
         other._program = self._program.up_to([node for node, _ in stream._inputs])
         other._submitted = None
@@ -331,6 +334,7 @@ class StreamEnvironment(Topologies):
         On Ray the jobs of all drivers are found, on the local runtime those of this process. Closing this environment
         leaves the job alone. Raises ConfigurationError, which lists the running jobs, if there is no such job.
         """
+        self._check_open("attach")
         card, running = self._runtime.attach(name)
         return Job(running, card.job_id, card.name, card.root, self.open_store, card.savepoints, self._web)
 
@@ -374,6 +378,7 @@ class StreamEnvironment(Topologies):
         `suffix` of the job's id and `seed` are random unless they are given. Unlike `execute` this does not ask
         whether a job of this name runs.
         """
+        self._check_open("plan")
         request = self._request(
             name,
             checkpoints,
@@ -482,8 +487,20 @@ class StreamEnvironment(Topologies):
         """Add a hook that the next job tells of its checkpoints (see `tg.MasterHook`)."""
         self._program.hooks.append(hook)
 
+    def _check_open(self, call: str) -> None:
+        """Raise ConfigurationError if this environment is closed: a job would run where nothing ends it."""
+        if self._closed:
+            raise ConfigurationError(
+                f"{call}: this environment is closed, so no job can run in it; call {call} before close() or inside "
+                "the with block, or make another environment and its streams anew"
+            )
+
     def close(self) -> None:
-        """Cancel what runs, and stop Ray and Spark if this environment started them."""
+        """Cancel what runs, and stop Ray and Spark if this environment started them.
+
+        Nothing can be executed or shown afterwards. Tables and collected rows can still be read.
+        """
+        self._closed = True
         stop_progress(self._runtime)
         self._web.close()
         self._runtime.stop()
@@ -500,6 +517,7 @@ class StreamEnvironment(Topologies):
         delete_unneeded(self.open_store)
 
     def __enter__(self) -> Self:
+        self._check_open("with")
         return self
 
     def __exit__(

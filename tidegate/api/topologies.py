@@ -81,6 +81,7 @@ class Topologies(StreamSources):
         self._accompanied: list[AccompaniedJob] = []
         self._temporary: deque[TemporaryJob] = deque(maxlen=ENDED_MAX)
         """Folders of the newest jobs without storage, which their pages show."""
+        self._closed = False
         self._web = WebAccess(runtime)
         self._functions = UserFunctions()
 
