@@ -308,7 +308,7 @@ class _Glitching(FileSystemStore):
 @pytest.mark.slow
 @pytest.mark.parametrize("agrees", [True, False], ids=["with consent", "without"])
 def test_a_read_that_fails_once_loses_no_consent(tmp_path: Path, agrees: bool) -> None:
-    """Whichever read of the submission fails: the job drops the state as agreed, or it is refused and nothing starts."""
+    """Whichever read of the submission fails: the job drops the state as agreed, or it is refused at submission."""
     savepoint, _ = _run(tmp_path, _step("keyed", "value"), stop_at=GATE)
     before = _files(tmp_path)
     outcomes = []

@@ -147,7 +147,7 @@ def check(path: str, rows: int) -> None:
     assert {key: timed["value"] for key, timed in read(path, "keeper", "timed").items()} == {
         key: seen[-1] for key, seen in expected["seen"].items()
     }
-    timers = recovery.read_state(path, uid="keeper", state="timers").to_pylist()
+    timers = recovery.read_state(path, uid="keeper", state="_tidegate_timers").to_pylist()
     assert sorted(row["_tidegate_timer_timestamp_ms"] - MOMENT_MS for row in timers) == list(range(rows))
     assert all((row["day"], row["name"]) == key_of(row["_tidegate_timer_timestamp_ms"] - MOMENT_MS) for row in timers)
     assert None in expected["late"].values(), "no key without a late row"
@@ -212,7 +212,10 @@ def test_a_wrong_name_is_answered_with_what_there_is(tmp_path: Path) -> None:
         asked = {
             ("keper", "sum"): "has no operator of uid 'keper'; did you mean 'keeper'\\? It holds: .*'totals' with",
             ("keeper", "sums"): "no state 'sums' with rows in .*; did you mean 'sum'\\? It holds: .*'seen' \\(keyed\\)",
-            ("keeper", None): "has several states: say which by state=, one of 'last' \\(keyed\\), .*'timers'",
+            (
+                "keeper",
+                None,
+            ): "has several states: say which by state=, one of 'last' \\(keyed\\), .*'_tidegate_timers'",
             ("keys", None): "has no state with rows",
             ("totals", "median"): "no state 'median'",
             ("totals", "spread"): "no state 'spread'",

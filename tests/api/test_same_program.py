@@ -227,7 +227,7 @@ def of_state(store: Store, metadata: CheckpointMetadata, uid: str) -> dict[str, 
 
 def keyed(table: StateTable) -> list[tuple[Any, dict[str, Any]]]:
     """Rows of a table, with what makes them one: of timers that is everything."""
-    if table.state == "timers":
+    if table.state == "_tidegate_timers":
         return [(tuple(row.values()), row) for row in table.rows.to_pylist()]
     return [(next(iter(row.values())), row) for row in table.rows.to_pylist()]
 
@@ -248,12 +248,16 @@ def check_program(model: Model, found: dict[str, dict[Any, dict[str, Any]]]) -> 
         "low": {k: key.low for k, key in model.keys.items() if key.low is not None},
         "lasting": {k: key.lasting for k, key in model.keys.items() if key.lasting},
     }
-    values = {state: {k: row[state] for k, row in rows.items()} for state, rows in found.items() if state != "timers"}
+    values = {
+        state: {k: row[state] for k, row in rows.items()}
+        for state, rows in found.items()
+        if state != "_tidegate_timers"
+    }
     values["entries"] = {k: sorted(entries) for k, entries in values.get("entries", {}).items()}
     values["lasting"] = {k: [e["value"] for e in elements] for k, elements in values.get("lasting", {}).items()}
     assert expected == {state: values.get(state, {}) for state in expected}
 
-    timers = [(row["k"], row["_tidegate_timer_timestamp_ms"]) for row in found.get("timers", {}).values()]
+    timers = [(row["k"], row["_tidegate_timer_timestamp_ms"]) for row in found.get("_tidegate_timers", {}).values()]
     far = Counter((k, at_ms) for k, key in model.keys.items() for at_ms in key.far)
     assert far == Counter((k, at_ms) for k, at_ms in timers if at_ms >= FAR_MS)
     fired = Counter(values.get("fired", {})) + Counter(k for k, at_ms in timers if at_ms < FAR_MS)

@@ -173,7 +173,7 @@ def test_rocksdb_is_restored_from_what_waits_on_the_disk(
     assert finish_from(tmp_path / "other", path, "rocksdb changelog") == EXPECTED
 
     spooled = [each for tables in kept for each in tables if isinstance(each, SpooledTables)]
-    assert {each.head.state for each in spooled} == {"last", "all", "by rest", "timers", "aggregate"}
+    assert {each.head.state for each in spooled} == {"last", "all", "by rest", "_tidegate_timers", "aggregate"}
     assert not any(Path(each.path).exists() for each in spooled)
 
 

@@ -185,7 +185,7 @@ def test_both_kinds_of_state_are_in_a_snapshot_even_before_the_first_key() -> No
         ("limits", StateKind.BROADCAST),
         ("seen", StateKind.KEYED),
         ("over", StateKind.KEYED),
-        ("timers", StateKind.KEYED),
+        ("_tidegate_timers", StateKind.KEYED),
     } == {(table.state, table.kind) for table in driven.snapshot()}
 
 

@@ -273,7 +273,10 @@ def test_values_of_another_type_are_refused(wrong: object) -> None:
             lambda c: (c.state(ValueState("numbers", pa.int64())), bind_list(c)),
             "two states are named 'numbers'",
         ),
-        (lambda c: c.list_state(ListState("timers", pa.int64())), "'timers' is tidegate's own"),
+        (
+            lambda c: c.list_state(ListState("_tidegate_timers", pa.int64())),
+            "'_tidegate_timers': names that begin with '_tidegate_' are tidegate's own",
+        ),
         (lambda c: c.list_state(ListState("x", int, ttl=StateTtl("1h"))), "only keyed state has a time to live"),
         (lambda c: c.list_state(ValueState("x", pa.int64())), r"list_state takes a tg\.ListState"),
         (lambda c: c.broadcast_state(ListState("x", pa.int64())), r"broadcast_state takes a tg\.MapState"),

@@ -228,7 +228,7 @@ def test_state_is_bound_in_open_and_once() -> None:
         late.rows({"k": 1})
     for names, text in (
         (["n", "n"], "two states are named 'n'"),
-        (["timers"], "tidegate's own"),
+        (["_tidegate_timers"], "tidegate's own"),
         (["k"], "key column"),
     ):
         function = Calls(open=lambda context, names=names: [context.state(ValueState(m, pa.int8())) for m in names])

@@ -150,7 +150,7 @@ def test_state_and_timers_move_with_their_key_group(parallelism: int) -> None:
     tables = snapshot_of(*keys)
     moved = Driven(Everything(), parallelism=parallelism, restored=tables)
 
-    assert {table.state for table in tables} == {"count", "mean", "recent", "seen", "timers"}
+    assert {table.state for table in tables} == {"count", "mean", "recent", "seen", "_tidegate_timers"}
     assert [table.rows.num_rows for table in tables] == [40, 40, 40, 40, 80]
     fired = moved.watermark(40)
     assert sorted(row["k"] for row in fired) == keys

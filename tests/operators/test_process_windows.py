@@ -10,7 +10,7 @@ from window_harness import Backend, Windows, applied_operator, rows_batch
 
 import tidegate as tg
 from tidegate.actors.operators.window_functions.process_windows import FunctionCalls
-from tidegate.actors.operators.window_functions.window_buffer import WindowBuffer
+from tidegate.actors.operators.window_functions.window_buffer import ROWS_STATE, WindowBuffer
 from tidegate.actors.protocol.errors import OperatorError
 from tidegate.storage.errors import ConfigurationError
 
@@ -142,7 +142,54 @@ class Impolite(tg.ProcessWindowFunction):
 
     def open(self, context: tg.ProcessWindowContext) -> None:
         """Bind."""
-        context.state(tg.ValueState("window rows", pa.int64()))
+        context.state(tg.ValueState(ROWS_STATE, pa.int64()))
+
+
+WORDS = ("timers", "fired", "windows", "window rows", "window rows kept", "window results", "window timers", "state")
+
+
+class ManyNames(tg.ProcessWindowFunction):
+    """Counts windows in states that are called as what tidegate keeps beside them."""
+
+    def open(self, context: tg.ProcessWindowContext) -> None:
+        """Bind all of them."""
+        self.counts = [context.state(tg.ValueState(word, pa.int64())) for word in WORDS]
+
+    def process(self, rows: pa.Table, context: tg.ProcessWindowContext) -> dict[str, Any]:
+        """Count, and register a timer of the window."""
+        for count in self.counts:
+            count.update((count.value() or 0) + 1)
+        assert context.window is not None
+        context.timer_service.register_event_time_timer(context.window.end_ms + 2)
+        return self._found(rows.num_rows)
+
+    def on_timer(self, timestamp: int, context: tg.ProcessWindowContext) -> dict[str, Any]:
+        """What there is."""
+        return self._found(-1)
+
+    def _found(self, rows: int) -> dict[str, Any]:
+        return {"rows": rows, "counts": [count.value() for count in self.counts]}
+
+
+@BACKENDS
+def test_states_may_be_called_as_anything_but_what_is_reserved(backend: Backend) -> None:
+    """Their names never meet those of the rows, results, timers and progress of windows, also over a restore."""
+
+    def made() -> WindowBuffer:
+        schema = pa.schema([("rows", pa.int64()), ("counts", pa.list_(pa.int64()))])
+        calls = FunctionCalls(ManyNames(), ("k",), schema, pa.int64(), True)
+        return applied_operator(tg.Tumbling(10), calls, lateness_ms=5)
+
+    windows = Windows(made, backend=backend)
+    windows.process(rows_batch([(1, 1, 1), (1, 12, 2)]))
+    windows.watermark(9)
+    windows = windows.moved(2, backend)
+    assert set(WORDS) < {table.state for table in windows.stored()}
+    windows.process(rows_batch([(1, 3, 3)]))
+    windows.watermark(99)
+    found = [(row["rows"], set(row["counts"])) for row in windows.rows]
+    assert found == [(1, {1}), (2, {2}), (-1, {2}), (1, {3}), (-1, {3})]
+    windows.close()
 
 
 def test_what_is_refused() -> None:
@@ -156,7 +203,9 @@ def test_what_is_refused() -> None:
     makes = [lambda each=each: applied_operator(tg.Tumbling(10), each) for each in calls]
     with pytest.raises(ConfigurationError, match="'total' that the function does not bind"):
         Windows(makes[0], restored=stored)
-    with pytest.raises(ConfigurationError, match="two states are named 'window rows'"):
+    with pytest.raises(
+        ConfigurationError, match="state '_tidegate_window_rows': names that begin with '_tidegate_' are tidegate's own"
+    ):
         Windows(makes[1])
     late = Windows(makes[2])
     late.process(rows_batch([(1, 1, 1)]))

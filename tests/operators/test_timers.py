@@ -276,7 +276,7 @@ def test_a_timer_table_is_typed_and_sorted_by_key_group() -> None:
     driven.rows(event(1, 10), clock(2, 20), event(3, 30))
     (table,) = driven.snapshot()
 
-    assert table.state == "timers"
+    assert table.state == "_tidegate_timers"
     assert table.rows.schema.names == ["k", "_tidegate_timer_domain", "_tidegate_timer_timestamp_ms"]
     assert sorted(tuple(row.values()) for row in table.rows.to_pylist()) == [
         (1, "event_time", 10),

@@ -68,7 +68,7 @@ def checkpoint(store: FileSystemStore, layers: Sequence[Layer], parallelism: int
             continue
         groups = key_group_range(subtask.subtask, MAX_PARALLELISM, parallelism)
         handles = [written(store, f"{n}/{subtask.subtask}", layer, groups) for n, layer in enumerate(layers)]
-        timers = FrozenKeyedTable("timers", lambda groups=groups: chunk({"k": list(range(KEYS))}, groups))  # type: ignore[misc]
+        timers = FrozenKeyedTable("_tidegate_timers", lambda groups=groups: chunk({"k": list(range(KEYS))}, groups))  # type: ignore[misc]
         handle = write_state(store, f"whole/{subtask.subtask}", [(UID, timers)], inline_bytes_max=0)
         kept = tuple(handle for handle in handles if handle is not None)
         subtasks.append(replace(subtask, handle=handle, layers=kept))
@@ -131,7 +131,9 @@ def test_every_key_has_what_the_newest_layer_says(
         assert {key: value for key, value in expected.items() if key in owned} == applied(tables)
         numbers = [table.layer for table in tables]
         assert sorted(numbers) == numbers
-        timers = [k for table in tables if table.state == "timers" for k in table.rows.column("k").to_pylist()]
+        timers = [
+            k for table in tables if table.state == "_tidegate_timers" for k in table.rows.column("k").to_pylist()
+        ]
         assert sorted(owned) == sorted(timers)
 
 

@@ -100,7 +100,7 @@ def test_timers_are_those_of_a_set(name: str) -> None:
                 kept = None if stored is None else subject.backend.kept(stored[0])
                 if kept is not None:
                     subject.backend.go_back(stored[0])
-                    assert {table.state for table in kept} <= {"timers"}
+                    assert {table.state for table in kept} <= {"_tidegate_timers"}
                     again = TimersSubject(subject.backend, True, kept, composed(stored[1]))
                     snapshots = Snapshots(again, stored)  # type: ignore[arg-type]
             else:
@@ -228,7 +228,7 @@ def test_timers_move_between_backends_and_parallelisms() -> None:
     for make in BACKENDS.values():
         moved = 0
         for part in (groups < 5, groups >= 5):
-            stored = StateTable("timers", StateKind.KEYED, table.filter(pa.array(part)))
+            stored = StateTable("_tidegate_timers", StateKind.KEYED, table.filter(pa.array(part)))
             subject = TimersSubject(make, True, [stored])
             subject.check()
             moved += len(subject.model)
@@ -245,7 +245,7 @@ def test_damaged_timers_are_refused(name: str) -> None:
     def stored(domains: list[str | None], moments: pa.Array) -> StateTable:
         columns = [*keys.columns, pa.array(domains, pa.string()), moments]
         rows = pa.RecordBatch.from_arrays(columns, names=timers_schema(KEYS).names)
-        return StateTable("timers", StateKind.KEYED, rows)
+        return StateTable("_tidegate_timers", StateKind.KEYED, rows)
 
     right = stored(["event_time", "event_time"], pa.array([1, 1]))
     with pytest.raises(CorruptionError, match="twice"):
@@ -254,4 +254,4 @@ def test_damaged_timers_are_refused(name: str) -> None:
         with pytest.raises(CorruptionError, match="stored timers wait for"):
             TimersSubject(BACKENDS[name], True, [stored(domains, pa.array([1, 1]))])
     with pytest.raises(CorruptionError, match="stored timers have columns"):
-        TimersSubject(BACKENDS[name], True, [StateTable("timers", StateKind.KEYED, keys)])
+        TimersSubject(BACKENDS[name], True, [StateTable("_tidegate_timers", StateKind.KEYED, keys)])

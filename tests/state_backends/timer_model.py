@@ -34,7 +34,7 @@ class TimersSubject:
         self.backend.loaded()
         rows = composed(stored) if files is None else files
         self.model: set[Timer] = {
-            ((k, s), DOMAINS.index(domain), moment) for k, s, domain, moment in rows.get("timers", {})
+            ((k, s), DOMAINS.index(domain), moment) for k, s, domain, moment in rows.get("_tidegate_timers", {})
         }
 
     def batch(self, changes: Sequence[tuple[int, int, int, bool]]) -> None:
@@ -67,7 +67,7 @@ class TimersSubject:
     def expected(self) -> Rows:
         """What a checkpoint must hold now."""
         rows: dict[Key, dict[str, object]] = {(*key, DOMAINS[domain], moment): {} for key, domain, moment in self.model}
-        return {"timers": rows} if rows else {}
+        return {"_tidegate_timers": rows} if rows else {}
 
     def check(self) -> None:
         """The first of each clock, and how many there are, is as the model has it."""

@@ -135,7 +135,7 @@ def tables_in(found: list[do.TaskInstruction]) -> Tables:
 
 def timers_in(tables: Tables) -> list[int]:
     """The moments of the timers among them."""
-    (timers,) = (table.rows for _, of in tables for table in of if table.state == "timers")
+    (timers,) = (table.rows for _, of in tables for table in of if table.state == "_tidegate_timers")
     return sorted(timers.column("_tidegate_timer_timestamp_ms").to_pylist())
 
 

@@ -115,7 +115,7 @@ class SavepointWriter:
         `rows` is an Arrow table, batch or reader, a polars or a Spark DataFrame. Its columns are `keys`, each key once,
         and one named as the state, which is brought into the declared type. Rows whose value is null, or an empty list
         or map, are left out: they are no state. `state` may also be a name: then rows are taken as `read_state` gives
-        them. The name is "aggregate" for running aggregates, and "timers" for timers.
+        them. The name is "aggregate" for running aggregates, and "_tidegate_timers" for timers.
 
         Rows of a reader or a Spark DataFrame pass through the driver a batch at a time; more than 64 MB wait in its
         temporary files. Executors first write those of a DataFrame to the target, so it must be storage that they see.

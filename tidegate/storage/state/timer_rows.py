@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tidegate.storage.errors import CorruptionError
 from tidegate.storage.schemas.reserved_names import own_name
 
-TIMERS_STATE = "timers"
+TIMERS_STATE = own_name("timers")
 """Name of the table of timers, which lies beside those of the states."""
 
 TIMER_DOMAIN, TIMER_MOMENT = own_name("timer_domain"), own_name("timer_timestamp_ms")

@@ -31,6 +31,7 @@ from tidegate.actors.state_backends.common.cells import KeyRef
 from tidegate.storage.errors import ConfigurationError, IncompatibleStateError
 from tidegate.storage.schemas.dictionaries import widened
 from tidegate.storage.schemas.evolution import migrated
+from tidegate.storage.schemas.reserved_names import is_reserved
 from tidegate.storage.state.snapshot import Cut, FrozenChanged, FrozenState, OperatorSnapshot, StateChunk, StateTable
 from tidegate.storage.state.timer_rows import TIMERS_STATE
 
@@ -83,11 +84,22 @@ class KeyedStates:
         return self._states
 
     def bind(self, declared: S) -> S:
-        """Bind a declared state. ConfigurationError if it is too late, or for a name that is taken."""
-        name = declared.name
+        """Bind a state that a user has declared.
+
+        ConfigurationError if it is too late, or for a name that is taken or tidegate's own.
+        """
         if self._complete:
-            raise ConfigurationError(f"state {name!r} is bound too late: call context.state(...) in open")
-        self._names.take(name)
+            raise ConfigurationError(f"state {declared.name!r} is bound too late: call context.state(...) in open")
+        self._names.take(declared.name)
+        return self._bound(declared)
+
+    def bind_own(self, declared: S) -> S:
+        """Bind a state of tidegate itself, under a name of its own namespace."""
+        self._names.take_own(declared.name)
+        return self._bound(declared)
+
+    def _bound(self, declared: S) -> S:
+        name = declared.name
         if name in self._key_names:
             raise ConfigurationError(f"a state has the name of the key column {name!r}; choose another one")
         if declared.ttl is not None:
@@ -163,7 +175,10 @@ class KeyedStates:
         if state is None:
             raise self._names.not_bound(
                 table.state,
-                f"the checkpoint has a state {table.state!r} that the function does not bind (it binds "
+                f"the checkpoint has {table.state!r}, tidegate's own state for timers of windows, and the function "
+                "has no method on_timer any more: keep the method, or change the operator's uid"
+                if is_reserved(table.state)
+                else f"the checkpoint has a state {table.state!r} that the function does not bind (it binds "
                 f"{sorted(self._states)}): call self.context.state(...) for it in open, or change the operator's uid",
             )
         self.backend.load(table if table.removed else replace(table, rows=self._declared(state, table.rows)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tidegate.storage.errors import ConfigurationError, IncompatibleStateError
-from tidegate.storage.state.timer_rows import TIMERS_STATE
+from tidegate.storage.schemas.reserved_names import RESERVED_PREFIX, is_reserved
 
 
 class UndeclaredStateError(IncompatibleStateError):
@@ -20,7 +20,7 @@ class UndeclaredStateError(IncompatibleStateError):
 
 
 class StateNames:
-    """The names that are taken."""
+    """The names that are taken. States of users and those of tidegate have different namespaces (`own_name`)."""
 
     def __init__(self) -> None:
         self._taken: set[str] = set()
@@ -29,9 +29,19 @@ class StateNames:
         return iter(self._taken)
 
     def take(self, name: str) -> None:
-        """Take a name. ConfigurationError if another state has it, or tidegate itself."""
-        if name in self._taken or name == TIMERS_STATE:
-            raise ConfigurationError(f"two states are named {name!r} ({TIMERS_STATE!r} is tidegate's own)")
+        """Take a name for a state of a user. ConfigurationError if another state has it, or if it is tidegate's own."""
+        if is_reserved(name):
+            raise ConfigurationError(
+                f"state {name!r}: names that begin with {RESERVED_PREFIX!r} are tidegate's own; give the state another "
+                "name"
+            )
+        if name in self._taken:
+            raise ConfigurationError(f"two states are named {name!r}; give one of them another name")
+        self._taken.add(name)
+
+    def take_own(self, name: str) -> None:
+        """Take a name of tidegate's namespace."""
+        assert is_reserved(name) and name not in self._taken, f"the state {name!r}"
         self._taken.add(name)
 
     def not_bound(self, name: str, text: str) -> IncompatibleStateError:

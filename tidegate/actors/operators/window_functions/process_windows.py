@@ -177,7 +177,7 @@ class FunctionCalls(WindowCalls):
         """
         names = StateNames()
         for name in own_states:
-            names.take(name)
+            names.take_own(name)
         self._context, self._life = context, life
         self.states = states = KeyedStates(context, keys.names, self._scope, names, undo=self._undo)
         ask = self._ask = ProcessWindowContext(context, states, self._scope, bool(self._keys), life)
@@ -188,7 +188,7 @@ class FunctionCalls(WindowCalls):
                 timers, ask._window_end, lambda: ask.current_processing_time, lambda: ask.current_watermark
             )
         else:
-            names.take(TIMERS_OF_WINDOWS)  # its timers are tidegate's own, so they are not dropped as a state is
+            names.take_own(TIMERS_OF_WINDOWS)  # its timers are tidegate's own, so they are not dropped as a state is
         with blame_call(context, "open"):
             self._function.open(ask)
         states.complete()

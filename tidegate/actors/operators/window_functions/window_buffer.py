@@ -31,9 +31,9 @@ from tidegate.storage.schemas.one_batch import one_batch
 from tidegate.storage.schemas.reserved_names import own_name
 from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
 
-ROWS_STATE = "window rows"
-KEPT_STATE = "window rows kept"
-TOLD_STATE = "window results"
+ROWS_STATE = own_name("window_rows")
+KEPT_STATE = own_name("window_rows_kept")
+TOLD_STATE = own_name("window_results")
 WAITING, KEPT, TOLD = range(3)
 """The numbers of the tables."""
 PLACE = own_name("window_place_ms")

@@ -23,8 +23,9 @@ from tidegate.actors.operators.state.timers import TimeDomain, moment_of
 from tidegate.actors.operators.windows.assigned_windows import starts_of
 from tidegate.actors.operators.windows.slices import Window
 from tidegate.actors.operators.windows.window_specs import Cumulating, Sliding, Times, Tumbling
+from tidegate.storage.schemas.reserved_names import own_name
 
-TIMERS_OF_WINDOWS = "window timers"
+TIMERS_OF_WINDOWS = own_name("window_timers")
 _LATENESS_MS_MAX = 1 << 58
 """So long that a window is never over, and the sum with its end fits into 64 bits."""
 
@@ -55,7 +56,7 @@ class WindowTimers:
 
     def __init__(self, states: KeyedStates, life: WindowLife) -> None:
         self._timers, self._life = states.timers, life
-        self._moments = states.bind(MapState(TIMERS_OF_WINDOWS, pa.int64(), pa.list_(pa.int64())))
+        self._moments = states.bind_own(MapState(TIMERS_OF_WINDOWS, pa.int64(), pa.list_(pa.int64())))
 
     def register(self, end_ms: int, moment_ms: int) -> None:
         """Register a timer of the current key, for the window with this end."""

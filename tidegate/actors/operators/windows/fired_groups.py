@@ -12,9 +12,10 @@ import pyarrow as pa
 
 from tidegate.actors.operators.watermarks.group_moments import GroupMoments
 from tidegate.actors.protocol.stream_elements import MIN_WATERMARK_MS
+from tidegate.storage.schemas.reserved_names import own_name
 from tidegate.storage.state.snapshot import StateTable
 
-FIRED_STATE = "fired"
+FIRED_STATE = own_name("fired")
 _TIME = "time"
 
 
