@@ -32,7 +32,6 @@ ERRORS: dict[str, str] = {
     "SELECT * FROM TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts), INTERVAL '1' HOUR)) LIMIT 3": "rows that wait for windows",
     "SELECT auction FROM bids ORDER BY price LIMIT 0": "keeps at least one row",
     "SELECT auction FROM bids ORDER BY 2 LIMIT 1": "the result has 1 columns, counted from 1",
-    "SELECT auction FROM bids ORDER BY price NULLS LAST LIMIT 1": "a null has no rank",
     "SELECT auction FROM bids GROUP BY auction ORDER BY MAX(price) LIMIT 1": "let the aggregate stand there",
     "SELECT UPPER(EXPLODE(SPLIT(bidder, 'n'))) FROM bids": "EXPLODE makes several rows of one",
     "SELECT auction FROM bids WHERE EXPLODE(SPLIT(bidder, 'n')) = 'a'": "or in LATERAL VIEW",

@@ -59,6 +59,18 @@ MANY = "TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts), INTERVAL '10' SECONDS))"
 WRITTEN: list[tuple[str, dict[str, Any], list[tuple[Any, ...]]]] = [
     ("SELECT price * 2 AS price FROM bids b WHERE price > 0 ORDER BY b.price LIMIT 2", {}, [(10,), (14,)]),
     ("SELECT auction AS x FROM bids UNION ALL SELECT id FROM auctions ORDER BY x DESC LIMIT 2", {}, [(4,), (9,)]),
+    ("SELECT auction FROM bids ORDER BY price LIMIT 2", {}, [(2,), (3,)]),
+    ("SELECT auction FROM bids ORDER BY price NULLS LAST LIMIT 2", {}, [(2,), (4,)]),
+    ("SELECT auction FROM bids ORDER BY price DESC LIMIT 1", {}, [(2,)]),
+    ("SELECT auction FROM bids ORDER BY price DESC NULLS FIRST LIMIT 1", {}, [(3,)]),
+    (
+        (
+            "SELECT auction, window_start FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY window_start, window_end "
+            f"ORDER BY price) AS rn FROM {MANY}) AS ranked WHERE rn = 1"
+        ),
+        {},
+        [(1, at(0)), (1, at(10)), (3, at(20)), (4, at(40))],
+    ),
     (
         (
             "SELECT bidder, COUNT(*) AS n, SUM(price) FROM bids WHERE price > 0 GROUP BY bidder "

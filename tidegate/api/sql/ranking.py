@@ -17,7 +17,7 @@ from tidegate.api.sql.bounds import with_asked
 from tidegate.api.sql.expressions import Expressions
 from tidegate.api.sql.grouping import Keeping, aggregates_in
 from tidegate.api.sql.joining import pruned
-from tidegate.api.sql.relations import WINDOW_TIME, Name, Rank, Relation, columns_in, columns_of, free_name
+from tidegate.api.sql.relations import WINDOW_TIME, Name, OrderColumn, Rank, Relation, columns_in, columns_of, free_name
 from tidegate.api.sql.steps import Steps
 from tidegate.api.sql.text.dialect import is_call
 from tidegate.api.sql.text.places import check_only, refused, standing_at
@@ -42,13 +42,12 @@ def rank_of(node: exp.Window, relation: Relation, steps: Steps) -> tuple[Relatio
     for each in node.args.get("partition_by") or []:
         relation, name = _column(each, relation, steps)
         names.append(name)
-    by: list[tuple[str, bool]] = []
+    by: list[OrderColumn] = []
     for each in order.expressions:
-        descending = _is_descending(each)
         relation, name = _column(each.this, relation, steps)
         if name.bound:
             raise refused(each, "rows of one window are ranked by another column than its bounds")
-        by.append((name.inner, descending))
+        by.append(_order_column(each, name.inner))
     return relation, Rank(is_call(node.this, "RANK"), tuple(names), tuple(by), node)
 
 
@@ -58,19 +57,18 @@ def ordered(node: exp.Expr, made: Relation, source: Relation, items: list[exp.Ex
     A number is the place of a column, and an expression that stands in SELECT (`items`) is that column. Other names
     are those of the result, or else of `source`, the rows that the result is made of.
     """
-    by: list[tuple[str, bool]] = []
+    by: list[OrderColumn] = []
     for each in node.args["order"].expressions:
-        descending = _is_descending(each)
         place = _place_of(each.this, made, items)
         if place is not None:
-            by.append((made.names[place].inner, descending))
+            by.append(_order_column(each, made.names[place].inner))
             continue
         for aggregate in aggregates_in([each.this]):
             raise refused(aggregate, "ORDER BY takes columns of SELECT: let the aggregate stand there")
         view = made if all(made.has(column) for column in columns_in(each.this)) else source
         view, name = _column(each.this, view.with_stream(made.stream), steps)
         made = made.with_stream(view.stream)
-        by.append((name.inner, descending))
+        by.append(_order_column(each, name.inner))
     return replace(made, rank=Rank(False, (), tuple(by), node.args["order"]))
 
 
@@ -87,11 +85,10 @@ def _place_of(node: exp.Expr, made: Relation, items: list[exp.Expr]) -> int | No
     return plain.index(node) if node in plain else None
 
 
-def _is_descending(node: exp.Expr) -> bool:
+def _order_column(node: exp.Expr, name: str) -> OrderColumn:
+    """A part of ORDER BY whose values are in a column. Nulls are the least values, without NULLS FIRST or LAST."""
     descending, nulls_first = bool(node.args.get("desc")), node.args.get("nulls_first")
-    if nulls_first is not None and bool(nulls_first) == descending:
-        raise refused(node, "a null has no rank: filter it out, and leave NULLS FIRST or LAST out")
-    return descending
+    return OrderColumn(name, descending, descending if nulls_first is None else not nulls_first)
 
 
 def taken_limit(conditions: list[exp.Expr], relation: Relation) -> int | None:
@@ -116,13 +113,12 @@ def ranked(relation: Relation, limit: int, named: bool, steps: Steps, keeping: K
     """The first rows. `named`: whether anybody reads the rank. Raises ConfigurationError."""
     rank = relation.rank
     assert rank is not None
-    by, descending = [name for name, _ in rank.order], [down for _, down in rank.order]
     partition = [each.inner for each in rank.partition if not each.bound]
     bounds = {each.inner for each in rank.partition if each.bound}
     bounds |= (
         {each for each in partition if each in (WINDOW_START, WINDOW_END)} if relation.results is not None else set()
     )
-    needed = {*by, *partition}
+    needed = {*(each.name for each in rank.order), *partition}
     visible = [each for each in relation.names if not each.rank]
     kept = pruned(
         replace(relation, names=(*visible, *(Name(None, f"{name} ", name) for name in sorted(needed)))),
@@ -137,7 +133,7 @@ def ranked(relation: Relation, limit: int, named: bool, steps: Steps, keeping: K
         if relation.windows is not None or bounds:
             if not bounds >= {WINDOW_START, WINDOW_END}:
                 raise refused(rank.node, "rows in windows are ranked by PARTITION BY window_start, window_end, both")
-            made = _of_windows(stream, relation, partition, limit, by, descending, rank.ties, column, uid)
+            made = _of_windows(stream, relation, partition, limit, rank, column, uid)
         elif rank.ties:
             raise refused(rank.node, "RANK is for windows, where no row comes later; use ROW_NUMBER")
         elif stream._updating is not None:
@@ -146,7 +142,7 @@ def ranked(relation: Relation, limit: int, named: bool, steps: Steps, keeping: K
                 'rows that may be taken back are not ranked: rank results of windows, or of emit="final"',
             )
         else:
-            made = _running(stream, partition, limit, by, descending, column, uid, keeping, steps)
+            made = _running(stream, partition, limit, rank, column, uid, keeping, steps)
     names = [
         Name(each.table, each.name, column if each.rank and column is not None else each.inner)
         for each in relation.names
@@ -161,25 +157,31 @@ def _of_windows(
     relation: Relation,
     partition: list[str],
     limit: int,
-    by: list[str],
-    descending: list[bool],
-    ties: bool,
+    rank: Rank,
     column: str | None,
     uid: str,
 ) -> Stream:
+    by, descending, nulls_last = _by_columns(rank)
     if relation.windows is None:
         keyed = stream.key_by(*partition)
-        return keyed.top_n(limit, by, descending=descending, rank=column, emit="final", ties=ties, uid=uid)
+        return keyed.top_n(
+            limit, by, descending=descending, nulls_last=nulls_last, rank=column, emit="final", ties=rank.ties, uid=uid
+        )
     windows = stream.key_by(*partition).window(relation.windows) if partition else stream.window(relation.windows)
-    return windows.top_n(limit, by, descending=descending, rank=column, ties=ties, uid=uid)
+    return windows.top_n(limit, by, descending=descending, nulls_last=nulls_last, rank=column, ties=rank.ties, uid=uid)
+
+
+def _by_columns(rank: Rank) -> tuple[list[str], list[bool], list[bool]]:
+    """The columns of the order, whether each descends, and whether its nulls come last."""
+    order = rank.order
+    return [each.name for each in order], [each.descending for each in order], [each.nulls_last for each in order]
 
 
 def _running(
     stream: Stream,
     partition: list[str],
     limit: int,
-    by: list[str],
-    descending: list[bool],
+    rank: Rank,
     column: str | None,
     uid: str,
     keeping: Keeping,
@@ -190,11 +192,21 @@ def _running(
         of_all = free_name("of_all", columns_of(stream))
         stream, partition, alone = steps.computed(stream, {of_all: pl.lit(0, dtype=pl.Int8)}), [of_all], 1
     keyed = stream.key_by(*partition)
+    by, descending, nulls_last = _by_columns(rank)
     if keeping.emit == "update" and limit == 1 and len(by) == 1 and column is None:
         return keyed.deduplicate(by[0], keep="last" if descending[0] else "first", ttl=keeping.ttl, uid=uid)
     emit: RankEmit = "update" if keeping.emit == "update" else "changes"
-    ttl = keeping.ttl
-    made = keyed.top_n(limit, by, descending=descending, rank=column, emit=emit, ttl=ttl, uid=uid, parallelism=alone)
+    made = keyed.top_n(
+        limit,
+        by,
+        descending=descending,
+        nulls_last=nulls_last,
+        rank=column,
+        emit=emit,
+        ttl=keeping.ttl,
+        uid=uid,
+        parallelism=alone,
+    )
     if alone and emit == "changes" and made._updating is not None:
         # One subtask emits them all, so they are in order for a table with any keys.
         made._updating = replace(made._updating, keys=())

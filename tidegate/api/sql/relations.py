@@ -47,12 +47,21 @@ class Name:
 
 
 @dataclass(frozen=True, slots=True)
+class OrderColumn:
+    """A column of the stream in ORDER BY."""
+
+    name: str
+    descending: bool
+    nulls_last: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Rank:
     """A ranking that waits for the condition that says how many rows it keeps."""
 
     ties: bool
     partition: tuple[Name, ...]
-    order: tuple[tuple[str, bool], ...]
+    order: tuple[OrderColumn, ...]
     node: exp.Expr
 
 

@@ -492,6 +492,7 @@ class KeyedStream(OtherNames):
         by: str | Sequence[str],
         *,
         descending: bool | Sequence[bool] = True,
+        nulls_last: bool | Sequence[bool] | None = None,
         rank: str | None = None,
         emit: RankEmit = "changes",
         ties: bool = False,
@@ -502,8 +503,9 @@ class KeyedStream(OtherNames):
     ) -> Stream:
         """The first `n` rows of each key in the order of columns: `key_by("auction").top_n(10, by="price")`.
 
-        Of rows that are equal in all of `by` the first to arrive is before the others. `rank` names a column for the
-        rank, from 1. The stream has changes: a row that drops out, or changes its rank, is taken back. With
+        Of rows that are equal in all of `by` the first to arrive is before the others. Nulls come last where the order
+        descends and first where it ascends, as in Spark, or as `nulls_last` says. `rank` names a column for the rank,
+        from 1. The stream has changes: a row that drops out, or changes its rank, is taken back. With
         emit="update", which needs `rank`, a row takes the place of the one with its key and rank.
 
         Results of windows that are keyed by `window_end`, among others, may be ranked with emit="final": then the first
@@ -513,7 +515,7 @@ class KeyedStream(OtherNames):
         `ttl` (event time): a key is forgotten when its newest row among the first `n` is so far behind the watermark.
         See `docs/top-n.md`. Raises ConfigurationError.
         """
-        ranking = ranking_of(self.keys, n, by, descending, rank, emit, ties)
+        ranking = ranking_of(self.keys, n, by, descending, rank, emit, ties, nulls_last)
         if emit == "final":
             if ttl is not None:
                 raise ConfigurationError(f"{name}: rows go when their window ends; leave ttl= out")

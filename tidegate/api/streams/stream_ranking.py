@@ -40,6 +40,7 @@ def ranking_of(
     rank: str | None,
     emit: RankEmit,
     ties: bool,
+    nulls_last: bool | Sequence[bool] | None,
 ) -> Ranking:
     """What a caller has asked for. Raises ConfigurationError."""
     if emit not in ("changes", "update", "final"):
@@ -48,7 +49,10 @@ def ranking_of(
     down = (descending,) * len(columns) if isinstance(descending, bool) else tuple(descending)
     if rank is not None and not isinstance(rank, str):
         raise ConfigurationError(f"top_n(rank={rank!r}): it is the name of the column for the rank")
-    return Ranking(keys, n, columns, down, rank, emit == "changes", emit == "final", ties)
+    behind = None
+    if nulls_last is not None:
+        behind = (nulls_last,) * len(columns) if isinstance(nulls_last, bool) else tuple(nulls_last)
+    return Ranking(keys, n, columns, down, rank, emit == "changes", emit == "final", behind, ties)
 
 
 def ranked_stream(

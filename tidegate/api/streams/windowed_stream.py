@@ -484,6 +484,7 @@ class WindowedStream(OtherNames, Generic[S]):
         by: str | Sequence[str],
         *,
         descending: bool | Sequence[bool] = True,
+        nulls_last: bool | Sequence[bool] | None = None,
         rank: str | None = None,
         ties: bool = False,
         name: str = "top_n",
@@ -494,9 +495,10 @@ class WindowedStream(OtherNames, Generic[S]):
 
         The columns are those of the rows, `window_start`, `window_end` and, if it has a name, `rank`, from 1. Of rows
         that are equal in all of `by` the first to arrive is before the others; with `ties` they share a rank, and there
-        may be more than `n`. Rows come out once, and stand for themselves; their event time is the last millisecond of
-        the window. Rows that come too late are dropped, counted, and in `late_rows()` of the result, once for each
-        window that they miss. See `docs/top-n.md`. Raises ConfigurationError.
+        may be more than `n`. Nulls stand as with `KeyedStream.top_n`. Rows come out once, and stand for themselves;
+        their event time is the last millisecond of the window. Rows that come too late are dropped, counted, and in
+        `late_rows()` of the result, once for each window that they miss. See `docs/top-n.md`.
+        Raises ConfigurationError.
         """
         spec = self._spec
         if isinstance(spec, Session | Count):
@@ -508,6 +510,6 @@ class WindowedStream(OtherNames, Generic[S]):
                 f"{name}: the first rows of a window come out once, when it ends; leave allowed_lateness out, and give "
                 "the event time a larger max_out_of_orderness"
             )
-        ranking = ranking_of(window_keys(self._keys), n, by, descending, rank, "final", ties)
+        ranking = ranking_of(window_keys(self._keys), n, by, descending, rank, "final", ties, nulls_last)
         made = ranked_windows(self._stream, ranking, spec, name, uid, parallelism)
         return self._made(self._stream._program, made._inputs, ranking.keys, made.timestamp)

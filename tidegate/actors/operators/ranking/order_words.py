@@ -1,8 +1,8 @@
 """Order words: a column by which rows are ranked, as 64-bit integers in the same order.
 
 Rules: a word is comparable with other words of the same form alone; `order_form` names it, and state says it in the
-name of its column. Minus zero is zero. NaN is greater than any number. A null has no place in an order, so it is an
-error.
+name of its column. Minus zero is zero. NaN is greater than any number. A null has no word: a ranking places nulls
+before or behind all words (`placed_words`), and a deduplication refuses them.
 """
 
 from __future__ import annotations
@@ -47,14 +47,39 @@ def order_form(data_type: pa.DataType) -> str:
     return str(data_type)
 
 
+def placed_words(
+    batch: pa.RecordBatch, column: str, descending: bool, nulls_last: bool
+) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+    """Words that ascend in the order of a ranking, and where nulls stand; None if no row is null.
+
+    Nulls have the least word or the greatest. What has the same word is told apart by the second array: it is -1 for
+    nulls that come first, 1 for nulls that come last, and 0 for all other rows. ConfigurationError as
+    `check_order_column`.
+    """
+    values = plain(batch.column(column))
+    nulls = values.is_null().to_numpy(zero_copy_only=False) if values.null_count else None
+    words = _words_of(values, column)
+    words = ~words if descending else words
+    if nulls is None:
+        return words, None
+    return np.where(nulls, _MOST if nulls_last else _LEAST, words), np.where(
+        nulls, np.int64(1 if nulls_last else -1), 0
+    )
+
+
 def order_words(batch: pa.RecordBatch, column: str) -> NDArray[np.int64]:
     """The words of a column, read-only. ValueError for a null, ConfigurationError as `check_order_column`."""
     values = plain(batch.column(column))
     if values.null_count:
         raise ValueError(
-            f"column {column!r} is null in a row, and has no place in the order then; filter such rows out before "
-            "key_by, or fill in a value with with_columns"
+            f"column {column!r} is null in a row, and deduplicate orders rows by it; filter such rows out before "
+            f"(WHERE {column} IS NOT NULL), or fill in a value"
         )
+    return _words_of(values, column)
+
+
+def _words_of(values: pa.Array, column: str) -> NDArray[np.int64]:
+    """The words of values, read-only. Those of nulls mean nothing."""
     form = key_form(values, column)
     assert isinstance(form, Words), f"{values.type} has no order words"
     words = form.words

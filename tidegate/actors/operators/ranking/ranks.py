@@ -7,6 +7,7 @@ the first to come is before the others; with `ties` they share the rank of the f
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,43 @@ Positions = NDArray[np.int64]
 Words = list[NDArray[np.int64]]
 
 _BEHIND = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True, slots=True)
+class RankWords:
+    """The words of rows, of one column after the other, and which of these are null (`placed_words`)."""
+
+    values: Words
+    nulls: list[NDArray[np.int64] | None]
+
+    @property
+    def sorting(self) -> Words:
+        """What rows are sorted by, the first one counts most. Without nulls these are the words."""
+        pairs = zip(self.values, self.nulls, strict=True)
+        return [each for pair in pairs for each in pair if each is not None]
+
+    def take(self, rows: NDArray[np.int64]) -> RankWords:
+        """The words of some rows."""
+        return RankWords(
+            [words[rows] for words in self.values],
+            [None if nulls is None else nulls[rows] for nulls in self.nulls],
+        )
+
+    def then(self, other: RankWords) -> RankWords:
+        """These rows, and others behind them."""
+        values = [np.concatenate(pair) for pair in zip(self.values, other.values, strict=True)]
+        lengths = len(self.values[0]), len(other.values[0])
+        nulls: list[NDArray[np.int64] | None] = []
+        for pair in zip(self.nulls, other.nulls, strict=True):
+            if all(part is None for part in pair):
+                nulls.append(None)
+                continue
+            parts = [
+                np.zeros(length, dtype=np.int64) if part is None else part
+                for part, length in zip(pair, lengths, strict=True)
+            ]
+            nulls.append(np.concatenate(parts))
+        return RankWords(values, nulls)
 
 
 def ranks_of(groups: NDArray[np.int64], words: Words, ties: bool = False) -> Positions:

@@ -3,8 +3,8 @@
 Rules:
 
 - Rows are ordered by columns, each ascending or descending; of rows that are equal in all of them the first to arrive
-  is before the others (Flink's and SQL's `ROW_NUMBER`). Minus zero is zero, NaN is greater than any number, and a null
-  is an error: it has no place in an order.
+  is before the others (Flink's and SQL's `ROW_NUMBER`). Minus zero is zero, and NaN is greater than any number. Nulls
+  are before all values or behind them, and equal to each other.
 - State is at most `n` rows of each key (and window). A row that is not among them is never looked at again.
 - A batch changes each rank once. With a column for the rank, a row whose rank has changed is told under its new rank,
   and in changes taken back under the old one. Without it, it is told when it comes in and when it drops out.
@@ -25,8 +25,8 @@ from tidegate.actors.kernels.key_index.key_index import KeyIndex
 from tidegate.actors.operators.changes import CHANGE, DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE, with_kind
 from tidegate.actors.operators.operator import Emit
 from tidegate.actors.operators.operator_errors import blame
-from tidegate.actors.operators.ranking.order_words import check_order_column, order_words
-from tidegate.actors.operators.ranking.ranks import Positions, Words, ranks_of
+from tidegate.actors.operators.ranking.order_words import check_order_column, placed_words
+from tidegate.actors.operators.ranking.ranks import Positions, RankWords, ranks_of
 from tidegate.actors.operators.state.keys import key_columns, key_schema
 from tidegate.actors.operators.state.rows_operator import RowsOperator
 from tidegate.actors.operators.watermarks.watermark_generator import check_timestamp_column, event_times_ms
@@ -58,6 +58,8 @@ class Ranking:
     """Whether rows are taken back; otherwise a row replaces the one with its key and rank."""
     final: bool = False
     """Whether the rows of a key come out once, when its window ends; then there are no changes."""
+    nulls_last: tuple[bool, ...] | None = None
+    """Whether nulls of each column come behind all values. None: where the order descends, as in Spark."""
     ties: bool = False
     """Whether rows that are equal in the order share a rank, so that more than `n` may be among the first."""
 
@@ -70,6 +72,11 @@ class Ranking:
             raise ConfigurationError(
                 f"top_n(by={list(self.by)}, descending={list(self.descending)}): name at least one column, and say for "
                 "each whether it descends, or for all"
+            )
+        if len(self.nulls_behind) != len(self.by):
+            raise ConfigurationError(
+                f"top_n(by={list(self.by)}, nulls_last={list(self.nulls_behind)}): say for each column whether nulls "
+                "are behind its values, or for all"
             )
         if self.ties and not self.final:
             raise ConfigurationError(
@@ -110,10 +117,16 @@ class Ranking:
             columns.append(column)
         return pa.RecordBatch.from_arrays(columns, schema=declared)
 
-    def words(self, rows: pa.RecordBatch) -> Words:
+    @property
+    def nulls_behind(self) -> tuple[bool, ...]:
+        """Whether nulls of each column come behind all values."""
+        return self.descending if self.nulls_last is None else self.nulls_last
+
+    def words(self, rows: pa.RecordBatch) -> RankWords:
         """Rows as numbers, which ascend in the order of the ranking; the first column counts most."""
-        found = [order_words(rows, column) for column in self.by]
-        return [~words if down else words for words, down in zip(found, self.descending, strict=True)]
+        columns = zip(self.by, self.descending, self.nulls_behind, strict=True)
+        found = [placed_words(rows, column, down, last) for column, down, last in columns]
+        return RankWords([words for words, _ in found], [nulls for _, nulls in found])
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +138,10 @@ class Ranked:
     """First those that were there."""
 
 
-def ranked(groups: NDArray[np.int64], words: Words, there: int) -> Ranked:
+def ranked(groups: NDArray[np.int64], words: RankWords, there: int) -> Ranked:
     """Ranks within each group of rows that have come one after the other, of which the first `there` were there."""
-    return Ranked(ranks_of(groups[:there], [w[:there] for w in words]), ranks_of(groups, words))
+    sorting = words.sorting
+    return Ranked(ranks_of(groups[:there], [w[:there] for w in sorting]), ranks_of(groups, sorting))
 
 
 class TopN(RowsOperator):
@@ -151,7 +165,7 @@ class TopN(RowsOperator):
         self._swept_ms: int | None = None
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Rank the rows of a batch, and tell what has changed. OperatorError for a null in the order."""
+        """Rank the rows of a batch, and tell what has changed. OperatorError for a row without a time."""
         with blame(self.context, batch):
             rows, moments = self._taken(batch)
             words = self.ranking.words(rows)
@@ -165,13 +179,12 @@ class TopN(RowsOperator):
         of_stored, words_there = found.keys, self.ranking.words(stored)
         hopeful = self._hopeful(of_stored, words_there, groups, words, index.size)
         if hopeful is not None:
-            rows, groups, words = rows.take(pa.array(hopeful)), groups[hopeful], [w[hopeful] for w in words]
+            rows, groups, words = rows.take(pa.array(hopeful)), groups[hopeful], words.take(hopeful)
             moments = moments[hopeful]
         if rows.num_rows:
             all_rows = one_batch(pa.Table.from_batches([stored, rows]), "top_n")
             all_groups = np.concatenate((of_stored, groups))
-            all_words = [np.concatenate(pair) for pair in zip(words_there, words, strict=True)]
-            ranks = ranked(all_groups, all_words, len(of_stored))
+            ranks = ranked(all_groups, words_there.then(words), len(of_stored))
             there, n = len(of_stored), self.ranking.n
             table.remove(found.refs[ranks.after[:there] >= n])
             came = np.flatnonzero(ranks.after[there:] < n)
@@ -206,15 +219,15 @@ class TopN(RowsOperator):
         return self.ranking.columns_of(batch, self._columns), moments
 
     def _hopeful(
-        self, of_stored: Positions, there: Words, groups: Positions, words: Words, size: int
+        self, of_stored: Positions, there: RankWords, groups: Positions, words: RankWords, size: int
     ) -> Positions | None:
         """Rows that are not behind the last one of a full ranking by their first column alone. None: all."""
         full = np.bincount(of_stored, minlength=size) >= self.ranking.n
         if not full.any():
             return None
         last = np.full(size, np.iinfo(np.int64).min, dtype=np.int64)
-        np.maximum.at(last, of_stored, there[0])
-        hopeful = ~full[groups] | (words[0] <= last[groups])
+        np.maximum.at(last, of_stored, there.values[0])
+        hopeful = ~full[groups] | (words.values[0] <= last[groups])
         return None if hopeful.all() else np.flatnonzero(hopeful)
 
     def _keep(self, rows: pa.RecordBatch, moments: NDArray[np.int64]) -> None:

@@ -79,7 +79,7 @@ class LocalTop(Operator):
         return () if self._window is None else (DueByWindows(self._window),)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Emit the rows of a batch that count. OperatorError for a row without a time, or a null in the order."""
+        """Emit the rows of a batch that count. OperatorError for a row without a time."""
         with blame(self.context, batch):
             rows, ends = self._windows(batch)
             kept = self._first(batch, rows, ends)
@@ -118,9 +118,10 @@ class LocalTop(Operator):
             self._passes -= 1
             return None
         ranking = self._ranking
-        words = [word if len(rows) == len(word) else word[rows] for word in ranking.words(batch)]
+        words = ranking.words(batch)
+        words = words if len(rows) == batch.num_rows else words.take(rows)
         groups, size = self._groups(batch, rows, ends)
-        kept = first_rows(groups, words, ranking.n, ranking.ties, size)
+        kept = first_rows(groups, words.sorting, ranking.n, ranking.ties, size)
         kept |= ends - 1 <= self._watermark_ms
         if 2 * np.count_nonzero(kept) > len(kept):
             self._passes = _PASSED_BATCHES

@@ -25,7 +25,7 @@ from tidegate.actors.kernels.key_index.key_index import KeyIndex
 from tidegate.actors.operators.batch_rows import OUTPUT_ROWS_MAX
 from tidegate.actors.operators.operator import Emit, OperatorContext
 from tidegate.actors.operators.operator_errors import blame
-from tidegate.actors.operators.ranking.ranks import Positions, first_rows, ranks_of
+from tidegate.actors.operators.ranking.ranks import Positions, RankWords, first_rows, ranks_of
 from tidegate.actors.operators.ranking.top_n import MOMENT, STATE_NAME, Ranking
 from tidegate.actors.operators.source_splits import Due
 from tidegate.actors.operators.state.keys import key_schema
@@ -84,7 +84,7 @@ class WindowTop(RowsOperator):
         self._next_ms = None
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Keep the rows that are among the first so far. OperatorError for a null in the order."""
+        """Keep the rows that are among the first so far. OperatorError for a row without a time."""
         with blame(self.context, batch):
             rows = self._ranking.columns_of(batch, self._columns)
             words = self._ranking.words(rows)
@@ -99,7 +99,7 @@ class WindowTop(RowsOperator):
         if len(in_time) < batch.num_rows:
             picked = pa.array(in_time)
             rows, keys, moments = rows.take(picked), keys.take(picked), moments[in_time]
-            words = [word[in_time] for word in words]
+            words = words.take(in_time)
         if rows.num_rows:
             self._add(rows, keys, moments, words)
 
@@ -129,9 +129,7 @@ class WindowTop(RowsOperator):
             if fired_ms < moment_ms:
                 self._fired.advance(groups, moment_ms)
 
-    def _add(
-        self, rows: pa.RecordBatch, keys: pa.RecordBatch, moments: NDArray[np.int64], words: list[NDArray[np.int64]]
-    ) -> None:
+    def _add(self, rows: pa.RecordBatch, keys: pa.RecordBatch, moments: NDArray[np.int64], words: RankWords) -> None:
         """Compare rows with those that are kept, and keep the first ones of both."""
         index = KeyIndex(tuple(self.keys.names))
         upserted = index.upsert(keys)
@@ -143,8 +141,8 @@ class WindowTop(RowsOperator):
         groups = np.concatenate((found.keys, upserted.slots.astype(np.int64)))
         if there:
             stored = ranking.words(table.take(found.refs, list(dict.fromkeys(ranking.by))))
-            words = [np.concatenate(pair) for pair in zip(stored, words, strict=True)]
-        kept = first_rows(groups, words, ranking.n, ranking.ties, index.size)
+            words = stored.then(words)
+        kept = first_rows(groups, words.sorting, ranking.n, ranking.ties, index.size)
         table.remove(found.refs[~kept[:there]])
         came = np.flatnonzero(kept[there:])
         if len(came):
@@ -180,7 +178,7 @@ class WindowTop(RowsOperator):
         table.done()
         moments: Positions = rows.column(MOMENT).to_numpy()
         groups = KeyIndex(tuple(self.keys.names)).upsert(rows.select(self.keys.names)).slots.astype(np.int64)
-        ranks = ranks_of(groups, self._ranking.words(rows), self._ranking.ties)
+        ranks = ranks_of(groups, self._ranking.words(rows).sorting, self._ranking.ties)
         order = np.lexsort((ranks, groups, moments))
         for start in range(0, len(order), OUTPUT_ROWS_MAX):
             piece = order[start : start + OUTPUT_ROWS_MAX]

@@ -140,9 +140,10 @@ def with_rows(of: StateMeaning, **stored: pa.Schema) -> StateMeaning:
 
 def ranking_facts(ranking: Ranking) -> dict[str, object]:
     """What a ranking is, as facts."""
+    columns = zip(ranking.by, ranking.descending, ranking.nulls_behind, strict=True)
     order = [
-        f"{column_of(by)} {'descending' if down else 'ascending'}"
-        for by, down in zip(ranking.by, ranking.descending, strict=True)
+        f"{column_of(by)} {'descending' if down else 'ascending'}, nulls {'last' if last else 'first'}"
+        for by, down, last in columns
     ]
     emit = "final" if ranking.final else "changes" if ranking.changes else "update"
     return {
