@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -324,3 +326,22 @@ def test_values_of_flink_that_are_refused_name_what_to_write(tmp_path: Path, lin
     file.write_text(line)
     with pytest.raises(ConfigurationError, match=re.escape(meant)):
         load_config(file)
+
+
+@pytest.mark.parametrize("value", ["", [], 0, False, "env.yaml", [1]])
+def test_a_runtime_environment_is_a_mapping_wherever_it_stands(value: object, tmp_path: Path) -> None:
+    """In a file, in a variable, as a setting of a program and as an argument. Nothing at all stands for none."""
+    text = json.dumps(value)
+    path = tmp_path / "job.yaml"
+    path.write_text(f"ray.options:\n  runtime_env: {text}\n")
+    makes: list[Callable[[], object]] = [
+        lambda: load_config(path),
+        lambda: load_config(None, {"TIDEGATE_RAY_OPTIONS": f"{{runtime_env: {text}}}"}),
+        lambda: load_config({"ray.options": {"runtime_env": value}}),
+        lambda: tg.StreamEnvironment.raydp(ray_options={"runtime_env": value}),
+        lambda: tg.StreamEnvironment.ray(runtime_env=value),  # type: ignore[arg-type]
+    ]
+    for make in makes:
+        with pytest.raises(ConfigurationError, match=r"runtime_env.* not a mapping"):
+            make()
+    assert load_config({"ray.options": {"runtime_env": None}}).topology.runtime_env == {}

@@ -23,7 +23,7 @@ from tidegate.actors.runtimes.running_job import Runtime
 from tidegate.api.accompanied_job import AccompaniedJob
 from tidegate.api.config.config_file import Config, load_config
 from tidegate.api.config.sections.log_config import LogConfig
-from tidegate.api.config.sections.setting_values import spare_processes
+from tidegate.api.config.sections.setting_values import check_runtime_env_is_mapping, spare_processes
 from tidegate.api.program import Program
 from tidegate.api.ray_slots import check_slots, runtime_on
 from tidegate.api.sql.user_functions import UserFunctions
@@ -183,7 +183,7 @@ class Topologies(StreamSources):
             placement=placement,
             ray_address=_or(ray_address, where.address),
             spark_configs={**where.spark_configs, **(spark_configs or {})},
-            ray_options={**where.ray_options, **(ray_options or {})},
+            ray_options=_ray_options(where.ray_options, ray_options),
             include_dashboard=_or(include_dashboard, where.include_dashboard),
             show_log=bool(settings.log.given()),
         )
@@ -243,7 +243,7 @@ class Topologies(StreamSources):
             executors=_or(executors, where.executors),
             slots_per_executor=_or(slots_per_executor, where.slots_per_executor),
             object_store_bytes=_or(store, where.object_store_memory),
-            ray_options={**where.ray_options, **(ray_options or {})},
+            ray_options=_ray_options(where.ray_options, ray_options),
             cluster_options={**where.cluster_options, **(cluster_options or {})},
             include_dashboard=_or(include_dashboard, where.include_dashboard),
             show_log=bool(settings.log.given()),
@@ -344,6 +344,12 @@ def _settings(
 def _or(given: _Given | None, otherwise: _Otherwise) -> _Given | _Otherwise:
     """What an argument says; else something else."""
     return otherwise if given is None else given
+
+
+def _ray_options(configured: Mapping[str, Any], given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The arguments of `ray.init`: those that were given, and those of the configuration. Raises ConfigurationError."""
+    check_runtime_env_is_mapping(given or {}, "ray_options")
+    return {**configured, **(given or {})}
 
 
 def _standbys(given: object) -> Standbys | None:

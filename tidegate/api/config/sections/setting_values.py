@@ -343,6 +343,22 @@ def options(value: object, info: ValidationInfo) -> dict[str, object]:
     return dict(value)
 
 
+def ray_options(value: object, info: ValidationInfo) -> dict[str, object]:
+    """Arguments of `ray.init`, of which `runtime_env` is a mapping."""
+    found = options(value, info)
+    check_runtime_env_is_mapping(found, label(info))
+    return found
+
+
+def check_runtime_env_is_mapping(ray_options: Mapping[str, object], where: str) -> None:
+    """Raise ConfigurationError for a `runtime_env` that is no mapping. None stands for none."""
+    found = ray_options.get("runtime_env")
+    if found is not None and not isinstance(found, Mapping):
+        raise ConfigurationError(
+            f"{where}: runtime_env is {found!r}, and not a mapping such as {{'env_vars': {{'A': 'b'}}}}"
+        )
+
+
 def spark_configs(value: object, info: ValidationInfo) -> dict[str, str]:
     """Settings of Spark, all of them texts, as Spark has them."""
     found = {key if key.startswith("spark.") else f"spark.{key}": of for key, of in options(value, info).items()}

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from tidegate.api.config.sections import setting_values as of
-from tidegate.api.config.sections.section import Section, SettingError
+from tidegate.api.config.sections.section import Section
 from tidegate.api.config.sections.setting_names import KEYS
 
 
@@ -55,7 +55,7 @@ class TopologySettings(Section):
     )
     """With `on_spark`: bytes of each node's object store. None: what Ray thinks fit."""
 
-    ray_options: Annotated[dict[str, Any], BeforeValidator(of.options)] = Field(
+    ray_options: Annotated[dict[str, Any], BeforeValidator(of.ray_options)] = Field(
         default_factory=dict, alias=KEYS["ray_options"][0]
     )
     """Arguments of `ray.init`, with `raydp` and `on_spark`; with `ray` only its `runtime_env`."""
@@ -93,11 +93,9 @@ class TopologySettings(Section):
 
     @property
     def runtime_env(self) -> Mapping[str, Any]:
-        """The `runtime_env` of `ray_options`; empty if there is none. SettingError for anything but a mapping."""
-        found = self.ray_options.get("runtime_env") or {}
-        if not isinstance(found, Mapping):
-            raise SettingError(f"ray.options: runtime_env is {found!r}, and not a mapping", ("ray_options",))
-        return found
+        """The `runtime_env` of `ray_options`; empty if there is none."""
+        found: Mapping[str, Any] | None = self.ray_options.get("runtime_env")
+        return {} if found is None else found
 
     def of_spark(self) -> dict[str, str]:
         """What a SparkSession is made of: the settings of Spark, and those of its executors that were given."""
