@@ -149,7 +149,10 @@ def test_columns_that_streams_lack_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(tg.ConfigurationError, match="do not see this one's memory"):
         RayDatasetSource(ray.data.range(1)).stage("memory://datasets/s")
     careless = ray.data.range(3).map(lambda row: row)
+    source = RayDatasetSource(careless)
     careless.context.max_errored_blocks = 1
+    with pytest.raises(tg.ConfigurationError, match="max_errored_blocks is 1"):
+        source.stage(str(tmp_path / "careless"))
     with pytest.raises(tg.ConfigurationError, match="max_errored_blocks is 1"):
         RayDatasetSource(careless)
 

@@ -61,6 +61,15 @@ class RayDataError(TidegateError):
     """Ray Data could not compute a dataset: one of its functions or tasks failed, or it made no progress."""
 
 
+def _check_whole(ds: Dataset) -> None:
+    """Raise ConfigurationError if Ray Data may leave blocks of a dataset out."""
+    if ds.context.max_errored_blocks:
+        raise ConfigurationError(
+            f"from_ray_dataset: max_errored_blocks is {ds.context.max_errored_blocks} in the context of the dataset, "
+            "so Ray Data may leave blocks out: set it to 0"
+        )
+
+
 class RayDatasetSource:
     """Stands for a dataset until it is staged."""
 
@@ -71,11 +80,7 @@ class RayDatasetSource:
         """
         if not isinstance(ds, Dataset):
             raise ConfigurationError(f"from_ray_dataset takes a ray.data.Dataset, and not a {type(ds).__name__}")
-        if ds.context.max_errored_blocks:
-            raise ConfigurationError(
-                f"from_ray_dataset: max_errored_blocks is {ds.context.max_errored_blocks} in the context of the "
-                "dataset, so Ray Data may leave blocks out: set it to 0"
-            )
+        _check_whole(ds)
         self._ds = ds
         self._schema = _checked(_schema_of(ds) if schema is None else schema)
 
@@ -90,6 +95,7 @@ class RayDatasetSource:
         Raises ConfigurationError for blocks of other columns and for a URL in memory, AlreadyExistsError if `url` has
         staged data, RayDataError if Ray Data fails or makes no progress.
         """
+        _check_whole(self._ds)  # its context can be changed until here
         if get_protocol(url) == "memory":
             raise ConfigurationError(
                 f"cannot stage a dataset to {url}: Ray's tasks are other processes and do not see this one's memory. "
