@@ -19,7 +19,7 @@ from source_contract import check_source
 
 from tidegate.actors.sources import understood_filters
 from tidegate.actors.sources.files.delta_source import DeltaSource
-from tidegate.actors.sources.files.open_file import UnreadableFileError
+from tidegate.actors.sources.files.open_file import OpenFile, UnreadableFileError
 from tidegate.actors.sources.source import ReadResult, SourceSplit
 from tidegate.storage.errors import ConfigurationError
 
@@ -135,6 +135,18 @@ def test_a_file_that_was_changed_is_refused(url: str) -> None:
         source.reader().read(split, 0, 9)
     with pytest.raises(ConfigurationError, match=r"which is not there\. A vacuum may have deleted it"):
         DeltaSource.open(url)
+
+
+def test_a_row_over_the_limit_is_no_missing_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error has the size and what to do about it. Nothing about vacuums or restores, because the file is whole."""
+    url = str(tmp_path / "large")
+    monkeypatch.setattr(OpenFile.__init__, "__kwdefaults__", {"may_lack": False, "limit_bytes": 2**20})
+    write_deltalake(url, pa.table({"s": ["a" * 2**24]}))
+    source = DeltaSource.open(url)
+    with pytest.raises(UnreadableFileError, match=r"The limit is 1,048,576 bytes.*\. Shorten the values") as refused:
+        check_source(source)
+    assert "acuum" not in str(refused.value)
+    assert "restore" not in str(refused.value)
 
 
 def _features(*names: str) -> Callable[[dict[str, Any]], None]:

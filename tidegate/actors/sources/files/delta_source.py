@@ -42,6 +42,7 @@ _ADVICE = Advice(
     "Delta never changes a file, so something else did; put it back as it was, or start without restore",
     "A vacuum may have deleted it: let vacuums keep files for longer than jobs run (RETAIN n HOURS), and start without "
     "restore; or put it back as it was",
+    "Shorten the values, or leave the column out, where the table is written",
 )
 
 

@@ -21,7 +21,7 @@ import pyarrow as pa
 from tidegate.actors.sources.bad_rows import RowsRead
 from tidegate.actors.sources.files.formats import completed, open_rows, without_constants
 from tidegate.actors.sources.files.lanes import FileAt
-from tidegate.actors.sources.files.parquet_pieces import LIMIT_BYTES
+from tidegate.actors.sources.files.parquet_pieces import LIMIT_BYTES, TooLargeError
 from tidegate.actors.sources.files.store_file import StoreFile
 from tidegate.actors.sources.files.text_rows import TextFormat, TextRows
 from tidegate.actors.sources.pushed_filters import Rows
@@ -43,12 +43,15 @@ class Advice:
     changed: str
     unreadable: str
     """It is damaged, or gone."""
+    too_large: str
+    """A row or a page of it exceeds the limit."""
 
 
 OF_FILES = Advice(
     'Files must be complete when they get their name: write them under a name that begins with "_" or ".", or '
     "elsewhere in the same storage, and rename them",
     'Correct it, or leave out what cannot be read: from_files(bad_rows="skip"), or "side" to keep it in a stream',
+    'Or leave out the rest of the file: from_files(bad_rows="skip"), or "side" to keep it in a stream',
 )
 
 
@@ -209,4 +212,5 @@ def reading(file: StoreFile, advice: Advice) -> Iterator[None]:
     except (ConfigurationError, pa.ArrowException, ValueError, KeyError, OSError) as error:
         if file.failure is not None:
             raise file.failure from error
-        raise UnreadableFileError(f"{file.url} cannot be read: {error}. {advice.unreadable}") from error
+        what_to_do = advice.too_large if isinstance(error, TooLargeError) else advice.unreadable
+        raise UnreadableFileError(f"{file.url} cannot be read: {error}. {what_to_do}") from error

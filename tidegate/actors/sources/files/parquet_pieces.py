@@ -46,6 +46,10 @@ _DECIMAL_BYTES = 16
 _TEXTS = ("NONE", "STRING", "JSON", "BSON", "ENUM", "UNDEFINED")
 
 
+class TooLargeError(ConfigurationError):
+    """A row or a page of a file has more bytes than the limit. The file is whole."""
+
+
 @dataclass(frozen=True, slots=True)
 class Leaf:
     """A plain column of a file, which may be within a nested one: its number, its path, and the name of the whole."""
@@ -128,7 +132,7 @@ class PieceSizes:
         self._limit = limit
 
     def of(self, group: int) -> PieceSize:
-        """The size for a row group. Raises ConfigurationError where a page or an average row exceeds the limit."""
+        """The size for a row group. Raises TooLargeError where a page or an average row exceeds the limit."""
         metadata = self._parquet.metadata.row_group(group)
         average = heaviest = 0.0
         large = {}
@@ -137,14 +141,14 @@ class PieceSizes:
             fixed = leaf.width * chunk.num_values
             if fixed > self._limit * metadata.num_rows and fixed > FEW * chunk.total_compressed_size:
                 size = f"{fixed // metadata.num_rows:,} bytes in column {leaf.path!r} on average"
-                raise ConfigurationError(f"rows of row group {group} have {size}. {_advice(self._limit)}")
+                raise TooLargeError(f"rows of row group {group} have {size}. {_advice(self._limit)}")
             average += (stored := max(chunk.total_uncompressed_size, fixed))
             pages = self._pages(chunk, leaf)
             if pages is not None and pages.largest_bytes > _LARGE_PAGE_BYTES:
                 large[leaf.path] = pages.largest_bytes
             heaviest += max(stored, self._most(group, chunk, leaf, pages))
         if sum(large.values()) > self._limit:
-            raise ConfigurationError(_pages_too_large(group, large, self._limit))
+            raise TooLargeError(_pages_too_large(group, large, self._limit))
         rows = max(1, min(int(PIECE_BYTES * metadata.num_rows / max(1.0, heaviest)), PIECE_ROWS_MAX))
         return PieceSize(rows, joined=heaviest > average)
 
@@ -196,9 +200,9 @@ def _one(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
-def row_too_large(row: int, size: int, limit: int) -> ConfigurationError:
+def row_too_large(row: int, size: int, limit: int) -> TooLargeError:
     """The error for a row that is known to exceed the limit before it is decoded."""
-    return ConfigurationError(f"row {row:,} (counted from 0) has {size:,} bytes of text. {_advice(limit)}")
+    return TooLargeError(f"row {row:,} (counted from 0) has {size:,} bytes of text. {_advice(limit)}")
 
 
 def _pages_too_large(group: int, large: dict[str, int], limit: int) -> str:

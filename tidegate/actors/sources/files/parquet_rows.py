@@ -129,7 +129,7 @@ class ParquetRows:
     def _cut(self, batch: pa.RecordBatch, begin: int, row: int) -> Iterator[tuple[pa.RecordBatch, int]]:
         """A batch in pieces that are not too large when dictionaries are decoded, each with its first row.
 
-        `row`: the number of the row 0. Raises ConfigurationError for a row over the limit.
+        `row`: the number of the row 0. Raises TooLargeError for a row over the limit.
         """
         decoded = _decoded_bytes(batch)
         if batch.num_rows < 2 or decoded <= PIECE_BYTES:

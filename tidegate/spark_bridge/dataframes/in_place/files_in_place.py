@@ -43,7 +43,7 @@ _STAGE = (
     "it. Put it back as it was, its time of change included, and restore. Or start without restore, with "
     "from_dataframe(stage=True), which writes the rows down when the job is submitted"
 )
-_ADVICE = Advice(_STAGE, _STAGE)
+_ADVICE = Advice(_STAGE, _STAGE, "Shorten the values, or leave the column out, before from_dataframe")
 
 
 @wire
