@@ -7,6 +7,7 @@ are is found by skipping from one to the next. `StoredNamespaces` does both, als
 from __future__ import annotations
 
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
@@ -89,7 +90,35 @@ class StoredNamespaces:
         return decode_rows([key[HEAD.size :] for key in keys], self._session.key_schema)
 
 
-class RocksNamespaces(RocksTable):
+class NamespacesInTurn(ABC):
+    """What a `NamespacedTable` in RocksDB does with several namespaces: with one after the other."""
+
+    @abstractmethod
+    def scan_namespace(
+        self, namespace: int, rows_max: int, groups: range | None = None
+    ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
+        """The keys in a namespace, in batches, with their slots. StorageError."""
+
+    @abstractmethod
+    def drain_namespace(
+        self, namespace: int, rows_max: int, groups: range | None = None
+    ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
+        """The same; the rows of a batch are removed when it is drawn. StorageError."""
+
+    def scan_namespaces(
+        self, namespaces: Sequence[int], rows_max: int, groups: range | None = None
+    ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
+        """The keys in namespaces, one after the other, as of `scan_namespace`. StorageError."""
+        return chain.from_iterable(self.scan_namespace(each, rows_max, groups) for each in namespaces)
+
+    def drain_namespaces(
+        self, namespaces: Sequence[int], rows_max: int, groups: range | None = None
+    ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
+        """The same; the rows of a batch are removed when it is drawn. StorageError."""
+        return chain.from_iterable(self.drain_namespace(each, rows_max, groups) for each in namespaces)
+
+
+class RocksNamespaces(NamespacesInTurn, RocksTable):
     """A `NamespacedTable` whose rows are in RocksDB."""
 
     def namespaces(self) -> NDArray[np.int64]:
@@ -112,18 +141,6 @@ class RocksNamespaces(RocksTable):
             if self.changes is not None:
                 self.changes.removed(stored)
             yield keys, slots
-
-    def scan_namespaces(
-        self, namespaces: Sequence[int], rows_max: int, groups: range | None = None
-    ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
-        """The keys in namespaces, one after the other, as of `scan_namespace`. StorageError."""
-        return chain.from_iterable(self.scan_namespace(each, rows_max, groups) for each in namespaces)
-
-    def drain_namespaces(
-        self, namespaces: Sequence[int], rows_max: int, groups: range | None = None
-    ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
-        """The same; the rows of a batch are removed when it is drawn. StorageError."""
-        return chain.from_iterable(self.drain_namespace(each, rows_max, groups) for each in namespaces)
 
     def _pieces(
         self, namespace: int, rows_max: int, groups: range | None

@@ -21,7 +21,7 @@ from tidegate.actors.state_backends.common.backend import ValueSpec
 from tidegate.actors.state_backends.rocksdb.cached.cached_table import CachedTable
 from tidegate.actors.state_backends.rocksdb.cached.hot_namespaces import HotNamespaces
 from tidegate.actors.state_backends.rocksdb.database_session import RocksSession
-from tidegate.actors.state_backends.rocksdb.namespaces import StoredNamespaces
+from tidegate.actors.state_backends.rocksdb.namespaces import NamespacesInTurn, StoredNamespaces
 from tidegate.storage.rocksdb.value_layout import RocksState
 
 _BROUGHT_ROWS = 16_384
@@ -30,7 +30,7 @@ _RUN_ROWS = 65_536
 """Room is made when so many have been brought in."""
 
 
-class CachedNamespaces(CachedTable):
+class CachedNamespaces(NamespacesInTurn, CachedTable):
     """A `NamespacedTable`. Of its rows, about `cache_bytes` are in memory between batches."""
 
     _hot: HotNamespaces
@@ -97,18 +97,6 @@ class CachedNamespaces(CachedTable):
             self.hot.drained(namespace, part, np.concatenate(drawn))
         self.hot.forget_empty(namespace)
         self._space.settle()
-
-    def scan_namespaces(
-        self, namespaces: Sequence[int], rows_max: int, groups: range | None = None
-    ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
-        """The keys in namespaces, one after the other, as of `scan_namespace`. StorageError."""
-        return chain.from_iterable(self.scan_namespace(each, rows_max, groups) for each in namespaces)
-
-    def drain_namespaces(
-        self, namespaces: Sequence[int], rows_max: int, groups: range | None = None
-    ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
-        """The same; the rows of a batch are removed when it is drawn. StorageError."""
-        return chain.from_iterable(self.drain_namespace(each, rows_max, groups) for each in namespaces)
 
     def changed(self) -> Iterator[object]:
         """Freeze what is not in the database. The result writes it, a part with each item drawn. StorageError."""
