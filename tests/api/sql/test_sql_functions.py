@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import decimal
 import pickle
 import threading
 from collections.abc import Callable, Iterator
@@ -205,3 +207,59 @@ def test_a_call_is_pickled_with_its_function() -> None:
     calls = pickle.loads(pickle.dumps(RowCalls("F", lambda k: k + 1, pa.int64(), False)))
     assert calls([pl.Series([1, 2]), pl.Series(["F"])]).to_list() == [2, 3]
     assert calls([pl.Series([], dtype=pl.Int64), pl.Series(["F"])]).dtype == pl.Int64
+
+
+_AT, _SPAN = dt.datetime(2024, 1, 1, 12), dt.timedelta(seconds=1)
+RESULT_TYPES: list[tuple[pa.DataType, Any, pa.DataType | None]] = [
+    *((each, 1, None) for each in (pa.int8(), pa.int16(), pa.int32(), pa.int64())),
+    *((each, 1.5, None) for each in (pa.float16(), pa.float32(), pa.float64())),
+    *((each, _AT, None) for each in (pa.timestamp("ms"), pa.timestamp("us"), pa.timestamp("ns"))),
+    *((each, _SPAN, None) for each in (pa.duration("ms"), pa.duration("us"))),
+    (pa.bool_(), True, None),
+    (pa.string(), "a", None),
+    (pa.binary(), b"a", None),
+    (pa.date32(), _AT.date(), None),
+    (pa.time64("ns"), _AT.time(), None),
+    (pa.timestamp("us", "Europe/Berlin"), _AT.replace(tzinfo=dt.UTC), None),
+    (pa.decimal128(10, 2), decimal.Decimal("1.25"), None),
+    (pa.list_(pa.int64()), [1], None),
+    (pa.list_(pa.int64(), 2), [1, 2], None),
+    (pa.struct([("a", pa.int32()), ("b", pa.string())]), {"a": 1, "b": "x"}, None),
+    (pa.map_(pa.string(), pa.int64()), {"a": 1}, None),
+    (pa.uint8(), 1, pa.int16()),
+    (pa.uint16(), 1, pa.int32()),
+    (pa.uint32(), 1, pa.int64()),
+    (pa.large_string(), "a", pa.string()),
+    (pa.large_binary(), b"a", pa.binary()),
+    (pa.binary(2), b"ab", pa.binary()),
+    (pa.large_list(pa.int64()), [1], pa.list_(pa.int64())),
+    (pa.dictionary(pa.int32(), pa.string()), "a", pa.string()),
+    (pa.time32("s"), _AT.time(), pa.time64("ns")),
+    (pa.time64("us"), _AT.time(), pa.time64("ns")),
+    (pa.timestamp("s"), _AT, pa.timestamp("ms")),
+    (pa.timestamp("s", "UTC"), _AT.replace(tzinfo=dt.UTC), pa.timestamp("ms", "UTC")),
+    (pa.duration("s"), _SPAN, pa.duration("ms")),
+    (pa.date64(), _AT.date(), pa.timestamp("ms")),
+    (pa.list_(pa.timestamp("s")), [_AT], pa.list_(pa.timestamp("ms"))),
+    (pa.struct([("a", pa.uint8())]), {"a": 1}, None),
+    (pa.struct([("a", pa.timestamp("s"))]), {"a": _AT}, pa.struct([("a", pa.timestamp("ms"))])),
+    (pa.null(), None, pa.string()),
+]
+
+
+def test_a_type_that_sql_lacks_becomes_the_next_one_that_holds_it() -> None:
+    """All other types stay as they were declared. The stream has the types of the rows, and no value changes."""
+    with tg.StreamEnvironment.local() as env:
+        env.create_temporary_view("users", env.from_batches(USERS, uid="users"))
+        for number, (data_type, value, _) in enumerate(RESULT_TYPES):
+            env.create_temporary_function(f"f{number}", lambda _, value=value: value, returns=data_type)
+        calls = ", ".join(f"f{number}(k) AS c{number}" for number in range(len(RESULT_TYPES)))
+        stream = env.sql(f"SELECT {calls} FROM users")
+        declared = stream.schema
+        collected = stream.collect()
+        assert env.execute("types").wait("4min") == "finished"
+    rows = collected.to_arrow()
+    assert declared is not None
+    for (data_type, value, expected), field, column in zip(RESULT_TYPES, declared, rows.columns, strict=True):
+        assert (field.type, column.type) == (expected or data_type,) * 2, data_type
+        assert column.to_pylist() == pa.array([value] * 4, data_type).cast(expected or data_type).to_pylist()
