@@ -56,7 +56,10 @@ def test_a_file_of_others_is_not_used(home: Path) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"port": -1}, {"port": 65_536}, {"address": ""}, {"address": "a b"}],
+    [
+        *({"port": port} for port in (-1, 65_536, True, 1.5, "80")),
+        *({"address": address} for address in ("", "a b", 5)),
+    ],
 )
 def test_wrong_options(options: dict[str, object]) -> None:
     """They are refused where they are given."""

@@ -324,8 +324,12 @@ class Topologies(StreamSources):
 
     @max_parallelism.setter
     def max_parallelism(self, max_parallelism: int | None) -> None:
-        if max_parallelism is not None and not 1 <= max_parallelism <= MAX_PARALLELISM_LIMIT:
-            raise ConfigurationError(f"max_parallelism={max_parallelism}: it is from 1 to {MAX_PARALLELISM_LIMIT:,}")
+        if max_parallelism is not None and (
+            type(max_parallelism) is not int or not 1 <= max_parallelism <= MAX_PARALLELISM_LIMIT
+        ):
+            raise ConfigurationError(
+                f"max_parallelism={max_parallelism!r}: it is a whole number from 1 to {MAX_PARALLELISM_LIMIT:,}"
+            )
         self._program.max_parallelism = max_parallelism
 
 

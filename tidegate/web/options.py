@@ -31,9 +31,14 @@ class WebOptions:
     address: str = "127.0.0.1"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65_535:
-            raise ConfigurationError(f"rest.port is {self.port}: a port is from 0 to 65,535")
-        if not self.address or not self.address.isprintable() or " " in self.address:
+        if type(self.port) is not int or not 0 <= self.port <= 65_535:
+            raise ConfigurationError(f"rest.port is {self.port!r}: a port is a whole number from 0 to 65,535")
+        if (
+            not isinstance(self.address, str)
+            or not self.address
+            or not self.address.isprintable()
+            or " " in self.address
+        ):
             raise ConfigurationError(f"rest.bind-address is {self.address!r}: give the name or the address of a host")
 
     @property
