@@ -69,14 +69,13 @@ def show_progress(
             # What is registered last is called first: this must be before Ray's own, which came with its import.
             atexit.unregister(stop_progress)
             atexit.register(stop_progress)
-        alive = [each for each in _FOLLOWERS.get(runtime, ()) if each.thread.is_alive()]
         try:
             follower.thread.start()
         except RuntimeError as error:  # The job runs, and needs no display.
             log.warning("the progress of job %r is not shown: %s", name, error)
             shown.end()
             return
-        _FOLLOWERS[runtime] = [*alive, follower]
+        _FOLLOWERS.setdefault(runtime, []).append(follower)
 
 
 def stop_progress(runtime: object | None = None) -> None:
@@ -120,6 +119,17 @@ class Follower:
             log.debug("the progress of a job is not shown any more: %s", error_text(error))
         finally:
             self._shown.end()
+            _forget(self)
+
+
+def _forget(follower: Follower) -> None:
+    """Let go of a follower whose thread ends, and with it of the job and all that the job holds."""
+    with _LOCK:
+        for runtime, followers in list(_FOLLOWERS.items()):
+            if follower in followers:
+                followers.remove(follower)
+                if not followers:
+                    del _FOLLOWERS[runtime]
 
 
 class Lines:
