@@ -8,12 +8,14 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
+import hanging
 import processor_time
 import pytest
 import spreading
@@ -53,9 +55,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Tests are dealt out by `spreading`, looked at by `processor_time`, and may ask for `stores`."""
+    """Tests are dealt out by `spreading`, looked at by `processor_time` and `hanging`, and may ask for `stores`."""
     config.pluginmanager.register(spreading, "spreading")
     config.pluginmanager.register(processor_time, "processor_time")
+    config.pluginmanager.register(hanging, "hanging")
     config.pluginmanager.register(stores, "stores")
     if unknown := sorted(_wanted(config) - _KINDS):
         raise pytest.UsageError(f"--kinds: no kind of test is called {unknown}; there are {sorted(_KINDS)}")
@@ -136,6 +139,15 @@ def _loggers() -> list[logging.Logger]:
 def _names_of_loggers(known: int) -> list[str]:
     """Those of tidegate. There are hundreds of others, and none is forgotten: all are looked at when one is new."""
     return [name for name in list(logging.root.manager.loggerDict) if name.startswith("tidegate")]
+
+
+@pytest.fixture(autouse=True)
+def watched_jobs_of_tests(request: pytest.FixtureRequest) -> None:
+    """Waits end where the jobs of their test have failed. What runs no job does not import what that needs."""
+    if "tidegate.api.submission.job" in sys.modules or hasattr(request.module, "tg"):
+        from watched_jobs import watch_jobs
+
+        watch_jobs()
 
 
 @pytest.fixture(scope="session", autouse=True)

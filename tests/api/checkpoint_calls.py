@@ -23,19 +23,15 @@ class Calls:
     def __init__(self, before: Callable[[int], object] = lambda number: None) -> None:
         self.all: list[tuple[int, list[int]]] = []
         self._before = before
-        self._changed = threading.Condition()
 
     def __call__(self, df: pa.Table, checkpoint_id: int) -> None:
         """A call that has worked is remembered after `before`."""
         self._before(checkpoint_id)
-        with self._changed:
-            self.all.append((checkpoint_id, df["x"].to_pylist()))
-            self._changed.notify_all()
+        self.all.append((checkpoint_id, df["x"].to_pylist()))
 
     def await_calls(self, count: int) -> None:
         """Wait until there were so many."""
-        with self._changed:
-            assert self._changed.wait_for(lambda: len(self.all) >= count, WAIT_S), f"{len(self.all)} calls"
+        until(f"{count} calls", lambda: len(self.all) >= count, lambda: self.all)
 
     @property
     def ids(self) -> list[int]:
@@ -68,7 +64,7 @@ class HeldCalls(Calls):
 
     def await_call(self) -> None:
         """Wait for the first one that waits."""
-        assert self._called.wait(WAIT_S), "no call was made"
+        until("a call", self._called.is_set)
 
     def _hold(self, number: int) -> None:
         if number < self._from_id:
@@ -102,7 +98,12 @@ def running(folder: Path, calls: Callable[[pa.Table, int], object], *gates: int,
     with opening(GatedSource(ROWS, gates=gates)) as source, local(1) as env:
         calling(env, source, calls, **options)
         job = env.execute("calls", checkpoints=config(folder, retained=9), restart=NO_RESTART)
-        yield Running(env, source, job, [checkpoint_at(source, job, gate) for gate in gates[:-1]])
+        try:
+            yield Running(env, source, job, [checkpoint_at(source, job, gate) for gate in gates[:-1]])
+        except BaseException:
+            if isinstance(calls, HeldCalls):
+                calls.go.set()  # The end of the environment waits for the call.
+            raise
 
 
 def checkpoint_at(source: GatedSource, job: tg.Job, gate: int) -> str:

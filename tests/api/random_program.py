@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import pyarrow as pa
-from local_jobs import WAIT_S
+from waiting import until
 
 import tidegate as tg
 
@@ -224,10 +224,11 @@ class StoppingSource:
             self._limit = limit
             self._reached.clear()
             self._changed.notify_all()
-            read = self._changed.wait_for(
-                lambda: self.failures >= self._expected_failures and len(self._reached) == self.SPLITS, WAIT_S
-            )
-        assert read, f"rows before {limit} were not read: {job.progress()}"
+        until(f"the rows before {limit}", self._is_read_up_to_limit, job.progress)
+
+    def _is_read_up_to_limit(self) -> bool:
+        with self._changed:
+            return self.failures >= self._expected_failures and len(self._reached) == self.SPLITS
 
     def end(self) -> None:
         """The splits end where they were read to, and whoever waits is let go."""

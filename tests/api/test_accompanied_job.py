@@ -115,7 +115,7 @@ def test_companions_hear_of_an_end_that_nobody_asks_for() -> None:
     alone, job = accompanied(worker)
     job.start()
     alone.ends("suspended")
-    assert worker.told.wait(WAIT_S)
+    until("the end to be told", worker.told.is_set)
     worker.go.set()
     assert job.wait(WAIT_S) == alone.progress()
     assert job.over
@@ -127,7 +127,7 @@ def test_a_job_runs_until_its_companions_are_over() -> None:
     alone, job = accompanied(worker)
     job.start()
     alone.ends("finished")
-    assert worker.told.wait(WAIT_S)
+    until("the end to be told", worker.told.is_set)
     assert job.progress().status == "running"
     assert job.wait(0.0) is None
     assert not job.over

@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from local_jobs import NO_RESTART, WAIT_S, config, local
+from waiting import until
 
 import tidegate as tg
 from tidegate import recovery
@@ -72,7 +73,7 @@ def interrupt(folder: Path, *, static: bool = False) -> str:
     with local(2) as env:
         program(env, source, folder)
         job = env.execute("job", checkpoints=config(folder / "checkpoints"), restart=NO_RESTART)
-        assert source.in_the_middle.wait(WAIT_S)
+        until("a read", source.in_the_middle.is_set)
         path = job.savepoint(str(folder / "savepoints"))
         job.cancel()
         source.go_on.set()

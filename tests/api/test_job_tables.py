@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 from local_jobs import (
     NO_RESTART,
-    WAIT_S,
     GatedSource,
     WatchedStore,
     config,
@@ -21,6 +20,7 @@ from local_jobs import (
     opening,
     rows,
 )
+from waiting import until
 
 import tidegate as tg
 from tidegate import recovery
@@ -74,7 +74,7 @@ def test_a_running_table_shows_committed_rows_only(tmp_path: Path) -> None:
         assert table.to_arrow().num_rows == 0
 
         job.trigger_checkpoint("4min")
-        assert committed.acquire(timeout=WAIT_S)
+        until("the commit", lambda: committed.acquire(blocking=False))
         first = sorted(table.to_arrow()["x"].to_pylist())
         assert first == list(range(10))
         source.open_gate(10)

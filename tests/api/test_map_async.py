@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from local_jobs import NO_RESTART, GatedSource, config, finish, local, opening
+from waiting import until
 
 import tidegate as tg
 
@@ -87,7 +88,7 @@ def test_rows_under_way_are_asked_again_after_a_restore(tmp_path: Path, parallel
         job = env.execute("asks", checkpoints=config(tmp_path / "checkpoints"), restart=NO_RESTART)
         source.await_gate(20)
         for _ in range(40):
-            assert began.acquire(timeout=240)
+            until("each call", lambda: began.acquire(blocking=False))
         savepoint = job.savepoint(str(tmp_path / "savepoints"))
         job.cancel()
         source.open_all()

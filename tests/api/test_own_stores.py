@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from local_jobs import NO_RESTART, WAIT_S, GatedSource, config, opening
+from waiting import until
 
 import tidegate as tg
 from tidegate.actors.runtimes.local.local_runtime import LocalRuntime
@@ -98,7 +99,7 @@ def test_a_source_that_blocks_does_not_keep_a_job_from_being_cancelled(tmp_path:
         table = env.from_source(source).to_table(str(tmp_path / "out"))
         job = env.execute("blocked", checkpoints=config(tmp_path / "checkpoints"), restart=NO_RESTART)
         for _ in range(threads):
-            assert source.reading.acquire(timeout=WAIT_S)
+            until("each read", lambda: source.reading.acquire(blocking=False))
         job.cancel()
 
         assert job.wait("4min") == "cancelled"
@@ -107,5 +108,5 @@ def test_a_source_that_blocks_does_not_keep_a_job_from_being_cancelled(tmp_path:
     finally:
         source.released.set()
     for _ in range(threads):
-        assert source.closed.acquire(timeout=WAIT_S)
+        until("each end", lambda: source.closed.acquire(blocking=False))
     assert table.to_arrow().num_rows == 0

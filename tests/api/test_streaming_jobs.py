@@ -196,7 +196,7 @@ def test_a_job_is_restored_while_it_is_being_cancelled(streaming: Streaming, mon
         job = streaming.execute(env)
         streaming.until_all_are_there()
         streaming.stream.put([13])
-        assert reached.wait(WAIT_S)
+        until("the row", reached.is_set)
         job.cancel()
         monkeypatch.setattr(AccompaniedJob, "wait", go_and_wait)
         streaming.execute(env, restore="latest")

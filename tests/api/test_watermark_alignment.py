@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from local_jobs import WAIT_S, GatedSource
+from local_jobs import GatedSource
+from waiting import until
 
 import tidegate as tg
 from tidegate import recovery
@@ -74,7 +75,7 @@ def test_alignment_bounds_what_a_join_keeps(tmp_path: Path, drift: int | None) -
         rows = _joined(env, quick, slow, drift)
         job = env.execute("join", checkpoints=tg.CheckpointConfig(storage=tmp_path / "checkpoints", interval="10min"))
         slow.await_gate(_GATE)
-        assert quick.came_to[_ROWS if drift is None else _GATE + _DRIFT].wait(WAIT_S)
+        until("the quick side", quick.came_to[_ROWS if drift is None else _GATE + _DRIFT].is_set)
         kept = [_join_rows(job.savepoint(tmp_path / f"savepoint {number}")) for number in range(2)]
         furthest = quick.furthest
         slow.open_all()

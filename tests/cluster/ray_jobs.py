@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import waiting
 from ray import cloudpickle
+from watched_jobs import watch_jobs
 
 from tidegate.actors.coordinator.job.job_spec import ADOPTION_TIMEOUT_MS, CheckpointSettings, JobSpec
 from tidegate.actors.graph.stream_graph import StreamNode, translate
@@ -39,6 +40,9 @@ PACE_S = 0.05
 _SCHEMA = pa.schema([("k", pa.int64()), ("n", pa.int64()), ("total", pa.int64())])
 
 Function = Callable[[pa.RecordBatch], pa.RecordBatch]
+
+# Programs that tests start wait as tests do, and have no fixture that puts their jobs under watch.
+watch_jobs()
 
 # Processes of the job cannot import the modules of the tests: they are sent by value.
 for _module in (waiting, sys.modules[__name__]):
@@ -167,7 +171,14 @@ def until(what: str, look: Callable[[], JobProgress], condition: Callable[[JobPr
         seen = look()
         return condition(seen)
 
-    waiting.until(what, happened, lambda: seen)
+    def failure() -> str | None:
+        return f"the job has failed: {seen.reason}" if seen.status == "failed" else None
+
+    waiting.watched.add(failure)
+    try:
+        waiting.until(what, happened, lambda: seen)
+    finally:
+        waiting.watched.remove(failure)
     return seen
 
 

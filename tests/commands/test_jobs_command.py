@@ -14,6 +14,7 @@ import pytest
 from command_line import CommandRunner
 from local_jobs import NO_RESTART, WAIT_S, GatedSource, config, local, opening
 from typer.testing import Result
+from waiting import until
 
 import tidegate as tg
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
@@ -255,7 +256,7 @@ def test_a_time_that_is_over_has_an_exit_code_of_its_own(tmp_path: Path) -> None
     with local() as env:
         env.from_batches(rows).map_batches(hold, schema=rows.schema).to_table(str(tmp_path / "table"))
         job = env.execute("held", checkpoints=config(tmp_path / "checkpoints"), restart=NO_RESTART)
-        assert reached.wait(WAIT_S)
+        until("a batch", reached.is_set)
         late = shell("job", "held", "savepoint", str(tmp_path / "savepoints"), "--timeout", "0ms")
         go_on.set()
         job.wait(f"{WAIT_S}s")

@@ -1,15 +1,26 @@
-"""Tests wait for events, not for time, and nothing joins a Ray that happens to run on the machine."""
+"""Tests wait for events, not for time, and not for what cannot happen any more.
+
+Nothing joins a Ray that happens to run on the machine.
+"""
 
 from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
 
+import cloudpickle
 import pytest
+import waiting
 from repository import ROOT, files
-from waiting import LIMIT_S
+from waiting import LIMIT_S, received, until, watched
 
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.units import parse_duration_ms
@@ -135,3 +146,78 @@ def test_what_is_allowed_is_allowed() -> None:
     source = 'until("it", happened)\nevent.wait(240)\nray.init(address="local", num_cpus=1)\n'
     source += 'job.wait("4min")\njob.wait("1ms")\n", ".join(names)\n'
     assert sleeps(source) + clocks(source) + joining(source) + impatient(source) == []
+
+
+class Part:
+    """Something under watch, and a condition that becomes true when it was looked at so often."""
+
+    def __init__(self, failure: str | None, true_at: int | None = None) -> None:
+        self.looks = 0
+        self._failure, self._true_at = failure, true_at
+        watched.add(self.failure)
+
+    def failure(self) -> str | None:
+        """Why it has failed."""
+        return self._failure
+
+    def happened(self) -> bool:
+        """Whether it was looked at often enough."""
+        self.looks += 1
+        return self.looks == self._true_at
+
+
+def test_a_wait_in_vain_ends_with_the_failure() -> None:
+    """The condition is evaluated once more after it."""
+    part = Part("the fake is broken")
+    with pytest.raises(AssertionError, match="waited in vain for it: the fake is broken\nseen: as much"):
+        until("it", part.happened, lambda: "as much")
+    assert part.looks == 2
+    with pytest.raises(AssertionError, match="the fake is broken"):
+        received("it", SimpleQueue())
+
+
+@pytest.mark.parametrize(("failure", "true_at"), [("broken", 1), ("broken", 2), (None, 20)])
+def test_what_happens_in_time_is_no_failure(failure: str | None, true_at: int) -> None:
+    """Neither before the failure was seen, nor at the same moment, nor where there is none."""
+    until("it", Part(failure, true_at).happened)
+
+
+def test_a_test_may_wait_for_what_follows_from_a_failure() -> None:
+    """It says so, or has been told of the failure."""
+    part = Part("broken", 20)
+    until("it", part.happened, after_failure=True)
+    part = Part("broken", 20)
+    watched.clear()
+    watched.add(part.failure)
+    watched.remove(part.failure)
+    until("it", part.happened)
+
+
+def test_threads_of_fakes_wait_on() -> None:
+    """A failure ends the test, not what runs beside it."""
+    part = Part("broken", 20)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(until, "it", part.happened).result()
+
+
+def by_value(function: Any) -> bytes:
+    """A function of `waiting` for a process that cannot import that module."""
+    cloudpickle.register_pickle_by_value(waiting)
+    try:
+        sent: bytes = cloudpickle.dumps(function)
+        return sent
+    finally:
+        cloudpickle.unregister_pickle_by_value(waiting)
+
+
+def test_a_wait_can_be_sent_to_a_process_of_a_job() -> None:
+    """Where nothing is under watch."""
+    cannot_be_sent = threading.Lock()
+    watched.add(lambda: f"broken: {cannot_be_sent}")
+    sent = subprocess.run(
+        [sys.executable, "-c", "import pickle, sys; pickle.load(sys.stdin.buffer)('it', lambda: True)"],
+        input=by_value(until),
+        check=False,
+        capture_output=True,
+    )
+    assert sent.returncode == 0, sent.stderr

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from waiting import until
+from waiting import received, until
 
 from tidegate.actors.runtimes.ray.exchange import connections as module
 from tidegate.actors.runtimes.ray.exchange.connections import Connection, Connections, LinkOffer
@@ -48,7 +48,7 @@ class Hearing:
 
     def next(self) -> Any:
         """What happens next."""
-        return self.events.get(timeout=TIMEOUT_S)
+        return received("an event", self.events)
 
     def say(self, payload: bytes) -> bool:
         """Say something."""
@@ -366,7 +366,7 @@ def test_a_process_that_user_code_forks_does_not_hold_connections_open(
         assert other.say(b"frame")
     else:
         fork()
-    child = children.get(timeout=TIMEOUT_S)
+    child = received("the child", children)
     assert this.connection is not None
     # As the system does with a process that has died, but for what others have of it.
     module._let_go(this.connection._epoll, this.connection._socket)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from ray_fakes import FIRST, SINK, TIMEOUT_S, Method, Process, task_processes
-from waiting import until
+from waiting import received, until
 
 from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.runtimes.ray.exchange import connections as connections_module
@@ -39,12 +39,12 @@ class Handle:
 
     def told(self) -> tuple[Future[Any], Any]:
         """The next call of `tell`, and what it says."""
-        call, (what,) = self.tell.calls.get(timeout=TIMEOUT_S)
+        call, (what,) = self.tell.received()
         return call, what
 
     def offer(self) -> tuple[Future[Any], LinkOffer]:
         """The offer that was made."""
-        call, (offer,) = self.link.calls.get(timeout=TIMEOUT_S)
+        call, (offer,) = self.link.received()
         return call, offer
 
 
@@ -76,7 +76,7 @@ class Pair:
 
     def next(self) -> tuple[str, Any]:
         """What was heard next."""
-        return self.heard.get(timeout=TIMEOUT_S)
+        return received("a message", self.heard)
 
 
 @pytest.fixture
@@ -260,7 +260,7 @@ def test_a_task_is_told_and_reports_over_the_connection(sink: Callable[[], Proce
         process.coordinator.report.calls.get()
     asked = ev.CoordinatorTookOver(0, FIRST, Generation(1))
     pair.line.say("tell", FIRST, asked).future().result(TIMEOUT_S)
-    while not isinstance(heard.get(timeout=TIMEOUT_S), co.TaskAnswered):
+    while not isinstance(received("an answer", heard), co.TaskAnswered):
         pass
     assert process.coordinator.report.calls.empty()
     assert pair.there.tell.calls.empty()

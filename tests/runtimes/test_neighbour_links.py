@@ -52,14 +52,14 @@ def connection(process: Process, neighbour: TaskId) -> Connection:
 def carry_calls(source: Process, sink: Process) -> None:
     """Let what the source has called arrive at the sink."""
     while not source.peer.frame.calls.empty():
-        call, arguments = source.peer.frame.calls.get()
+        call, arguments = source.peer.frame.received()
         sink.actor.frame(*arguments)
         call.set_result(None)
 
 
 def connect(source: Process, sink: Process) -> None:
     """Let the sink take what the source offers."""
-    call, (head, offer) = source.peer.offer.calls.get(timeout=TIMEOUT_S)
+    call, (head, offer) = source.peer.offer.received()
     actor: Any = sink.actor
     call.set_result(actor.offer(head, offer))
     for process, neighbour in ((source, SINK), (sink, SOURCE)):
@@ -143,7 +143,7 @@ class Receiver:
         self.elements: list[Any] = []
         self.over_with: list[str | None] = []
         self.connections = Connections(lambda error: None)
-        call, (_, offer) = source.peer.offer.calls.get(timeout=TIMEOUT_S)
+        call, (_, offer) = source.peer.offer.received()
         self.connection = self.connections.connect(offer, self)
         call.set_result("")
         until("the connection", lambda: way(source, SINK) is Way.CONNECTION)
@@ -168,7 +168,7 @@ def receiver(make: Callable[[TaskId], Process]) -> tuple[Process, Receiver]:
     source.await_report(co.TaskReachedEndOfData)
     found = Receiver(source)
     while not source.peer.frame.calls.empty():
-        source.peer.frame.calls.get()[0].set_result(None)
+        source.peer.frame.received()[0].set_result(None)
     return source, found
 
 
@@ -206,7 +206,7 @@ def test_a_refusal_leaves_calls_and_is_noted_once(
     for refusal, notes in (("another node", 0), ("ConnectionRefusedError: no", 1)):
         source = make(SOURCE).start()
         source.await_report(co.TaskReachedEndOfData)
-        source.peer.offer.calls.get(timeout=TIMEOUT_S)[0].set_result(refusal)
+        source.peer.offer.received()[0].set_result(refusal)
         until("the refusal", lambda p=source: way(p, SINK) is Way.ENDED)
         assert len([r for r in caplog.records if "calls of Ray" in r.getMessage()]) == notes
         source.take_checkpoint()

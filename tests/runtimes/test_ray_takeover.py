@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError
-from ray_fakes import FIRST, ROWS, SINK, SOURCE, TIMEOUT_S, Method, Process, source_to_sink, task_processes
+from ray_fakes import FIRST, ROWS, SINK, SOURCE, Method, Process, source_to_sink, task_processes
 
 from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
@@ -267,7 +267,7 @@ def took_over(process: Process, generation: int) -> co.TaskAnswered:
     """A coordinator asks the task what it is doing; the answer."""
     process.actor.tell(FIRST, ev.CoordinatorTookOver(0, FIRST, Generation(generation)))
     while True:
-        (event,) = process.coordinator.report.calls.get(timeout=TIMEOUT_S)[1]
+        (event,) = process.coordinator.report.received()[1]
         if isinstance(event, co.TaskAnswered):
             return event
 

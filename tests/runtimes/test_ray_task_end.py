@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 
 import pytest
-from ray_fakes import FIRST, ROWS, SINK, SOURCE, TIMEOUT_S, Process, Reference, task_processes
+from ray_fakes import FIRST, ROWS, SINK, SOURCE, Process, Reference, task_processes
 
 from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.protocol.identity import TaskId
@@ -74,7 +74,7 @@ def test_credit_for_a_sender_that_has_ended_may_get_lost(process: Callable[[Task
     """Who has sent everything may be gone: the receiver goes on."""
     sink = process(SINK).start()
     sink.receive(0, ROWS)
-    credit, _ = sink.peer.credit.calls.get(timeout=TIMEOUT_S)
+    credit, _ = sink.peer.credit.received()
     sink.receive(1, EndOfData(drain=True), EndOfPartition())
     sink.await_report(co.TaskReachedEndOfData)
     credit.set_exception(ConnectionError("gone"))
@@ -87,7 +87,7 @@ def test_credit_for_a_sender_that_goes_on_must_arrive(process: Callable[[TaskId]
     """It would wait for it for ever."""
     sink = process(SINK).start()
     sink.receive(0, ROWS)
-    sink.peer.credit.calls.get(timeout=TIMEOUT_S)[0].set_exception(ConnectionError("gone"))
+    sink.peer.credit.received()[0].set_exception(ConnectionError("gone"))
     outcome = sink.outcome()
     assert outcome.kind == "failed"
     assert "gone" in str(outcome.reason)
@@ -97,5 +97,5 @@ def test_a_frame_without_elements_is_answered_with_credit(process: Callable[[Tas
     """So a sender whose grant was lost asks for it; the task must not break down at that."""
     sink = process(SINK).start()
     sink.receive(0)
-    _, (head, window_bytes) = sink.peer.credit.calls.get(timeout=TIMEOUT_S)
+    _, (head, window_bytes) = sink.peer.credit.received()
     assert (head, window_bytes) == ((FIRST, 0, 0, 0, 1_000), 1_000)

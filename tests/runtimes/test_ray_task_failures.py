@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from ray_fakes import FIRST, ROWS, SINK, SOURCE, TIMEOUT_S, Process, task_processes
 from rude import RAISED
+from waiting import received
 
 from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.hosts.task.task_effects import TaskEffects
@@ -83,7 +84,7 @@ def test_functions_that_open_are_in_no_call_that_takes_too_long(monkeypatch: pyt
         Operator.open(operator, *given)
 
     def calls(process: Process) -> tuple[int | None, int | None]:
-        inside.get(timeout=TIMEOUT_S)
+        received("a call", inside)
         return process.actor.pulse().call, process.actor._mailbox.call
 
     monkeypatch.setattr(MapBatches, "open", slow_open)

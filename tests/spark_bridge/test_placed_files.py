@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from source_contract import check_source
+from waiting import until
 
 import tidegate as tg
 from tidegate.actors.sources import understood_filters
@@ -148,7 +149,7 @@ def test_a_restored_job_is_refused_if_a_file_that_it_has_to_read_has_changed(tmp
         return env.execute("placed", checkpoints=checkpoints, restore=restore), out
 
     job, _ = execute()
-    assert Held.asked.wait(240)
+    until("a read", Held.asked.is_set)
     saved = job.stop(savepoint=str(tmp_path / "saved"))
     job.wait()
     first.unlink()

@@ -102,7 +102,8 @@ class GatedSource:
     def await_gate(self, row: int) -> None:
         """Wait until every split has read all rows before a gate, and its task has processed them."""
         for _ in (length for length in self.lengths if length > row):
-            assert self._gates[row][0].acquire(timeout=WAIT_S), f"gate {row} was not reached"
+            reached = self._gates[row][0]
+            until(f"gate {row}", lambda reached=reached: reached.acquire(blocking=False))  # type: ignore[misc]
 
     def open_gate(self, row: int) -> None:
         """Let everybody pass, for ever."""

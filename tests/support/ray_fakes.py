@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from waiting import received, watched
 
 from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.graph.job_graph import JobGraph
@@ -25,7 +26,7 @@ from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.actors.protocol.stream_elements import Element, EndOfPartition
 from tidegate.actors.runtimes.ray.process import calls as ray_calls
 from tidegate.actors.runtimes.ray.process.orders import Order
-from tidegate.actors.runtimes.ray.process.outcomes import Outcome
+from tidegate.actors.runtimes.ray.process.outcomes import Outcome, Outcomes
 from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
 from tidegate.actors.runtimes.ray.task import deliveries
 from tidegate.actors.runtimes.ray.task import task_actor as ray_task
@@ -96,6 +97,23 @@ class Method:
         self.calls.put((reference.call, arguments))
         return reference
 
+    def received(self) -> tuple[Future[Any], tuple[Any, ...]]:
+        """Wait for the next call. Returns what ends it, and its arguments."""
+        return received("a call", self.calls)
+
+
+class WatchedOutcomes(Outcomes):
+    """Ends waits of the test when an attempt has failed that no later one has replaced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        watched.add(self.failure)
+
+    def failure(self) -> str | None:
+        """Return why an attempt has failed, or None."""
+        ended = [future.result() for future in list(self._futures.values()) if future.done()]
+        return next((f"a task has failed: {each.reason}" for each in ended if each.kind == "failed"), None)
+
 
 def source_to_sink(
     function: Function = lambda batch: batch, resources: Resources | None = None
@@ -150,13 +168,13 @@ class Process:
 
     def await_report(self, kind: type[co.CoordinatorEvent]) -> None:
         """Wait until the task reports this."""
-        while not isinstance(self.coordinator.report.calls.get(timeout=TIMEOUT_S)[1][0], kind):
+        while not isinstance(self.coordinator.report.received()[1][0], kind):
             pass
 
     def await_last_frame(self) -> Future[None]:
         """Wait until the task has sent the end; its call is still on its way."""
         while True:
-            call, (_, elements) = self.peer.frame.calls.get(timeout=TIMEOUT_S)
+            call, (_, elements) = self.peer.frame.received()
             if isinstance(elements[-1], EndOfPartition):
                 return call
             call.set_result(None)
@@ -175,7 +193,8 @@ class Process:
             assert done.wait(TIMEOUT_S)
 
     def outcome(self) -> Outcome:
-        """How the attempt has ended."""
+        """Wait for the end of the attempt. If it has failed, that ends no waits any more."""
+        watched.remove(self.actor._outcomes.failure)
         ended: Future[Outcome] = Future()
         threading.Thread(target=lambda: ended.set_result(self.actor.run(FIRST)), daemon=True).start()
         return ended.result(TIMEOUT_S)
@@ -194,6 +213,7 @@ def task_processes(
         monkeypatch.setattr(module, "LOST_CALL_GRACE_MS", 0)
     for costly in ("prepare", "close_sockets_in_children"):
         monkeypatch.setattr(ray_task, costly, lambda *_: None)
+    monkeypatch.setattr(ray_task, "Outcomes", WatchedOutcomes)
     monkeypatch.setattr(ray_task.TaskProcess, "info", lambda self: ProcessInfo(1, "node"))
     source, graph = source_to_sink(function)
     root = open_store(f"memory://{uuid.uuid4().hex}")
