@@ -23,7 +23,7 @@ def watch_jobs() -> None:
     """Put the jobs of the test that begins under watch."""
     _running.clear()
     waiting.watched.add(_failure)
-    Job.__init__, Job.wait = _make_watched, _wait_and_know  # type: ignore[method-assign]
+    Job.__init__, Job.wait = _make_watched, _wait_and_know  # type: ignore[method-assign, assignment]
 
 
 @functools.wraps(_make)
