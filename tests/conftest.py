@@ -64,6 +64,8 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"--kinds: no kind of test is called {unknown}; there are {sorted(_KINDS)}")
     if _memory_has_room():
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", _MEMORY)
+    # Ray would kill processes of a test where other programs take the machine's memory.
+    os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
 
 
 def _memory_has_room() -> bool:

@@ -32,6 +32,7 @@ CPUS = 3
 EATEN_BYTES = 4 * 2**30
 SPARED_BYTES = 2 * 2**30
 THRESHOLD = "RAY_memory_usage_threshold"
+MONITOR = "RAY_memory_monitor_refresh_ms"
 PIECE_BYTES = 64 * 2**20
 
 
@@ -101,7 +102,7 @@ def memory_used() -> float:
 
 def short_of_memory(cluster: Any, folder: Path) -> None:
     """A function takes memory on a node whose monitor allows little more than is in use there."""
-    os.environ[THRESHOLD] = f"{memory_used():.4f}"
+    os.environ |= {THRESHOLD: f"{memory_used():.4f}", MONITOR: "250"}
     node = cluster.add_node(num_cpus=CPUS, object_store_memory=STORE_BYTES)
     del os.environ[THRESHOLD]
     place = node.node_id
