@@ -73,7 +73,7 @@ def test_each_row_has_its_running_values() -> None:
 
 
 def test_rows_are_not_combined_before_they_are_sent() -> None:
-    """Whatever the job says: each has a result of its own."""
+    """Each row has a result of its own, also in a job that combines rows elsewhere."""
 
     def build(env: tg.StreamEnvironment) -> tg.Stream:
         return _timed(env).key_by("k").aggregate(n=tg.count(), emit="each")

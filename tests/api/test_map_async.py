@@ -144,7 +144,7 @@ def test_batches_and_futures(tmp_path: Path) -> None:
 
 
 def test_rows_wait_until_a_batch_is_full(tmp_path: Path) -> None:
-    """Whatever batches they came in; the end of the input makes a call of those that are left."""
+    """Calls get full batches, however rows came in; the end of the input makes a call of the rest."""
     sizes = []
 
     async def doubled(rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -206,8 +206,8 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
             ({"capacity": 0}, "capacity must be between 1"),
             ({"retries": -1}, "retries must be between 0"),
             ({"batch_size": 0}, "batch_size must be between 1"),
-            ({"timeout": 0}, "timeout must be longer than nothing"),
-            ({"batch_size": 9, "batch_timeout": 0}, "batch_timeout must be longer than nothing"),
+            ({"timeout": 0}, "timeout must be greater than 0"),
+            ({"batch_size": 9, "batch_timeout": 0}, "batch_timeout must be greater than 0"),
             ({"batch_timeout": "1s"}, "give batch_size="),
         ):
             with pytest.raises(tg.ConfigurationError, match=said):

@@ -64,7 +64,7 @@ def test_a_failure_that_the_test_knows_ends_no_wait(tmp_path: Path) -> None:
 
 
 def test_a_failed_job_beside_one_that_runs_ends_no_wait(tmp_path: Path) -> None:
-    """What is waited for may come of the other one. A job that restarts has not failed either."""
+    """The wait goes on while one job can still bring what it waits for, and while a job restarts."""
     with opening(GatedSource(20, gates=[10])) as source, local(1) as env:
         env.from_source(source, uid="rows").collect(uid="out")
         env.execute("running", checkpoints=config(tmp_path), restart=NO_RESTART)

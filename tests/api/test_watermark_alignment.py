@@ -139,7 +139,7 @@ def test_what_cannot_wait_is_refused(build: Callable[[tg.StreamEnvironment], tg.
         (("", "1s"), "give the group a name"),
         (("a", "soon"), "max_drift"),
         (("a", -1), "max_drift"),
-        (("a", "1s", 0), "update_interval must be longer than nothing"),
+        (("a", "1s", 0), "update_interval must be greater than 0"),
     ],
 )
 def test_an_alignment_is_checked(arguments: tuple[object, ...], words: str) -> None:

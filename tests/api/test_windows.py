@@ -263,7 +263,7 @@ GAPS: dict[str, Any] = {
 @pytest.mark.parametrize("backend", ["columnar", "rocksdb"])
 @pytest.mark.parametrize("gap", GAPS)
 def test_sessions_have_a_gap_of_each_row(tmp_path: Path, gap: str, backend: str) -> None:
-    """Of aggregates, functions, and by the clock; late rows leave as they came, and a function sees no other column."""
+    """Aggregates, functions and windows by the clock read the gap; neither late rows nor a function get its column."""
     times = [1, 2, 3, 4, 9, 9, 15, 5]
     rows = pa.table({"k": ["hi"] * 8, "ms": times, "gap": [*times[:7], 1]})
     with local(rows_max=1) as env:
@@ -397,7 +397,7 @@ REFUSED: dict[str, tuple[Callable[[tg.StreamEnvironment], object], str]] = {
     ),
     "every nothing": (
         lambda env: timed(env).key_by("k").window(tg.Tumbling(1)).aggregate(n=tg.count(), emit_every=0),
-        "longer than nothing",
+        "greater than 0",
     ),
     "early results counted": (
         lambda env: (
@@ -412,7 +412,7 @@ REFUSED: dict[str, tuple[Callable[[tg.StreamEnvironment], object], str]] = {
     ),
     "so many rows that are late": (
         lambda env: timed(env).key_by("k").window(tg.Count(2)).allowed_lateness("1s"),
-        "no row is late",
+        "count windows have no late rows; remove allowed_lateness=",
     ),
     "no function": (
         lambda env: timed(env).window(tg.Tumbling(2)).apply("sum"),  # type: ignore[arg-type]

@@ -65,7 +65,7 @@ def model_of_quiet(moments: Moments) -> list[dict[str, Any]]:
 
 
 def model_of_silences(moments: Moments) -> list[dict[str, Any]]:
-    """Those that have ended: alert and return."""
+    """The alerts and returns that a page must give for silences that have ended."""
     found = []
     for before, at in itertools.pairwise(moments):
         if at - before > 300_000:
@@ -92,7 +92,7 @@ SHOWN = {
     "Sessions": ("process-functions.md", "user", 600_000, model_of_sessions),
     "Quiet": ("tutorial.md", "customer", 1_200_000, model_of_quiet),
 }
-"""Where a function is shown, its key, milliseconds between two rows (about), and what it must give."""
+"""The page and name of each function, its key, the milliseconds between two rows (about), and its results."""
 
 
 @pytest.mark.slow
@@ -110,7 +110,7 @@ def test_a_function_of_a_page_gives_what_all_rows_give(name: str, rows_of_a_batc
 def results(
     name: str, page: str, key: str, moments: Moments, rows_of_a_batch: int, rng: random.Random
 ) -> list[dict[str, Any]]:
-    """What a function of a page returns for rows that come out of order in batches of this size."""
+    """Runs a function of a page on rows out of order, in batches of this size. Returns its results."""
     function = function_of(page, name)
     arriving = sorted(moments, key=lambda at: at + rng.randrange(BOUND_MS))
     tags = [tg.OutputTag("late", pa.schema({key: pa.string(), "at": pa.int64(), "value": pa.float64()}))]

@@ -161,7 +161,7 @@ class Part:
         return self._failure
 
     def happened(self) -> bool:
-        """Whether it was looked at often enough."""
+        """Returns whether the condition was checked often enough."""
         self.looks += 1
         return self.looks == self._true_at
 
@@ -211,7 +211,7 @@ def by_value(function: Any) -> bytes:
 
 
 def test_a_wait_can_be_sent_to_a_process_of_a_job() -> None:
-    """Where nothing is under watch."""
+    """The wait reports no failure where nothing is under watch."""
     cannot_be_sent = threading.Lock()
     watched.add(lambda: f"broken: {cannot_be_sent}")
     sent = subprocess.run(

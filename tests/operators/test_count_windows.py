@@ -1,4 +1,4 @@
-"""Windows of so many rows give what a plain program gives, whatever the batches and restores."""
+"""Count windows give what a plain program gives, whatever the batches and restores."""
 
 from __future__ import annotations
 

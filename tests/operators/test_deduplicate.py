@@ -150,7 +150,7 @@ def test_a_null_in_the_order_is_an_error() -> None:
     ("arguments", "reason"),
     [
         ({"keep": "newest"}, "keep must be"),
-        ({"ttl_ms": 0, "time": "t"}, "longer than nothing"),
+        ({"ttl_ms": 0, "time": "t"}, "greater than 0"),
         ({"ttl_ms": 5}, "call assign_timestamps"),
         ({"ttl_ms": 5, "time": "t", "keep": "last"}, "without state"),
         ({"keys": ()}, "at least one key"),

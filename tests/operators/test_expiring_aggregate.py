@@ -191,5 +191,5 @@ def test_what_cannot_be_is_refused() -> None:
     operator = opened(ExpiringAggregate(("k",), _WHAT, _TTL, "t"))
     with pytest.raises(OperatorError, match="column 't' is null in a row"):
         run(operator, [_batch([("a", None, 1, "s")])])
-    with pytest.raises(ConfigurationError, match="longer than nothing"):
+    with pytest.raises(ConfigurationError, match="greater than 0"):
         ExpiringAggregate(("k",), _WHAT, 0)

@@ -143,7 +143,7 @@ def test_a_row_that_never_came_cannot_be_taken_back() -> None:
     ("make", "reason"),
     [
         (lambda: RegularJoin(SIDES, (LEFT, RIGHT), "semi"), "without a window is one of"),
-        (lambda: RegularJoin(SIDES, (LEFT, RIGHT), ttl_ms=0), "longer than nothing"),
+        (lambda: RegularJoin(SIDES, (LEFT, RIGHT), ttl_ms=0), "greater than 0"),
         (
             lambda: RegularJoin(
                 SIDES, (LEFT.append(pa.field("l", pa.list_(pa.int8()))), RIGHT), "inner", (True, False)

@@ -147,7 +147,7 @@ def test_rankings_that_make_no_sense_are_refused(arguments: dict[str, Any], reas
         (Ranking(("k",), 1, ("x",), (True,)), {}, "no column 'x'"),
         (Ranking(("k",), 1, ("v",), (True,), "t"), {}, "twice"),
         (Ranking(("k",), 1, ("v",), (True,)), {"ttl_ms": 5}, "assign_timestamps"),
-        (Ranking(("k",), 1, ("v",), (True,)), {"ttl_ms": 0, "time": "t"}, "longer than nothing"),
+        (Ranking(("k",), 1, ("v",), (True,)), {"ttl_ms": 0, "time": "t"}, "greater than 0"),
     ],
 )
 def test_columns_that_do_not_fit_are_refused(ranking: Ranking, options: dict[str, Any], reason: str) -> None:

@@ -359,7 +359,7 @@ def test_pickled_state_with_a_time_to_live_says_so() -> None:
     ("declare", "text"),
     [
         (lambda: StateTtl("soon"), "StateTtl: cannot read 'soon'"),
-        (lambda: StateTtl(0), "must be longer than nothing"),
+        (lambda: StateTtl(0), "must be greater than 0"),
         (lambda: StateTtl(dt.timedelta(seconds=-1)), "is negative"),
         (
             lambda: StateTtl("1h", update="never"),

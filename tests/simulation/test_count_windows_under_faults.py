@@ -1,4 +1,4 @@
-"""Windows of so many rows, or so long, under faults: each row is in one of them, or in those of a slide."""
+"""Count windows, or so long, under faults: each row is in one of them, or in those of a slide."""
 
 from __future__ import annotations
 

@@ -248,7 +248,7 @@ RESULT_TYPES: list[tuple[pa.DataType, Any, pa.DataType | None]] = [
 
 
 def test_a_type_that_sql_lacks_becomes_the_next_one_that_holds_it() -> None:
-    """All other types stay as they were declared. The stream has the types of the rows, and no value changes."""
+    """The stream has the types of its rows: the declared ones, or the next ones that SQL has. No value changes."""
     with tg.StreamEnvironment.local() as env:
         env.create_temporary_view("users", env.from_batches(USERS, uid="users"))
         for number, (data_type, value, _) in enumerate(RESULT_TYPES):

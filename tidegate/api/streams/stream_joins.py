@@ -211,7 +211,7 @@ class StreamJoins(StreamChanges):
         refresh_ms = None if refresh is None else parse_duration_ms(refresh, setting="lookup_join(refresh=...)")
         if refresh_ms is not None and (not changes or refresh_ms <= 0):
             raise ConfigurationError(
-                f"lookup_join: refresh={refresh!r}: it is longer than nothing, and for tables that may change: give a "
+                f"lookup_join: refresh={refresh!r}: it is greater than 0, and for tables that may change: give a "
                 "function, or a place, instead of the rows"
             )
         stale_ms = 3 * (refresh_ms or 0)

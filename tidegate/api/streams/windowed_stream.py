@@ -1,7 +1,7 @@
 """`WindowedStream`: rows in windows. Made by `KeyedStream.window`, and by `Stream.window` for all rows.
 
 What comes out has the keys, `window_start`, `window_end`, and the aggregates. Its event time is the last millisecond of
-the window, so it can be windowed again. Windows of so many rows have neither bounds nor event time, those of
+the window, so it can be windowed again. Count windows have neither bounds nor event time, those of
 processing time have bounds by the clock.
 """
 
@@ -112,7 +112,7 @@ class WindowedStream(OtherNames, Generic[S]):
     def allowed_lateness(self, lateness: str | timedelta | int) -> WindowedStream[S]:
         """Keep windows for so long after their end. A row that comes meanwhile gives a new result at once."""
         if isinstance(self._spec, Count):
-            raise ConfigurationError(f"{self._spec!r}: no row is late for so many rows; leave allowed_lateness out")
+            raise ConfigurationError(f"{self._spec!r}: count windows have no late rows; remove allowed_lateness=")
         if self._clock is not None:
             raise ConfigurationError("window: no row is late for processing time; leave allowed_lateness out")
         parsed = parse_duration_ms(lateness, setting="allowed_lateness")
@@ -151,7 +151,7 @@ class WindowedStream(OtherNames, Generic[S]):
         lateness, or with emit="changes" (the result so far after each batch), sessions are changes: the column
         `row_kind` says whether a row comes or is taken back.
 
-        Windows of so many rows come out when they are full, or when their time-out comes. Rows that come too late for
+        Count windows come out when they are full, or when their time-out comes. Rows that come too late for
         all their windows are dropped, counted as `numLateRecordsDropped`, and in `late_rows()` of the result. The event
         time of a result is the last millisecond of its window; of windows of processing time there is none.
         ConfigurationError for columns that do
@@ -199,9 +199,7 @@ class WindowedStream(OtherNames, Generic[S]):
         time = self._time if clock is None else clock
         every_ms = None if emit_every is None else parse_duration_ms(emit_every, setting="emit_every")
         if every_ms == 0:
-            raise ConfigurationError(
-                f'{name}: emit_every must be longer than nothing; emit="update" is after each batch'
-            )
+            raise ConfigurationError(f'{name}: emit_every must be greater than 0; emit="update" is after each batch')
         by_event = emit_every_time == "event"
         if emit_every_time not in ("event", "processing"):
             raise ConfigurationError(
@@ -232,7 +230,7 @@ class WindowedStream(OtherNames, Generic[S]):
             )
         if isinstance(spec, Count) and early:
             raise ConfigurationError(
-                f"{name}: windows of so many rows have no bounds by which an update could replace the one before; "
+                f"{name}: count windows have no bounds by which an update could replace the one before; "
                 'leave emit="update" and emit_every out'
             )
         if not keys and parallelism not in (None, 1):

@@ -138,7 +138,7 @@ def sums_so_far(results: Mapping[Window, Sequence[Sums]]) -> list[tuple[int, int
 
 
 def full_counts(spec: Count, rows: Sequence[Row]) -> list[tuple[int, int]]:
-    """Windows of so many rows: of each key as many as are full."""
+    """Count windows: of each key as many as are full."""
     of_keys = Counter(key for key, _, _ in rows)
     return [(key, spec.rows) for key, n in of_keys.items() for _ in range(n // spec.rows)]
 

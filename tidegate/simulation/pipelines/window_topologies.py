@@ -8,7 +8,7 @@ The data chooses the windows, their lateness, what they emit, and how rows come 
 
 Where it does not follow, it is taken from the late side, and everything else must fit that (`given_windowed`).
 A split that is found later would be behind the watermark, and with at-least-once rows come again that are late by then:
-neither is drawn. Of windows of so many rows only their number follows from the data: which rows are together does not.
+neither is drawn. Of count windows only their number follows from the data: which rows are together does not.
 Of windows by the clock it is how often each row counts.
 """
 

@@ -75,7 +75,7 @@ class ExpiringAggregate(KeyedAggregate):
         emit: Literal["update", "each"] = "update",
     ) -> None:
         if ttl_ms <= 0:
-            raise ConfigurationError("aggregate: ttl must be longer than nothing")
+            raise ConfigurationError("aggregate: ttl must be greater than 0")
         self._shown = tuple(aggregates)
         self._ttl_ms, self._time = ttl_ms, time
         # It is kept as a count is, but written here.

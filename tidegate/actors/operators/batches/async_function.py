@@ -51,9 +51,9 @@ class AsyncFunction:
             if type(value) is not int or not least <= value <= most
         ]
         if self.timeout_ms <= 0:
-            wrong.append("timeout must be longer than nothing")
+            wrong.append("timeout must be greater than 0")
         if self.batch_timeout_ms is not None and self.batch_timeout_ms <= 0:
-            wrong.append("batch_timeout must be longer than nothing")
+            wrong.append("batch_timeout must be greater than 0")
         if self.batch_timeout_ms is not None and self.batch_size is None:
             wrong.append(
                 "batch_timeout= is how long rows wait until a batch is full, and fn gets single rows; give batch_size= "

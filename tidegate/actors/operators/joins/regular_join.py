@@ -73,7 +73,7 @@ class RegularJoin(JoinOperator):
         if how not in HOWS:
             raise ConfigurationError(f"join: how={how!r}: a join without a window is one of {list(HOWS)}")
         if ttl_ms is not None and ttl_ms <= 0:
-            raise ConfigurationError("join: ttl must be longer than nothing")
+            raise ConfigurationError("join: ttl must be greater than 0")
         plain = tuple(pa.schema([f for f in schema if f.name != CHANGE]) for schema in schemas)
         super().__init__(sides, (plain[LEFT], plain[RIGHT]), how)
         for schema, changes in zip(plain, changing, strict=True):

@@ -187,7 +187,7 @@ class Deduplicate(Operator):
         if self._ttl_ms is None:
             return
         if self._ttl_ms <= 0:
-            raise ConfigurationError("deduplicate: ttl must be longer than nothing")
+            raise ConfigurationError("deduplicate: ttl must be greater than 0")
         if self._time is None:
             raise ConfigurationError(
                 "deduplicate: ttl is event time, and the stream has none: call assign_timestamps before key_by"

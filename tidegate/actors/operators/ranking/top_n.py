@@ -152,7 +152,7 @@ class TopN(RowsOperator):
         self.output = ranking.output_schema(schema)
         if ttl_ms is not None:
             if ttl_ms <= 0:
-                raise ConfigurationError("top_n: ttl must be longer than nothing")
+                raise ConfigurationError("top_n: ttl must be greater than 0")
             if time is None:
                 raise ConfigurationError(
                     "top_n: ttl is event time, and the stream has none: call assign_timestamps before key_by"

@@ -48,7 +48,7 @@ class StateTtl:
 
     def __post_init__(self) -> None:
         if parse_duration_ms(self.time_to_live, setting="StateTtl") == 0:
-            raise ConfigurationError("StateTtl: a time to live must be longer than nothing")
+            raise ConfigurationError("StateTtl: a time to live must be greater than 0")
         for setting, given, known in (
             ("update", self.update, get_args(TtlUpdate)),
             ("visibility", self.visibility, get_args(TtlVisibility)),

@@ -37,6 +37,6 @@ class WatermarkAlignment:
         drift_ms = parse_duration_ms(self.max_drift, setting="WatermarkAlignment: max_drift")
         interval_ms = parse_duration_ms(self.update_interval, setting="WatermarkAlignment: update_interval")
         if interval_ms == 0:
-            raise ConfigurationError("WatermarkAlignment: update_interval must be longer than nothing")
+            raise ConfigurationError("WatermarkAlignment: update_interval must be greater than 0")
         object.__setattr__(self, "max_drift_ms", drift_ms)
         object.__setattr__(self, "update_interval_ms", interval_ms)

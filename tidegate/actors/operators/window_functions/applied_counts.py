@@ -37,7 +37,7 @@ _KEYS_A_STEP = 1_024
 
 
 class AppliedCounts(CountTimeouts, WindowBuffer):
-    """Calls a function with windows of so many rows."""
+    """Calls a function with count windows."""
 
     def __init__(self, keys: tuple[str, ...], spec: Count, schema: pa.Schema, calls: WindowCalls) -> None:
         CountTimeouts.__init__(self, spec.timeout_ms)
@@ -132,7 +132,7 @@ class AppliedCounts(CountTimeouts, WindowBuffer):
 
 
 class AppliedSlidingCounts(WindowBuffer):
-    """Calls a function with the last rows of a key, after every so many rows."""
+    """Calls a function with the last `rows` rows of a key, after every `slide` rows."""
 
     def __init__(self, keys: tuple[str, ...], spec: Count, schema: pa.Schema, calls: WindowCalls) -> None:
         assert spec.slide is not None, "windows that do not overlap"

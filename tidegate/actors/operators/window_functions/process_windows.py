@@ -63,7 +63,7 @@ class ProcessWindowContext(FunctionContext):
         self._timers: WindowTimerService | None = None
         self._of_windows: list[StateOfWindows] = []
         self.window: Window | None = None
-        """`start_ms` and `end_ms` of the window, in milliseconds since 1970; None for windows of so many rows."""
+        """`start_ms` and `end_ms` of the window, in milliseconds since 1970; None for count windows."""
         self.current_watermark = MIN_WATERMARK_MS
         """The newest watermark, in milliseconds; `MIN_WATERMARK_MS` before the first one, also after a restore."""
 

@@ -46,7 +46,7 @@ _Numbers = NDArray[np.int64]
 
 
 class CountWindows(CountTimeouts, WindowOperator):
-    """Aggregates of windows of so many rows. Without `keys`: of all rows of the stream."""
+    """Aggregates of count windows. Without `keys`: of all rows of the stream."""
 
     def __init__(
         self,

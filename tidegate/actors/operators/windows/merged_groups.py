@@ -1,6 +1,6 @@
 """`MergedGroups`: accumulators of the windows that a batch touches, in memory: of what was stored, and of its rows.
 
-For windows whose bounds depend on rows (sessions, windows of so many rows). They take what a key has out of the state,
+For windows whose bounds depend on rows (sessions, count windows). They take what a key has out of the state,
 put it together with the rows of the batch here, and write back what is left.
 
 A group is filled in several calls. A table takes all slots that are new in a batch for empty when the first null comes:

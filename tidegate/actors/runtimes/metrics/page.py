@@ -71,7 +71,7 @@ def render() -> str:
         "that tag is empty. They begin with 0 in each attempt. Steps with event time count so as well: the name "
         "`numLateRecordsDropped` is that of rows for which windows, joins and the like were over. Sources and steps "
         "with `errors_to=` count `numRecordsInErrors`, rows that cannot be read or for which a function fails. Sources "
-        "count `numRecordsLost`, records that were deleted before they were read. Windows of so many rows count "
+        "count `numRecordsLost`, records that were deleted before they were read. Count windows count "
         "`numRecordsLeft`, rows in windows that are not full when the input ends.\n\n"
         "## In a program\n\n"
         "`job.vertices()` gives the figures of tasks to a script, on every runtime: for each vertex, and each of its "
