@@ -314,7 +314,7 @@ PAIRINGS: dict[str, tuple[Callable[[Any, Any], Any], Callable[[list[Row]], Any],
         list,
         lambda: _sessions(lambda row: (row["v"] + 1) * 60),
     ),
-    "so many rows": (
+    "a number of rows": (
         lambda s, o: s.key_by("k").window(tg.Count(3)).aggregate(total=tg.sum("v")),
         list,
         lambda: _counted(3),
