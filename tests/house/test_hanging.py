@@ -85,8 +85,8 @@ def test_what_hangs_fails_alone(tmp_path: Path, words: tuple[str, ...]) -> None:
     died = {"blocks_after_a_death", "waits_after_a_death", "receives_after_a_death"}
     assert kinds["FAILED"] == {"hangs", *died}
     assert "ERROR fixture_hangs" in lines
-    assert "ended because it hangs: it is in its call after 300 s" in run.stdout
-    assert "ended because it hangs: it is in its set-up after 300 s" in run.stdout
+    assert f"ended because it hangs: it is in its call after {hanging.LIMIT_S:g} s" in run.stdout
+    assert f"ended because it hangs: it is in its set-up after {hanging.LIMIT_S:g} s" in run.stdout
     others = [text for text in run.stdout.split("--- thread ") if text.startswith("other ---")]
     assert "in nobody_ends_this" in others[0]
     assert "ended because it hangs: thread dead has died" in run.stdout
