@@ -141,6 +141,9 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: Tumbling(-1), "negative"),
     (lambda: Tumbling("1000000000d"), "35,000 years"),
     (lambda: Tumbling("1h", offset="1h"), "less than the time between two windows"),
+    (lambda: Tumbling("1h", offset=None), "Tumbling: offset: cannot read None"),  # type: ignore[arg-type]
+    (lambda: Sliding("1h", "1min", offset=[]), "Sliding: offset: cannot read []"),  # type: ignore[arg-type]
+    (lambda: Tumbling("1h", offset=True), "Tumbling: offset: cannot read True"),
     (lambda: Tumbling("1h", timezone="Europe/Berlin"), "whole days"),
     (lambda: Tumbling("1d", timezone="Mars/Olympus"), "no time zone 'Mars/Olympus'"),
     (lambda: Tumbling("1d", timezone="../etc/passwd"), "no time zone"),

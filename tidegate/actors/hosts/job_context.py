@@ -17,6 +17,7 @@ from tidegate.actors.state_backends.common.options import StateBackendOptions
 from tidegate.actors.task.channels.output_gate import BufferLimits
 from tidegate.actors.task.pipeline.split_positions import SplitPosition
 from tidegate.actors.task.pipeline.task_descriptor import TaskDescriptor, describe_task
+from tidegate.storage.argument_checks import check_folder, check_kind, check_switch, check_whole
 from tidegate.storage.checkpoints.layout import CheckpointLayout
 from tidegate.storage.checkpoints.lease import LEASE_MS_DEFAULT
 from tidegate.storage.ids import AttemptNumber, JobId, OperatorUid
@@ -25,7 +26,12 @@ from tidegate.storage.tables.compaction.compaction_plan import CompactionSetting
 
 @dataclass(frozen=True, slots=True)
 class DataPlaneOptions:
-    """Sizes of the data plane of a job."""
+    """Sizes of the data plane of a job.
+
+    Raises ConfigurationError, with the field, its value and what is allowed, for a value that a field does not take. An
+    environment also refuses what it would ignore: `exactly_once`, `inline_bytes_max`, `local_copies`,
+    `state_bytes_max`, `paused_ms_max` and most settings of `backend` are decided by its `CheckpointConfig`.
+    """
 
     limits: BufferLimits = field(default_factory=BufferLimits)
     source_rows_max: int = 262_144
@@ -44,6 +50,15 @@ class DataPlaneOptions:
     """How large a state of a subtask may be; None: as large as it likes."""
     paused_ms_max: int = 0
     """For how long whoever writes a large snapshot may pause in all, so that processing goes on; 0: not at all."""
+
+    def __post_init__(self) -> None:
+        check_kind(self, "limits", BufferLimits)
+        check_whole(self, "source_rows_max", least=1)
+        check_whole(self, "shared_bytes", "inline_bytes_max", "paused_ms_max", least=0)
+        check_switch(self, "sockets", "exactly_once")
+        check_kind(self, "backend", StateBackendOptions)
+        check_folder(self, "local_copies")
+        check_whole(self, "state_bytes_max", least=1, none=True)
 
 
 @dataclass(frozen=True, slots=True)

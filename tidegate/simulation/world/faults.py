@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tidegate.storage.argument_checks import check_whole, refused
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.units import parse_duration_ms
 
@@ -81,24 +82,22 @@ class Faults:
     def __post_init__(self) -> None:
         for name in FAULT_KINDS:
             value = getattr(self, name)
-            if not 0.0 <= value <= 1.0:
-                raise ConfigurationError(f"Faults({name}={value}): a probability lies between 0 and 1")
-        low_ms, high_ms = self.delay_ms
-        if low_ms > high_ms:
-            raise ConfigurationError(f"Faults(delay={self.delay!r}): the range is written from..to")
-        low_ms, high_ms = self.cut_ms
-        if low_ms > high_ms:
-            raise ConfigurationError(f"Faults(cut_for={self.cut_for!r}): the range is written from..to")
-        if self.outage is not None:
-            _range_ms("outage", self.outage)
-        if self.clock is not None:
-            parse_duration_ms(self.clock, setting="Faults(clock)")
+            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
+                raise refused(self, name, "a probability, a number from 0 to 1")
+        for name in ("delay", "cut_for", "outage"):
+            _check_range(self, name, none=name == "outage")
+        for name in ("slow_by", "duration"):
+            parse_duration_ms(getattr(self, name), setting=f"Faults({name})")
+        for name in ("slow_copies", "heartbeats", "clock"):
+            if getattr(self, name) is not None:
+                parse_duration_ms(getattr(self, name), setting=f"Faults({name})")
+        check_whole(self, "nodes_max", "crashes_max", "coordinator_crashes_max", least=0)
+        check_whole(self, "faults_max", least=0, none=True)
         if self.hang > 0 and self.heartbeats is None:
-            raise ConfigurationError("Faults(hang=...): set heartbeats too, or nobody would ever notice")
-        if self.heartbeats is not None:
-            parse_duration_ms(self.heartbeats, setting="Faults(heartbeats)")
-        if self.slow_copies is not None:
-            parse_duration_ms(self.slow_copies, setting="Faults(slow_copies)")
+            raise ConfigurationError(
+                f"Faults(hang={self.hang}): a process that hangs is never noticed without heartbeats. "
+                'Give heartbeats too, such as heartbeats="2s"'
+            )
 
     @property
     def delay_ms(self) -> tuple[int, int]:
@@ -141,10 +140,22 @@ class Faults:
         return parse_duration_ms(self.duration)
 
 
+def _check_range(faults: Faults, name: str, *, none: bool) -> None:
+    value = getattr(faults, name)
+    if value is None and none:
+        return
+    if not isinstance(value, str):
+        raise refused(faults, name, f"a range such as '0ms..2s'{', or None' if none else ''}")
+    low_ms, high_ms = _range_ms(name, value)
+    if low_ms > high_ms:
+        raise refused(faults, name, "the shorter time first, as in '0ms..2s'")
+
+
 def _range_ms(name: str, value: str) -> tuple[int, int]:
     low, separator, high = value.partition("..")
     if not separator:
         raise ConfigurationError(f"Faults({name}={value!r}): write a range such as '0ms..2s'")
     if low.strip().isdigit():
         low += high.lstrip("0123456789. ")
-    return parse_duration_ms(low), parse_duration_ms(high)
+    setting = f"Faults({name})"
+    return parse_duration_ms(low, setting=setting), parse_duration_ms(high, setting=setting)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tidegate.storage.argument_checks import check_whole
+
 THREADS = 2
 BLOCK_BYTES = 8 * 1024
 OPEN_FILES_MAX = 512
+_INT32_MAX = 2**31 - 1
+"""The largest number that RocksDB takes for these settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,3 +25,7 @@ class DatabaseTuning:
     """About what is read, compressed and cached together."""
     open_files_max: int = OPEN_FILES_MAX
     """Files that are kept open."""
+
+    def __post_init__(self) -> None:
+        check_whole(self, "threads", "block_bytes", "open_files_max", least=1, most=_INT32_MAX)
+        check_whole(self, "write_buffer_bytes", least=1, none=True)

@@ -366,7 +366,7 @@ def _offset_ms(offset: Duration, period_ms: int, spec: str) -> int:
         negative = text.startswith("-")
         parsed = parse_duration_ms(text[1:] if negative else text, setting=setting)
     else:
-        negative = offset < timedelta() if isinstance(offset, timedelta) else offset < 0
+        negative = offset < timedelta() if isinstance(offset, timedelta) else isinstance(offset, int) and offset < 0
         parsed = parse_duration_ms(-offset if negative else offset, setting=setting)
     if parsed >= period_ms:
         raise ConfigurationError(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
+from tidegate.storage.argument_checks import check_choice, check_folder, check_kind, check_switch, check_whole
 from tidegate.storage.ids import OperatorUid
 from tidegate.storage.rocksdb.tuning import DatabaseTuning
 from tidegate.storage.state.chunk import Compression
@@ -45,6 +46,16 @@ class StateBackendOptions:
     """How much memory a backend in memory may use, for each operator of a task, to go back to a checkpoint."""
     restore_threads: int = 1
     """Threads that load a large state, besides one for the key index. With 1 the task's own thread does both."""
+
+    def __post_init__(self) -> None:
+        check_choice(self, "kind", get_args(BackendKind))
+        check_switch(self, "incremental", "changelog")
+        check_whole(self, "segment_bytes", least=1)
+        check_choice(self, "compression", (*get_args(Compression), None))
+        check_folder(self, "directory")
+        check_whole(self, "memory_bytes", "cache_bytes", "undo_bytes", least=0)
+        check_kind(self, "database", DatabaseTuning)
+        check_whole(self, "restore_threads", least=1)
 
 
 @dataclass(frozen=True, slots=True)

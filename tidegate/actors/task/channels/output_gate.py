@@ -39,11 +39,13 @@ from tidegate.actors.task.channels.in_flight_elements import InFlightElement, ke
 from tidegate.actors.task.channels.marked import Marked
 from tidegate.actors.task.channels.merging import MERGED_ROWS_MAX
 from tidegate.actors.task.channels.turn_pacer import ROWS_UNLIMITED
-from tidegate.storage.errors import ProtocolError
+from tidegate.storage.argument_checks import check_whole
+from tidegate.storage.errors import ConfigurationError, ProtocolError
 from tidegate.storage.ids import CheckpointId
 
 DEBLOAT_TARGET_MS = 1_000
 """The time that a receiver should need for what is in flight to it, unless the job says otherwise."""
+PROBE_MS_MIN = 10
 WINDOW_BYTES_AT_FIRST = 64 * 1024
 """A small first window: the receiver may be slow, and what was sent cannot be taken back."""
 
@@ -70,6 +72,18 @@ class BufferLimits:
     """Time that the receiver should need for what is in flight; 0: only bytes count."""
     window_bytes_min: int = 4 * 1024
     """No window is smaller."""
+
+    def __post_init__(self) -> None:
+        check_whole(self, "credit_bytes", "queue_bytes_max", "frame_bytes_min", "frame_bytes_max", least=1)
+        check_whole(self, "frame_elements_max", least=1)
+        check_whole(self, "linger_ms", "debloat_target_ms", least=0)
+        check_whole(self, "probe_ms", least=PROBE_MS_MIN)
+        check_whole(self, "in_flight_bytes_max", "turn_rows_max", "merged_rows_max", "window_bytes_min", least=1)
+        if self.frame_bytes_min > self.frame_bytes_max:
+            raise ConfigurationError(
+                f"BufferLimits(frame_bytes_min={self.frame_bytes_min}, frame_bytes_max={self.frame_bytes_max}): the "
+                "smallest frame is larger than the largest; give frame_bytes_min up to frame_bytes_max"
+            )
 
     @property
     def widest_window_bytes(self) -> int:

@@ -13,6 +13,7 @@ from tidegate.actors.task.channels.output_gate import BufferLimits
 from tidegate.api.config.sections import setting_values as of
 from tidegate.api.config.sections.section import Section
 from tidegate.api.config.sections.setting_names import KEYS
+from tidegate.storage.errors import ConfigurationError
 
 _LIMITS = BufferLimits()
 _OPTIONS = DataPlaneOptions()
@@ -30,6 +31,27 @@ _LIMIT_OF = {
     "merged_rows": "merged_rows_max",
 }
 """Setting to the field of `BufferLimits`."""
+
+_OF_CHECKPOINTS = {
+    "inline_bytes_max": "inline_bytes",
+    "exactly_once": "mode",
+    "local_copies": "local_copies (with local_directory)",
+    "state_bytes_max": "state_size (with checkpoint_storage)",
+    "paused_ms_max": "timeout (with interval)",
+}
+_LIMITS_OF_CHECKPOINTS = {"debloat_target_ms": "debloat_target"}
+_BACKEND_OF_CHECKPOINTS = {
+    "kind": "backend",
+    "incremental": "incremental",
+    "changelog": "changelog",
+    "compression": "compression",
+    "directory": "backend_directory",
+    "memory_bytes": "backend_memory",
+    "cache_bytes": "backend_cache",
+    "database": "rocksdb_threads, rocksdb_write_buffer, rocksdb_block_size or rocksdb_open_files",
+    "undo_bytes": "undo_memory",
+}
+"""Fields that a job takes from the configuration of its checkpoints: the setting there."""
 
 
 class BufferSettings(Section):
@@ -121,8 +143,12 @@ class BufferSettings(Section):
             )
 
     def options(self, given: DataPlaneOptions | None) -> DataPlaneOptions:
-        """The options of a job's data plane. What `given` says other than by default counts more."""
+        """The options of a job's data plane. What `given` says other than by default counts more.
+
+        Raises ConfigurationError for what is no `DataPlaneOptions`, and for a field that a job does not take from them.
+        """
         given = _OPTIONS if given is None else given
+        _check_given(given)
         limits = {
             field: getattr(self, name)
             for name, field in _LIMIT_OF.items()
@@ -141,6 +167,23 @@ class BufferSettings(Section):
                 given.backend, segment_bytes=self.changelog_segment if segment_bytes == SEGMENT_BYTES else segment_bytes
             ),
         )
+
+
+def _check_given(given: DataPlaneOptions) -> None:
+    """Refuse a field that would be ignored, because the configuration of checkpoints decides it."""
+    if not isinstance(given, DataPlaneOptions):
+        raise ConfigurationError(f"options={given!r}: give a tg.DataPlaneOptions")
+    for options, default, elsewhere in (
+        (given, _OPTIONS, _OF_CHECKPOINTS),
+        (given.limits, _LIMITS, _LIMITS_OF_CHECKPOINTS),
+        (given.backend, _OPTIONS.backend, _BACKEND_OF_CHECKPOINTS),
+    ):
+        for field, setting in elsewhere.items():
+            if getattr(options, field) != getattr(default, field):
+                raise ConfigurationError(
+                    f"options: {type(options).__name__}({field}={getattr(options, field)!r}) has no effect, because "
+                    f"{setting} of tg.CheckpointConfig decides it for the job. Set that instead"
+                )
 
 
 assert set(_LIMIT_OF.values()) == {field.name for field in fields(BufferLimits)} - {"debloat_target_ms"}
