@@ -7,12 +7,14 @@ from collections.abc import Callable
 
 import pytest
 from plain_store import PlainStore
-from table_logs import A, B, C, commit, file_of
+from table_logs import SCHEMA, A, B, C, commit, file_of
 from test_running_vacuum import EPOCH, HISTORY_MS, Job
 
 from tidegate.storage.checkpoints.metadata import TableHead
+from tidegate.storage.codec import encode
 from tidegate.storage.errors import CorruptionError, StorageError, TableError
-from tidegate.storage.ids import AttemptNumber, CheckpointId
+from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId
+from tidegate.storage.tables.log import log_cut
 from tidegate.storage.tables.log.log_parts import PARTS_FOLDER
 from tidegate.storage.tables.log.log_vacuum import Retention
 from tidegate.storage.tables.table_copy import copy_table
@@ -113,6 +115,50 @@ def test_a_job_from_before_is_known_and_never_counts_as_new() -> None:
     assert [file.path for file in job.log.snapshot().files] == ["data/large-59.parquet"]
 
 
+def overwritten(jobs: int) -> tuple[TableLog, Retention]:
+    """A table that many jobs have overwritten, one after the other, and of which the last one shows."""
+    now_ms = 0
+    log = TableLog(PlainStore({}), now_ms=lambda: now_ms)
+    log.create(TableInfo.of(SCHEMA, "append"))
+    for number in range(jobs):
+        job = JobId(f"hourly-{number:08x}")
+        log.claim(job, if_exists="overwrite")
+        for checkpoint in (1, 2):
+            now_ms += 100
+            log.commit(job, CheckpointId(checkpoint), (file_of(f"{number}-{checkpoint}"),))
+    retention = Retention(now_ms - 50, checkpoints=(CheckpointId(2),))
+    log.vacuum(retention)
+    return log, retention
+
+
+@pytest.mark.slow
+def test_a_log_of_more_than_a_thousand_jobs_is_cut() -> None:
+    """Of each job its claim stays: the first one is known, and what it wrote is refused and not begun anew."""
+    log, retention = overwritten(1_100)
+    before = len(log.entries())
+    assert log.cut(retention, lambda paths: ())
+    assert len(log.entries()) < before // 2
+    assert [file.path for file in log.snapshot().files] == ["data/1099-1.parquet", "data/1099-2.parquet"]
+    with pytest.raises(TableError, match="a vacuum has deleted what the log"):
+        log.claim(C, (JobId("hourly-00000000"), CheckpointId(2)), if_exists="append")
+
+
+def test_a_cut_that_would_be_too_large_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every snapshot would have it. The log stays whole, and shows the same."""
+    log, retention = overwritten(20)
+    entries, files = log.entries(), log.snapshot().files
+    fold = log.state()
+    assert fold is not None
+    cut = log_cut.cut_of("url", entries, fold, retention)
+    size = len(encode(cut))
+    monkeypatch.setattr(log_cut, "CUT_BYTES_MAX", size - 1)
+    assert not log.cut(retention, lambda paths: ())
+    assert (log.entries(), log.snapshot().files) == (entries, files)
+    monkeypatch.setattr(log_cut, "CUT_BYTES_MAX", size)
+    assert log.cut(retention, lambda paths: ())
+    assert log.snapshot().files == files
+
+
 def test_a_file_that_is_there_still_stays_named() -> None:
     """Whoever looks for files without an entry must not meet one that a vacuum has yet to delete."""
     job = Job()
@@ -123,8 +169,10 @@ def test_a_file_that_is_there_still_stays_named() -> None:
     deletable, _ = job.log.vacuum(retention)
     entries = len(job.log.entries())
     # The cut keeps the entry of the oldest commit that can be read, with its file, so that one does not hold it up.
-    *dropped, kept = sorted(deletable)
+    kept = f"{data_dir(A, AttemptNumber(0))}/000012.parquet"
+    dropped = sorted(set(deletable) - {kept})
     there = set(dropped)
+    assert len(dropped) == len(deletable) - 1
     for path in dropped:
         assert not job.log.cut(retention, there.intersection)
         assert there <= job.log.referenced_paths()

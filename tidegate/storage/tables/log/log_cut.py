@@ -12,6 +12,7 @@ A vacuum deletes files, and leaves the entries that named them. A cut leaves the
 - An entry is left out only where a vacuum has declared its files gone. If a claim, or a checkpoint of the owner, could
   still go back behind the cut, the log is not cut.
 - It is cut where that is worth it: at least `DROPPED_MIN` entries go, and half as many as stay.
+- Each job keeps an entry, so a cut grows with the number of jobs. One that has grown too large is not made.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tidegate.storage.checkpoints.metadata import DataFile
+from tidegate.storage.codec import encode
 from tidegate.storage.ids import CheckpointId, JobId
 from tidegate.storage.tables.log.log_entries import (
     TableBase,
@@ -37,8 +39,8 @@ from tidegate.storage.tables.log.log_vacuum import Retention, start_of
 from tidegate.storage.tables.log.log_versions import TableVersions
 
 DROPPED_MIN = 10
-RANGES_MAX = 1_000
-"""Every snapshot of the log has the ranges of what is kept, so they must be few."""
+CUT_BYTES_MAX = 256 * 1024
+"""Every snapshot of the log has its cut, with what is kept and a base for each line of jobs, so it must be small."""
 
 
 def cut_of(url: str, entries: Sequence[TableEntry], fold: TableFold, retention: Retention) -> TableCut | None:
@@ -57,9 +59,8 @@ def cut_of(url: str, entries: Sequence[TableEntry], fold: TableFold, retention: 
     if not _is_settled(entries, fold, retention.checkpoints, seq, {base.job_id: base for base in bases}):
         return None
     kept = {*shown, commit, *_always_kept(before)}
-    kept_ranges = joined(kept)
     dropped = len(before) - len(kept)
-    if dropped < max(DROPPED_MIN, len(kept) // 2) or len(kept_ranges) > RANGES_MAX:
+    if dropped < max(DROPPED_MIN, len(kept) // 2):
         return None
     commit_rows = next(known.rows for known in versions.commits() if known.number == commit)
     rows, holder, since = commit_rows, commit, commit
@@ -71,10 +72,11 @@ def cut_of(url: str, entries: Sequence[TableEntry], fold: TableFold, retention: 
     shown_now, shown_next = (
         ranges_of(set(members_of(ranges, bearing)), left) for ranges in (fold.shown, fold.shown_next)
     )
-    return TableCut(
-        seq, kept_ranges, joined(shown), rows, commit, commit_rows, holder, tuple(bases),
+    cut = TableCut(
+        seq, joined(kept), joined(shown), rows, commit, commit_rows, holder, tuple(bases),
         shown_now=shown_now, shown_next=shown_next, newest_bearing=left[-1] if left else 0,
     )  # fmt: skip
+    return cut if len(encode(cut)) <= CUT_BYTES_MAX else None
 
 
 def dropped_files(entries: Sequence[TableEntry], cut: TableCut) -> dict[str, DataFile]:
@@ -126,10 +128,13 @@ def _bases(url: str, before: Sequence[TableEntry], fold: TableFold, shown: set[i
         if is_commit and entry.job_id not in compactions:
             assert entry.job_id is not None and entry.checkpoint_id is not None
             newest[lines[entry.job_id]] = (entry.job_id, entry.checkpoint_id, entry.seq)
-    line_of = {entry.seq: lines.get(entry.job_id) for entry in before if entry.job_id is not None}
+    shown_by_line: dict[JobId, set[int]] = {}
+    for entry in before:
+        if entry.seq in shown and entry.job_id in lines:
+            shown_by_line.setdefault(lines[entry.job_id], set()).add(entry.seq)
     found = []
     for line, (job_id, checkpoint_id, at) in newest.items():
-        own = {number for number in shown if line_of[number] == line}
+        own = shown_by_line.get(line, set())
         # A job that fell back after its last commit took later checkpoints from other rows.
         if claimed[job_id] <= at and lineage.reaches(job_id, checkpoint_id):
             covered = lineage.covered(job_id, checkpoint_id)

@@ -39,6 +39,13 @@ class TableLineage:
         self._url = url
         self._entries = entries
         self._by_seq = {entry.seq: entry for entry in entries}
+        self._claims_of: dict[JobId, list[TableEntry]] = {}
+        self._commits_of: dict[JobId, list[TableEntry]] = {}
+        for entry in entries:
+            if entry.job_id is not None and entry.kind is TableEntryKind.CLAIMED:
+                self._claims_of.setdefault(entry.job_id, []).append(entry)
+            elif entry.job_id is not None and entry.kind is TableEntryKind.COMMITTED:
+                self._commits_of.setdefault(entry.job_id, []).append(entry)
         self._fold = fold
         self._cut_at = -1 if fold.cut is None else fold.cut.seq
         self._bases = {} if fold.cut is None else {base.job_id: base for base in fold.cut.bases}
@@ -56,10 +63,10 @@ class TableLineage:
             if base is None or checkpoint_id < base.checkpoint_id:
                 raise self._before_the_cut(f"checkpoint {checkpoint_id} of job {job_id!r}")
             own, since = base.own, self._cut_at
-        found = {seq for seq in self._bearing if covers(own, seq)}
+        found = members_of(own, self._bearing)
         # Only entries with files: ranges of those that have gone may span others.
         commits = (e for e in self._commits(job_id, since) if e.files)
-        return frozenset(found | {e.seq for e in commits if _number(e) <= checkpoint_id})
+        return frozenset((*found, *(e.seq for e in commits if _number(e) <= checkpoint_id)))
 
     def uncommitted(
         self, job_id: JobId, checkpoint_id: CheckpointId, candidates: Iterable[CheckpointId]
@@ -225,11 +232,10 @@ class TableLineage:
         return frozenset(found)
 
     def _claims(self, job_id: JobId) -> list[TableEntry]:
-        return [e for e in self._entries if e.kind is TableEntryKind.CLAIMED and e.job_id == job_id]
+        return self._claims_of.get(job_id, [])
 
     def _commits(self, job_id: JobId, after: int) -> list[TableEntry]:
-        entries = (e for e in self._entries if e.seq > after)
-        return [e for e in entries if e.kind is TableEntryKind.COMMITTED and e.job_id == job_id]
+        return [entry for entry in self._commits_of.get(job_id, ()) if entry.seq > after]
 
     def _period(self, job_id: JobId, checkpoint_id: CheckpointId) -> TableEntry | None:
         """The claim after which a checkpoint of a job was taken; None where the log was cut after that."""
