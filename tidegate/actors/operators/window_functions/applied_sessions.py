@@ -8,8 +8,9 @@ Rules, beside those of `timed_windows.py`:
   bounds and what the function has returned. A row that touches it makes another session of it, or of several.
 - Then results are changes (`changes.py`): what has come out of the sessions that a row joins is taken back before the
   result of all their rows comes. If the new session has not ended yet, its rows wait again.
-- Such rows are not after the watermark, so keys of others are not looked up. The key of one that is looked up may have
-  rows that wait to be given (a checkpoint came between two steps): these are given then.
+- Such rows are not after the watermark, so keys of others are not looked up.
+- After a restore from between two steps a session that has ended may still wait. The function gets it before a row of
+  its key is kept, so that the row joins it only within the lateness.
 - The function gets rows that it has got before those that it has not, and else in the order in which they came.
 """
 
@@ -134,14 +135,17 @@ class AppliedSessions(TimedWindows):
         emit: Emit,
     ) -> None:
         """Keep rows. Sessions that they join, and those that have ended already, come out at once."""
+        # Sessions that the function has got, or is about to get, end at the watermark or before.
+        touches = times - 1 <= moments
+        touched = keys.filter(pa.array(touches)) if touches.any() else None
+        if touched is not None and self._next_end_ms <= int(np.max(moments)) + 1:
+            self._give_ended(touched, emit)
         self._keep_rows(rows, keys, times, ends)
         waits = ends - 1 > moments
         if waits.any():
             self._next_end_ms = min(self._next_end_ms, int(ends[waits].min()))
-        # Sessions that the function has got end at the watermark or before.
-        touches = times - 1 <= moments
-        if self._lateness_ms and touches.any():
-            self._join(keys.filter(pa.array(touches)), emit)
+        if self._lateness_ms and touched is not None:
+            self._join(touched, emit)
 
     def fire(self, until_ms: int, emit: Emit) -> bool:
         """Give the function sessions that have ended: of each key, rows that follow each other within the gap."""
@@ -163,19 +167,7 @@ class AppliedSessions(TimedWindows):
                 self._next_end_ms = MIN_WATERMARK_MS
                 break
             some = left[start:stop]
-            place = np.full(len(due), -1, dtype=np.int64)
-            place[some] = np.arange(len(some))
-            chosen = np.flatnonzero(place[numbers] >= 0)
-            rest -= len(chosen)
-            rows, groups = self.taken(refs[chosen]), place[numbers[chosen]]
-            of = bounds[0][some], bounds[1][some]
-            if self._lateness_ms:
-                self._keep_rows(rows, self.keys_of(refs[chosen]), times[chosen], ends_alone[chosen], KEPT)
-            self.tables[WAITING].remove(refs[chosen])
-            if self._lateness_ms:
-                self._tell(rows, groups, of, None, groups, emit)
-            else:
-                self.call(rows, groups, of, emit, self.context)
+            rest -= self._give(some, refs, times, ends_alone, numbers, bounds, emit)
             given += len(some)
         self.done()
         return given > 0
@@ -203,6 +195,45 @@ class AppliedSessions(TimedWindows):
             self._changed_rows += len(some) + int(np.count_nonzero(of >= 0))
             self.done()
             yield
+
+    def _give_ended(self, keys: pa.RecordBatch, emit: Emit) -> None:
+        """Give the function the sessions of some keys that have ended, and wait for the next step of a watermark."""
+        _, distinct, count = codes_of(keys, keys.num_rows)
+        moments = np.broadcast_to(self._fired.of_keys(distinct, self.context.max_parallelism), count)
+        waiting = self.tables[WAITING].find(distinct)
+        times, ends_alone = self._stretches_of(waiting.refs, WAITING)
+        numbers, firsts, bounds = merged_sessions(waiting.keys, times, ends_alone)
+        ended = np.flatnonzero(bounds[1] - 1 <= moments[waiting.keys[firsts]])
+        for start, stop in pieces(np.bincount(numbers, minlength=len(firsts))[ended]):
+            self._give(ended[start:stop], waiting.refs, times, ends_alone, numbers, bounds, emit)
+
+    def _give(
+        self,
+        some: Numbers,
+        refs: Refs,
+        times: Times,
+        ends_alone: Times,
+        numbers: Numbers,
+        bounds: tuple[Times, Times],
+        emit: Emit,
+    ) -> int:
+        """Give the function some sessions of stored rows, for the first time. Returns how many rows they have.
+
+        `refs`, `times` and `ends_alone` are of the rows, `numbers` says which session each belongs to.
+        """
+        place = np.full(len(bounds[0]), -1, dtype=np.int64)
+        place[some] = np.arange(len(some))
+        chosen = np.flatnonzero(place[numbers] >= 0)
+        rows, groups = self.taken(refs[chosen]), place[numbers[chosen]]
+        of = bounds[0][some], bounds[1][some]
+        if self._lateness_ms:
+            self._keep_rows(rows, self.keys_of(refs[chosen]), times[chosen], ends_alone[chosen], KEPT)
+        self.tables[WAITING].remove(refs[chosen])
+        if self._lateness_ms:
+            self._tell(rows, groups, of, None, groups, emit)
+        else:
+            self.call(rows, groups, of, emit, self.context)
+        return len(chosen)
 
     def _join(self, keys: pa.RecordBatch, emit: Emit) -> None:
         """Put together what touches, of the keys of rows that came: rows that wait, and sessions that were given."""

@@ -11,6 +11,8 @@ Rules:
   ended come out, and the rest moves up, both in one step.
 - A row is late if a session of it alone has ended, `allowed_lateness` ago. It is dropped and counted, and opens no
   session again.
+- A row never joins a session that is over. After a restore from between two steps such a session may still be in the
+  state: it comes out before the rows of its key are added.
 - A session that comes out more than once, after each batch or because it is kept for late rows, has other bounds each
   time it grows, and replaces two when it joins them. So results are changes (`changes.py`): whatever of a session has
   come out is taken back before it comes out anew. What has come out is what the state holds, so it is not kept twice;
@@ -154,7 +156,10 @@ class SessionWindows(WindowOperator):
             times, ends_alone = times[rows], ends_alone[rows]
         codes, distinct, count = codes_of(keys, len(times))
         pulled = self._pull(distinct, count)
-        of = np.concatenate([pulled.codes, codes])
+        moments = np.broadcast_to(self._fired.of_keys(distinct, self.context.max_parallelism), count)
+        over = pulled.ends - 1 + self._lateness_ms <= moments[pulled.codes]
+        # Sessions that are over get numbers of their own, behind those of all keys: so no row joins them.
+        of = np.concatenate([pulled.codes + count * over, codes])
         starts = np.concatenate([pulled.starts, times])
         ends = np.concatenate([pulled.ends, ends_alone])
         numbers, firsts, bounds = merged_sessions(of, starts, ends)
@@ -164,20 +169,25 @@ class SessionWindows(WindowOperator):
             merged.merge(numbers[start : start + size], parts)
         merged.update(batch, numbers[stored:])
         merged.done()
-        held = merged.parts(np.arange(len(firsts)))
+        codes = of[firsts]
+        stays = codes < count
         outs, updates = np.zeros(len(firsts), dtype=np.bool_), list[pa.RecordBatch]()
+        outs[numbers[:stored]] = pulled.outs
+        if not stays.all():
+            gone = np.flatnonzero(~stays & ~outs)
+            ended = self._result(distinct, codes[gone] - count, bounds[0][gone], bounds[1][gone], merged.results(gone))
+            updates = self._told([(INSERT, ended)] if len(gone) else []) if self._changes else [ended]
         if self._changes:
             grown = np.zeros(len(firsts), dtype=np.bool_)
             grown[numbers[stored:]] = True
-            outs[numbers[:stored]] = pulled.outs
-            moments = self._fired.of_keys(distinct, self.context.max_parallelism)
-            ended = bounds[1] - 1 <= (moments if isinstance(moments, int) else moments[of[firsts]])
-            outs[grown] = self._every_batch | ended[grown]
-            updates = self._updates(distinct, of[firsts], pulled, numbers[:stored], grown, outs, bounds, merged)
-            if not outs.all():
-                self._next_out_ms = min(self._next_out_ms, int(bounds[1][~outs].min()))
-        self._put(distinct, of[firsts], bounds[0], bounds[1], outs, held)
-        self._next_end_ms = min(self._next_end_ms, int(bounds[1].min()))
+            outs[grown] = self._every_batch | (bounds[1] - 1 <= moments[codes % count])[grown]
+            updates += self._updates(distinct, codes, pulled, numbers[:stored], grown, outs, bounds, merged)
+            if not outs[stays].all():
+                self._next_out_ms = min(self._next_out_ms, int(bounds[1][stays & ~outs].min()))
+        left = np.flatnonzero(stays)
+        held = merged.parts(left)
+        self._put(distinct, codes[left], bounds[0][left], bounds[1][left], outs[left], held)
+        self._next_end_ms = min(self._next_end_ms, int(bounds[1][left].min()))
         return updates
 
     def _updates(
