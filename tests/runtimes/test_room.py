@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from ray_fakes import LaterMailbox
-from waiting import until
+from waiting import received
 
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
 from tidegate.actors.runtimes.ray.slots import room as room_module
@@ -69,31 +70,36 @@ def test_a_job_that_waits_for_slots_of_several_kinds_says_so(monkeypatch: pytest
     assert look_at(cast(JobSlots, slots)) is None
 
 
+class AnswersLater(LaterMailbox):
+    """A mailbox whose answers are handled on the thread of the test, as on the loop of a coordinator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers: SimpleQueue[Callable[[], object]] = SimpleQueue()
+
+    def post(self, action: Callable[[], object]) -> None:
+        self.answers.put(action)
+
+
 class Waiting:
     """A job that waits for room, by a clock that the test sets."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.mailbox = LaterMailbox()
+        self.mailbox = AnswersLater()
         self.now_ms = 0
         self.missing: str | None = "a slot"
         self.starting = ["job/rows (1/1)#0"]
         self.gave_up: list[str] = []
-        self.looks = 0
         monkeypatch.setattr(room_module, "monotonic_ms", lambda: self.now_ms)
         self.room = Room(
-            cast(Mailbox, self.mailbox), self._look, lambda: self.starting, self.gave_up.append, WAIT_MS_MAX
+            cast(Mailbox, self.mailbox), lambda: self.missing, lambda: self.starting, self.gave_up.append, WAIT_MS_MAX
         )
-
-    def _look(self) -> str | None:
-        self.looks += 1
-        return self.missing
 
     def look(self) -> None:
         """The next look, and its answer."""
-        looks = self.looks
         self.mailbox.pass_time()
         if self.starting:
-            until("a look", lambda: self.looks > looks and self.mailbox.later)
+            received("a look", self.mailbox.answers)()
         self.now_ms += LOOK_EVERY_MS
 
 
@@ -144,7 +150,6 @@ def test_ray_that_does_not_answer_ends_no_wait(waiting: Waiting, monkeypatch: py
     """It is asked again."""
 
     def broken() -> str | None:
-        waiting.looks += 1
         raise ConnectionError("no GCS")
 
     look: Callable[[], str | None] = waiting.room._look

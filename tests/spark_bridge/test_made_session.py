@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from pyspark.sql import SparkSession
 
 import tidegate as tg
 from tidegate.spark_bridge.session.made_session import check_master
@@ -71,8 +72,9 @@ def test_a_master_without_an_address_is_not_checked(master: str) -> None:
 def test_no_java_starts_for_a_dead_master(closed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """`from_config` reports it at once, and Spark Connect too, whether its address is alive or not."""
     monkeypatch.setattr("tidegate.spark_bridge.session.made_session.ensure_java", lambda: pytest.fail("too late"))
-    # Tests on Ray that ran in this process before may have left it connected, and then `on_spark` refuses earlier.
+    # Tests on Ray and Spark that ran in this process before may have left it connected, and their session active.
     monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)
     target = {"execution.target": "on_spark"}
     with pytest.raises(ConfigurationError, match="cannot be reached"):
         tg.StreamEnvironment.from_config(target | {"spark.master": f"spark://127.0.0.1:{closed}"})
