@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 from pathlib import Path
 
 import pyarrow as pa
@@ -74,3 +75,32 @@ def test_a_file_elsewhere_is_refused(tmp_path: Path) -> None:
     source = source_of_files(f"{tmp_path}/*.parquet", partitions=BY)
     with pytest.raises(ConfigurationError, match="is in no folder"):
         source.splits()
+
+
+@pytest.mark.parametrize(
+    ("folder", "kind", "reason"),
+    [
+        ("k=%FF", pa.string(), "k=%FF is not UTF-8"),
+        ("k=1e400", pa.float64(), "k=1e400 is no double"),
+        ("k=0x10", pa.int64(), "k=0x10 is no int64"),
+        ("k=" + "9" * 39, pa.decimal128(38, 0), r"is no decimal128\(38, 0\)"),
+        ("k=1/k=2", pa.int64(), r"is in two folders k=\.\.\."),
+    ],
+)
+def test_a_value_that_its_column_cannot_hold_is_refused(folder: str, kind: pa.DataType, reason: str) -> None:
+    """Instead of a replacement character, infinity, another number or one of two values."""
+    with pytest.raises(ConfigurationError, match=reason):
+        folder_values(f"{folder}/x.csv", pa.schema([("k", kind)]))
+
+
+def test_floats_that_are_not_finite_and_nulls() -> None:
+    """Floats have the words of Spark and of Arrow; a null needs a column that may be null."""
+    by = pa.schema([("k", pa.float64())])
+    assert [folder_values(f"k={word}/x", by)["k"][0].as_py() for word in ("inf", "Infinity", "-inf")] == [
+        math.inf,
+        math.inf,
+        -math.inf,
+    ]
+    assert folder_values("k=__HIVE_DEFAULT_PARTITION__/x", by)["k"].to_pylist() == [None]
+    with pytest.raises(ConfigurationError, match="k is null there"):
+        folder_values("k=__HIVE_DEFAULT_PARTITION__/x", pa.schema([pa.field("k", pa.float64(), nullable=False)]))

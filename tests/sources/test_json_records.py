@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from itertools import pairwise
 
 import pyarrow as pa
@@ -115,3 +116,34 @@ def test_objects_that_are_cut_anywhere(
         cuts = [cut for cut in range(1, len(text)) if text[cut - 1 : cut + 1] == "}{" and cut % 4 != len(cuts)]
     bounds = [0, *sorted(cut for cut in cuts if cut < len(text)), len(text)]
     check([text[begin:end].encode() for begin, end in pairwise(bounds)])
+
+
+@pytest.mark.parametrize(
+    ("kind", "number"),
+    [
+        (pa.decimal128(38, 0), "9" * 39),
+        (pa.decimal128(38, 0), "9.9e38"),
+        (pa.decimal128(38, 38), "7439150008063608377835337406"),
+        (pa.decimal64(18, 0), "9" * 38),
+        (pa.decimal32(9, 9), "95"),
+        (pa.decimal32(7, 0), "8.3e-9"),
+    ],
+)
+def test_a_decimal_that_arrow_would_wrap_around_is_refused(kind: pa.DataType, number: str) -> None:
+    """Plain, as a string, and within lists of structs, between records whose numbers fit."""
+    for wanted, form in (
+        (kind, '{"x": %s}'),
+        (kind, '{"x": "%s"}'),
+        (pa.list_(pa.struct([("y", kind)])), '{"x": [{"y": null}, {"y": %s}]}'),
+    ):
+        decoder = JsonDecoder(pa.schema([("x", wanted)]))
+        found = decoder.records([(form % text).encode() for text in ("0", number, "0")])
+        assert set(found.bad) == {1}
+        assert len(found.batch) == 2
+
+
+@pytest.mark.parametrize("number", ["1" * 38, "-1e37", "12.50e1"])
+def test_a_decimal_that_fits_is_read(number: str) -> None:
+    """Also where digits or an exponent make it look as if it did not."""
+    found = JsonDecoder(pa.schema([("x", pa.decimal128(38, 0))])).records([f'{{"x": {number}}}'.encode()])
+    assert found.batch["x"].to_pylist() == [Decimal(number)]

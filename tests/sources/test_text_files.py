@@ -194,6 +194,37 @@ def test_types_without_a_schema(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("suffix", ["csv", "json"])
+def test_whole_numbers_beyond_int64_keep_their_digits(tmp_path: Path, suffix: str) -> None:
+    """Without a schema they are decimals, as for Spark; beside a fraction, or beyond 38 digits, floats."""
+    for number, (values, kind) in enumerate(
+        [
+            (["9223372036854775808", "-1"], pa.decimal128(38, 0)),
+            (["9" * 38, "1"], pa.decimal128(38, 0)),
+            (["9223372036854775808", "1.5"], pa.float64()),
+            (["1e20", "1"], pa.float64()),
+            (["9" * 39, "1"], pa.float64()),
+        ]
+    ):
+        lines = ["a", *values] if suffix == "csv" else [f'{{"a": {value}}}' for value in values]
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        assert read_schema(folder, "\n".join(lines).encode(), f"a.{suffix}").types == [kind]
+        exact = Decimal if pa.types.is_decimal(kind) else float
+        assert [row["a"] for row in rows_of(source(folder))[0]] == [exact(value) for value in values]
+
+
+def test_times_with_a_zone_of_json_without_a_schema(tmp_path: Path) -> None:
+    """They get a type that takes their rows, also within lists of structs."""
+    data = b'{"t": "2020-01-02T03:04:05Z", "l": [{"t": "2020-01-02T03:04:05+02:00"}], "n": "2020-01-02 03:04:05"}\n'
+    zoned = pa.timestamp("ns", "UTC")
+    schema = read_schema(tmp_path, data, "a.json")
+    assert schema.types == [zoned, pa.list_(pa.struct([("t", zoned)])), pa.timestamp("s")]
+    (row,), _ = rows_of(source(tmp_path))
+    three = dt.datetime(2020, 1, 2, 3, 4, 5, tzinfo=dt.UTC)
+    assert row == {"t": three, "l": [{"t": three - dt.timedelta(hours=2)}], "n": three.replace(tzinfo=None)}
+
+
 def read_schema(tmp_path: Path, data: bytes, name: str = "a.csv") -> pa.Schema:
     """What the columns of a file are taken for."""
     (tmp_path / name).write_bytes(data)
@@ -249,6 +280,22 @@ def test_options_that_cannot_be(tmp_path: Path, options: Mapping[str, object], n
     """When the stream is made, with what they may be."""
     with pytest.raises(ConfigurationError, match=re.escape(named) if "|" in named else named):
         read(tmp_path, b"x,s\n", XS, options=options)
+
+
+def test_decimals_that_arrow_would_wrap_around(tmp_path: Path) -> None:
+    """They are bad rows, and numbers beside them, however they are written, keep their values."""
+    for kind, bad, good in (
+        (pa.decimal128(38, 0), "9" * 39, "0" * 30 + "1" * 38),
+        (pa.decimal128(38, 0), "9.9e38", "1e37"),
+        (pa.decimal128(38, 38), "7439150008063608377835337406", "0.5"),
+        (pa.decimal64(18, 0), "9" * 38, "9" * 18),
+        (pa.decimal32(9, 9), "95", "0.000000001"),
+        (pa.decimal32(7, 0), "8.3e-9", "12.50e1"),
+    ):
+        (tmp_path / "a.csv").write_text(f"x\n{good}\n{bad}\n{good}\n")
+        rows, letters = rows_of(source(tmp_path, pa.schema([("x", kind)]), bad_rows="side"))
+        assert rows == [{"x": Decimal(good)}] * 2
+        assert [letter[1] for letter in letters] == [3]
 
 
 def test_types_that_text_cannot_hold(tmp_path: Path) -> None:

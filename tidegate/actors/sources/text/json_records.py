@@ -6,7 +6,7 @@ Rules:
   So no object begins in one record and ends in another, and Arrow, which then parses all records in one go, gives
   a row for each. Where all records of a block begin and end with a brace and are good, this needs no kernel (`_good`).
 - What Arrow refuses is found by halving: most blocks are parsed once. A number that is too great for its column is
-  refused as well. Arrow would make it infinite, or a decimal of more digits than its type has.
+  refused as well. Arrow would make it infinite, or a decimal of more digits than its type has, or of other digits.
 - A member that the schema does not name is left out. One that is missing is null, and an error if its column is not
   nullable. NaN, Infinity and -Infinity are numbers, as for Spark.
 - Dates, times and dictionaries are made of strings as in CSV, also within structs and lists. Bytes are Base64, as Spark
@@ -15,9 +15,13 @@ Rules:
 
 from __future__ import annotations
 
+import decimal
+import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -35,7 +39,14 @@ from tidegate.actors.kernels.text_scan import (
     frame_json,
 )
 from tidegate.actors.sources.text.records import Decoded, is_utf8, too_long, utf8_faults
-from tidegate.actors.sources.text.text_columns import Converter, converted, converter_of
+from tidegate.actors.sources.text.text_columns import (
+    DECIMAL_DIGITS,
+    WIDE_INTEGERS,
+    Converter,
+    converted,
+    converter_of,
+    inferred_type,
+)
 from tidegate.actors.sources.text.text_options import DEFAULTS, TextOptions
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.exact_casts import leaves
@@ -51,6 +62,8 @@ _REASONS = {
 }
 _NEWLINE, _RETURN = 10, 13
 _BREAK = re.compile(rb"[\r\n]")
+_GREAT_DECIMAL = rb'[0-9]{%d}|[:,\[\s]-?[0-9.]+[eE][+-]?[0-9]|"[+-]?[0-9.]+[eE][+-]?[0-9]+"'
+"""Numbers with as many digits before the point, or with an exponent, also those that are strings."""
 _TOO_LONG = re.compile(rb"[0-9]{309}")
 """Digits of a number that no float64 holds. Arrow refuses one that has an exponent by itself."""
 _VALUES = re.compile(rb'"[^"]*"\s*:?|[^\s",:{}\[\]]+')
@@ -88,7 +101,10 @@ class JsonDecoder:
             if any(map(pa.types.is_floating, _leaf_types(pa.schema([field]))))
         ]
         """The columns that have floats."""
-        self._has_decimals = any(map(pa.types.is_decimal, _leaf_types(self._parsed)))
+        decimals = [leaf for leaf in _leaf_types(self._parsed) if pa.types.is_decimal(leaf)]
+        whole = min((DECIMAL_DIGITS[leaf.bit_width] - max(leaf.scale, 0) for leaf in decimals), default=0)
+        self._great_decimal = re.compile(_GREAT_DECIMAL % (whole + 1)) if decimals else None
+        """Finds numbers that Arrow may wrap around because they, with zeros up to the scale, have too many digits."""
         for field in self._parsed:
             try:
                 _parse(b"{}", pa.schema([field]))
@@ -249,10 +265,17 @@ class JsonDecoder:
 
     def _check_numbers(self, found: pa.Table, data: bytes) -> None:
         """Raise ArrowInvalid for a number that its type cannot hold, where Arrow has made something else of it."""
-        if self._has_decimals:
+        if self._great_decimal is not None:
             for leaf in _leaf_arrays(found):
                 if pa.types.is_decimal(leaf.type):
                     leaf.validate(full=True)
+            if self._great_decimal.search(data):
+                rows = [_loads(line, decimal.Decimal) for line in _BREAK.split(data) if line.strip()]
+                given = [[row.get(field.name) for row in rows] for field in self._parsed]
+                if any(
+                    map(_has_other_decimals, self._parsed.types, given, (each.to_pylist() for each in found.columns))
+                ):
+                    raise pa.ArrowInvalid("a number is too great for its column")
         if not self._floats or (infinite := self._infinities(found)) == 0:
             return
         if _TOO_LONG.search(data) or (
@@ -348,7 +371,11 @@ def _leaf_arrays(table: pa.Table) -> Iterator[pa.Array]:
 
 
 def json_schema(block: bytes, final: bool, options: TextOptions) -> pa.Schema:
-    """The columns of a file, as Arrow takes those lines of its first block that are objects."""
+    """The columns of a file, as Arrow takes those lines of its first block that are objects.
+
+    Two of Arrow's types would not hold the values. Whole numbers beyond int64 become decimals, not floats, and times
+    with a zone get one.
+    """
     data = np.frombuffer(block, dtype=np.uint8)
     starts, ends, _ = lines_of(data, final)
     status = frame_json(data, starts, ends)
@@ -356,8 +383,69 @@ def json_schema(block: bytes, final: bool, options: TextOptions) -> pa.Schema:
     good = [number for number in np.flatnonzero(status == 0).tolist() if number not in faults]
     if not good:
         return pa.schema([])
-    found = _parse(b"\n".join(block[int(starts[n]) : int(ends[n])] for n in good), None)
-    return found.schema
+    lines = [block[int(starts[n]) : int(ends[n])] for n in good]
+    found = _parse(b"\n".join(lines), None).schema
+    if not any(_is_doubtful(leaf) for leaf in _leaf_types(found)):
+        return found
+    rows = [_loads(line, _whole_number) for line in lines]
+    return pa.schema(
+        [field.with_type(_exact_type(field.type, [row.get(field.name) for row in rows])) for field in found]
+    )
+
+
+def _loads(line: bytes, parse_int: Callable[[str], object]) -> dict[str, Any]:
+    """The JSON object of a line, for what Arrow does not return. ArrowInvalid where Python cannot parse it."""
+    try:
+        return dict(json.loads(line, parse_int=parse_int, parse_float=decimal.Decimal))
+    except (ValueError, RecursionError, decimal.InvalidOperation) as error:
+        raise pa.ArrowInvalid(f"JSON parse error: {error}") from error
+
+
+def _has_other_decimals(wanted: pa.DataType, given: Sequence[Any], found: Sequence[Any]) -> bool:
+    """Whether a decimal differs from the number that the JSON values have in its place."""
+    pairs = [(value, taken) for value, taken in zip(given, found, strict=True) if value is not None]
+    if pa.types.is_struct(wanted):
+        return any(
+            _has_other_decimals(
+                field.type,
+                [value.get(field.name) for value, _ in pairs],
+                [taken[field.name] for _, taken in pairs],
+            )
+            for field in wanted
+        )
+    if pa.types.is_list(wanted):
+        return any(_has_other_decimals(wanted.value_type, value, taken) for value, taken in pairs)
+    return pa.types.is_decimal(wanted) and any(decimal.Decimal(value) != taken for value, taken in pairs)
+
+
+def _is_doubtful(found: pa.DataType) -> bool:
+    return bool(pa.types.is_floating(found) or pa.types.is_timestamp(found))
+
+
+def _whole_number(text: str) -> float:
+    """The value of a JSON number without a fraction: an int where `WIDE_INTEGERS` holds it, else a float."""
+    return int(text) if len(text.lstrip("-")) <= WIDE_INTEGERS.precision else float(text)
+
+
+def _exact_type(found: pa.DataType, values: Sequence[Any]) -> pa.DataType:
+    """The type that holds these values, where Arrow has found another one."""
+    values = [value for value in values if value is not None]
+    if pa.types.is_struct(found):
+        return pa.struct(
+            [field.with_type(_exact_type(field.type, [value.get(field.name) for value in values])) for field in found]
+        )
+    if pa.types.is_list(found):
+        return pa.list_(found.value_field.with_type(_exact_type(found.value_type, list(chain.from_iterable(values)))))
+    if pa.types.is_floating(found):
+        wide = any(type(value) is int and not _INT64_MIN <= value <= _INT64_MAX for value in values)
+        return WIDE_INTEGERS if wide and all(type(value) is int for value in values) else found
+    if pa.types.is_timestamp(found):
+        return inferred_type(pa.array(values, pa.string()), DEFAULTS) if any(map(_ZONED.search, values)) else found
+    return found
+
+
+_INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
+_ZONED = re.compile(r"\d[ T].*(?:Z|[+-]\d\d(?::?\d\d)?)$")
 
 
 def lines_of(data: NDArray[np.uint8], final: bool) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:

@@ -4,7 +4,8 @@ Rules:
 
 - A value is read as a whole or refused. Blanks around numbers, times and booleans do not count.
 - Strings stay as they are: only `nullValue` and `emptyValue` change them.
-- A number that is too great for a float is refused, and not infinite.
+- A number that is too great for a float is refused, and not infinite. One that is too great for a decimal is refused,
+  and not another number.
 - Integers are decimal digits with a sign. Floats may also be `nanValue`, `positiveInf`, `negativeInf`, NaN or Infinity,
   in this case. Booleans are true and false in any case. Spark has the same rules.
 """
@@ -12,6 +13,8 @@ Rules:
 from __future__ import annotations
 
 import contextlib
+import decimal
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -49,6 +52,8 @@ def converter_of(field: pa.Field, options: TextOptions) -> Converter | None:
         return lambda texts: _timestamps(texts, wanted)
     if pa.types.is_time(wanted):
         return lambda texts: _times(texts, wanted)
+    if pa.types.is_decimal(wanted):
+        return lambda texts: _decimals(texts, wanted)
     try:
         pa.array([], pa.string()).cast(wanted)
     except pa.ArrowNotImplementedError as error:
@@ -138,6 +143,43 @@ def _floats(texts: pa.Array, wanted: pa.DataType, options: TextOptions) -> pa.Ar
 _USUAL_WORDS = (("NaN", "NaN"), ("Inf", "Infinity"), ("-Inf", "-Infinity"))
 
 
+def _decimals(texts: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """Arrow wraps numbers around that need more digits than the type's words hold, such as 95 as decimal32(9, 9)."""
+    longest = pc.max(pc.binary_length(texts)).as_py() or 0
+    if longest + max(wanted.scale, 0) <= DECIMAL_DIGITS[wanted.bit_width] and not _any_exponent(texts):
+        return texts.cast(wanted)
+    return pa.array([None if text is None else _decimal(text, wanted) for text in texts.to_pylist()], wanted)
+
+
+def _decimal(text: str, wanted: pa.DataType) -> decimal.Decimal:
+    """The number with the scale of a type. Raises ArrowInvalid where the type does not hold it."""
+    if not _DECIMAL.fullmatch(text):
+        raise pa.ArrowInvalid("no number")
+    try:
+        sign, digits, exponent = decimal.Decimal(text).as_tuple()
+    except decimal.InvalidOperation as error:
+        raise pa.ArrowInvalid("an exponent is too great") from error
+    assert isinstance(exponent, int)
+    written = "".join(map(str, digits)).lstrip("0")
+    zeros = exponent + wanted.scale
+    if zeros < 0 and written.endswith("0" * min(-zeros, len(written))):
+        written, zeros = written[:zeros], 0
+    if not written:
+        return decimal.Decimal((0, (0,), -wanted.scale))
+    if zeros < 0 or len(written) + zeros > wanted.precision:
+        raise pa.ArrowInvalid("too many digits")
+    return decimal.Decimal((sign, tuple(map(int, written + "0" * zeros)), -wanted.scale))
+
+
+def _any_exponent(texts: pa.Array) -> bool:
+    return pc.any(pc.match_substring(texts, "e", ignore_case=True), min_count=0).as_py() is True
+
+
+_DECIMAL = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+DECIMAL_DIGITS = {32: 9, 64: 18, 128: 38, 256: 76}
+"""By the bits of a decimal type, how many digits it can hold."""
+
+
 def _booleans(texts: pa.Array) -> pa.Array:
     """Arrow takes 1 and 0 for booleans too."""
     if not _all(pc.match_substring_regex(texts, _BOOLEAN)):
@@ -170,26 +212,31 @@ def _all(flags: pa.Array) -> bool:
 
 
 def inferred_type(texts: pa.Array, options: TextOptions) -> pa.DataType:
-    """The type of the first of these that takes all values: integer, boolean, date, time, timestamp, float, string."""
+    """The first of these types that takes all values: integer, boolean, date, time, timestamp, decimal, float, string.
+
+    Decimals are whole numbers beyond int64, of which a float would lose digits.
+    """
     if texts.null_count == len(texts):
         return pa.string()
     for wanted in _INFERRED:
         field = pa.field("", wanted)
-        reasons: dict[int, str] = {}
         convert = converter_of(field, options)
         assert convert is not None
         trimmed = pc.utf8_trim(texts, " \t")
         if pc.any(pc.equal(pc.binary_length(trimmed), 0)).as_py():
             break
+        if wanted == WIDE_INTEGERS and not _all(pc.match_substring_regex(trimmed, _INTEGER)):
+            continue
         try:
             convert(trimmed)
         except _NO_VALUE:
             continue
-        assert not reasons
         return wanted
     return pa.string()
 
 
+WIDE_INTEGERS = pa.decimal128(38, 0)
+"""The type of whole numbers beyond int64 where a file gives the types."""
 _INFERRED = (
     pa.int64(),
     pa.bool_(),
@@ -198,5 +245,6 @@ _INFERRED = (
     pa.timestamp("s"),
     pa.timestamp("ns"),
     pa.timestamp("ns", "UTC"),
+    WIDE_INTEGERS,
     pa.float64(),
 )
