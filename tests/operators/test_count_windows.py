@@ -156,6 +156,17 @@ def test_sliding_windows_come_out_in_the_order_in_which_rows_complete_them() -> 
     windows.close()
 
 
+@pytest.mark.parametrize("backend", ["columnar", "rocksdb", "crowded"])
+def test_the_first_null_of_a_column_may_open_a_pane(backend: Backend) -> None:
+    """A pane that was opened without a value is empty: not 0, nor the end of the type's range."""
+    aggregates = {"sum": tg.sum("x"), "min": tg.min("x"), "max": tg.max("x"), "first": tg.first("x")}
+    windows = Windows(lambda: SlidingCountWindows(("k",), Count(4, slide=2), aggregates), backend=backend)
+    for values in ([1, 1], [None], [None], [None, None]):
+        windows.process(rows_batch([(1, 0, value) for value in values]))
+    assert [tuple(row.values())[1:] for row in windows.rows] == [(2, 1, 1, 1), (2, 1, 1, 1), (None,) * 4]
+    windows.close()
+
+
 TIMEOUT_MS = 10
 TIMED_STEPS = st.lists(
     ROWS

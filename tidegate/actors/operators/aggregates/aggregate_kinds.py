@@ -38,3 +38,6 @@ SPREADS = frozenset(
 
 CHOICES = frozenset({AggregateKind.FIRST, AggregateKind.LAST, AggregateKind.ARG_MIN, AggregateKind.ARG_MAX})
 """A column of one row, which is chosen."""
+
+NULL_WITHOUT_VALUES = frozenset({AggregateKind.SUM, *EXTREMES})
+"""Aggregates whose first column is null until a value comes."""

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from tidegate.actors.operators.aggregates.accumulators import value_specs
 from tidegate.actors.operators.aggregates.aggregate import Aggregate
-from tidegate.actors.operators.aggregates.aggregate_kinds import CHOICES, EXTREMES, AggregateKind
+from tidegate.actors.operators.aggregates.aggregate_kinds import CHOICES, NULL_WITHOUT_VALUES, AggregateKind
 from tidegate.actors.operators.aggregates.aggregate_state import Fields, found_groups
 from tidegate.actors.operators.aggregates.stored_values import decimal_of
 from tidegate.actors.state_backends.common.backend import ValueSpec
@@ -28,7 +28,7 @@ from tidegate.storage.errors import IncompatibleStateError
 from tidegate.storage.schemas.evolution import widens
 
 _SUMS = (AggregateKind.SUM, AggregateKind.MEAN)
-_NULL_WITHOUT_ROWS = frozenset({AggregateKind.SUM, *EXTREMES, *CHOICES})
+_NULL_WITHOUT_ROWS = NULL_WITHOUT_VALUES | CHOICES
 """Aggregates whose first column is null until a row counts."""
 
 

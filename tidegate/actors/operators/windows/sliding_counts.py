@@ -172,6 +172,8 @@ class SlidingCountWindows(WindowOperator):
         assert len(heads.new_rows) == len(seen), "a pane in the place of another one"
         scatter(self._state.extra(SEEN).pages, heads.slots, seen)
         is_open = np.flatnonzero(seen % self._pane_rows)
+        if len(is_open) < len(seen) and self._pane_rows > 1:
+            self._state.begin_empty()
         self._state.merge(heads.slots[is_open], merged.parts(lasts[is_open]))
         self._state.table.done()
 

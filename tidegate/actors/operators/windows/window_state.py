@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from tidegate.actors.kernels.fixed_width import storage_dtype
 from tidegate.actors.kernels.partition import subtask_table
 from tidegate.actors.operators.aggregates.accumulators import (
     Accumulator,
@@ -25,6 +26,7 @@ from tidegate.actors.operators.aggregates.accumulators import (
     value_specs,
 )
 from tidegate.actors.operators.aggregates.aggregate import Aggregate
+from tidegate.actors.operators.aggregates.aggregate_kinds import NULL_WITHOUT_VALUES
 from tidegate.actors.operators.aggregates.aggregate_state import Fields, combined_fields, state_columns
 from tidegate.actors.operators.aggregates.stored_layout import StoredLayout, converted, raw_specs
 from tidegate.actors.operators.combined_rows import is_combined, take_in
@@ -150,6 +152,17 @@ class WindowState:
         """Merge such parts into slots of the current batch."""
         for accumulator, columns in zip(self.accumulators, parts, strict=True):
             accumulator.merge(slots, columns)
+
+    def begin_empty(self) -> None:
+        """Make the rows that are new in this batch empty. Call it before anything is merged into them.
+
+        Aggregates that are null without values take a new row for one that gets a value in its batch (`mark`), as
+        long as there has been no null. An operator that leaves a new row without values says so here.
+        """
+        for name, aggregate in self._aggregates.items():
+            first = self.fields[name][0]
+            if aggregate.kind in NULL_WITHOUT_VALUES and storage_dtype(first.type) is not None:
+                self.table.column(first.name).track_nulls()
 
     def results(self, slots: NDArray[np.int32]) -> list[pa.Array]:
         """The results of some slots. OperatorError for one that does not fit its type."""
