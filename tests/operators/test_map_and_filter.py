@@ -12,6 +12,7 @@ import pytest
 from operator_harness import context, opened, run
 
 from tidegate.actors.operators.batches import map_and_filter as stateless
+from tidegate.actors.operators.batches.explode import Explode
 from tidegate.actors.operators.batches.map_and_filter import FilterRows, FlatMap, Map, MapBatches
 from tidegate.actors.protocol.errors import OperatorError
 
@@ -94,6 +95,18 @@ def test_rows_that_nobody_reads_any_more_are_no_failure_of_the_function(monkeypa
 
     with pytest.raises(ValueError, match=r"^downstream$"):
         opened(FlatMap(lambda row: [row, row])).process(_BATCH, failing)
+
+
+@pytest.mark.parametrize("outer", [False, True])
+def test_explode_leaves_out_what_lies_under_a_null(outer: bool) -> None:
+    """A null list may have elements in memory. They belong to no row, at the beginning of a slice as well."""
+    lists = pa.ListArray.from_arrays([0, 2, 4, 6, 6], pa.array(range(6)), mask=pa.array([False, True, False, False]))
+    batch = pa.record_batch({"n": range(4), "xs": lists})
+    kept = [{"n": 1, "xs": None}] if outer else []
+    rest = [*kept, {"n": 2, "xs": 4}, {"n": 2, "xs": 5}, *([{"n": 3, "xs": None}] if outer else [])]
+    for start, expected in ((0, [{"n": 0, "xs": 0}, {"n": 0, "xs": 1}, *rest]), (1, rest)):
+        (emitted,) = run(opened(Explode("xs", outer)), [batch.slice(start)])
+        assert emitted.to_pylist() == expected
 
 
 def test_filter_rows() -> None:

@@ -29,10 +29,12 @@ class Explode(Operator):
             lists = batch.column(self._column)
             if not isinstance(lists.type, _LISTS):
                 raise TypeError(f"explode needs a list; column {self._column!r} is {lists.type}")
-            parents = pc.list_parent_indices(lists).to_numpy(zero_copy_only=False)
+            # A null may lie over elements. `list_flatten` leaves them out, and `list_parent_indices` does not.
+            lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
+            parents = np.repeat(np.arange(len(lists)), lengths)
             values = pc.list_flatten(lists)
             if self._outer:
-                parents, values = _with_empty_ones(lists, parents, values)
+                parents, values = _with_empty_ones(lengths, parents, values)
             place = batch.schema.get_field_index(self._column)
             schema = batch.schema.set(place, pa.field(self._column, values.type))
         for start in range(0, max(len(parents), 1), OUTPUT_ROWS_MAX):
@@ -43,9 +45,8 @@ class Explode(Operator):
                 emit(pa.RecordBatch.from_arrays(columns, schema=schema))
 
 
-def _with_empty_ones(lists: pa.Array, parents: np.ndarray, values: pa.Array) -> tuple[np.ndarray, pa.Array]:
+def _with_empty_ones(lengths: np.ndarray, parents: np.ndarray, values: pa.Array) -> tuple[np.ndarray, pa.Array]:
     """Returns parents and values with one null more for each list that is null or empty, in the order of the lists."""
-    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
     empty = np.flatnonzero(lengths == 0)
     together = np.concatenate([parents, empty])
     order = np.argsort(together, kind="stable")
