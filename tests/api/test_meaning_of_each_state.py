@@ -103,6 +103,7 @@ VERBS: dict[str, list[Step]] = {
     "KeyedStream.process": [
         lambda s: _keyed(s).process(_Rows(), schema=N),
         lambda s: _keyed(s).process(_Batches(), schema=N),
+        lambda s: _keyed(s).process(_Rows(), schema=N, in_order=True),
     ],
     "KeyedStream.deduplicate": [
         lambda s: _keyed(s).deduplicate(),

@@ -88,7 +88,6 @@ def model_of_sessions(moments: Moments) -> list[dict[str, Any]]:
 
 SHOWN = {
     "Silence": ("process-functions.md", "user", 20_000, model_of_silence),
-    "Silences": ("process-functions.md", "sensor", 100_000, model_of_silences),
     "Sessions": ("process-functions.md", "user", 600_000, model_of_sessions),
     "Quiet": ("tutorial.md", "customer", 1_200_000, model_of_quiet),
 }
@@ -105,6 +104,25 @@ def test_a_function_of_a_page_gives_what_all_rows_give(name: str, rows_of_a_batc
     steps = [rng.choice([step_ms // 3, step_ms, 2 * step_ms, 10 * step_ms]) + rng.randrange(1000) for _ in range(200)]
     moments = list(itertools.accumulate(steps))
     assert results(name, page, key, moments, rows_of_a_batch, rng) == model(moments)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows_of_a_batch", [1, 7, 200])
+def test_the_function_of_rows_in_order_gives_what_all_rows_give(rows_of_a_batch: int) -> None:
+    """In a job, which sorts the rows, and fires timers between them."""
+    rng = random.Random(rows_of_a_batch)
+    steps = [rng.choice([33_000, 100_000, 200_000, 1_000_000]) + rng.randrange(1000) for _ in range(200)]
+    moments = list(itertools.accumulate(steps))
+    arriving = sorted(moments, key=lambda at: at + rng.randrange(BOUND_MS))
+    readings = pa.table({"sensor": ["ada"] * len(arriving), "at": arriving, "value": [float(at) for at in arriving]})
+    schema = {"sensor": str, "kind": str, "at": int, "value": float, "silent_ms": int}
+    options = tg.DataPlaneOptions(source_rows_max=rows_of_a_batch)
+    with tg.StreamEnvironment.local(1, options=options) as env:
+        stream = env.from_batches(readings, timestamp="at", max_out_of_orderness=BOUND_MS).key_by("sensor")
+        silences = stream.process(function_of("process-functions.md", "Silences"), schema=schema, in_order=True)
+        found = silences.collect()
+        assert env.execute("silences").wait("4min") == "finished"
+        assert found.to_arrow().to_pylist() == model_of_silences(moments)
 
 
 def results(

@@ -19,11 +19,13 @@ from tidegate.actors.operators.aggregates.column_expressions import column_names
 from tidegate.actors.operators.batches.failing_rows import error_tag
 from tidegate.actors.operators.batches.map_and_filter import Row
 from tidegate.actors.operators.ranking.deduplicate import Deduplicate
+from tidegate.actors.operators.rows.event_time_order import EventTimeOrder
 from tidegate.actors.operators.rows.process_batches import process_operator
 from tidegate.actors.operators.rows.process_functions import ProcessFunction
 from tidegate.actors.operators.rows.single_functions import MapGroups, Reduce, StatefulMap
 from tidegate.actors.operators.state.ttl import StateTtl
 from tidegate.actors.operators.watermarks.alignment import WatermarkAlignment
+from tidegate.actors.operators.watermarks.late_rows import LATE
 from tidegate.actors.operators.watermarks.window_end import WindowEnd, same_time
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.actors.protocol.side_outputs import OutputTag
@@ -33,7 +35,7 @@ from tidegate.api.streams.steps.columns import check_keys
 from tidegate.api.streams.steps.event_time_use import uses_event_time
 from tidegate.api.streams.steps.given import check_function, check_stream
 from tidegate.api.streams.steps.known_columns import known_schema
-from tidegate.api.streams.steps.meanings import column_of, meaning, ttl_text, with_rows
+from tidegate.api.streams.steps.meanings import column_of, meaning, time_text, ttl_text, with_rows
 from tidegate.api.streams.steps.method_checks import check_methods
 from tidegate.api.streams.steps.named_columns import aggregates_and_options
 from tidegate.api.streams.steps.other_names import KEYED_STREAMS, OtherNames
@@ -266,6 +268,7 @@ class KeyedStream(OtherNames):
         side_outputs: Sequence[OutputTag] = (),
         fire_at_end: bool = False,
         errors_to: OutputTag | str | None = None,
+        in_order: bool = False,
         **slot: Unpack[SlotOptions],
     ) -> Stream:
         """Call a `tg.ProcessFunction` with each row or batch, with state and timers of the row's key.
@@ -277,13 +280,28 @@ class KeyedStream(OtherNames):
         With `errors_to`, which needs `schema`, a row for which the function raises goes to the side output of that
         name, as in `map`, and so does a timer: a row that has the key columns alone. All that it has emitted, put into
         state and registered is taken back.
+
+        With `in_order` rows come in order of event time: each waits until the watermark has passed it, and the timers
+        of earlier moments fire before it. Rows that come too late are dropped, counted as `numLateRecordsDropped`, and
+        in `late_rows()` of the result. A function with `process_batch` gets sorted batches, and its timers fire after
+        the rows of their watermark.
         """
         check_methods(function)
         schema = as_schema(schema, f"{name}(schema=)") or returned_schema(function, many=True, method="process")
         errors = () if errors_to is None else (error_tag(errors_to, self.stream.schema, name, self.keys),)
-        of_stream = (self.keys,), (self.stream.timestamp,), schema, side_outputs, fire_at_end, errors
+        of_stream = (self.keys,), (self.stream.timestamp,), schema, side_outputs, fire_at_end, errors, in_order
         (factory := partial(process_operator, function, *of_stream))()
-        return self._by_key()._then(
+        if not in_order:
+            rows, order = self._by_key(), None
+        else:
+            if any(tag.name == LATE for tag in (*side_outputs, *errors)):
+                raise ConfigurationError(
+                    f"{name}: with in_order=True late rows go to the side output {LATE!r}; give the function's own "
+                    "another name"
+                )
+            rows = self._in_event_time_order(name, uid, parallelism)
+            order = rows._inputs[0][0]
+        made = rows._then(
             factory,
             schema,
             name,
@@ -293,6 +311,28 @@ class KeyedStream(OtherNames):
             slot,
             side_outputs=(*side_outputs, *errors),
             meaning=meaning("process", {"keys": self.keys}, rows={"": (self.stream.schema, self.keys)}),
+        )
+        return made._with_errors_of(order)
+
+    def _in_event_time_order(self, name: str, uid: str | None, parallelism: int | None) -> Stream:
+        """The rows by key, sorted by event time. ConfigurationError if they have none, or columns are not known."""
+        if self.stream.timestamp is None:
+            raise ConfigurationError(
+                f"{name}: in_order=True is the order of event time, and the stream has none: call assign_timestamps "
+                "before key_by"
+            )
+        uses_event_time(f"{name}(in_order=True)", self.stream._inputs)
+        schema, time = known_schema(self.stream, name), self.stream.timestamp
+        (factory := partial(EventTimeOrder, self.keys, time, schema))()
+        means = meaning("rows in order", {"keys": self.keys, "time": time_text(time)}, rows={"": (schema, self.keys)})
+        return self._by_key()._then(
+            factory,
+            factory().output,
+            f"{name} in order",
+            None if uid is None else f"{uid}-order",
+            parallelism,
+            side_outputs=(OutputTag(LATE, schema),),
+            meaning=with_rows(means, rows=schema),
         )
 
     def stateful_map(

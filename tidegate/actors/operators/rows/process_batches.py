@@ -7,6 +7,7 @@ Rules, beside those of `ProcessOperator`:
   it.
 - With `errors_to` a call that fails is made again with the first half of its rows, then with the other, down to single
   rows. What it has put into state by then is taken back. What it has done elsewhere is done again.
+- Rows that come in order of event time stay together: timers fire after the rows of their watermark, not between them.
 - Timers that are due come to `on_timer_batch` a step at a time. They are deleted when the call begins. Those that it
   registers come in a later step, so a step never has the same timer twice.
 """
@@ -46,8 +47,9 @@ class BatchProcessOperator(ProcessOperator):
         side_outputs: Sequence[OutputTag] = (),
         fire_at_end: bool = False,
         errors_to: Sequence[OutputTag | None] = (),
+        in_order: bool = False,
     ) -> None:
-        super().__init__(function, keys, timestamps, schema, side_outputs, fire_at_end, errors_to)
+        super().__init__(function, keys, timestamps, schema, side_outputs, fire_at_end, errors_to, in_order)
         self._results = BatchResults(self._pinned)
         self._timers_by_batch = _defines(function, "on_timer_batch")
         self._parts: list[pa.RecordBatch] = []
@@ -139,6 +141,7 @@ def process_operator(
     side_outputs: Sequence[OutputTag] = (),
     fire_at_end: bool = False,
     errors_to: Sequence[OutputTag | None] = (),
+    in_order: bool = False,
 ) -> ProcessOperator:
     """The operator of a function: by row or by batch, as its methods say. Raises as `ProcessOperator`.
 
@@ -153,13 +156,15 @@ def process_operator(
                     "keep the one that is meant"
                 )
         if by_batch:
-            return BatchProcessOperator(function, keys, timestamps, schema, side_outputs, fire_at_end, errors_to)
+            return BatchProcessOperator(
+                function, keys, timestamps, schema, side_outputs, fire_at_end, errors_to, in_order
+            )
         if _defines(function, "on_timer_batch"):
             raise ConfigurationError(
                 f"{type(function).__name__} defines on_timer_batch without process_batch: where rows come one by one, "
                 "timers do too; define on_timer"
             )
-    return ProcessOperator(function, keys, timestamps, schema, side_outputs, fire_at_end, errors_to)
+    return ProcessOperator(function, keys, timestamps, schema, side_outputs, fire_at_end, errors_to, in_order)
 
 
 def _defines(function: ProcessFunction, method: str) -> bool:

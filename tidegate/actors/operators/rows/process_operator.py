@@ -10,6 +10,8 @@ Rules:
 - The types of the key columns are those of the first batch, or of the restored state, and never change.
 - With `errors_to` a row or a timer that fails leaves nothing behind but a row of that side output: what it has
   emitted, put into state and registered before it failed is taken back. So results must fit a schema that is given.
+- Rows that come in order of event time are processed as if each brought a watermark just before its time. The timers
+  until then fire first, also those of other keys, and a timer of the row's own moment fires after it.
 - At the end of the input all event-time timers have fired, by the last watermark. Processing-time timers are dropped,
   or fire then if that is asked for. What is registered of processing time from then on is dropped, so the end is one.
 """
@@ -58,6 +60,7 @@ from tidegate.storage.state.handover import taken
 from tidegate.storage.state.snapshot import Cut, FrozenState, OperatorSnapshot, StateTable
 
 _CHANGE_BYTES = 64
+_PART_ROWS_MIN = 64
 
 Handler = Callable[[dict[str, Any], ProcessContext], Iterable[Mapping[str, Any]] | None]
 
@@ -69,7 +72,8 @@ class ProcessOperator(Operator):
     `timestamps`: the column of event time, or None. `schema`: that of the output; None: the first rows fix it.
     `side_outputs`: the tags under which the function may emit rows. `fire_at_end`: whether processing-time timers that
     are left at the end of the input fire then. `errors_to`: for each input the tag of the rows that fail, or None if
-    they fail the job; empty if all do. Timers that fail go where rows of the first input go.
+    they fail the job; empty if all do. Timers that fail go where rows of the first input go. `in_order`: whether rows
+    come by event time, from `EventTimeOrder`; then the timers before a row fire before it.
     Raises ConfigurationError for a function of the wrong kind, or one that cannot be copied.
     """
 
@@ -87,6 +91,7 @@ class ProcessOperator(Operator):
         side_outputs: Sequence[OutputTag] = (),
         fire_at_end: bool = False,
         errors_to: Sequence[OutputTag | None] = (),
+        in_order: bool = False,
     ) -> None:
         inputs = len(function.INPUT_METHODS) if isinstance(function, BaseProcessFunction) else 0
         if not inputs or len(keys) != inputs or len(timestamps) != inputs:
@@ -96,6 +101,8 @@ class ProcessOperator(Operator):
         self._keys, self.has_keyed_state = tuple(keys), bool(keys[0])
         self._timestamps = tuple(timestamps)
         self._fires_at_end = fire_at_end
+        self._in_order = in_order
+        self._taken = 0
         self._pinned = PinnedSchema(schema, function)
         self._scope = KeyScope()
         self._states: KeyedStates | None = None
@@ -191,11 +198,61 @@ class ProcessOperator(Operator):
 
     def process_input(self, index: int, batch: pa.RecordBatch, emit: Emit) -> None:
         """Process a batch row by row. OperatorError if the function raises or the keys do not fit."""
+        if self._in_order:
+            self._process_in_order(index, batch, emit)
+            return
         with blame(self.context, batch):
-            refs = self._enter(index, batch)
             moments = self._times_of(index, batch)
         times = None if moments is None else moments.to_pylist()
-        rows = enumerate(python_rows(batch))
+        self._process_part(index, batch, times, enumerate(python_rows(batch)), emit)
+
+    def _process_in_order(self, index: int, batch: pa.RecordBatch, emit: Emit) -> None:
+        """Process a batch that is sorted by event time, in parts that end where timers have to fire first."""
+        start, rows_max = 0, OUTPUT_ROWS_MAX
+        while start < batch.num_rows:
+            part = batch.slice(start, rows_max)
+            with blame(self.context, part):
+                moments = self._times_of(index, part)
+            assert moments is not None, "rows in order of no time"
+            times = moments.to_pylist()
+            if times[0] - 1 > self._ask.current_watermark:
+                self._ask.current_watermark = times[0] - 1
+                for _ in self._fire(TimeDomain.EVENT_TIME, times[0] - 1, emit):
+                    pass
+            self._process_part(index, part, times, self._rows_before_timers(part, times), emit)
+            start += self._taken
+            # A part is entered as a whole. So parts are short while timers often fire between rows.
+            rows_max = min(OUTPUT_ROWS_MAX, max(_PART_ROWS_MIN, 2 * self._taken))
+
+    def _rows_before_timers(self, part: pa.RecordBatch, times: Sequence[int]) -> Iterator[tuple[int, dict[str, Any]]]:
+        """The rows of a part up to the first one that a timer has to fire before. `_taken` counts them."""
+        timers, ask = self._timers, self._ask
+        first_ms, changes = timers.first_ms(TimeDomain.EVENT_TIME), 0
+        self._taken = 0
+        for number, row in enumerate(python_rows(part)):
+            before_ms = times[number] - 1
+            if before_ms > ask.current_watermark:
+                if timers.changes > changes:
+                    changed_ms = timers.first_change_ms(TimeDomain.EVENT_TIME, changes)
+                    changes = timers.changes
+                    if changed_ms is not None and (first_ms is None or changed_ms < first_ms):
+                        first_ms = changed_ms
+                if first_ms is not None and first_ms <= before_ms:
+                    return
+                ask.current_watermark = before_ms
+            self._taken += 1
+            yield number, row
+
+    def _process_part(
+        self,
+        index: int,
+        batch: pa.RecordBatch,
+        times: Sequence[int | None] | None,
+        rows: Iterator[tuple[int, dict[str, Any]]],
+        emit: Emit,
+    ) -> None:
+        with blame(self.context, batch):
+            refs = self._enter(index, batch)
         failing = self._failing[index]
         if failing is not None:
             self._process_guarded(failing, self._handlers[index], batch, rows, refs, times, emit)

@@ -91,6 +91,22 @@ class Timers:
         """The moment of the timer that fires next."""
         return None if self._backend is None else self._backend.first_ms(domain.number)
 
+    @property
+    def changes(self) -> int:
+        """How many timers were registered and deleted since the last flush."""
+        return len(self._moments)
+
+    def first_change_ms(self, domain: TimeDomain, since: int) -> int | None:
+        """The first moment among those registered or deleted since there were `since` changes; None if there is none.
+
+        The backend does not have them before the next flush, so `first_ms` leaves them out.
+        """
+        number = domain.number
+        moments = [
+            moment for of, moment in zip(self._domains[since:], self._moments[since:], strict=True) if of == number
+        ]
+        return min(moments, default=None)
+
     def is_due(self, domain: TimeDomain, time_ms: int) -> bool:
         """Whether the moment of a timer has come."""
         first_ms = self.first_ms(domain)
