@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import tidegate as tg
-from tidegate.testing import HarnessTimer, ProcessHarness
+from tidegate.testing import HarnessSnapshot, HarnessTimer, ProcessHarness
 
 Row = dict[str, Any]
 EVENT, CLOCK = tg.TimeDomain.EVENT_TIME, tg.TimeDomain.PROCESSING_TIME
@@ -205,3 +205,45 @@ def test_wrong_functions_are_refused_when_the_harness_is_made() -> None:
         ProcessHarness(Forgetful())
     with pytest.raises(tg.ConfigurationError, match="needs key="):
         ProcessHarness(Rules())
+
+
+class Seen(tg.ProcessFunction):
+    """What it sees, in order, with a timer 10 ms after each row."""
+
+    def process(self, row: Row, context: tg.ProcessContext) -> Iterator[Row]:
+        yield {"at": row["at"], "seen": f"row {row['n']}"}
+        context.timer_service.register_event_time_timer(row["at"] + 10)
+
+    def on_timer(self, timestamp: int, context: tg.ProcessContext) -> Iterator[Row]:
+        yield {"at": timestamp, "seen": "timer"}
+
+
+def test_rows_in_order_wait_for_the_watermark() -> None:
+    """They come sorted, with the timers between them; late ones leave aside, and what waits is in the snapshot."""
+
+    def seen(restore: HarnessSnapshot | None = None) -> ProcessHarness:
+        return ProcessHarness(Seen(), key="user", event_time="at", in_order=True, restore=restore)
+
+    with seen() as harness:
+        harness.advance_watermark(4)
+        assert harness.push({"user": "ada", "at": 40, "n": 1}, {"user": "ada", "at": 20, "n": 2}) == []
+        assert harness.push({"user": "bob", "at": 45, "n": 3}, {"user": "ada", "at": 4, "n": 4}) == []
+        assert [row["n"] for row in harness.side_output("late")] == [4]
+        assert harness.advance_watermark(19) == []
+        saved = harness.snapshot()
+        harness.advance_watermark(30)
+    with seen(saved) as harness:
+        harness.push({"user": "ada", "at": 19, "n": 5}, {"user": "ada", "at": 31, "n": 6})
+        assert [row["n"] for row in harness.side_output("late")] == [5], "how far event time was is in the snapshot"
+        assert [(row["at"], row["seen"]) for row in harness.advance_watermark(42)] == [
+            (20, "row 2"),
+            (30, "timer"),
+            (31, "row 6"),
+            (40, "row 1"),
+            (41, "timer"),
+        ]
+        assert [row["at"] for row in harness.end()] == [45, 50, 55]
+    with pytest.raises(tg.ConfigurationError, match="the snapshot has rows that wait; give in_order=True"):
+        ProcessHarness(Seen(), key="user", event_time="at", restore=saved)
+    with pytest.raises(tg.ConfigurationError, match=r"in_order=True needs a tg\.ProcessFunction, key= and event_time="):
+        ProcessHarness(Seen(), key="user", in_order=True)

@@ -12,7 +12,7 @@ subtask. So what a test sees here is what a job does with the same rows in the s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Any, Self
@@ -29,6 +29,7 @@ from tidegate.actors.operators.rows.broadcast_process import (
     BroadcastProcessOperator,
     KeyedBroadcastProcessFunction,
 )
+from tidegate.actors.operators.rows.event_time_order import EventTimeOrder
 from tidegate.actors.operators.rows.process_batches import process_operator
 from tidegate.actors.operators.rows.process_functions import CoProcessFunction, ProcessFunction
 from tidegate.actors.operators.rows.process_operator import ProcessOperator
@@ -36,6 +37,7 @@ from tidegate.actors.operators.state.keyed_state import KeyedState, ListState, M
 from tidegate.actors.operators.state.operator_state import OperatorListState
 from tidegate.actors.operators.state.reducing_state import AggregatingState, ReducingState
 from tidegate.actors.operators.state.timers import TimeDomain
+from tidegate.actors.operators.watermarks.late_rows import LATE
 from tidegate.actors.protocol.side_outputs import OutputTag
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.api.streams.steps.method_checks import check_methods
@@ -66,6 +68,10 @@ class HarnessSnapshot:
     """State and timers of a harness at one moment, as a checkpoint stores them. Give it to another as `restore=`."""
 
     tables: tuple[StateTable, ...]
+    waiting: tuple[StateTable, ...] = ()
+    """Rows that wait for their watermark, of a harness with `in_order`."""
+    columns: pa.Schema | None = None
+    """The columns of these rows; None if no row has come."""
 
 
 class ProcessHarness:
@@ -78,6 +84,7 @@ class ProcessHarness:
     - `event_time`: the column of event time, or None. Rows without one have the `timestamp` None.
     - `key2`, `event_time2`: those of the second input; by default those of the first. A broadcast input has no keys.
     - `schema`, `side_outputs`, `fire_at_end`, `errors_to`: those of `process`.
+    - `in_order`: that of `process`. Rows wait for `advance_watermark`, and late ones are in `side_output("late")`.
     - `schemas`: the columns of the rows that are pushed, an entry for each input, as `schema=` takes them. By default
       the first row of an input fixes them.
     - `now`: the clock, in milliseconds since 1970 or as a datetime.
@@ -100,6 +107,7 @@ class ProcessHarness:
         side_outputs: Sequence[OutputTag] = (),
         fire_at_end: bool = False,
         errors_to: str | None = None,
+        in_order: bool = False,
         now: Moment = 0,
         restore: HarnessSnapshot | None = None,
     ) -> None:
@@ -114,8 +122,12 @@ class ProcessHarness:
         given = [as_schema(each, f"ProcessHarness(schemas[{n}])") for n, each in enumerate(schemas)]
         self._inputs = [PinnedSchema(each) for each in (given + [None] * inputs)[:inputs]]
         times = event_time, event_time if event_time2 is None else event_time2
-        self._operator = self._made(function, key, key2, times, schema, side_outputs, fire_at_end, errors_to)
-        context = OperatorContext(
+        self._operator = self._made(function, key, key2, times, schema, side_outputs, fire_at_end, errors_to, in_order)
+        self._keys, self._event_time = column_names(key, "ProcessHarness(key=)") if key else (), event_time
+        self._in_order = in_order
+        self._order: EventTimeOrder | None = None
+        """Sorts the rows; None before their columns are known."""
+        self._context = OperatorContext(
             OperatorUid(type(function).__name__),
             type(function).__name__,
             SubtaskIndex(0),
@@ -124,7 +136,11 @@ class ProcessHarness:
             self._time,
             emit_aside=self._emit_aside,
         )
-        self._operator.open(context, () if restore is None else restore.tables)
+        self._operator.open(self._context, () if restore is None else restore.tables)
+        if restore is not None and restore.columns is not None:
+            if not in_order:
+                raise ConfigurationError("ProcessHarness: the snapshot has rows that wait; give in_order=True")
+            self._order = self._opened_order(restore.columns, restore.waiting)
 
     def push(self, *rows: Any, input: int = 0) -> list[Row]:
         """Process rows of an input (0 or 1) one after the other: dicts, dataclass objects or named tuples.
@@ -154,7 +170,11 @@ class ProcessHarness:
         """Process a batch of an input as one call, as a job may deliver it. Returns the rows that came of it."""
         self._check_open(input)
         before = len(self.output)
-        if batch.num_rows:
+        if batch.num_rows and self._in_order:
+            if self._order is None:
+                self._order = self._opened_order(batch.schema, ())
+            self._order.process(batch, self._emit)
+        elif batch.num_rows:
             self._operator.process_input(input, batch, self._emit)
         return self.output[before:]
 
@@ -167,10 +187,8 @@ class ProcessHarness:
         watermark_ms = _ms(to)
         if watermark_ms < self._watermark_ms:
             raise ConfigurationError(f"the watermark is at {self._watermark_ms} and cannot go back to {watermark_ms}")
-        self._watermark_ms = watermark_ms
         before = len(self.output)
-        for _ in self._operator.advance_watermark(watermark_ms, self._emit):
-            pass
+        self._reach(watermark_ms)
         return self.output[before:]
 
     def advance_clock(self, to: Moment | timedelta) -> list[Row]:
@@ -195,8 +213,7 @@ class ProcessHarness:
         """End the input: all event-time timers fire, then `finish` is called. Returns the rows that came of it."""
         self._check_open()
         before = len(self.output)
-        for _ in self._operator.advance_watermark(MAX_WATERMARK_MS, self._emit):
-            pass
+        self._reach(MAX_WATERMARK_MS)
         for _ in self._operator.finish(self._emit):
             pass
         self._ended = True
@@ -243,16 +260,9 @@ class ProcessHarness:
 
     def snapshot(self) -> HarnessSnapshot:
         """Returns state and timers as they are now. What is done afterwards does not change it."""
-        taken = self._operator.snapshot(Cut(CheckpointId(1)))
-        states = () if taken is None else taken.states
-        return HarnessSnapshot(
-            tuple(
-                StateTable(state.state, state.kind, chunk.rows, state.removed)
-                for state in states
-                for chunk in state.chunks()
-                if chunk.rows.num_rows
-            )
-        )
+        if self._order is None:
+            return HarnessSnapshot(_tables_of(self._operator))
+        return HarnessSnapshot(_tables_of(self._operator), _tables_of(self._order), self._order.output)
 
     @property
     def now(self) -> int:
@@ -267,6 +277,8 @@ class ProcessHarness:
     def close(self) -> None:
         """Close the function."""
         self._ended = True
+        if self._order is not None:
+            self._order.close()
         self._operator.close()
 
     def __enter__(self) -> Self:
@@ -287,6 +299,7 @@ class ProcessHarness:
         side_outputs: Sequence[OutputTag],
         fire_at_end: bool,
         errors_to: str | None,
+        in_order: bool,
     ) -> ProcessOperator:
         """Returns the operator that runs the function in a job."""
         keys = column_names(key, "ProcessHarness(key=)") if key else ()
@@ -302,9 +315,37 @@ class ProcessHarness:
         errors: tuple[OutputTag | None, ...] = ()
         if errors_to is not None:
             errors = (error_tag(errors_to, self._inputs[0].schema, "ProcessHarness", keys), None)[:count]
+        if in_order and (count > 1 or not keys or event_times[0] is None):
+            raise ConfigurationError("ProcessHarness: in_order=True needs a tg.ProcessFunction, key= and event_time=")
+        if in_order and LATE in (tag.name for tag in (*side_outputs, *errors) if tag is not None):
+            raise ConfigurationError(
+                f"ProcessHarness: with in_order=True late rows go to the side output {LATE!r}; give the function's own "
+                "another name"
+            )
         if is_broadcast:
             return BroadcastProcessOperator(function, all_keys, all_times, result, side_outputs, fire_at_end, errors)
-        return process_operator(function, all_keys, all_times, result, side_outputs, fire_at_end, errors)
+        return process_operator(function, all_keys, all_times, result, side_outputs, fire_at_end, errors, in_order)
+
+    def _opened_order(self, columns: pa.Schema, waiting: Sequence[StateTable]) -> EventTimeOrder:
+        """Returns the step that sorts rows with these columns, with the rows that wait, and where event time is."""
+        assert self._event_time is not None, "checked"
+        order = EventTimeOrder(self._keys, self._event_time, columns)
+        order.open(replace(self._context, uid=OperatorUid(f"{self._context.uid}-order")), waiting)
+        for _ in order.advance_watermark(self._watermark_ms, self._emit_in_order):
+            pass
+        return order
+
+    def _reach(self, watermark_ms: int) -> None:
+        """Advance event time in the step that sorts, if there is one, and then in the function's."""
+        self._watermark_ms = watermark_ms
+        if self._order is not None:
+            for _ in self._order.advance_watermark(watermark_ms, self._emit_in_order):
+                pass
+        for _ in self._operator.advance_watermark(watermark_ms, self._emit):
+            pass
+
+    def _emit_in_order(self, batch: pa.RecordBatch) -> None:
+        self._operator.process_input(0, batch, self._emit)
 
     def _checked(self, row: Row, input: int) -> Row:
         known = self._inputs[input].schema
@@ -325,6 +366,18 @@ class ProcessHarness:
 
     def _emit_aside(self, tag: str, batch: pa.RecordBatch) -> None:
         self._aside.setdefault(tag, []).extend(batch.to_pylist())
+
+
+def _tables_of(operator: ProcessOperator | EventTimeOrder) -> tuple[StateTable, ...]:
+    """Returns what an operator would store in a checkpoint."""
+    taken = operator.snapshot(Cut(CheckpointId(1)))
+    states = () if taken is None else taken.states
+    return tuple(
+        StateTable(state.state, state.kind, chunk.rows, state.removed)
+        for state in states
+        for chunk in state.chunks()
+        if chunk.rows.num_rows
+    )
 
 
 def _ms(moment: Moment) -> int:
