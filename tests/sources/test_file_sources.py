@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import glob
 import gzip
 import json
 import os
+import re
 import uuid
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -104,6 +106,10 @@ def test_a_store_in_memory_is_a_folder_too() -> None:
         ("*.csv", ["a.csv", "b+1.csv"]),
         ("?.csv", ["a.csv"]),
         ("[ab]*", ["a.csv", "b+1.csv"]),
+        ("[!ab]*", ["c.txt"]),
+        ("[^ab]*", ["c.txt"]),
+        ("[b-z]*", ["b+1.csv", "c.txt"]),
+        ("d=1[!x]e.csv", []),
         ("", ["a.csv", "b+1.csv", "c.txt"]),
         ("b+1.csv", ["b+1.csv"]),
         ("**/*.csv", ["a.csv", "b+1.csv", "d=1/e.csv", "d=1/f/g.csv"]),
@@ -127,6 +133,26 @@ def test_what_a_pattern_means(tmp_path: Path, pattern: str, names: list[str]) ->
     for name in everything:
         write(tmp_path / name, 1)
     assert [file.path for file in FilePattern.of(f"{tmp_path}/{pattern}").files()] == names
+
+
+@pytest.mark.parametrize("name", ["a[1].csv", "a?.csv", "a*.csv", "a[!1].csv", "a[.csv", "[a]/b.csv"])
+def test_names_with_the_characters_of_patterns(tmp_path: Path, name: str) -> None:
+    """They are read as `glob.escape` writes them. Brackets of a name that were to be a choice are refused."""
+    for each in (name, "a1.csv", "a/b.csv"):
+        write(tmp_path / each, 1)
+    assert [file.path for file in FilePattern.of(f"{tmp_path}/{glob.escape(name)}").files()] == [name]
+    both = [f"{tmp_path}/{glob.escape(name)}", f"{tmp_path}/a/b.csv"]
+    assert [file.path for file in FilePattern.of(both).files()] == sorted([name, "a/b.csv"])
+    if "[" in name and "]" in name:
+        for pattern in (f"{tmp_path}/{name}", [f"{tmp_path}/{name}", f"{tmp_path}/a1.csv"]):
+            with pytest.raises(ConfigurationError, match=re.escape(f"the name of {name!r}")):
+                FilePattern.of(pattern).files()
+
+
+def test_brackets_that_are_no_choice_are_refused(tmp_path: Path) -> None:
+    """Instead of an error of the regular expression."""
+    with pytest.raises(ConfigurationError, match="the brackets are no choice of characters"):
+        FilePattern.of(f"{tmp_path}/[z-a].csv")
 
 
 class Reading:
