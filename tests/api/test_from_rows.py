@@ -7,6 +7,7 @@ import datetime as dt
 from collections.abc import Iterator
 from typing import Any, NamedTuple, TypedDict
 
+import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
@@ -42,6 +43,8 @@ class Counted:
         ([("a", 1)], {"schema": {"k": str, "n": float}}, [{"k": "a", "n": 1.0}]),
         ([], {"schema": Word}, []),
         (range(2), {}, [{"value": 0}, {"value": 1}]),
+        ([{"t": pd.NaT}, {"t": pd.Timestamp(2020, 1, 1)}], {}, [{"t": None}, {"t": dt.datetime(2020, 1, 1)}]),
+        ([{"t": pd.NaT, "n": pd.NA}], {"schema": {"t": dt.date, "n": int}}, [{"t": None, "n": None}]),
     ],
 )
 def test_rows_of_any_kind(rows: Any, options: dict[str, Any], expected: list[dict[str, Any]]) -> None:
@@ -65,6 +68,12 @@ def test_rows_of_any_kind(rows: Any, options: dict[str, Any], expected: list[dic
         ("abc", {}, "a list of rows, not str"),
         ({"k": 1}, {}, "a list of rows, not dict"),
         ([object()], {}, "row 0 is a object"),
+        ([{1: 2}], {}, "a row has a value under 1; names of columns are strings"),
+        ([{"k": (x for x in "ab")}], {}, "row 0 has a value of no type of a column"),
+        ([{"k": np.datetime64("2020-01-01")}], {}, "column 'k' have no common type"),
+        ([{"k": True}], {"schema": {"k": float}}, "column 'k': double cannot hold.*True"),
+        ([{"k": 1.5}, {"k": True}], {}, "column 'k': double cannot hold.*True"),
+        ([{"a\0b": 1}], {}, "a name has no null character"),
     ],
 )
 def test_rows_without_common_columns_are_refused(rows: Any, options: dict[str, Any], words: str) -> None:
@@ -82,6 +91,47 @@ def test_a_pandas_frame_is_taken() -> None:
         assert found.to_arrow().to_pydict() == {"k": ["a", "b", "c"], "x": [1.5, None, 2.0]}
         with pytest.raises(tg.ConfigurationError, match=r"index \['k'\].*reset_index"):
             env.from_batches(frame.set_index("k"))
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ([dt.date(2020, 1, 1), dt.datetime(2020, 1, 1, 5)], "date32.* cannot hold"),
+        (
+            [dt.datetime(2020, 1, 1), dt.datetime(2020, 1, 1, tzinfo=dt.UTC)],
+            "it has a time zone, and the column has none",
+        ),
+        (
+            [dt.datetime(2020, 1, 1, tzinfo=dt.UTC), dt.datetime(2020, 1, 1)],
+            "it has no time zone, and the column has one",
+        ),
+        ([[dt.datetime(2020, 1, 1)], [dt.datetime(2020, 1, 1, tzinfo=dt.UTC)]], "it has a time zone"),
+        ([dt.time(1, tzinfo=dt.UTC)], "it has a time zone"),
+        ([pd.Timestamp("2020-01-01 00:00:00.000000001")], "it would become"),
+        ([b"x", "y"], "it would become"),
+        ([{1, 2}], "it is neither a list nor a tuple"),
+        ([2**63], "does not fit into Arrow"),
+        (["\ud800"], "does not fit into Arrow"),
+    ],
+)
+def test_objects_of_pandas_that_arrow_would_change_are_refused(values: list[Any], words: str) -> None:
+    """Arrow cuts off times of dates, zones and nanoseconds where a column has objects of several kinds."""
+    frame = pd.DataFrame({"k": pd.Series([None, *values, float("nan")], dtype=object)})
+    with local() as env, pytest.raises(tg.ConfigurationError, match=words):
+        env.from_batches(frame)
+
+
+def test_data_that_does_not_keep_to_its_schema_is_refused() -> None:
+    """Bytes that are not UTF-8 in strings, nulls in a column without, two columns of one name."""
+    text = pa.Array.from_buffers(
+        pa.string(), 1, [None, pa.array([0, 1], pa.int32()).buffers()[1], pa.py_buffer(b"\xff")]
+    )
+    nulls = pa.table([pa.nulls(1, pa.int64())], schema=pa.schema([pa.field("k", pa.int64(), nullable=False)]))
+    for data in (pa.table({"k": text}), pa.table({"k": pa.ListArray.from_arrays([0, 1], text)}), nulls):
+        with local() as env, pytest.raises(tg.ConfigurationError, match="does not keep to its own schema"):
+            env.from_batches(data)
+    with local() as env, pytest.raises(tg.ConfigurationError, match="does not fit into Arrow"):
+        env.from_batches(pd.DataFrame([[1, 2]], columns=["k", "k"]))
 
 
 def test_columns_are_known_without_a_schema() -> None:

@@ -311,8 +311,10 @@ def test_a_column_that_is_called_as_a_pattern_is_one_column() -> None:
         kept = rows.filter(lambda row: row["*"] > 1).collect()
         copied = rows.select("k", y="*").collect()
         summed = rows.key_by("k").aggregate(y=tg.sum(cs.by_name("*").as_expr() * 2), emit="final").collect()
-        with pytest.raises(ConfigurationError, match=r"select\('\*'\) may be all columns, or the one"):
+        with pytest.raises(ConfigurationError, match=r"select\('\*'\) may be several columns, or the one"):
             rows.select("*")
+        with pytest.raises(ConfigurationError, match=r"select\('\^k\$'\) may be several columns, or the one"):
+            rows.select({"^k$": "k"}).select("^k$")
         env.execute("pattern").wait("4min")
     assert added.to_arrow().to_pylist() == [{"y": 3}]
     assert kept.to_arrow().to_pylist() == [{"k": 1, "*": 2}]

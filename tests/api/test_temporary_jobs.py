@@ -179,6 +179,16 @@ def test_what_a_killed_process_has_left_goes_with_the_next_start(root: Path, tmp
         assert "photos" in os.listdir(root)
 
 
+def test_what_is_being_written_in_the_root_is_no_job(root: Path) -> None:
+    """Another process may write there, or was killed at it; a week later it goes."""
+    for name in (".tmp-new", ".tmp-old"):
+        (root / name).touch()
+    os.utime(root / ".tmp-old", (0, 0))
+    temporary_jobs._swept.clear()
+    finished()
+    assert {name for name in os.listdir(root) if name.startswith(".tmp-")} == {".tmp-new"}
+
+
 @pytest.mark.slow
 def test_a_sweep_is_bounded(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A start does not take longer, however much was left behind."""

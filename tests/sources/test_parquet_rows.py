@@ -366,3 +366,26 @@ def test_what_was_read_is_freed_at_the_end_of_a_file(tmp_path: Path) -> None:
         assert pa.total_allocated_bytes() <= before
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("around", ["plain", "dictionary", "list", "struct"])
+def test_a_string_that_is_not_utf8_names_its_row(tmp_path: Path, around: str) -> None:
+    """Arrow reads and writes it, and no reader could open a table that has it. As bytes it is read."""
+    rows = [b"a", b"\xc3\xbc", b"b" * 20, b"\xff", b"c"]
+    offsets = pa.array(np.cumsum([0, *map(len, rows)]), pa.int32()).buffers()[1]
+    texts = pa.Array.from_buffers(pa.string(), len(rows), [None, offsets, pa.py_buffer(b"".join(rows))])
+    column = {
+        "plain": lambda: texts,
+        "dictionary": lambda: pa.DictionaryArray.from_arrays(pa.array(range(5), pa.int32()), texts),
+        "list": lambda: pa.ListArray.from_arrays(range(6), texts),
+        "struct": lambda: pa.StructArray.from_arrays([texts], ["s"]),
+    }[around]()
+    pq.write_table(pa.table({"x": column}), tmp_path / "a.parquet")
+    with pytest.raises(UnreadableFileError, match=r"column 'x', row 3 \(counted from 0\): the string is not UTF-8"):
+        read(tmp_path / "a.parquet", pa.schema([("x", column.type)]))
+    with pytest.raises(ConfigurationError, match="column 'x' has a string that is not UTF-8"):
+        whole_parquet(tmp_path / "a.parquet", "a.parquet")
+    if around == "plain":
+        found = read(tmp_path / "a.parquet", pa.schema([("x", pa.binary())]))
+        assert found is not None
+        assert found["x"].to_pylist() == rows

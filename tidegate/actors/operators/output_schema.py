@@ -93,6 +93,8 @@ class PinnedSchema:
                     self._check_complete(rows)
                 names = self.schema.names
             values = [[row.get(name) for row in rows] for name in names]
+        if unnamed := [name for name in names if not isinstance(name, str)]:
+            raise SchemaMismatchError(f"a row has a value under {unnamed[0]!r}; names of columns are strings")
         columns = [self._column(name, of_name) for name, of_name in zip(names, values, strict=True)]
         batch = pa.RecordBatch.from_arrays(columns, names=names)
         return self.conform(batch)
@@ -117,7 +119,7 @@ class PinnedSchema:
                 raise SchemaMismatchError(f"column {name!r}: {error}; {_GIVEN_ADVICE}") from error
             was = "" if pa.types.is_null(wanted) else f" was {wanted} before"
             raise SchemaMismatchError(f"column {name!r}{was}: {error}; {_ADVICE}") from error
-        except (pa.ArrowException, OverflowError) as error:
+        except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
             raise SchemaMismatchError(f"values of column {name!r} have no common type: {error}") from error
 
     def _promote(self, position: int, found: pa.DataType) -> None:

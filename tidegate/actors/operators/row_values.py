@@ -11,6 +11,7 @@ Rows that functions return (`PinnedSchema`) and values of state (`StateType`) co
   column is for that, but never to infinity.
 - An integer in a column of times counts their unit. A moment with a time zone needs a column with one, and the other
   way round.
+- A NaT or NA of pandas is a null, as its `to_dict` leaves them in rows. True and False are no numbers.
 - Common values cost one pass over their Python types. Only uncommon ones are looked at one by one.
 """
 
@@ -69,6 +70,8 @@ def exact_array(values: Sequence[Any], wanted: pa.DataType | None = None, *, com
     if any(issubclass(kind, pa.Scalar) for kind in kinds):
         plain = [value.as_py() if isinstance(value, pa.Scalar) else value for value in values]
         return exact_array(plain, wanted, complete=complete)
+    if any(map(_is_missing, kinds)):
+        return exact_array(_with_nulls(values), wanted, complete=complete)
     try:
         array = _inferred(values) if wanted is None else pa.array(values, type=wanted)
     except (pa.ArrowException, OverflowError, ValueError, TypeError) as error:
@@ -77,6 +80,20 @@ def exact_array(values: Sequence[Any], wanted: pa.DataType | None = None, *, com
         raise _first_refused(values, pa.string() if wanted is None else wanted, error) from error
     _check(values, array.type, complete, array, kinds)
     return array
+
+
+def check_exact(values: Sequence[Any], array: pa.Array) -> None:
+    """Raise InexactValueError for a value that Arrow has changed in an array that it has made of these values."""
+    _check(values, array.type, complete=False, array=array)
+
+
+def _is_missing(kind: type) -> bool:
+    """Whether values of a type are pandas' nulls, without an import of pandas."""
+    return kind.__name__ in ("NaTType", "NAType") and kind.__module__.partition(".")[0] == "pandas"
+
+
+def _with_nulls(values: Sequence[Any]) -> list[Any]:
+    return [None if _is_missing(type(value)) else value for value in values]
 
 
 def _inferred(values: Sequence[Any]) -> pa.Array:
@@ -155,6 +172,9 @@ def _check(
     """
     kinds = set(map(type, values)) if kinds is None else kinds
     kinds.discard(NoneType)
+    if any(map(_is_missing, kinds)):
+        values = _with_nulls(values)
+        kinds = {kind for kind in kinds if not _is_missing(kind)}
     if pa.types.is_nested(wanted) or pa.types.is_dictionary(wanted):
         _check_nested(values, kinds, wanted, complete)
     elif pa.types.is_floating(wanted) and all(kind is int or issubclass(kind, _FLOATING) for kind in kinds):
@@ -252,7 +272,9 @@ def _check_times(present: Sequence[Any], kinds: set[type], wanted: pa.DataType) 
 def _check_round_trip(values: Sequence[Any], wanted: pa.DataType, array: pa.Array | None) -> None:
     array = pa.array(values, type=wanted) if array is None else array
     for value, taken in zip(values, array.to_pylist(), strict=True):
-        if value is None or taken == value or (taken != taken and value != value):
+        if value is None or (taken != taken and value != value):
+            continue
+        if taken == value and isinstance(value, bool | np.bool_) == isinstance(taken, bool):
             continue
         raise InexactValueError(value, wanted, f"it would become {shown(taken)}")
 

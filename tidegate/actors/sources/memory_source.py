@@ -5,7 +5,6 @@ It can be replayed, because the data travels with the job.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 Frame: TypeAlias = "pa.Table | pa.RecordBatch | pl.DataFrame | pd.DataFrame"
 InMemory: TypeAlias = "Frame | Sequence[Frame]"
-"""What `from_batches` takes."""
+"""What `from_batches` takes. It makes Arrow tables of pandas frames."""
 
 
 class MemorySource:
@@ -46,11 +45,17 @@ class MemorySource:
 
     @staticmethod
     def of(data: InMemory, splits: int) -> MemorySource:
-        """A source of a table, a polars or pandas DataFrame, a record batch, or several of these with one schema."""
+        """A source of a table, a polars DataFrame, a record batch, or several of these with one schema."""
         table = _as_table(data)
         data = _joined(data) if table is None else table
         plain = plain_schema(data.schema)
-        return MemorySource(owned_table(data if plain is data.schema else data.cast(plain)), splits)
+        try:
+            # Strings that are not UTF-8 would make tables that other readers cannot open.
+            data.validate(full=True)
+            plain_data = data if plain is data.schema else data.cast(plain)
+        except ValueError as error:
+            raise ConfigurationError(f"from_batches: the data does not keep to its own schema: {error}") from error
+        return MemorySource(owned_table(plain_data), splits)
 
     @property
     def schema(self) -> pa.Schema:
@@ -129,34 +134,12 @@ def _joined(given: object) -> pa.Table:
 
 
 def _as_table(given: object) -> pa.Table | None:
-    """Returns Arrow data or a DataFrame as a table, or None for anything else."""
+    """Returns Arrow data or a polars frame as a table, or None for anything else."""
     if isinstance(given, pa.Table):
         return given
     if isinstance(given, pa.RecordBatch):
         return pa.Table.from_batches([given])
-    if is_polars_frame(given):
-        return _table_of(given)
-    pandas = sys.modules.get("pandas")
-    return _of_pandas(given) if pandas is not None and isinstance(given, pandas.DataFrame) else None
-
-
-def _of_pandas(frame: pd.DataFrame) -> pa.Table:
-    """Returns a pandas frame as a table, with nulls where pandas has NaN or NaT. A plain index of numbers is dropped.
-
-    ConfigurationError for an index with a name, and for columns that Arrow cannot take.
-    """
-    index = frame.index
-    if index.nlevels > 1 or index.name is not None:
-        raise ConfigurationError(
-            f"from_batches: the index {list(index.names)} of the pandas DataFrame would be lost; make it columns with "
-            "reset_index(), or drop it with reset_index(drop=True)"
-        )
-    if bad := [name for name in frame.columns if not isinstance(name, str)]:
-        raise ConfigurationError(f"from_batches: the pandas column {bad[0]!r} has no string as its name; rename it")
-    try:
-        return pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata(None)
-    except pa.ArrowException as error:
-        raise ConfigurationError(f"from_batches: the pandas DataFrame does not fit into Arrow: {error}") from error
+    return _table_of(given) if is_polars_frame(given) else None
 
 
 def _fields(schema: pa.Schema) -> list[str]:

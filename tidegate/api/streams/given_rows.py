@@ -1,16 +1,21 @@
-"""Makes an Arrow table of rows that a program holds as Python objects, for `from_rows`."""
+"""Makes Arrow tables of what a program holds as Python objects: rows, for `from_rows`, and pandas frames."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from tidegate.actors.operators.output_schema import PinnedSchema, SchemaMismatchError
 from tidegate.actors.operators.owned_values import is_record, owned_row
+from tidegate.actors.operators.row_values import InexactValueError, check_exact
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.row_schemas import SchemaLike, as_schema
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 VALUE = "value"
 """The column of rows that are single values, as in Spark's text source."""
@@ -51,7 +56,10 @@ def table_of_rows(rows: Iterable[Any], schema: SchemaLike | None, columns: Seque
 
 def _row(number: int, row: Any, names: Sequence[str] | None) -> dict[str, Any]:
     if isinstance(row, Mapping) or is_record(row):
-        return owned_row(row)
+        try:
+            return owned_row(row)
+        except TypeError as error:
+            raise ConfigurationError(f"from_rows: row {number} has a value of no type of a column: {error}") from error
     if isinstance(row, tuple | list):
         if names is None:
             raise ConfigurationError(
@@ -68,3 +76,45 @@ def _row(number: int, row: Any, names: Sequence[str] | None) -> dict[str, Any]:
         f"from_rows: row {number} is a {type(row).__name__}; a row is a dict, a dataclass object, a tuple, a string or "
         "a number"
     )
+
+
+def without_pandas(data: Any) -> Any:
+    """Returns what `from_batches` was given, with Arrow tables for pandas frames, also in a list."""
+    pandas = sys.modules.get("pandas")
+    if pandas is None:
+        return data
+    if isinstance(data, list | tuple):
+        return [_of_pandas(part) if isinstance(part, pandas.DataFrame) else part for part in data]
+    return _of_pandas(data) if isinstance(data, pandas.DataFrame) else data
+
+
+def _of_pandas(frame: pd.DataFrame) -> pa.Table:
+    """Returns a pandas frame as a table, with nulls where pandas has NaN or NaT. A plain index of numbers is dropped.
+
+    ConfigurationError for an index with a name, and for columns that Arrow cannot take.
+    """
+    index = frame.index
+    if index.nlevels > 1 or index.name is not None:
+        raise ConfigurationError(
+            f"from_batches: the index {list(index.names)} of the pandas DataFrame would be lost; make it columns with "
+            "reset_index(), or drop it with reset_index(drop=True)"
+        )
+    if bad := [name for name in frame.columns if not isinstance(name, str)]:
+        raise ConfigurationError(f"from_batches: the pandas column {bad[0]!r} has no string as its name; rename it")
+    try:
+        table = pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata(None)
+    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+        raise ConfigurationError(f"from_batches: the pandas DataFrame does not fit into Arrow: {error}") from error
+    for name in table.column_names:
+        if frame[name].dtype == object:
+            _check_objects(name, frame[name], table[name].combine_chunks())
+    return table
+
+
+def _check_objects(name: str, values: pd.Series, array: pa.Array) -> None:
+    """Raise ConfigurationError for a Python object that Arrow has changed, as it makes dates of dates and times."""
+    given = [value if valid else None for value, valid in zip(values, array.is_valid().to_pylist(), strict=True)]
+    try:
+        check_exact(given, array)
+    except InexactValueError as error:
+        raise ConfigurationError(f"from_batches: pandas column {name!r}: {error}; give it one type") from error

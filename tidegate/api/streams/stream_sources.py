@@ -30,7 +30,7 @@ from tidegate.actors.sources.rate_source import RateSource
 from tidegate.actors.sources.socket_source import SocketSource
 from tidegate.actors.sources.source import DeadLetterSource, Source
 from tidegate.api.program import Program
-from tidegate.api.streams.given_rows import table_of_rows
+from tidegate.api.streams.given_rows import table_of_rows, without_pandas
 from tidegate.api.streams.steps.other_names import ENVIRONMENTS, OtherNames
 from tidegate.api.streams.stream import Stream, timed
 from tidegate.storage.errors import ConfigurationError
@@ -81,7 +81,7 @@ class StreamSources(OtherNames):
         key. A restored job needs the same data and splits. With `timestamp`, event time comes from this column, and
         `alignment` says which sources wait for each other, as with `Stream.assign_timestamps`.
         """
-        source = MemorySource.of(data, 1 if splits is None else splits)
+        source = MemorySource.of(without_pandas(data), 1 if splits is None else splits)
         stream = self.from_source(source, name=name, uid=uid, parallelism=parallelism)
         return timed(stream, timestamp, max_out_of_orderness, uid, alignment=alignment)
 

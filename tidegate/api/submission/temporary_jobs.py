@@ -32,6 +32,7 @@ from tidegate.storage.checkpoints.lease import Lease, Life, life_of, read_lease
 from tidegate.storage.checkpoints.metadata_file import read_metadata
 from tidegate.storage.clock import now_ms
 from tidegate.storage.errors import CodecError, CorruptionError, NotFoundError, StorageError
+from tidegate.storage.files.file_system import TEMPORARY_PREFIX
 from tidegate.storage.files.private_folders import list_inside, make_inside, open_private, remove_inside
 from tidegate.storage.files.store import OpenStore, Store
 from tidegate.storage.ids import CheckpointId, JobId
@@ -115,6 +116,11 @@ def _sweep(store: Store, root: str) -> None:
     """Deletes what dead processes have left in the root, at most `SWEPT_MAX` folders."""
     deleted = 0
     for job_id in map(JobId, list_inside(root)):
+        if job_id.startswith(TEMPORARY_PREFIX):
+            # A process writes it at this moment, or was killed while it did.
+            if _age_ms(root, job_id, None) > KEPT_MS:
+                remove_inside(root, job_id)
+            continue
         lease = _lease(store, job_id)
         processes = [] if lease is None else [each for each in (lease.holder, lease.driver) if each is not None]
         # Where nobody can tell whether a process is there, or which one it was, only time tells.

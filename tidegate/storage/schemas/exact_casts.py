@@ -92,6 +92,44 @@ def exact_cast(array: pa.Array, wanted: pa.Field, *, rounds: bool = False) -> pa
     return array if array.type.equals(wanted.type) else array.cast(wanted.type, safe=False)
 
 
+def misencoded_row(array: pa.Array) -> int | None:
+    """The first row with a string that is not UTF-8, which Arrow does not look for in Parquet; None without any."""
+    if not _has_text(array.type) or _is_encoded(array):
+        return None
+    return _first_row(len(array), lambda begin, end: _is_encoded(array.slice(begin, end - begin)))
+
+
+def _is_encoded(array: pa.Array) -> bool:
+    for leaf in leaves(array):
+        if types.is_dictionary(leaf.type):
+            # A dictionary may hold values that no row has.
+            if not _is_valid_text(leaf.dictionary) and not _is_valid_text(leaf.dictionary_decode()):
+                return False
+        elif not _is_valid_text(leaf):
+            return False
+    return True
+
+
+def _is_valid_text(array: pa.Array) -> bool:
+    if not _is_text(array.type):
+        return True
+    try:
+        array.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _has_text(kind: pa.DataType) -> bool:
+    if types.is_dictionary(kind):
+        return _has_text(kind.value_type)
+    return _is_text(kind) or any(_has_text(kind.field(at).type) for at in range(kind.num_fields))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+
+
 def text_of(value: pa.Scalar) -> str:
     """A value as an error shows it, between marks (`user_values.py`), cut after 80 characters."""
     try:
@@ -165,7 +203,8 @@ def _fits(array: pa.Array, wanted: pa.Field, rounds: bool) -> bool:
         result = array.cast(kind)
         if rounds and types.is_floating(kind) and types.is_floating(stored):
             return not pc.any(pc.and_(pc.is_inf(result), pc.invert(pc.is_inf(array)))).as_py()
-        return _are_equal(array, result.cast(stored))
+        # Bytes are compared. A safe cast from bytes to a string would also ask for UTF-8.
+        return _are_equal(array, result.cast(stored, safe=not _is_text(stored)))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return False
 
@@ -206,7 +245,7 @@ def _is_list(kind: pa.DataType) -> bool:
 def _family(kind: pa.DataType) -> str | None:
     if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
         return "number"
-    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+    if _is_text(kind):
         return "text"
     if types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind):
         return "text"

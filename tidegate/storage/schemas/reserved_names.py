@@ -43,8 +43,13 @@ def is_reserved(name: str) -> bool:
 
 
 def check_not_reserved(names: Iterable[str], where: str) -> None:
-    """Raise ConfigurationError, which begins with `where`, for a name that begins as tidegate's own columns do."""
+    """Raise ConfigurationError, which begins with `where`, for a name that begins as tidegate's own columns do.
+
+    Names with a null character are refused as well: Arrow cannot pass them to polars.
+    """
     for name in names:
+        if "\0" in name:
+            raise ConfigurationError(f"{where}: column {name!r}: a name has no null character; rename the column")
         if is_reserved(name):
             raise ConfigurationError(
                 f"{where}: column {name!r}: names that begin with {RESERVED_PREFIX!r} are tidegate's own; rename the "

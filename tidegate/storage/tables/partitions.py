@@ -54,6 +54,8 @@ def check_partitioning(schema: pa.Schema, partition_by: Sequence[str], keys: Seq
             )
     if len(set(partition_by)) < len(partition_by):
         raise TableError(f"partition_by={list(partition_by)} names a column twice")
+    if not schema.names:
+        raise TableError("a table has at least one column, and these rows have none")
     if set(partition_by) == set(schema.names):
         raise TableError(f"partition_by={list(partition_by)} leaves no column for the rows of a partition")
     outside = [name for name in partition_by if keys and name not in keys]

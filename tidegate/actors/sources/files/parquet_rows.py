@@ -7,6 +7,7 @@ Rules:
 - A row group is read in pieces of about `PIECE_BYTES`, decoded, unless one row has more, however small the file is
   (`parquet_pieces.py`). Columns that are small for their number of values are read as dictionaries and decoded piece
   by piece.
+- A string that is not UTF-8 is an error. Arrow reads it, and no reader could open a table that has it.
 - Spark's usual timestamps (INT96) are read in microseconds, as Spark reads them. In nanoseconds, as Arrow would read
   them, there is no room for years before 1678 and after 2261. Digits below a microsecond are kept where the schema has
   nanoseconds, and refused where it has not.
@@ -37,7 +38,14 @@ from tidegate.actors.sources.files.parquet_pieces import (
 from tidegate.actors.sources.files.row_groups import RowGroups
 from tidegate.actors.sources.pushed_filters import Rows
 from tidegate.storage.errors import ConfigurationError
-from tidegate.storage.schemas.exact_casts import InexactValueError, exact_cast, leaves, refusal_of, text_of
+from tidegate.storage.schemas.exact_casts import (
+    InexactValueError,
+    exact_cast,
+    leaves,
+    misencoded_row,
+    refusal_of,
+    text_of,
+)
 
 _FIRST_ROWS = 64
 _NANOS_A_MICRO = 1_000
@@ -158,9 +166,13 @@ def whole_parquet(file: Any, where: str) -> pa.Table:
     """All rows of a file with its own columns and types; timestamps of Spark's (INT96) in microseconds.
 
     INT96 columns with digits below a microsecond come in nanoseconds. Raises ConfigurationError, which names the file,
-    if such a column has times for which nanoseconds have no room. Raises ArrowInvalid, OSError.
+    if such a column has times for which nanoseconds have no room, and for strings that are not UTF-8. Raises
+    ArrowInvalid, OSError.
     """
     table = _open(file, pre_buffer=False).read(use_threads=False)
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        if any(misencoded_row(chunk) is not None for chunk in column.chunks):
+            raise ConfigurationError(f"{where}: column {name!r} has a string that is not UTF-8")
     names = int96_columns(pq.ParquetFile(file, pre_buffer=False))
     if not names:
         return table
@@ -304,9 +316,15 @@ def _first_value(parquet: pq.ParquetFile, name: str) -> str:
 
 def _cast(array: pa.Array, field: pa.Field, first: int) -> pa.Array:
     try:
-        return exact_cast(array, field)
+        found = exact_cast(array, field)
     except InexactValueError as error:
         raise _does_not_fit(field.name, first + error.row, error.value, field.type) from error
+    if (row := misencoded_row(found)) is not None:
+        raise ConfigurationError(
+            f"column {field.name!r}, row {first + row:,} (counted from 0): the string is not UTF-8; give the column "
+            "bytes in schema=, and decode them in the program"
+        )
+    return found
 
 
 def _does_not_fit(name: str, row: int, value: str, kind: pa.DataType) -> ConfigurationError:

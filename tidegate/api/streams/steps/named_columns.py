@@ -60,10 +60,11 @@ def expressions_and_options(
     for item in _flat(given):
         if isinstance(item, Mapping):
             expressions += _named(item, method)
-        elif isinstance(item, str) and item == "*" and schema is not None and "*" in schema.names:
+        elif isinstance(item, str) and _is_for_several(item) and schema is not None and item in schema.names:
+            several = "pl.all()" if item == "*" else f"pl.col({item!r})"
             raise ConfigurationError(
-                f"{method}('*') may be all columns, or the one that is called '*'. Write pl.all() for all columns, and "
-                f"{method}({{'*': '*'}}) for the one"
+                f"{method}({item!r}) may be several columns, or the one that is called {item!r}. Write {several} for "
+                f"several columns, and {method}({{{item!r}: {item!r}}}) for the one"
             )
         else:
             expressions.append(item)
@@ -98,6 +99,11 @@ def aggregates_and_options(
     if twice := sorted(of_mapping.keys() & columns.keys()):
         raise ConfigurationError(f"{method}: {twice} are in the mapping and by keyword; give each aggregate once")
     return of_mapping | columns, found
+
+
+def _is_for_several(name: str) -> bool:
+    """Whether a name stands for several columns in polars: `*`, or a regular expression."""
+    return name == "*" or (name.startswith("^") and name.endswith("$"))
 
 
 def _flat(given: Sequence[Any]) -> Iterator[Any]:
