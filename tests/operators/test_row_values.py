@@ -342,3 +342,25 @@ def _same(value: Any, back: Any, data_type: pa.DataType) -> bool:
             == value
         )
     return bool(value == back) or (value != value and back != back)
+
+
+@pytest.mark.parametrize(
+    "column_of_times",
+    [
+        lambda times: times,
+        lambda times: times.dictionary_encode(),
+        lambda times: pa.StructArray.from_arrays([times], ["at"]),
+        lambda times: pa.ListArray.from_arrays([0, 1, 2], times),
+        lambda times: pa.FixedSizeListArray.from_arrays(times, 1),
+        lambda times: pa.MapArray.from_arrays([0, 1, 2], pa.array(["a", "b"]), times),
+    ],
+)
+def test_a_time_finer_than_those_of_python_is_refused_and_not_cut(column_of_times: Any) -> None:
+    """Arrow would leave the nanoseconds out. Whole microseconds pass, and so does what a slice has left out."""
+    whole, finer = (column_of_times(pa.array([1_000, last], pa.time64("ns"))) for last in (2_000, 2_001))
+    for column in (whole, finer.slice(0, 1)):
+        batch = pa.record_batch({"x": column})
+        (out,) = run(opened(Map(lambda row: row, batch.schema)), [batch])
+        assert out.to_pylist() == batch.to_pylist()
+    with pytest.raises(OperatorError, match=r"column 'x' has a time of day that is finer"):
+        run(opened(Map(lambda row: row)), [pa.record_batch({"x": finer})])

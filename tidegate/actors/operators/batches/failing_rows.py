@@ -21,8 +21,9 @@ import pyarrow as pa
 from tidegate.actors.operators.batch_rows import OUTPUT_ROWS_MAX
 from tidegate.actors.operators.batches.map_and_filter import MapBatches
 from tidegate.actors.operators.operator import Emit, Operator, OperatorContext, OperatorFactory
-from tidegate.actors.operators.operator_errors import is_failure
+from tidegate.actors.operators.operator_errors import blame, is_failure
 from tidegate.actors.operators.output_schema import PinnedSchema, SchemaMismatchError
+from tidegate.actors.operators.python_rows import python_rows
 from tidegate.actors.operators.state.undo import StateUndo
 from tidegate.actors.operators.watermarks.kept_time import KeptTime
 from tidegate.actors.protocol.failure_reasons import error_text
@@ -172,7 +173,9 @@ class GuardedFlatMap(Operator):
         """Emit what the function makes of the rows, in order and in batches of bounded size, and those that fail."""
         ready: list[tuple[int, list[Row]]] = []
         waiting = 0
-        for number, row in enumerate(batch.to_pylist()):
+        with blame(self.context, batch):
+            rows = python_rows(batch)
+        for number, row in enumerate(rows):
             results: list[Row] = []
             with self._failing.catch(number):
                 results = self._own_rows(self._fn(row))
@@ -275,7 +278,9 @@ class GuardedFilter(Operator):
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
         """Emit the rows that stay, and those for which the function has raised on the side."""
         mask = []
-        for number, row in enumerate(batch.to_pylist()):
+        with blame(self.context, batch):
+            rows = python_rows(batch)
+        for number, row in enumerate(rows):
             stays = False
             with self._failing.catch(number):
                 stays = bool(self._fn(row))

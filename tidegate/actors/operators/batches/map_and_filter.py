@@ -18,11 +18,11 @@ import pyarrow as pa
 
 from tidegate.actors.operators.batch_rows import OUTPUT_ROWS_MAX
 from tidegate.actors.operators.batches.batch_results import BatchResult, BatchResults
-from tidegate.actors.operators.batches.python_rows import python_rows
 from tidegate.actors.operators.batches.tracing.traced import Traced
 from tidegate.actors.operators.operator import Emit, Operator, OperatorContext
 from tidegate.actors.operators.operator_errors import Blame, blame
 from tidegate.actors.operators.output_schema import PinnedSchema
+from tidegate.actors.operators.python_rows import python_rows
 from tidegate.actors.operators.watermarks.kept_time import KeptTime
 from tidegate.storage.schemas.owned_arrays import memory_of
 from tidegate.storage.state.snapshot import StateTable
@@ -67,7 +67,9 @@ class FlatMap(Operator):
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
         """Emit the rows in order, in batches of bounded size. OperatorError if the function raises."""
-        rows, at = python_rows(batch), [0]
+        with blame(self.context, batch):
+            rows = python_rows(batch)
+        at = [0]
         results = self._results(rows, at)
         while True:
             with Blame(self.context, lambda: (f"row {at[0]} of the batch", rows[at[0]])):
@@ -192,7 +194,8 @@ def _called(
     context: OperatorContext, calls: Callable[[list[dict[str, Any]]], Iterable[T]], batch: pa.RecordBatch, start: int
 ) -> list[T]:
     """What calls with each row give; `start` is the number of the first row. OperatorError if one raises."""
-    rows = python_rows(batch)
+    with blame(context, batch):
+        rows = python_rows(batch)
     results: list[T] = []
     with Blame(context, lambda: (f"row {start + len(results)} of the batch", rows[len(results)])):
         results.extend(calls(rows))  # what has come before an error is in it

@@ -19,8 +19,8 @@ import cloudpickle
 import polars as pl
 import pyarrow as pa
 
-from tidegate.actors.operators.batches.python_rows import python_values
 from tidegate.actors.operators.operator_errors import call_failed, is_failure
+from tidegate.actors.operators.python_rows import python_values
 from tidegate.actors.operators.row_values import InexactValueError, column_of, exact_array
 
 

@@ -30,12 +30,12 @@ import pyarrow as pa
 from tidegate.actors.kernels.partition import compact, subtask_table
 from tidegate.actors.operators.batch_rows import OUTPUT_ROWS_MAX
 from tidegate.actors.operators.batches.failing_rows import FailingRows, is_of_function
-from tidegate.actors.operators.batches.python_rows import python_rows
 from tidegate.actors.operators.operator import Emit, Operator, OperatorContext
 from tidegate.actors.operators.operator_errors import Blame, blame, blame_call, blame_row, failure, is_failure
 from tidegate.actors.operators.output_schema import PinnedSchema
 from tidegate.actors.operators.own_copies import own_copy
 from tidegate.actors.operators.owned_values import is_record
+from tidegate.actors.operators.python_rows import python_rows
 from tidegate.actors.operators.rows.process_functions import BaseProcessFunction, ProcessContext
 from tidegate.actors.operators.side_rows import SideRows
 from tidegate.actors.operators.state.key_scope import KeyScope
@@ -203,8 +203,9 @@ class ProcessOperator(Operator):
             return
         with blame(self.context, batch):
             moments = self._times_of(index, batch)
+            rows = enumerate(python_rows(batch))
         times = None if moments is None else moments.to_pylist()
-        self._process_part(index, batch, times, enumerate(python_rows(batch)), emit)
+        self._process_part(index, batch, times, rows, emit)
 
     def _process_in_order(self, index: int, batch: pa.RecordBatch, emit: Emit) -> None:
         """Process a batch that is sorted by event time, in parts that end where timers have to fire first."""
@@ -212,24 +213,26 @@ class ProcessOperator(Operator):
         while start < batch.num_rows:
             part = batch.slice(start, rows_max)
             with blame(self.context, part):
-                moments = self._times_of(index, part)
+                moments, rows = self._times_of(index, part), python_rows(part)
             assert moments is not None, "rows in order of no time"
             times = moments.to_pylist()
             if times[0] - 1 > self._ask.current_watermark:
                 self._ask.current_watermark = times[0] - 1
                 for _ in self._fire(TimeDomain.EVENT_TIME, times[0] - 1, emit):
                     pass
-            self._process_part(index, part, times, self._rows_before_timers(part, times), emit)
+            self._process_part(index, part, times, self._rows_before_timers(rows, times), emit)
             start += self._taken
             # A part is entered as a whole. So parts are short while timers often fire between rows.
             rows_max = min(OUTPUT_ROWS_MAX, max(_PART_ROWS_MIN, 2 * self._taken))
 
-    def _rows_before_timers(self, part: pa.RecordBatch, times: Sequence[int]) -> Iterator[tuple[int, dict[str, Any]]]:
+    def _rows_before_timers(
+        self, rows: Sequence[dict[str, Any]], times: Sequence[int]
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
         """The rows of a part up to the first one that a timer has to fire before. `_taken` counts them."""
         timers, ask = self._timers, self._ask
         first_ms, changes = timers.first_ms(TimeDomain.EVENT_TIME), 0
         self._taken = 0
-        for number, row in enumerate(python_rows(part)):
+        for number, row in enumerate(rows):
             before_ms = times[number] - 1
             if before_ms > ask.current_watermark:
                 if timers.changes > changes:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from tidegate.actors.operators.python_rows import python_rows
 from tidegate.actors.operators.rows.process_functions import ProcessContext, ProcessFunction, Rows
 from tidegate.actors.operators.state.keyed_state import ListState, ValueState
 from tidegate.actors.operators.state.ttl import StateTtl
@@ -84,7 +85,8 @@ class MapGroups(ProcessFunction):
         result = self.fn(rows)
         if result is None:
             return None
-        if isinstance(result, pa.Table | pa.RecordBatch):
-            made: list[Row] = result.to_pylist()
-            return made
+        if isinstance(result, pa.RecordBatch):
+            return python_rows(result)
+        if isinstance(result, pa.Table):
+            return [row for batch in result.to_batches() for row in python_rows(batch)]
         return [result] if isinstance(result, Mapping) or not isinstance(result, Iterable) else result

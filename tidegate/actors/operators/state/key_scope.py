@@ -18,6 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.actors.kernels.key_index.key_index import KeyIndex
+from tidegate.actors.operators.python_rows import python_rows
 from tidegate.actors.operators.state.keys import Key, KeyCodec
 from tidegate.actors.state_backends.common.cells import KeyRef, KeyRefs
 from tidegate.storage.errors import ConfigurationError
@@ -85,7 +86,7 @@ class EnteredKeys:
     def row(self, number: int) -> dict[str, Any]:
         """The key as people know it: the value of each key column."""
         if self._rows is None:
-            self._rows = self.columns.to_pylist()
+            self._rows = python_rows(self.columns)
         return dict(self._rows[number])
 
 
