@@ -39,7 +39,7 @@ class Model:
     def process(self, rows: list[Row]) -> None:
         """A batch."""
         for key, time_ms, value in rows:
-            if time_ms + self._gap_ms - 1 <= self._watermark_ms:
+            if time_ms + self._gap_ms <= self._watermark_ms:
                 self.late += 1
             else:
                 self._rows[key if self._keyed else None].append((time_ms, value))
@@ -56,7 +56,7 @@ class Model:
                     found.append([row])
             for session in found:
                 end = session[-1][0] + self._gap_ms
-                if end - 1 <= self._watermark_ms:
+                if end <= self._watermark_ms:  # a row at the end itself belongs to the session
                     values = [value for _, value in session]
                     bounds = (session[0][0], end)
                     head = (key,) if self._keyed else ()
