@@ -132,18 +132,10 @@ def test_rows_that_only_faults_change_are_a_violation() -> None:
     assert "invariant 6" in str(found.violation)
 
 
-def test_a_probability_above_one_is_refused() -> None:
-    """Faults are checked when they are made."""
-    with pytest.raises(tg.ConfigurationError, match="between 0 and 1"):
-        Faults(crash=1.5)
-
-
 def test_a_range_of_delays_is_read() -> None:
     """`from..to`, with the unit on both ends or on the last."""
     assert Faults(delay="0..2s").delay_ms == (0, 2_000)
     assert Faults(delay="5ms..1s").delay_ms == (5, 1_000)
-    with pytest.raises(tg.ConfigurationError, match=r"from\.\.to"):
-        Faults(delay="3s..1s")
 
 
 def test_building_does_not_execute() -> None:
