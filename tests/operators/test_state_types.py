@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Optional
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pyarrow as pa
@@ -219,6 +220,25 @@ def test_keys_of_a_map_are_plain() -> None:
     for declared in (list[int], Pickled, Stop):
         with pytest.raises(ConfigurationError, match="keys of a map must be of a plain type"):
             MapState("m", declared, int)
+
+
+@pytest.mark.parametrize("zone", ["Europe/Berlin", "America/New_York"])
+def test_keys_of_a_map_are_in_no_zone_where_an_hour_comes_twice(zone: str) -> None:
+    """Python takes both hours for one key, so that entries would meet."""
+    with pytest.raises(ConfigurationError, match=rf"state 'm': .* hour that comes twice in {zone}.*\"us\", \"UTC\""):
+        MapState("m", pa.timestamp("us", zone), int)
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Etc/UTC", "+02:00"])
+def test_both_hours_that_come_twice_are_keys_of_a_map(zone: str) -> None:
+    """Of moments that are put in as rows have them: in the zone whose clocks are set back."""
+    stored = StateType("m", pa.timestamp("us", zone))
+    first = dt.datetime(2024, 10, 27, 0, 30, tzinfo=dt.UTC)
+    hours = [(first + dt.timedelta(hours=n)).astimezone(ZoneInfo("Europe/Berlin")) for n in (0, 1)]
+    assert hours[0] == hours[1], "Python has begun to tell them apart"
+    assert len({stored.taken(hour) for hour in hours}) == 2
+    assert {stored.taken(hour): n for n, hour in enumerate(hours)}[stored.taken(hours[1])] == 1
+    MapState("m", pa.timestamp("us", zone), int)
 
 
 class Opaque:

@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from tidegate.actors.operators.state.key_scope import KeyScope, Places
 from tidegate.actors.operators.state.quick_values import NOT_QUICK
-from tidegate.actors.operators.state.state_types import StateType
+from tidegate.actors.operators.state.state_types import StateType, check_map_key
 from tidegate.actors.operators.state.ttl import Clock, StateTtl, TtlLists, TtlMaps, TtlValues, has_time, timed_type
 from tidegate.actors.state_backends.common.backend import KeyedBackend
 from tidegate.actors.state_backends.common.cells import CellSpec, KeyRef, ListCells, MapCells, Migrate, ValueCells
@@ -261,6 +261,10 @@ class MapState(KeyedState, MapEntries):
         self._typed = StateType(name, value_dtype)
         if not self._key_typed.plain:
             raise ConfigurationError(f"state {name!r}: keys of a map must be of a plain type, not {key_dtype}")
+        try:
+            check_map_key(self._key_typed.dtype)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"state {name!r}: {error}") from None
 
     @property
     def stored_field(self) -> pa.Field:

@@ -17,6 +17,7 @@ import decimal
 import inspect
 import operator
 import pickle
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -98,6 +99,24 @@ class StateType:
         """The value of what is stored, as an object that the caller may change. None stays None."""
         form = self._form
         return stored if form.plain or stored is None else form.get(stored)
+
+
+def check_map_key(data_type: pa.DataType) -> None:
+    """Raise ConfigurationError for a type whose values Python compares otherwise than Arrow.
+
+    Of moments in one time zone Python compares what the clock shows. Where clocks are set back an hour comes twice, so
+    two keys would be one.
+    """
+    zone = getattr(data_type, "tz", None)
+    if zone is not None and _FIXED_ZONE.fullmatch(zone) is None:
+        raise ConfigurationError(
+            f"keys of a map cannot be {data_type}, because Python takes the hour that comes twice in {zone} for one; "
+            f'declare pa.timestamp("{data_type.unit}", "UTC"): moments of any zone may be put in, and come out in UTC'
+        )
+
+
+_FIXED_ZONE = re.compile(r"(Etc/)?(UTC|GMT)|[+-]\d\d:?\d\d")
+"""Time zones whose clocks are never set."""
 
 
 def check_serializers(stored: pa.Field, expected: pa.Field, state: str) -> None:
@@ -242,6 +261,7 @@ class _DictForm(_Form):
     def __init__(self, key: _Form, value: _Form) -> None:
         if not key.plain or isinstance(key, _OptionalForm):
             raise ConfigurationError(f"keys of a dict must be of a plain type, not {key.described}")
+        check_map_key(key.dtype)
         super().__init__(
             pa.map_(key.field("key").with_nullable(False), value.field("value")),
             f"dict[{key.described}, {value.described}]",

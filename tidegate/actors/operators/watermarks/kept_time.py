@@ -57,7 +57,7 @@ class KeptTime:
         def checked(row: dict[str, Any]) -> Iterator[Row]:
             time = row.get(column)
             for result in fn(row):
-                if column in result and result[column] != time and type(result[column]) is type(time):
+                if column in result and type(result[column]) is type(time) and not _same(time, result[column]):
                     raise self._changed(time, result[column])
                 yield result
 
@@ -69,3 +69,8 @@ class KeptTime:
             "are of the former times, so steps behind it would take the row for late. Give the new time another name, "
             "or call assign_timestamps behind the function"
         )
+
+
+def _same(time: object, other: object) -> bool:
+    """Whether two values of one type are one moment. Python takes the two of an hour that comes twice for equal."""
+    return time == other and getattr(time, "fold", 0) == getattr(other, "fold", 0)
