@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from ray.exceptions import RayActorError
 
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState, JobStatus
+from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.runtimes.ray.driver import ray_job
 from tidegate.actors.runtimes.ray.driver.ray_job import RayJob
 from tidegate.actors.runtimes.running_job import JobCard, not_taken, progress_of
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.files.file_system_store import open_store
-from tidegate.storage.ids import JobId
+from tidegate.storage.ids import JobId, VertexId
 
 
 @pytest.mark.parametrize("status", list(JobStatus))
@@ -24,6 +25,28 @@ def test_a_job_is_called_what_it_is(status: JobStatus) -> None:
     state.status = status
     expected = "running" if status is JobStatus.ENDING else status.value
     assert progress_of(state, {}).status == expected
+
+
+class Deploys:
+    """A task during whose look the coordinator deploys another one, as its own thread may."""
+
+    def __init__(self, state: CoordinatorState) -> None:
+        self._state = state
+
+    @property
+    def vertex(self) -> VertexId:
+        """The vertex, after the other task was deployed."""
+        self._state.rows_before[TaskId(VertexId("rows"), len(self._state.rows_before))] = 7
+        return VertexId("rows")
+
+
+def test_progress_is_read_while_tasks_are_deployed() -> None:
+    """The driver's call gets what is there, and does not fail because a dictionary has grown."""
+    state = CoordinatorState()
+    state.rows_before[cast(TaskId, Deploys(state))] = 3
+    state.rows_before[cast(TaskId, Deploys(state))] = 4
+    assert progress_of(state, {}).rows_before == {"rows": 7}
+    assert len(state.rows_before) > 2
 
 
 class SlowRay:

@@ -135,11 +135,15 @@ class KnowsValues(Protocol):
 
 
 def progress_of(state: CoordinatorState, rows_in: dict[str, int], values: KnowsValues | None = None) -> JobProgress:
-    """Progress from the coordinator's memory. `values`: the coordinator that has logged the reason, if it lives."""
+    """Progress from the coordinator's memory, from any thread.
+
+    `values`: the coordinator that has logged the reason, if it lives.
+    """
     newest = state.statistics.latest_completed
     reason = state.ending_reason if state.status.terminal else None
     rows_before: dict[str, int] = {}
-    for task, rows in state.rows_before.items():
+    # A copy, because the coordinator may deploy more tasks meanwhile.
+    for task, rows in list(state.rows_before.items()):
         if rows:
             rows_before[task.vertex] = rows_before.get(task.vertex, 0) + rows
     return JobProgress(
