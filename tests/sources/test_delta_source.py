@@ -218,6 +218,8 @@ def test_no_table_and_no_version_are_errors(tmp_path: Path, url: str) -> None:
     for there, version in ((str(tmp_path / "nothing"), None), (url, 9)):
         with pytest.raises(ConfigurationError, match=rf"from_delta\('{there}'\): cannot read"):
             DeltaSource.open(there, version)
+    with pytest.raises(ConfigurationError, match="version=-1; versions are whole numbers"):
+        DeltaSource.open(url, -1)
     with pytest.raises(ConfigurationError, match="cannot be in memory"):
         DeltaSource.open("memory://x")
     with pytest.raises(ConfigurationError, match="decode '%20' and would look in another folder"):

@@ -312,3 +312,14 @@ def test_a_store_that_fails_is_reported(tmp_path: Path) -> None:
     store = open_store(str(tmp_path / "file"))
     with pytest.raises(StorageError):
         list(write_files(store, "part", table_of(3).to_batches(), SCHEMA, FileLimits()))
+
+
+def test_a_string_that_is_not_utf8_is_not_staged() -> None:
+    """Spark casts any bytes to a string, and nothing behind it could read them."""
+    text = pa.Array.from_buffers(
+        pa.string(), 1, [None, pa.array([0, 1], pa.int32()).buffers()[1], pa.py_buffer(b"\xff")]
+    )
+    batch = pa.record_batch({"s": text})
+    store = open_store("memory://not-utf8")
+    with pytest.raises(ConfigurationError, match="column 's' has a string that is not UTF-8"):
+        list(write_files(store, "part", [batch], batch.schema, FileLimits()))

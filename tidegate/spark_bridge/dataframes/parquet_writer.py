@@ -22,9 +22,10 @@ import pyarrow.parquet as pq
 import xxhash
 
 from tidegate.spark_bridge.dataframes.manifest import StagedFile
-from tidegate.storage.errors import StorageError
+from tidegate.storage.errors import ConfigurationError, StorageError
 from tidegate.storage.files.envelope import format_checksum
 from tidegate.storage.files.store import Store
+from tidegate.storage.schemas.exact_casts import misencoded_row
 
 ROWS_PER_GROUP = 262_144
 FILE_ROWS_MAX = 16 * ROWS_PER_GROUP
@@ -46,7 +47,7 @@ def write_files(
     """Write batches as `<name>-0000.parquet`, `<name>-0001.parquet`, …; yields each file when it is complete.
 
     Without rows there is no file. Batches have the columns of `schema` in order, under any names, and are cast to it.
-    Raises StorageError.
+    Raises ConfigurationError for a string that is not UTF-8, and StorageError.
     """
     groups = _row_groups(batches, schema, limits)
     for number in itertools.count():
@@ -67,7 +68,7 @@ def _row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema, limits: Fi
         while start < batch.num_rows:
             part = batch.slice(start, limits.rows_per_group - rows)
             start += part.num_rows
-            pending.append(pa.RecordBatch.from_arrays(part.columns, schema.names).cast(schema))
+            pending.append(_checked(pa.RecordBatch.from_arrays(part.columns, schema.names).cast(schema)))
             rows += part.num_rows
             size_bytes += part.nbytes
             if rows == limits.rows_per_group or size_bytes >= limits.group_bytes_max:
@@ -75,6 +76,16 @@ def _row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema, limits: Fi
                 pending, rows, size_bytes = [], 0, 0
     if pending:
         yield pa.Table.from_batches(pending, schema)
+
+
+def _checked(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch. ConfigurationError for a string that is not UTF-8, which neither Spark nor Arrow looks for."""
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if misencoded_row(column) is not None:
+            raise ConfigurationError(
+                f"column {name!r} has a string that is not UTF-8; make it bytes, and decode them in the program"
+            )
+    return batch
 
 
 class _FileEncoder:

@@ -72,6 +72,8 @@ class DeltaSource:
         """The newest version, or an earlier one. Raises ConfigurationError, StorageError."""
         store = open_store(url)
         check_place(store.url)
+        if version is not None and (not isinstance(version, int) or isinstance(version, bool) or version < 0):
+            raise ConfigurationError(f"from_delta({url!r}): version={version!r}; versions are whole numbers from 0 on")
         with _told(url):
             table = imported().DeltaTable(store.url, version=version, storage_options=storage_options(store.url))
             _check_readable(url, table)
