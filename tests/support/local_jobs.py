@@ -88,6 +88,7 @@ class GatedSource:
     def __init__(self, *lengths: int, gates: Sequence[int] = ()) -> None:
         self.lengths = lengths
         self.open_readers = 0
+        self._lock = threading.Lock()
         self._gates = {row: (threading.Semaphore(0), threading.Event()) for row in gates}
 
     def splits(self) -> list[tg.SourceSplit]:
@@ -96,8 +97,13 @@ class GatedSource:
 
     def reader(self) -> GatedReader:
         """A reader of a subtask."""
-        self.open_readers += 1
+        self.count_reader(1)
         return GatedReader(self)
+
+    def count_reader(self, change: int) -> None:
+        """One more reader is open, or one less. From the thread of any task."""
+        with self._lock:
+            self.open_readers += change
 
     def await_gate(self, row: int) -> None:
         """Wait until every split has read all rows before a gate, and its task has processed them."""
@@ -163,7 +169,7 @@ class GatedReader:
 
     def close(self) -> None:
         """Counted."""
-        self._source.open_readers -= 1
+        self._source.count_reader(-1)
 
 
 class WatchedStore(FileSystemStore):
