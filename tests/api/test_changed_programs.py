@@ -66,6 +66,11 @@ def _keyed(stream: Any) -> Any:
     return stream.key_by("k")
 
 
+def _by(divisor: int, stream: Any) -> Any:
+    """By a key that an expression computes, under the same name."""
+    return stream.key_by((pl.col("x") % divisor).alias("part"))
+
+
 def _aggregate(**aggregates: tg.Aggregate) -> Step:
     return lambda stream: _keyed(stream).aggregate(**aggregates, emit="final", uid="op")
 
@@ -137,6 +142,16 @@ PROGRAMS: Mapping[str, Step] = {
     "list of 3": _aggregate(x=tg.collect_list("v", limit=3)),
     "list of 4": _aggregate(x=tg.collect_list("v", limit=4)),
     "by another key": lambda stream: stream.key_by("v").aggregate(x=tg.sum("v"), emit="final", uid="op"),
+    "by a key modulo 2": lambda stream: _by(2, stream).aggregate(x=tg.sum("v"), emit="final", uid="op"),
+    "by a key modulo 3": lambda stream: _by(3, stream).aggregate(x=tg.sum("v"), emit="final", uid="op"),
+    "by a key modulo 2, twice v": lambda stream: _by(2, stream).aggregate(
+        x=tg.sum(pl.col("v") * 2), emit="final", uid="op"
+    ),
+    "by a key modulo 3, twice v": lambda stream: _by(3, stream).aggregate(
+        x=tg.sum(pl.col("v") * 2), emit="final", uid="op"
+    ),
+    "top 2 by a key modulo 2": lambda stream: _by(2, stream).top_n(2, by="v", uid="op"),
+    "top 2 by a key modulo 3": lambda stream: _by(3, stream).top_n(2, by="v", uid="op"),
     "updates": _updates(),
     "updates for a while": _updates("1h"),
     "updates for longer": _updates("2h"),

@@ -242,3 +242,72 @@ def test_meanings_differ_where_expressions_do() -> None:
         (meaning,) = [node.meaning for node in _nodes(step) if node.name == "aggregate" and node.meaning is not None]
         texts.add(meaning.parts)
     assert len(texts) == 4
+
+
+class _Counts(tg.ProcessWindowFunction):
+    def process(self, rows: pa.Table, context: tg.ProcessWindowContext) -> dict[str, int]:
+        """How many."""
+        return {"n": rows.num_rows}
+
+
+BY_KEY: dict[str, Callable[[KeyedStream], Any]] = {
+    "aggregate": lambda keyed: keyed.aggregate(x=tg.sum(pl.col("v") * 2)),
+    "final aggregate": lambda keyed: keyed.aggregate(x=tg.sum("v"), emit="final"),
+    "aggregate of each row": lambda keyed: keyed.aggregate(x=tg.sum("v"), emit="each"),
+    "distinct values": lambda keyed: keyed.aggregate(x=tg.count_distinct("v"), emit="final"),
+    "top_n": lambda keyed: keyed.top_n(2, by="v"),
+    "deduplicate": lambda keyed: keyed.deduplicate(),
+    "process": lambda keyed: keyed.process(_Rows(), schema=N),
+    "process in order": lambda keyed: keyed.process(_Rows(), schema=N, in_order=True),
+    "reduce": lambda keyed: keyed.reduce(lambda a, b: a),
+    "stateful_map": lambda keyed: keyed.stateful_map(lambda row, n: ({"n": 1}, 1), state=int, schema=N),
+    "map_groups": lambda keyed: keyed.map_groups(lambda rows: {"n": rows.num_rows}, schema=N),
+    "window aggregate": lambda keyed: keyed.window(tg.Tumbling(10)).aggregate(x=tg.sum(pl.col("v") * 2)),
+    "sessions": lambda keyed: keyed.window(tg.Session(10)).aggregate(x=tg.sum("v")),
+    "rows": lambda keyed: keyed.window(tg.Count(3)).aggregate(x=tg.sum("v")),
+    "window function": lambda keyed: keyed.window(tg.Tumbling(10)).process(_Counts(), schema=N),
+    "apply": lambda keyed: keyed.window(tg.Sliding(10, 5)).apply(lambda rows: {"n": 1}, schema=N),
+    "window top": lambda keyed: keyed.window(tg.Tumbling(10)).top_n(2, by="v"),
+    "connected": lambda keyed: keyed.connect(keyed).process(_Two(), schema=N),
+    "broadcast": lambda keyed: keyed.connect(keyed.stream.broadcast()).process(_KeyedRules(), schema=N),
+}
+"""Each verb of a keyed stream that makes state."""
+
+
+@pytest.mark.parametrize("verb", BY_KEY)
+def test_the_expression_of_a_key_is_a_part_of_the_meaning(verb: str) -> None:
+    """Two expressions under one name give keys of two meanings, in every step that keeps state by key."""
+
+    def meanings(divisor: int) -> list[tuple[str, ...]]:
+        nodes = _nodes(lambda stream: BY_KEY[verb](stream.key_by((pl.col("k") % divisor).alias("part"))))
+        return [tuple(part.label for part in node.meaning.parts) for node in nodes if node.meaning is not None]
+
+    by_2, by_3 = meanings(2), meanings(3)
+    assert len(by_2) == len(by_3)
+    assert by_2 != by_3
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT k % {} AS part, count(*) AS n FROM rows GROUP BY k % {}",
+        "SELECT a.k FROM rows AS a JOIN others AS b ON a.k % {} = b.k",
+    ],
+)
+def test_keys_that_sql_computes_are_a_part_of_the_meaning(query: str) -> None:
+    """GROUP BY an expression, and a join ON one."""
+
+    def meanings(divisor: int) -> list[Any]:
+        with tg.StreamEnvironment.local() as env:
+            for view in ("rows", "others"):
+                env.create_temporary_view(view, env.from_batches(ROWS))
+            made = env.sql(query.format(divisor, divisor))
+            found, left = [], [node for node, _ in made._inputs]
+            while left:
+                node = left.pop()
+                found += [] if node.meaning is None else [node.meaning.parts]
+                left += [before for before, _ in node.inputs]
+            return found
+
+    assert meanings(2) != meanings(3)
+    assert meanings(2) == meanings(2)

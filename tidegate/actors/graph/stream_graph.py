@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
@@ -62,6 +62,8 @@ class StreamNode:
 
     `computes`: what the operator computes, by the structure of its expressions; empty for a function of the user.
 
+    `key_texts`: by name, the keys of the next step that the operator computes, and their expressions as text.
+
     `takes_back`: who makes the changes that the operator counts on, each of which must come once; None: none.
     """
 
@@ -84,6 +86,7 @@ class StreamNode:
     combines: LocalAggregation | None = None
     meaning: StateMeaning | None = None
     computes: str = ""
+    key_texts: Mapping[str, str] = field(default_factory=dict)
     retimes: str | None = None
     kept_time: KeptTime | None = None
 

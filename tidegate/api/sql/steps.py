@@ -54,7 +54,7 @@ class Steps:
             return stream
         expressions = [expr.alias(name) for name, expr in columns.items()]
         wide = stream._input_parallelism
-        return stream._with_columns(expressions, "sql columns", self.uid("columns"), wide)
+        return stream._with_columns(expressions, "sql columns", self.uid("columns"), wide, are_keys=True)
 
     def filtered(self, stream: Stream, condition: pl.Expr) -> Stream:
         """The rows for which a condition is true."""

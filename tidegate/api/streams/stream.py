@@ -110,7 +110,7 @@ class Stream(StreamTables, StreamVerbs):
 
             names, expressions, replaced = key_expressions(keys, self.schema)
             if expressions:
-                stream = self.with_columns(*expressions, name="key_by", parallelism=self._input_parallelism)
+                stream = self._with_columns(expressions, "key_by", None, self._input_parallelism, are_keys=True)
         check_keys(names, stream.schema)
         if self._updating is not None:
             self._updating.check_kind_is_no_key("key_by", names)

@@ -99,7 +99,6 @@ def ranked_windows(
     local = partial(LocalTop, ranking, schema, window, stream.timestamp)
     between = local().output
     uid_before = None if uid is None else f"{uid}-batches"
-    rows = stream._then(local, between, f"{name} batches", uid_before, stream._input_parallelism)
     factory = partial(WindowTop, ranking, between)
     late = (OutputTag(LATE, between),)
     means = meaning(
@@ -111,6 +110,8 @@ def ranked_windows(
         },
         rows={"": (between, ranking.keys)},
     )
+    computes = ", ".join(part.label for part in means.parts)
+    rows = stream._then(local, between, f"{name} batches", uid_before, stream._input_parallelism, computes=computes)
     made = _by_keys(rows, ranking)._then(
         factory,
         factory().output,

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 
@@ -30,6 +31,11 @@ from tidegate.storage.checkpoints.state_meaning import MeaningColumns, MeaningPa
 
 if TYPE_CHECKING:
     import polars as pl
+
+    from tidegate.actors.graph.stream_graph import StreamNode
+    from tidegate.actors.protocol.partitioning import Partitioning
+
+Inputs: TypeAlias = "Sequence[tuple[StreamNode, Partitioning | None]]"
 
 AGGREGATE = "aggregate"
 """The role of an aggregate: the one that may be added and removed."""
@@ -59,6 +65,19 @@ def computed_text(step: str, expressions: Sequence[pl.Expr | str]) -> str:
         text = expression_text(expression)
         texts.append(text if name is None or column_text(name) == text else f"{column_text(name)}={text}")
     return f"{step}({', '.join(sorted(texts))})"
+
+
+def column_texts(expressions: Sequence[pl.Expr | str]) -> dict[str, str]:
+    """By output column, the canonical text of each expression that computes one."""
+    from tidegate.actors.operators.batches.expression_text import column_text, expression_text
+
+    texts = {}
+    for expression in expressions:
+        if not isinstance(expression, str):
+            name, text = expression.meta.output_name(raise_if_undetermined=False), expression_text(expression)
+            if name is not None and column_text(name) != text:
+                texts[name] = text
+    return texts
 
 
 def aggregate_text(aggregate: Aggregate) -> str:
@@ -136,6 +155,30 @@ def with_rows(of: StateMeaning, **stored: pa.Schema) -> StateMeaning:
     """The meaning of a step that stores input rows with these columns, by side."""
     columns = (MeaningColumns.of("rows", side, schema) for side, schema in stored.items())
     return StateMeaning(of.kind, of.parts, (*of.columns, *columns), of.evolves, of.version)
+
+
+def with_computed_keys(of: StateMeaning, inputs: Sequence[Inputs]) -> StateMeaning:
+    """The meaning of a step whose keys were given as expressions: `key_by(pl.col("n") % 2)`, or GROUP BY in SQL.
+
+    `inputs`: of each input of the step, the nodes that it reads and how their rows are partitioned.
+    """
+    parts: dict[MeaningPart, None] = {}
+    for side, nodes in enumerate(inputs):
+        role = "key expression" if not any(inputs[1:]) else f"key expression of the {('first', 'second')[side]} input"
+        for node, partitioning in nodes:
+            for key in () if partitioning is None else partitioning.keys:
+                if (text := _computed_key(node, key)) is not None:
+                    parts[MeaningPart(role, key, text)] = None
+    return replace(of, parts=(*of.parts, *parts)) if parts else of
+
+
+def _computed_key(node: StreamNode, key: str) -> str | None:
+    """How a key was computed, by one of the steps of expressions before a step."""
+    while (text := node.key_texts.get(key)) is None:
+        if not node.computes or len(node.inputs) != 1:
+            return None
+        node = node.inputs[0][0]
+    return text
 
 
 def ranking_facts(ranking: Ranking) -> dict[str, object]:

@@ -38,7 +38,7 @@ from tidegate.api.program import Program
 from tidegate.api.streams.steps.columns import computed_columns, passed_columns, schema_after, time_after
 from tidegate.api.streams.steps.event_time_use import gives_other_times
 from tidegate.api.streams.steps.given import check_function
-from tidegate.api.streams.steps.meanings import computed_text
+from tidegate.api.streams.steps.meanings import column_texts, computed_text, with_computed_keys
 from tidegate.api.streams.steps.method_checks import check_methods
 from tidegate.api.streams.steps.named_columns import expressions_and_options
 from tidegate.api.streams.steps.other_names import STREAMS, OtherNames
@@ -277,8 +277,9 @@ class StreamSteps(OtherNames):
         uid: str | None,
         parallelism: int | None,
         own: Collection[str] = (),
+        are_keys: bool = False,
     ) -> Self:
-        """Add columns. `own` are those among them that are tidegate's own."""
+        """Add columns. `own`: those that are tidegate's own. `are_keys`: whether they are keys of the next step."""
         from tidegate.actors.operators.batches.expressions import WithColumns
 
         expressions: Any = given  # `WithColumns` refuses what is no expression
@@ -289,8 +290,9 @@ class StreamSteps(OtherNames):
         passed = {**untouched, **passed_columns(expressions, self.schema)}
         computes = computed_text("with_columns", expressions)
         return self._computed(
-            lambda: WithColumns(*expressions), schema, passed, name, uid, parallelism, own, computes, expressions
-        )
+            lambda: WithColumns(*expressions), schema, passed, name, uid, parallelism, own, computes, expressions,
+            key_texts=column_texts(expressions) if are_keys else None,
+        )  # fmt: skip
 
     def select(
         self,
@@ -425,6 +427,7 @@ class StreamSteps(OtherNames):
         own: Collection[str] = (),
         computes: str = "",
         expressions: Sequence[pl.Expr | str] = (),
+        key_texts: Mapping[str, str] | None = None,
     ) -> Self:
         """The stream after polars expressions. `passed` maps output columns to the input columns that they copy."""
         updating = None if self._updating is None else self._updating.renamed(repr(name), passed)
@@ -432,8 +435,9 @@ class StreamSteps(OtherNames):
         if self.timestamp is not None and time_after(self.timestamp, passed) is None:
             retimes = self.timestamp if gives_other_times(expressions, self.timestamp, self.schema) else None
         result = self._then(
-            factory, schema, name, uid, parallelism, updating=updating, own=own, computes=computes, retimes=retimes
-        )
+            factory, schema, name, uid, parallelism, updating=updating, own=own, computes=computes, retimes=retimes,
+            key_texts=key_texts,
+        )  # fmt: skip
         timestamp = time_after(self.timestamp, passed) or result.timestamp
         if timestamp is None and type(self.timestamp) is str:  # a WindowEnd was named by nobody
             said = "%s (uid %r) drops the column of event time, %r: rows after it have no timestamp; keep the column"
@@ -469,6 +473,7 @@ class StreamSteps(OtherNames):
         computes: str = "",
         retimes: str | None = None,
         kept_time: KeptTime | None = None,
+        key_texts: Mapping[str, str] | None = None,
     ) -> Self:
         """Add an operator, and return the stream behind it.
 
@@ -500,8 +505,9 @@ class StreamSteps(OtherNames):
             resources=resources_of(name, slot),
             side_outputs=tuple(side_outputs),
             takes_back=before[0].made_by if before and (takes_changes or deletes) else None,
-            meaning=meaning,
+            meaning=None if meaning is None else with_computed_keys(meaning, inputs),
             computes=computes,
+            key_texts=key_texts or {},
             retimes=retimes,
             kept_time=kept_time,
         )
