@@ -44,9 +44,9 @@ class World:
         """The same, with what happens in between."""
         return _Watched(self.opened(url), self.before)
 
-    def export(self, stops: Callable[[], bool] = lambda: False) -> str:
+    def export(self, stops: Callable[[], bool] = lambda: False, contested: bool = False) -> str:
         """The coordinator that was replaced copies, until `stops` is true."""
-        return write_savepoint(self.watched, self.store.url, self.target, self.metadata, ANY_PERMIT, stops)
+        return write_savepoint(self.watched, self.store.url, self.target, self.metadata, ANY_PERMIT, stops, contested)
 
     def void(self) -> bool:
         """Its successor gives the savepoint up."""
@@ -146,6 +146,17 @@ def test_a_copy_that_is_to_stop_leaves_nothing_where_it_was_whole_before(local: 
     with pytest.raises(SavepointStoppedError):
         local.export(lambda: True)
     assert local.opened(f"{local.target}/{FOLDER}").list("") == []
+
+
+def test_a_copy_beside_that_of_a_lost_coordinator_leaves_a_tombstone_where_it_is_whole(world: World) -> None:
+    """The lost one may have completed it: it never becomes whole again, and who gives it up learns that it was."""
+    world.export()
+    with pytest.raises(SavepointStoppedError):
+        world.export(lambda: True, contested=True)
+    assert world.found().void
+    with pytest.raises(FencedError, match="has given this savepoint up"):
+        world.export()
+    assert world.void()
 
 
 def test_a_copy_that_is_to_stop_leaves_the_tombstone(world: World) -> None:

@@ -96,6 +96,8 @@ def test_no_random_scenario_violates_an_invariant(reports: list[SimulationReport
         pytest.param(5_603, id="a job is cancelled in an outage, and a copied savepoint fails when that is over"),
         pytest.param(4_225, id="the same of another savepoint"),
         pytest.param(5_081, id="a finished subtask of a source is restarted alone, and its splits are read again"),
+        pytest.param(666, id="a copy that a lost coordinator has completed is deleted by the one that is to stop"),
+        pytest.param(1_518, id="the same of a job that was not restarted"),
     ],
 )
 def test_seeds_that_once_violated_an_invariant(seed: int) -> None:

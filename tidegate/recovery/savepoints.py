@@ -52,12 +52,14 @@ def write_savepoint(
     metadata: CheckpointMetadata,
     permit: ExportPermit,
     stops: Callable[[], bool] = _never,
+    contested: bool = False,
 ) -> str:
     """Copy the state of a checkpoint under `root_url` to a savepoint under `target_url`; returns the savepoint's path.
 
     It can be repeated: an interrupted copy is written again, and a complete one stays as it is. Raises
     AlreadyExistsError if another savepoint has its name, or what is left of one, FencedError if it was voided,
     CorruptionError, NotFoundError, StorageError. `stops`: whether the copy is to stop; it raises SavepointStoppedError.
+    `contested`: whether a coordinator that was lost may be copying it as well.
     """
     permit.check(metadata.checkpoint_id)
     job_id, checkpoint_id = metadata.job_id, metadata.checkpoint_id
@@ -74,7 +76,7 @@ def write_savepoint(
         _go_on(stops)
     except TidegateError:
         if stops():
-            _delete_stopped(target, own)
+            _delete_stopped(target, own, contested)
         raise
     return target.url
 
@@ -127,7 +129,7 @@ def void_savepoint(
         if not tombstone.void:
             # Whoever has created it writes nothing more. Replaced and not deleted: it is never missing. A user may have
             # begun to delete it, and did not get to the end; a tombstone stays all the same, for who is still copying.
-            tombstone = replace(tombstone, operators=(), subtasks=(), hooks=(), void=True, deleted=False)
+            tombstone = _tombstone(tombstone)
             target.write(METADATA_NAME, [encode_metadata(tombstone)])
     clear_folder(target)
     return tombstone.origin_root is not None
@@ -177,19 +179,30 @@ def _go_on(stops: Callable[[], bool]) -> None:
         raise SavepointStoppedError("the savepoint was given up while it was being copied")
 
 
-def _delete_stopped(target: Store, own: CheckpointMetadata) -> None:
+def _delete_stopped(target: Store, own: CheckpointMetadata, contested: bool) -> None:
     """Delete a copy that was given up, even if it has become whole: nobody gets its path, and the job may be over.
 
-    A tombstone stays, because a coordinator that has taken over has created it; and so does another savepoint.
+    A tombstone stays, because a coordinator that has taken over has created it; and so does another savepoint. Where a
+    lost coordinator may be copying as well, one is put in the place of `_metadata`: were it missing for a moment, the
+    savepoint could become whole again, and nobody would learn that it had been.
     """
     try:
         if _is_there(target, own):
+            if contested:
+                target.write(METADATA_NAME, [encode_metadata(_tombstone(own))])
+                clear_folder(target)
+                return
             target.delete(METADATA_NAME)
         target.delete_tree("")
     except FencedError:
         clear_folder(target)
     except AlreadyExistsError:
         return
+
+
+def _tombstone(of: CheckpointMetadata) -> CheckpointMetadata:
+    """What takes the place of a whole `_metadata`. It keeps `origin_root`, which tells that the savepoint was whole."""
+    return replace(of, operators=(), subtasks=(), hooks=(), void=True, deleted=False)
 
 
 def discard_savepoint(open_store: OpenStore, target_url: str, job_id: JobId, permit: DeletePermit) -> None:

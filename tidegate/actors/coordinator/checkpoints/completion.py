@@ -219,7 +219,9 @@ class CheckpointWriter:
         permit = invariants.permit_export(pending)
         assert pending.metadata is not None and pending.properties.target is not None
         pending.export_asked = True
-        self._context.instruct(do.WriteSavepoint(pending.properties.target, pending.metadata, permit=permit))
+        contested = pending.checkpoint_id in self._context.state.lost_exports
+        order = do.WriteSavepoint(pending.properties.target, pending.metadata, contested=contested, permit=permit)
+        self._context.instruct(order)
 
     def _write(self, pending: PendingCheckpoint) -> None:
         assert pending.metadata is not None

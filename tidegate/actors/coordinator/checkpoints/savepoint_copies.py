@@ -131,7 +131,10 @@ class SavepointCopies:
         permit = invariants.permit_copy(self._context.state, savepoint)
         assert savepoint.metadata is not None and savepoint.properties.target is not None
         savepoint.export_asked = True
-        order = do.WriteSavepoint(savepoint.properties.target, savepoint.metadata, complete=True, permit=permit)
+        contested = savepoint.checkpoint_id in self._context.state.lost_exports
+        order = do.WriteSavepoint(
+            savepoint.properties.target, savepoint.metadata, complete=True, contested=contested, permit=permit
+        )
         self._context.instruct(order)
 
     def _set_limit(self, savepoint: PendingCheckpoint, at_ms: int) -> None:

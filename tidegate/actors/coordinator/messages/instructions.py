@@ -122,12 +122,14 @@ class WriteSavepoint:
     """Copy everything that a fully acknowledged savepoint refers to into a folder of its own under `target`.
 
     The folder's `_metadata` comes last. Answered by `SavepointWritten` or `SavepointWriteFailed`. `complete`: whether
-    the checkpoint is complete, so that its own `_metadata` is what the savepoint gets.
+    the checkpoint is complete, so that its own `_metadata` is what the savepoint gets. `contested`: whether a
+    coordinator that was lost may be copying it as well.
     """
 
     target: str
     metadata: CheckpointMetadata
     complete: bool = False
+    contested: bool = False
     permit: ExportPermit = field(kw_only=True)
 
     def __post_init__(self) -> None:

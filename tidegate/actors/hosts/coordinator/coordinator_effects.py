@@ -129,7 +129,9 @@ class CoordinatorEffects:
             if self._context.temporary:
                 # Staged inputs and collected rows, which the savepoint refers to, stay with the job.
                 self._open_store(root).write(self._context.layout.savepoint_mark(), ())
-            path = write_savepoint(self._open_store, root, target, metadata, instruction.permit, stops.is_set)
+            path = write_savepoint(
+                self._open_store, root, target, metadata, instruction.permit, stops.is_set, instruction.contested
+            )
         except TidegateError as error:
             # Of a folder that refuses it the user hears at once: it is not one that the job writes to otherwise.
             permanent = not (isinstance(error, StorageError) and may_pass(error))
