@@ -68,7 +68,7 @@ ALLOWED: dict[type, dict[str, tuple[str, tuple[object, ...]]]] = {
         "open_files_max": _FROM_1_TO_2_31,
     },
 }
-"""What each field takes, as errors state it, and values that it does not take."""
+"""The values that each field takes, as errors state them, and some that it does not take."""
 
 IGNORED_BY_JOBS: dict[str, tuple[tg.DataPlaneOptions, str]] = {
     "exactly_once": (tg.DataPlaneOptions(exactly_once=False), "mode"),

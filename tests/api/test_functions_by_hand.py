@@ -208,7 +208,7 @@ def test_wrong_functions_are_refused_when_the_harness_is_made() -> None:
 
 
 class Seen(tg.ProcessFunction):
-    """What it sees, in order, with a timer 10 ms after each row."""
+    """Emits each row that it gets, in order, and sets a timer 10 ms after it."""
 
     def process(self, row: Row, context: tg.ProcessContext) -> Iterator[Row]:
         yield {"at": row["at"], "seen": f"row {row['n']}"}

@@ -53,7 +53,7 @@ def expected(rows: list[tuple[int, int]]) -> list[tuple[int, str, int, int]]:
 
 
 def seen(rows: list[dict[str, Any]]) -> list[tuple[int, str, int, int]]:
-    """The same of what a job has emitted."""
+    """Returns the same for the rows that a job has emitted."""
     ordered = sorted(rows, key=lambda row: (row["k"], row["seq"]))
     return [(row["k"], row["what"], row["at"], row["n"]) for row in ordered]
 
@@ -77,7 +77,7 @@ def finished(env: tg.StreamEnvironment, stream: tg.Stream) -> list[dict[str, Any
     st.integers(1, 2),
 )
 def test_a_function_sees_rows_and_timers_by_time(rows: list[tuple[int, int]], rows_max: int, parallelism: int) -> None:
-    """As a function of sorted rows would, whatever the order, the size of batches and the parallelism."""
+    """The results equal those over sorted rows, whatever the order, the batch sizes and the parallelism."""
     with tg.StreamEnvironment.local(parallelism, options=tg.DataPlaneOptions(source_rows_max=rows_max)) as env:
         stream = env.from_batches(table_of(rows), timestamp="at", max_out_of_orderness=60)
         found = finished(env, stream.key_by("k").process(Journal(), schema=SEEN, in_order=True))

@@ -103,7 +103,7 @@ def test_late_rows_leave_aside_and_are_counted() -> None:
 
 
 def test_many_rows_leave_in_few_steps() -> None:
-    """All waiting rows are looked through in each step, so their number does not grow with the rows."""
+    """The number of steps stays bounded, because each step scans all waiting rows."""
     operator = EventTimeOrder(("k",), "t", ROWS)
     operator.open(context(0, 1, 16), ())
     count = 40 * event_time_order.OUTPUT_ROWS_MAX

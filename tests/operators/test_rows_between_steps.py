@@ -53,7 +53,7 @@ def applied(spec: EventTimeWindow, lateness_ms: int) -> Operator:
 
 
 def result_of(windows: Windows) -> Counter[tuple[Any, ...]]:
-    """What the rows that came out come to: changes are applied, and a window's new result replaces the one before."""
+    """Returns the results that hold at the end: changes are applied, and a window's new result replaces the old one."""
     found: Counter[tuple[Any, ...]] = Counter()
     newest: dict[tuple[Any, ...], tuple[Any, ...]] = {}
     for row in windows.rows:

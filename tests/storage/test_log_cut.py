@@ -133,7 +133,7 @@ def overwritten(jobs: int) -> tuple[TableLog, Retention]:
 
 @pytest.mark.slow
 def test_a_log_of_more_than_a_thousand_jobs_is_cut() -> None:
-    """Of each job its claim stays: the first one is known, and what it wrote is refused and not begun anew."""
+    """The claim of each job stays, so a restore of the first job is refused and does not begin anew."""
     log, retention = overwritten(1_100)
     before = len(log.entries())
     assert log.cut(retention, lambda paths: ())

@@ -184,7 +184,7 @@ def _delete_stopped(target: Store, own: CheckpointMetadata, contested: bool) -> 
 
     A tombstone stays, because a coordinator that has taken over has created it; and so does another savepoint. Where a
     lost coordinator may be copying as well, one is put in the place of `_metadata`: were it missing for a moment, the
-    savepoint could become whole again, and nobody would learn that it had been.
+    savepoint could become whole again, and the discard after it would report that it never was.
     """
     try:
         if _is_there(target, own):

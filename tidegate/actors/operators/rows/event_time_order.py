@@ -7,7 +7,7 @@ Rules:
 - A row that the watermark has passed when it comes is late. It is counted and goes to the side output `late`. How far
   the watermark has come is state, for each key group, because after a restore there is none at first, and a late row
   would leave behind rows that are younger.
-- Event time goes on behind the operator with the watermark, so no row that it emits is late there.
+- The watermark follows the rows that it has released, so none of them is late behind the operator.
 - State is one row table: the rows that wait. Keys are stored as they are compared, so columns of keys that may look
   otherwise (floats, dictionaries) are stored as they came, too.
 """
