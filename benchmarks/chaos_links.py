@@ -28,7 +28,7 @@ import ray
 from chaos_cluster import CPUS_A_NODE, RAYLET, Nodes, end_of
 
 from tidegate.actors.runtimes.ray.coordinator.coordinator_actor import CoordinatorProcess
-from tidegate.actors.runtimes.ray.task.task_actor import TaskProcess
+from tidegate.actors.runtimes.ray.task.worker_actor import WorkerProcess
 
 BRIDGE, BRIDGE_ADDRESS, PREFIX_BITS = "hosts", "10.99.0.1", 16
 HOSTS_MAX = 200
@@ -43,7 +43,7 @@ KILLED_S = 15.0
 POLL_S = 0.1
 OBJECT_STORE_BYTES = 150 * 1024 * 1024
 _MOVED = "CHAOS_MOVED"
-_ACTORS = tuple(f"ray::{actor.__name__}" for actor in (TaskProcess, CoordinatorProcess))
+_ACTORS = tuple(f"ray::{actor.__name__}" for actor in (WorkerProcess, CoordinatorProcess))
 """How Ray calls their processes."""
 _TOOLS = ("ip", "nsenter", "setpriv", "unshare")
 _UNSHARE = ("unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")

@@ -41,7 +41,7 @@ from tidegate.actors.runtimes.vertex_metrics import SubtaskMetrics
 from tidegate.storage.ids import OperatorUid
 
 KEYS = 100_000
-TASKS = ("TaskProcess",)
+TASKS = ("WorkerProcess",)
 USER_METRICS = 10
 EVENTS = 2_000
 """In a second of a task: frames, credit, turns and reads; a job at full speed has some hundreds."""

@@ -174,8 +174,8 @@ class Measurement:
         names = [actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)]
         asked = [ray.get_actor(name, NAMESPACE).held.remote() for name in names if name.startswith(prefix)]
         answers: list[Held] = ray.get(asked)
-        follows = [held.follows for held in answers if held.task is None and held.follows is not None]
-        return min((number or 0 for _, number in follows), default=0) if len(follows) == PARALLELISM else 0
+        held = [number or 0 for one in answers if not one.tasks for number in one.follows.values()]
+        return min(held) if len(held) == PARALLELISM else 0
 
     def _is_steady(self, progress: tg.JobProgress) -> bool:
         return (

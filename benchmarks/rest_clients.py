@@ -42,7 +42,7 @@ Pairs = list[tuple[Turn, Turn]]
 
 KEYS = 1_000_000
 COST_MAX = 0.02
-OF_THE_JOB, SERVER = ("TaskProcess", "CoordinatorProcess"), "WebActor"
+OF_THE_JOB, SERVER = ("WorkerProcess", "CoordinatorProcess"), "WebActor"
 STOP_S = 30.0
 NICENESS = 19
 # Processes of the job cannot import these modules.

@@ -11,9 +11,8 @@ import pytest
 from local_jobs import NO_RESTART, GatedSource, config, local, opening
 
 import tidegate as tg
-from tidegate.actors.hosts.threads import WorkerPool
+from tidegate.actors.hosts.worker import IO_THREADS, IoPool, io_pool
 from tidegate.actors.runtimes.local import local_job
-from tidegate.actors.runtimes.local.io_pool import IO_THREADS, io_pool
 
 
 class BlockingSource(GatedSource):
@@ -68,9 +67,9 @@ def test_the_first_attempt_has_the_threads_that_started_with_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only an attempt after it, which may have left reads behind, needs threads of its own."""
-    made: list[WorkerPool] = []
+    made: list[IoPool] = []
 
-    def make(*given: Any) -> WorkerPool:
+    def make(*given: Any) -> IoPool:
         made.append(io_pool(*given))
         return made[-1]
 

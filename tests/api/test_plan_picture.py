@@ -10,6 +10,7 @@ import pytest
 from local_jobs import config, local
 
 import tidegate as tg
+from tidegate.actors.runtimes.job_snapshot import About
 
 ROWS = pa.table({"k": ["a", "b", "a"], "n": [1, 20, 300]})
 SVG = "{http://www.w3.org/2000/svg}"
@@ -58,6 +59,26 @@ def test_a_plan_in_words_leaves_the_program_as_it_is(tmp_path: Path) -> None:
         ]
         env.execute("said", checkpoints=config(tmp_path / "c")).wait("4min")
         assert table.to_arrow().num_rows == 2
+
+
+def test_a_plan_names_slot_sharing_groups(tmp_path: Path) -> None:
+    """Not the default one, and none of a step with slots of its own."""
+    with local(2) as env:
+        rows = env.from_batches(ROWS, name="orders", parallelism=1)
+        scored = rows.map(lambda row: row, name="score", slot_sharing_group="scoring", parallelism=1)
+        train = scored.map(lambda row: row, name="train", num_cpus=2, parallelism=1)
+        train.map(lambda row: row, name="out", slot_sharing_group="default", parallelism=1)
+        plan = env.plan("said", checkpoints=config(tmp_path / "c"))
+        assert repr(plan).splitlines()[1:] == [
+            "  'orders' x1",
+            "  'score' x1 in slot sharing group 'scoring', of 'orders' by FORWARD",
+            "  'train' x1, of 'score' by FORWARD",
+            "  'out' x1, of 'train' by FORWARD",
+        ]
+    about = About.of(plan.context, plan.spec)
+    assert [vertex.slot_group for vertex in about.vertices] == ["default", "scoring", None, "default"], (
+        "for the job page"
+    )
 
 
 def test_a_large_graph_is_only_words(tmp_path: Path) -> None:

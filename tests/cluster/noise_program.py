@@ -23,7 +23,7 @@ from tidegate.actors.sources.memory_source import MemorySource
 
 WIDTH = 6
 WAIT_S = 60.0
-RETRIED = "Task TaskProcess.frame failed. There are infinite retries remaining, so the task will be retried. Error: x"
+RETRIED = "Task WorkerProcess.frame failed. There are infinite retries remaining, so the task will be retried. Error: x"
 LAST = "the last warning of this Ray"
 
 
@@ -57,7 +57,8 @@ def main(folder: Path) -> None:
         counts = rows.aggregate(n=tg.count(), uid="count")
         out = counts.to_table(str(folder / "out"), mode="upsert", keys=["x"], uid="to")
         checkpoints = tg.CheckpointConfig(interval="200ms", storage=str(folder / "checkpoints"))
-        job = env.execute("noise", checkpoints=checkpoints, progress="off")
+        # A process for each subtask: so many that Ray warns.
+        job = env.execute("noise", checkpoints=checkpoints, progress="off", slot_sharing=False)
         until("a checkpoint", lambda: job.progress().completed_checkpoints > 0, job.progress)
         os.kill(job.processes()[0].pid, signal.SIGKILL)
         until("a restart", lambda: job.progress().restarts > 0, job.progress)

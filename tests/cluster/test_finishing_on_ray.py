@@ -38,8 +38,8 @@ def env(raydp_session: RayDPSession) -> Iterator[tg.StreamEnvironment]:
 
 
 def start(env: tg.StreamEnvironment, folder: Path, restore: str | None = None) -> tuple[tg.Job, tg.OutputTable]:
-    """A short source, and a long one that does not end until `folder/gate` is there, summed up by key."""
-    short = env.from_batches(SHORT, splits=1, name="short", uid="short")
+    """A short source, in a process of its own, and a long one that ends when `folder/gate` is there, summed by key."""
+    short = env.from_batches(SHORT, splits=1, name="short", uid="short", slot_sharing_group="short")
     long = env.from_source(Gated(MemorySource(TABLE, SPLITS), folder / "gate"), name="long", uid="long")
     totals = short.union(long).key_by("k").aggregate(emit="final", total=tg.sum("n"), uid="totals")
     table = totals.to_table(str(folder / "table"), uid="table")

@@ -51,7 +51,8 @@ def test_functions_that_wait_for_a_task_without_room_are_named(plain_ray: None, 
         rows = [env.from_batches(pa.table({"x": [0]}), uid=f"rows-{number}") for number in range(2)]
         rows[0].map_batches(get, schema=schema).to_table(str(tmp_path / "got"), uid="got")
         rows[1].map_async(wait, schema=schema, timeout="1h").to_table(str(tmp_path / "awaited"), uid="awaited")
-        job = env.execute("waits", progress="off", checkpoints=checkpoints)
+        # A process for each function: both wait at once.
+        job = env.execute("waits", progress="off", checkpoints=checkpoints, slot_sharing=False)
         until(
             "both functions",
             lambda: " and 1 more, in one call since " in str(job.progress().waits_for),

@@ -37,7 +37,9 @@ def check(runtime: RayRuntime, folder: Path) -> None:
     rows, gate = pa.table({"k": list(range(2_000))}), folder / "gate"
     env = tg.StreamEnvironment(runtime, 1)
     streams = {
-        name: env.from_source(Gated(MemorySource(rows, 2), gate), uid=name, name=name).rebalance().collect()
+        name: env.from_source(Gated(MemorySource(rows, 2), gate), uid=name, name=name, slot_sharing_group=name)
+        .rebalance()
+        .collect()
         for name in ("steady", "flaky")
     }
     job = env.execute(

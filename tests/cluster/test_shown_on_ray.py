@@ -17,9 +17,9 @@ WAIT_S = 270
 
 
 @pytest.mark.slow
-def test_ray_shows_which_task_each_process_holds(tmp_path: Path) -> None:
-    """Each actor has a `repr` of its job and task. A standby that has taken a task keeps its name and its `repr`; its
-    pending call, and the lines that its functions print, have the name of the task.
+def test_ray_shows_which_steps_each_process_runs(tmp_path: Path) -> None:
+    """Each actor has a `repr` of its job, its slot and the steps in it. A standby that has taken a slot keeps its name
+    and its `repr`; the lines that its functions print have the name of the slot.
     """
     done = subprocess.run(
         [sys.executable, shown_program.__file__, str(tmp_path)],
@@ -38,15 +38,13 @@ def test_ray_shows_which_task_each_process_holds(tmp_path: Path) -> None:
     assert facts == {
         "before": {
             "orders/coordinator": "orders: coordinator",
-            "orders/rows (1/1)#0": "orders: rows (1/1)",
-            "orders/check -> out (1/1)#0": "orders: check -> out (1/1)",
+            "orders/slot 1 of 1#0": "orders: slot 1 of 1 (rows, check -> out)",
             "orders/standby#0": "orders: standby",
         },
         "moved": "orders/standby#0",
-        "call": "orders: check -> out (1/1), attempt 1",
         "still": "orders: standby",
         "status": "finished",
     }, printed
     line = next(line for line in printed.splitlines() if "that was spare" in line)
-    assert re.search(r"\(orders: check -> out \(1/1\) pid=\d+\)", line), printed
+    assert re.search(r"\(orders: slot 1 of 1 \(rows, check -> out\) pid=\d+\)", line), printed
     assert ":actor_name:" not in printed

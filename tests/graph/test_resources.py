@@ -1,7 +1,8 @@
-"""Resources of a step: what Ray could reserve, and which steps share a task."""
+"""Resources and slot sharing groups of steps: what Ray could reserve, and which steps share a task or slots."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from tidegate.actors.graph.resources import Resources
 from tidegate.actors.graph.stream_graph import StreamNode, translate
 from tidegate.actors.operators.operator import Operator
 from tidegate.actors.protocol.partitioning import PartitioningKind
+from tidegate.actors.protocol.side_outputs import OutputTag
 from tidegate.storage.errors import ConfigurationError
 
 GPU = Resources.of("step", num_gpus=1)
@@ -106,3 +108,61 @@ def test_steps_of_equal_resources_are_one_task() -> None:
         ("first -> second", GPU),
         ("third", GPU),
     ]
+
+
+def in_group(name: str, group: str | None, *inputs: Any, resources: Resources | None = None) -> StreamNode:
+    """An operator that names a slot sharing group, or None."""
+    return replace(step(name, resources, *inputs), slot_group=group)
+
+
+def grouped(*nodes: StreamNode) -> list[tuple[str, str]]:
+    """The vertices that these nodes make, and their slot sharing groups."""
+    return [(vertex.name, vertex.slot_group) for vertex in translate(nodes).vertices]
+
+
+def test_a_step_is_in_the_group_of_its_inputs() -> None:
+    """Until a step names another one. Steps of one group that follow each other are one task."""
+    source = replace(node("source", parallelism=2), slot_group="in")
+    clean = in_group("clean", None, source)
+    score = in_group("score", "scoring", clean)
+    after = in_group("after", None, score)
+    sink = in_group("sink", "default", (after, BY_X))
+    assert grouped(source, clean, score, after, sink) == [
+        ("source -> clean", "in"),
+        ("score -> after", "scoring"),
+        ("sink", "default"),
+    ]
+
+
+def test_a_step_with_inputs_of_several_groups_is_in_the_default_one() -> None:
+    """Unless it names one itself; inputs of one group keep it there."""
+    one, two = (replace(node(name, parallelism=2), slot_group=name) for name in ("one", "two"))
+    other = replace(node("other", parallelism=2), slot_group="one")
+    mixed = in_group("mixed", None, (one, BY_X), (two, BY_X))
+    named = in_group("named", "two", (one, BY_X), (two, BY_X))
+    same = in_group("same", None, (one, BY_X), (other, BY_X))
+    assert grouped(one, two, other, mixed, named, same)[3:] == [("mixed", "default"), ("named", "two"), ("same", "one")]
+
+
+def test_a_side_output_has_the_group_of_the_step_that_emits_it() -> None:
+    """What reads it follows that step."""
+    source = node("source", parallelism=2)
+    check = replace(in_group("check", "checks", source), side_outputs=(OutputTag("bad", source.schema),))
+    bad = in_group("bad", None, check.side_output("bad"))
+    assert grouped(source, check, bad) == [("source", "default"), ("check", "checks"), ("bad", "checks")]
+
+
+def test_a_step_with_resources_hands_on_the_group_of_its_inputs() -> None:
+    """It has slots of its own; the step behind it is where the step before it is."""
+    source = replace(node("source", parallelism=2), slot_group="in")
+    score = in_group("score", None, source, resources=GPU)
+    sink = in_group("sink", None, score)
+    assert grouped(source, score, sink) == [("source", "in"), ("score", "in"), ("sink", "in")]
+
+
+def test_a_job_without_slot_sharing_has_the_same_tasks() -> None:
+    """Only their processes differ."""
+    source = node("source", parallelism=2)
+    shared, alone = (translate([source], slot_sharing=sharing) for sharing in (True, False))
+    assert (shared.slot_sharing, alone.slot_sharing) == (True, False)
+    assert shared.vertices == alone.vertices

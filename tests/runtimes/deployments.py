@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable
+from collections.abc import Callable, Collection, Container
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, cast
+from functools import partial
+from typing import cast
 
 from ray.exceptions import ActorUnavailableError
 from ray_fakes import SINK, SOURCE, LaterMailbox, Method, source_to_sink
@@ -18,6 +19,8 @@ from tidegate.actors.runtimes.ray.fleet.fleet import Fleet
 from tidegate.actors.runtimes.ray.fleet.member import Member
 from tidegate.actors.runtimes.ray.fleet_options import FleetOptions, SlotPlacement
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
+from tidegate.actors.runtimes.ray.process.outbox import Ended
+from tidegate.actors.runtimes.ray.process.outcome import Outcome
 from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
 from tidegate.actors.runtimes.ray.slots.job_slots import JobSlots
 from tidegate.actors.runtimes.ray.slots.slots_elsewhere import NOWHERE, Nodes
@@ -34,32 +37,42 @@ class Handle:
     """A task's process."""
 
     deploy: Method = field(default_factory=lambda: Method(answers=True))
-    run: Method = field(default_factory=Method)
     tell: Method = field(default_factory=Method)
     drop: Method = field(default_factory=Method)
     pulse: Method = field(default_factory=Method)
 
 
 class Staff:
-    """A fleet whose processes are all there, and of which some are spare."""
+    """A fleet whose processes are all there, and of which some are spare.
 
-    def __init__(self, placement: SlotPlacement | None = None) -> None:
+    With `slot_sharing` one process runs both tasks.
+    """
+
+    def __init__(self, placement: SlotPlacement | None = None, slot_sharing: bool = False) -> None:
         self.options = FleetOptions("job", "namespace", placement, 0, 1, open_store)
         self.spare = 0
         self.closed = False
         self.avoided: Container[str] = ()
         self.nodes = NOWHERE
         self.node_id = "the coordinator's"
-        _, self.graph = source_to_sink()
+        _, self.graph = source_to_sink(slot_sharing=slot_sharing)
         self.slots = JobSlots(self.graph, self.options)
-        self.handles = {task: Handle() for task in (SOURCE, SINK)}
-        self._members = {task: Member(str(task), h, None, Future()) for task, h in self.handles.items()}
+        workers, names = self.slots.plan.workers, self.slots.plan.names
+        members = {worker: Member(names[worker], Handle(), None, Future(), ProcessInfo(1, "node")) for worker in names}
+        self._members = {task: members[workers[task]] for task in (SOURCE, SINK)}
+        self.handles: dict[TaskId, Handle] = {task: member.handle for task, member in self._members.items()}
+        self.died: Callable[[Member, BaseException | None], object] = lambda *_: None
+        self.identified: Callable[[Member], object] = lambda _: None
+
+    def shown_as(self, task: TaskId) -> str:
+        """What people call its worker."""
+        return self.slots.plan.names[self.slots.plan.workers[task]]
 
     def staff(
-        self, tasks: Iterable[TaskId] = (), avoided: Container[str] = (), nodes: Nodes = NOWHERE
+        self, tasks: Collection[TaskId] = (SOURCE, SINK), avoided: Container[str] = (), nodes: Nodes = NOWHERE
     ) -> dict[TaskId, Member]:
         self.avoided, self.nodes = avoided, nodes
-        return self._members
+        return {task: member for task, member in self._members.items() if task in tasks}
 
     def lacks(self, tasks: Collection[TaskId], avoided: Container[str], nodes: Nodes = NOWHERE) -> bool:
         free = sum(node not in avoided for node in nodes.values())
@@ -88,19 +101,35 @@ class Staff:
 class Deployed:
     """The first attempt of a job."""
 
-    def __init__(self, placement: SlotPlacement | None = None) -> None:
-        self.staff, self.mailbox = Staff(placement), LaterMailbox()
+    def __init__(self, placement: SlotPlacement | None = None, slot_sharing: bool = False) -> None:
+        self.staff, self.mailbox = Staff(placement, slot_sharing), LaterMailbox()
         self.told: list[co.CoordinatorEvent] = []
+        self.watched_again: list[TaskId] = []
+        """Tasks whose process has answered after its connection broke: the fleet watches its life again."""
         self.deployment = AttemptSupervisor(cast(Fleet, self.staff), self.told.append, cast(Mailbox, self.mailbox))
         self.deployment.deploy(do.DeployAttempt(FIRST, None))
 
-    def run_of(self, task: TaskId) -> Future[Any]:
-        """The pending call that stands for the newest attempt of a task."""
-        return self.staff.handles[task].run.calls.get_nowait()[0]
+    def lose(self, task: TaskId, error: BaseException) -> None:
+        """The process of a task has ended, or may have: Ray reports this."""
+        (member,) = self.staff.staff((task,)).values()
+        broke = self.deployment._broke(
+            member, error, lambda last: self._ended(member, last), partial(self.watched_again.append, task)
+        )
+        if not broke:
+            self._ended(member, error)
+
+    def _ended(self, member: Member, error: BaseException) -> None:
+        member.dead = True
+        self.staff.died(member, error)
+
+    def finish(self, task: TaskId, attempt: AttemptNumber = FIRST) -> None:
+        """A task reports that it has finished."""
+        self.deployment.ended(Ended(attempt, task, Outcome("finished")))
 
     def lose_a_message(self, task: TaskId, attempt: AttemptNumber) -> None:
-        """Say something that does not arrive."""
+        """Send something that does not arrive."""
         self.deployment.tell(task, ev.CheckpointCompleted(0, attempt, CheckpointId(1)))
+        self.deployment.flush()
         self.staff.handles[task].tell.calls.get_nowait()[0].set_exception(ConnectionError("gone"))
         self.pass_time()
 

@@ -7,7 +7,17 @@ from concurrent.futures import Future
 
 import pytest
 from ray.exceptions import ActorUnavailableError
-from ray_fakes import SINK, SOURCE, LaterMailbox, Method, Process, source_to_sink, task_processes
+from ray_fakes import (
+    SINK,
+    SINK_WORKER,
+    SOURCE,
+    SOURCE_WORKER,
+    LaterMailbox,
+    Method,
+    Process,
+    source_to_sink,
+    task_processes,
+)
 
 from tidegate.actors.runtimes.ray.coordinator.attempt_supervisor import AttemptSupervisor
 from tidegate.actors.runtimes.ray.fleet.fleet import Fleet
@@ -84,7 +94,7 @@ def fleet() -> Fleet:
     """A task, a spare process that has just been started, and one that was given up."""
     options = FleetOptions("job", "namespace", None, 0, 0, open_store)
     some = Fleet(source_to_sink()[1], None, None, options, lambda action: action())
-    some.members = {SOURCE: member("source", "a"), SINK: member("sink", "b", given_up=True)}
+    some.members = {SOURCE_WORKER: member("source", "a"), SINK_WORKER: member("sink", "b", given_up=True)}
     some._standbys = [member(SPARE, None), member("gone", "c", dead=True)]
     return some
 
@@ -121,8 +131,8 @@ def test_a_process_asks_when_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Belonging, "hold", lambda self: newest.append(self._newest) or hold(self))
     with task_processes(monkeypatch) as make:
         process: Process = make(SINK)
-        assert process.coordinator.knows.calls.get_nowait()[1] == ("", "")
-        order = Order(SINK, AttemptNumber(1), None, {SOURCE: process.peer}, TWO)
+        assert process.coordinator.knows.calls.get_nowait()[1] == ("", process.actor.info().actor_id)
+        order = Order((SINK,), AttemptNumber(1), None, {SOURCE: process.as_peer}, TWO)
         process.actor.deploy(order)
         process.settle()
         assert [ask() for ask in newest] == [TWO]

@@ -73,7 +73,7 @@ Ray killed 5 worker(s) based on the killing policy
 Selected to kill: (Worker with no lease granted: pid=15431, actual memory used=9.03GB, worker ID=4df8)
 Selected to kill: (Actor(a776): job ID=01, lease ID=00, task name=f05/coordinator:CoordinatorProcess.__init__, \
 required resources={}, pid=10251, actual memory used=0.09GB, worker ID=68c2)
-Selected to kill: (Actor(0d66): job ID=01, lease ID=01, task name=f05/rows -> map (1/1)#0:TaskProcess.__init__, \
+Selected to kill: (Actor(0d66): job ID=01, lease ID=01, task name=f05/rows -> map (1/1)#0:WorkerProcess.__init__, \
 required resources={}, pid=15433, actual memory used=2.15GB, worker ID=7992)
 """
 """As Ray 2.60 reports it."""

@@ -19,7 +19,7 @@ from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
 
 SEGFAULT = """\
 :job_id:01000000
-:actor_name:TaskProcess
+:actor_name:WorkerProcess
 loading the model
 *** SIGSEGV received at time=1795345533 on cpu 1 ***
 PC: @     0x7f4401974219  (unknown)  (unknown)
@@ -54,10 +54,10 @@ def died() -> ActorDiedError:
     """What Ray says of every end."""
     error = ActorDiedError()
     error.error_msg = (
-        "The actor died unexpectedly before finishing this task.\n\tclass_name: TaskProcess\nThe actor is dead because "
-        "its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: Worker unexpectedly exits "
-        "with a connection error code 2. End of file. Some common causes include: (1) the process was killed by the "
-        "OOM killer due to high memory usage, (2) ray stop --force was called."
+        "The actor died unexpectedly before finishing this task.\n\tclass_name: WorkerProcess\nThe actor is dead "
+        "because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: Worker unexpectedly "
+        "exits with a connection error code 2. End of file. Some common causes include: (1) the process was killed by "
+        "the OOM killer due to high memory usage, (2) ray stop --force was called."
     )
     return error
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from passing_functions import Passes
 from ray.util.placement_group import PlacementGroup
-from ray_fakes import SINK, SOURCE, Method, source_to_sink
+from ray_fakes import SINK, SINK_WORKER, SOURCE, SOURCE_WORKER, Method, source_to_sink
 
 import tidegate as tg
 from tidegate.actors.graph.resources import Resources
@@ -48,7 +48,9 @@ class SomeFleet(Fleet):
 
     made: list[Slot]
 
-    def _create(self, name: str, slot: Slot, spare: bool = False, avoided: Collection[str] = ()) -> Member:
+    def _create(
+        self, name: str, slot: Slot, shown_as: str, spare: bool = False, avoided: Collection[str] = ()
+    ) -> Member:
         self.made.append(slot)
         return Member(f"{name}#new", Handle(), slot.bundle, Future())
 
@@ -59,7 +61,7 @@ def fleet(placement: SlotPlacement | None = PLACEMENT) -> SomeFleet:
     options = FleetOptions("job", "namespace", placement, 0, 1, open_store, own_slots=cast(PlacementGroup, "own"))
     found = SomeFleet(graph, None, None, options, lambda action: action())
     found.made = []
-    found.members = {SOURCE: process("source", "north"), SINK: process("sink", "south", None)}
+    found.members = {SOURCE_WORKER: process("source", "north"), SINK_WORKER: process("sink", "south", None)}
     found._standbys = [process("spare", "east")]
     return found
 
@@ -67,7 +69,7 @@ def fleet(placement: SlotPlacement | None = PLACEMENT) -> SomeFleet:
 def test_no_spare_process_takes_the_place_of_a_task_with_a_slot_of_its_own() -> None:
     """It has no GPU. A new one starts in the slot, which is still reserved."""
     some = fleet()
-    some.members[SINK].dead = True
+    some.members[SINK_WORKER].dead = True
     assert some.staff(BOTH)[SINK].name == "sink (1/1)#new"
     (slot,) = some.made
     assert (slot.own, slot.group, slot.index, slot.takes) == (True, "own", 0, Resources(1.0, 1.0))
@@ -77,7 +79,7 @@ def test_no_spare_process_takes_the_place_of_a_task_with_a_slot_of_its_own() -> 
 def test_a_spare_process_takes_the_place_of_a_task_in_a_common_slot() -> None:
     """As in any job; and a task whose process lives keeps it, whatever it reserves."""
     some = fleet()
-    some.members[SOURCE].dead = True
+    some.members[SOURCE_WORKER].dead = True
     staffed = some.staff(BOTH)
     assert (staffed[SOURCE].name, staffed[SINK].name) == ("spare", "sink")
     assert some.made == []
@@ -104,11 +106,11 @@ def test_spare_processes_are_placed_beside_tasks_in_common_slots() -> None:
     assert [(slot.own, slot.bundle, slot.takes.cpus) for slot in some.made] == [(False, 0, 0.0)]
 
 
-@pytest.mark.parametrize(("wanted", "kept", "followed"), [("auto", 2, 0), ("warm", 3, 1), (7, 7, 0)])
+@pytest.mark.parametrize(("wanted", "kept", "followed"), [("auto", 1, 0), ("warm", 2, 1), (7, 7, 0)])
 def test_spare_processes_are_kept_for_tasks_in_common_slots(
     tmp_path: Path, wanted: Standbys, kept: int, followed: int
 ) -> None:
-    """Nobody follows the state of a keyed task with a GPU: it could not go on there."""
+    """The source and the last step share one. The state of a keyed task with a GPU is not followed."""
 
     checkpoints = tg.CheckpointConfig(storage=str(tmp_path), incremental=True, fork_processes=False)
     with tg.StreamEnvironment.local() as env:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 from ray.util.placement_group import PlacementGroup
-from ray_fakes import SINK, SOURCE, Method, source_to_sink
+from ray_fakes import SINK, SINK_WORKER, SOURCE, SOURCE_WORKER, Method, source_to_sink
 
 import tidegate as tg
 from tidegate.actors.coordinator.job.job_spec import RestorePoint
@@ -47,7 +48,9 @@ class Handle:
 class SomeFleet(Fleet):
     """A fleet whose new processes start when the test says so."""
 
-    def _create(self, name: str, slot: Slot, spare: bool = False, avoided: Collection[str] = ()) -> Member:
+    def _create(
+        self, name: str, slot: Slot, shown_as: str, spare: bool = False, avoided: Collection[str] = ()
+    ) -> Member:
         return Member(name, Handle(), slot.bundle, Future())
 
 
@@ -56,11 +59,19 @@ def process(name: str, bundle: int, node: str | None) -> Member:
     return Member(name, Handle(), bundle, Future(), None if node is None else ProcessInfo(1, node))
 
 
+def shared_fleet(standbys: int, *followed: TaskId) -> SomeFleet:
+    """A source and a sink in one process in bundle 0."""
+    options = FleetOptions("job", "namespace", PLACEMENT, 2, standbys, open_store, followed=frozenset(followed))
+    found = SomeFleet(source_to_sink(slot_sharing=True)[1], None, None, options, lambda action: action())
+    found.members = {found.worker_of(SINK): process("slot 1 of 1", 0, "north")}
+    return found
+
+
 def fleet(standbys: int, *followed: TaskId) -> SomeFleet:
     """A source in bundle 0 and a sink in bundle 1, on two nodes, in slots 2 and 3 of a reservation."""
     options = FleetOptions("job", "namespace", PLACEMENT, 2, standbys, open_store, followed=frozenset(followed))
     found = SomeFleet(source_to_sink()[1], None, None, options, lambda action: action())
-    found.members = {SOURCE: process("source", 0, "north"), SINK: process("sink", 1, "south")}
+    found.members = {SOURCE_WORKER: process("source", 0, "north"), SINK_WORKER: process("sink", 1, "south")}
     return found
 
 
@@ -86,7 +97,7 @@ def test_spare_processes_are_spread_over_nodes() -> None:
 def test_spare_processes_start_one_after_the_other() -> None:
     """Together they would take the processors from the tasks. One that dies is made good, and not doubled."""
     some = fleet(standbys=3)
-    start(some, some.members[SINK], "south")
+    start(some, some.members[SINK_WORKER], "south")
     assert (some.ready_standbys, some.starting_standbys) == (0, 0), "none before somebody asks: tasks start first"
     for _ in range(2):
         some.refill()
@@ -107,7 +118,7 @@ def test_a_spare_process_whose_connection_broke_is_asked_before_it_is_replaced()
     some.broke = lambda member, error, dead, again: (
         isinstance(error, ActorUnavailableError) and not broke.append((dead, again))
     )
-    held = Held(JobId("job-12345678"), ProcessInfo(1, "north"), None, AttemptNumber(-1), bundle=1)
+    held = Held(JobId("job-12345678"), ProcessInfo(1, "north"), bundle=1)
     spare = Handle()
     some.inherit({}, [Found("spare", spare, held)])
     (member,) = some._standbys
@@ -145,15 +156,16 @@ def test_a_process_that_has_started_takes_over_before_one_that_is_near(
     """The start of a process takes longer than to read state from elsewhere, as a rule."""
     some = fleet(standbys=2)
     some._standbys = [process(*one) for one in standbys]
-    some.members[SINK].dead = True
+    some.members[SINK_WORKER].dead = True
     assert some.staff([SINK])[SINK].name == chosen
 
 
 def test_a_coordinator_inherits_where_processes_are() -> None:
     """A task may run in a bundle that is not that of its slot, and so may a spare process."""
     some, info = fleet(standbys=0), ProcessInfo(1, "north")
-    held = Held(JobId("job-12345678"), info, None, AttemptNumber(-1), bundle=1)
-    members = some.inherit({SOURCE: Found("task", Handle(), held)}, [Found("spare", Handle(), held)])
+    spare = Held(JobId("job-12345678"), info, bundle=1)
+    held = replace(spare, tasks={SOURCE: AttemptNumber(0)})
+    members = some.inherit({SOURCE_WORKER: Found("task", Handle(), held)}, [Found("spare", Handle(), spare)])
     assert (members[SOURCE].bundle, some._standbys[0].bundle) == (1, 1)
 
 
@@ -173,8 +185,8 @@ def test_a_standby_that_has_started_follows_a_task() -> None:
     assert [one.handle.told() for one in (near, far, slow)] == [[], [(SINK, 1), (SINK, 2)], []]
 
 
-def test_each_task_has_a_standby_to_itself() -> None:
-    """A second task waits until there is another one: to hold the state of both would take the memory of both."""
+def test_each_worker_has_a_standby_to_itself() -> None:
+    """A second worker waits until there is another one: to hold the state of both would take the memory of both."""
     some = fleet(2, SINK, SOURCE)
     one, two = process("one", 0, "north"), process("two", 0, None)
     some._standbys = [one, two]
@@ -206,39 +218,78 @@ def test_the_follower_of_a_task_takes_it_over(dead: TaskId, chosen: str) -> None
     """For another task it is the last that is taken of those that have started, also where it is near."""
     some = fleet(3, SINK)
     some._standbys = [process("follows the sink", 0, "north"), process("plain", 1, "south"), process("starts", 0, None)]
-    some._standbys[0].follows = SINK
-    some.members[dead].dead = True
+    some._standbys[0].follows = SINK_WORKER
+    some.members[some.worker_of(dead)].dead = True
     taken = some.staff([dead])[dead]
     assert (taken.name, taken.follows) == (chosen, None)
     some._standbys = [one for one in some._standbys if one.name != "plain"]
-    some.members[dead].dead = True
+    some.members[some.worker_of(dead)].dead = True
     assert some.staff([dead])[dead].name == ("starts" if dead == SINK else "follows the sink")
+
+
+def test_one_process_is_started_for_all_subtasks_of_a_worker() -> None:
+    """Also for a part of them. It is lost for all of them, and called after its slot."""
+    some = shared_fleet(0)
+    some.members.clear()
+    members = some.staff((SOURCE, SINK))
+    assert members[SOURCE] is members[SINK]
+    assert (list(some.members), members[SINK].name) == ([some.worker_of(SINK)], "slot 1 of 1")
+    assert some.staff((SINK,)) == {SINK: members[SINK]}
+    members[SINK].dead = True
+    assert some.staff((SOURCE,))[SOURCE] is some.staff((SINK,))[SINK] is not members[SINK]
+
+
+def test_a_standby_follows_all_keyed_subtasks_of_a_worker() -> None:
+    """One standby for both. One that starts later is told of the newest checkpoint of each."""
+    some = shared_fleet(2, SINK, SOURCE)
+    one, two = process("one", 1, "south"), process("two", 1, None)
+    some._standbys = [one, two]
+    for number in (1, 2):
+        some.completed(SINK, at(number))
+        some.completed(SOURCE, at(number))
+    assert one.handle.told() == [(SINK, 1), (SOURCE, 1), (SINK, 2), (SOURCE, 2)]
+    start(some, two, "north")
+    assert (two.follows, two.handle.told()) == (None, [])
+    some._lost(one, ActorDiedError())
+    some.completed(SINK, at(3))
+    assert sorted(two.handle.told()) == sorted([(SINK, 3), (SOURCE, 2)])
+    some.members[some.worker_of(SINK)].dead = True
+    assert some.staff((SOURCE, SINK)) == {SOURCE: two, SINK: two}
+
+
+def test_a_coordinator_inherits_a_process_for_all_its_subtasks() -> None:
+    """And a standby that has followed several of a worker follows that worker."""
+    some, info = shared_fleet(0, SINK, SOURCE), ProcessInfo(1, "north")
+    spare = Held(JobId("job-12345678"), info, follows={SINK: CheckpointId(1), SOURCE: None})
+    busy = Held(JobId("job-12345678"), info, dict.fromkeys((SOURCE, SINK), AttemptNumber(3)))
+    worker = some.worker_of(SINK)
+    members = some.inherit({worker: Found("busy", Handle(), busy)}, [Found("spare", Handle(), spare)])
+    assert members == dict.fromkeys((SOURCE, SINK), some.members[worker])
+    assert (members[SINK].name, some._standbys[0].follows) == ("busy", worker)
 
 
 def test_a_coordinator_inherits_who_follows_whom() -> None:
     """A process that was put to work follows nobody, whatever it did before."""
     some, info = fleet(0, SINK), ProcessInfo(1, "north")
-    follows = (SINK, CheckpointId(1))
-    found = [
-        Found("spare", Handle(), Held(JobId("job-12345678"), info, task, AttemptNumber(0), follows=follows))
-        for task in (None, SOURCE)
-    ]
-    members = some.inherit({SOURCE: found[1]}, [found[0]])
-    assert (some._standbys[0].follows, members[SOURCE].follows) == (SINK, None)
+    spare = Held(JobId("job-12345678"), info, follows={SINK: CheckpointId(1)})
+    busy = replace(spare, tasks={SOURCE: AttemptNumber(0)})
+    members = some.inherit({SOURCE_WORKER: Found("busy", Handle(), busy)}, [Found("spare", Handle(), spare)])
+    assert (some._standbys[0].follows, members[SOURCE].follows) == (SINK_WORKER, None)
 
 
 @pytest.mark.parametrize(
     ("incremental", "wanted", "kept", "followed"),
-    [(True, "warm", 4, 2), (False, "warm", 2, 0), (True, "auto", 2, 0), (True, 1, 1, 0)],
+    [(True, "warm", 4, 4), (False, "warm", 2, 0), (True, "auto", 2, 0), (True, 1, 1, 0)],
 )
 def test_keyed_tasks_are_followed_where_their_state_lies_in_layers(
     tmp_path: Path, incremental: bool, wanted: Standbys, kept: int, followed: int
 ) -> None:
-    """Elsewhere there are the same spare processes as with "auto"."""
+    """By a spare process for each slot. Elsewhere there are the same spare processes as with "auto"."""
     checkpoints = tg.CheckpointConfig(storage=str(tmp_path), incremental=incremental, fork_processes=False)
     with tg.StreamEnvironment.local() as env:
         rows = env.from_batches(pa.table({"k": [1]}), parallelism=1)
-        rows.key_by("k").aggregate(n=tg.count(), parallelism=2).collect()
+        for name in ("n", "m"):
+            rows.key_by("k").aggregate(**{name: tg.count()}, parallelism=2).collect()
         submission = env.plan("job", checkpoints=checkpoints)
     options = RayRuntime(PLACEMENT, standbys=wanted)._fleet_options(submission, PLACEMENT, 0, 2, None)
     assert (options.standbys, len(options.followed)) == (kept, followed)

@@ -44,7 +44,7 @@ def test_tasks_are_forked_whatever_their_coordinator_is(monkeypatch: pytest.Monk
         def remote(self, *arguments: object) -> Process:
             return Process()
 
-    monkeypatch.setattr(fleet_module, "task_actor", Actor)
+    monkeypatch.setattr(fleet_module, "worker_actor", Actor)
     fleet(replace(OPTIONS, started_by=FORKED)).staff((SOURCE, SINK))
     assert [each["runtime_env"] for each in told] == [FORKED["runtime_env"]] * 2
     told.clear()

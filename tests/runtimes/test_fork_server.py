@@ -35,7 +35,7 @@ print(json.dumps({
     "pid": os.getpid(), "parent": os.getppid(), "argv": sys.argv, "folder": os.getcwd(),
     "job": os.environ.get("RAY_JOB_ID"), "extra": os.environ.get("OMP_NUM_THREADS"), "name": __name__,
     "why_not": os.environ.get("_TIDEGATE_NOT_FORKED"), "settings": [n for n in os.environ if n.startswith("TIDEGATE_")],
-    "random": numpy.random.random(), "modules": "tidegate.actors.runtimes.ray.task.task_actor" in sys.modules,
+    "random": numpy.random.random(), "modules": "tidegate.actors.runtimes.ray.task.worker_actor" in sys.modules,
 } | more), flush=True)
 sys.exit(3)
 """

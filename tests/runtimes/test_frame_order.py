@@ -14,7 +14,7 @@ from tidegate.actors.protocol.identity import ChannelId
 from tidegate.actors.protocol.stream_elements import EndOfData, EndOfPartition, Watermark
 from tidegate.actors.runtimes.ray.task import frame_order
 from tidegate.actors.runtimes.ray.task.frame_order import GAP_MS_MAX, FrameOrder, OrderedFrames
-from tidegate.actors.runtimes.ray.task.task_actor import TaskProcess
+from tidegate.actors.runtimes.ray.task.worker_actor import WorkerProcess
 from tidegate.actors.task.channels.input_gate import InputChannel
 from tidegate.actors.task.messages.events import FrameArrived
 from tidegate.storage.errors import ProtocolError
@@ -104,9 +104,9 @@ def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_ray_repeats_what_has_a_number_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Frames and credit, for ever: as long as the process lives. The process puts what comes early in order."""
-    retries = {name: getattr(call, "__ray_max_task_retries__", None) for name, call in vars(TaskProcess).items()}
-    assert {name: n for name, n in retries.items() if n is not None} == {"frame": -1, "credit": -1}
+    """For ever: as long as the process lives. The process puts what comes early in order."""
+    retries = {name: getattr(call, "__ray_max_task_retries__", None) for name, call in vars(WorkerProcess).items()}
+    assert {name: n for name, n in retries.items() if n is not None} == {"frame": -1, "credit": -1, "no_link": -1}
     with task_processes(monkeypatch) as make:
         sink = make(SINK).start()
         sink.receive(1, EndOfData(drain=True), EndOfPartition())

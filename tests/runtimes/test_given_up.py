@@ -7,7 +7,7 @@ from functools import partial
 from typing import cast
 
 import pytest
-from ray_fakes import SINK, SOURCE, LaterMailbox, Method, source_to_sink
+from ray_fakes import SINK, SINK_WORKER, SOURCE_WORKER, LaterMailbox, Method, source_to_sink
 
 from tidegate.actors.hosts.heartbeat_settings import HeartbeatSettings
 from tidegate.actors.runtimes.ray.fleet import given_up, heartbeats
@@ -47,8 +47,8 @@ def fleet() -> Beside:
     options = FleetOptions("job", "namespace", None, 0, 0, open_store)
     made = Beside(graph, None, None, options, lambda action: action(), "here")
     made.ended = []
-    for task, name in ((SOURCE, "source"), (SINK, "sink")):
-        made.members[task] = Member(name, Handle(), None, Future(), ProcessInfo(7, "there", actor_id=f"id of {name}"))
+    for worker, name in ((SOURCE_WORKER, "source"), (SINK_WORKER, "sink")):
+        made.members[worker] = Member(name, Handle(), None, Future(), ProcessInfo(7, "there", actor_id=f"id of {name}"))
     return made
 
 
@@ -56,7 +56,7 @@ def test_a_process_is_ended_when_the_log_says_that_it_was_given_up() -> None:
     """By Ray, and by a process beside it: one that is stopped does not hear Ray. It gets no task meanwhile."""
     processes, told = fleet(), []
     given = GivenUp(processes, told.append)
-    sink, source = processes.members[SINK], processes.members[SOURCE]
+    sink, source = processes.members[SINK_WORKER], processes.members[SOURCE_WORKER]
     for _ in range(2):
         given.give_up(sink, "sink hangs")
     assert [(event.process, event.reason) for event in told] == [("id of sink", "sink hangs")]
@@ -74,18 +74,18 @@ def test_a_process_on_the_node_of_the_coordinator_is_ended_by_it(monkeypatch: py
     monkeypatch.setattr(given_up, "kill_process", lambda pid, descriptor: ended.append(pid))
     processes.node_id = "there"
     given = GivenUp(processes, lambda event: None)
-    given.give_up(processes.members[SINK], "sink hangs")
+    given.give_up(processes.members[SINK_WORKER], "sink hangs")
     assert ended == []
     given.kill("id of sink")
-    assert (ended, processes.members[SOURCE].handle.kill_beside.calls.qsize()) == ([7], 0)
+    assert (ended, processes.members[SOURCE_WORKER].handle.kill_beside.calls.qsize()) == ([7], 0)
 
 
 def test_one_that_has_not_started_is_called_by_its_name() -> None:
     """It has not said yet what no other process is called."""
     processes, told = fleet(), []
-    processes.members[SINK].info = None
+    processes.members[SINK_WORKER].info = None
     given = GivenUp(processes, told.append)
-    given.give_up(processes.members[SINK], "sink hangs")
+    given.give_up(processes.members[SINK_WORKER], "sink hangs")
     given.kill("sink")
     assert ([event.process for event in told], processes.ended) == (["sink"], ["sink"])
 
@@ -98,6 +98,7 @@ class Beats:
         self.told: list[tuple[str, str]] = []
         self.texts: list[str] = []
         self.silent: list[tuple[str, list[int]]] = []
+        self.pulse = Pulse()
         clock = iter(range(0, 1_000_000, SETTINGS.tick_ms))
         monkeypatch.setattr(heartbeats, "monotonic_ms", lambda: next(clock))
         Heartbeats(
@@ -122,7 +123,7 @@ class Beats:
         for _ in range(ticks):
             for member in self.processes.members.values():
                 while member.name in answering and not member.handle.pulse.calls.empty():
-                    member.handle.pulse.calls.get()[0].set_result(Pulse())
+                    member.handle.pulse.calls.get()[0].set_result(self.pulse)
             self.mailbox.pass_time()
 
 
@@ -152,11 +153,23 @@ def test_a_process_that_answers_after_all_is_not_given_up(monkeypatch: pytest.Mo
     assert all(member.fit for member in members)
 
 
+def test_it_is_noted_which_subtask_of_a_process_acts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of its last answer: it is what hangs, if the process does."""
+    beats = Beats(monkeypatch)
+    source, sink = (beats.processes.members[worker] for worker in (SOURCE_WORKER, SINK_WORKER))
+    beats.pulse = Pulse(1, None, SINK)
+    beats.run(10, "sink")
+    assert (source.acting, sink.acting) == (None, SINK)
+    beats.run(100)
+    assert ("failed", "sink") in beats.told
+    assert sink.acting == SINK
+
+
 def test_the_failure_says_what_was_seen_before_the_last_question(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process beside it looks, which answers itself."""
     beats = Beats(monkeypatch)
     beats.run(10, "source", "sink")
-    source, sink = (beats.processes.members[task] for task in (SOURCE, SINK))
+    source, sink = (beats.processes.members[task] for task in (SOURCE_WORKER, SINK_WORKER))
     while not sink.doubted:
         beats.run(1, "source")
     call, arguments = source.handle.look_beside.calls.get_nowait()
@@ -171,7 +184,7 @@ def test_the_failure_says_what_was_seen_before_the_last_question(monkeypatch: py
 def test_one_that_answers_looks_at_another_if_there_is_one() -> None:
     """One in doubt may be unable to."""
     processes = fleet()
-    source, sink = (processes.members[task] for task in (SOURCE, SINK))
+    source, sink = (processes.members[task] for task in (SOURCE_WORKER, SINK_WORKER))
     source.doubted = True
     assert processes.neighbour_of(sink) is source
     processes._standbys.append(Member("spare", Handle(), None, Future(), ProcessInfo(8, "there")))
@@ -181,11 +194,11 @@ def test_one_that_answers_looks_at_another_if_there_is_one() -> None:
 def test_one_whose_task_went_elsewhere_while_it_was_in_doubt_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody else would end it: it may be stopped."""
     beats = Beats(monkeypatch)
-    sink = beats.processes.members[SINK]
+    sink = beats.processes.members[SINK_WORKER]
     beats.run(10, "source", "sink")
     while not sink.doubted:
         beats.run(1, "source")
-    assert beats.processes._is_lost(SINK, ())
-    del beats.processes.members[SINK]
+    assert beats.processes._is_lost(SINK_WORKER, ())
+    del beats.processes.members[SINK_WORKER]
     beats.run(2, "source")
     assert beats.told == [("given up", "sink")]

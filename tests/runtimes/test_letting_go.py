@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from typing import Any, cast
 
 import pytest
-from ray_fakes import LaterMailbox, Method
+from ray_fakes import SINK, SOURCE, LaterMailbox, Method
 
 from tidegate.actors.runtimes.ray.fleet.letting_go import LettingGo
 from tidegate.actors.runtimes.ray.fleet.member import Member
@@ -16,6 +16,7 @@ from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
 from tidegate.storage.ids import AttemptNumber, Generation
 
 ATTEMPT, GENERATION = AttemptNumber(3), Generation(2)
+TASKS = (SOURCE, SINK)
 
 
 class Handle:
@@ -51,9 +52,9 @@ class Letting:
         info = ProcessInfo(7, "node", actor_id=f"id of {name}") if started else None
         handle = Handle()
         member = Member(name, handle, None, Future(), info)
-        self.subject.tell(member, ATTEMPT, GENERATION)
+        self.subject.tell(member, TASKS, ATTEMPT, GENERATION)
         call, arguments = handle.drop.calls.get_nowait()
-        assert arguments == (ATTEMPT, GENERATION)
+        assert arguments == (TASKS, ATTEMPT, GENERATION)
         return member, call
 
 
@@ -101,7 +102,7 @@ def test_a_connection_that_broke_is_no_answer(letting: Letting) -> None:
     (again,) = letting.again
     again()
     again_call, arguments = cast(Handle, member.handle).drop.calls.get_nowait()
-    assert arguments == (ATTEMPT, GENERATION)
+    assert arguments == (TASKS, ATTEMPT, GENERATION)
     assert not letting.subject.is_over
     again_call.set_result(None)
     assert letting.subject.is_over

@@ -1,4 +1,4 @@
-"""What a coordinator and a task's process say to each other: by calls, then over a socket, and by calls again."""
+"""What a coordinator and a worker's process say to each other: by calls, then over a socket, and by calls again."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from ray_fakes import FIRST, SINK, TIMEOUT_S, Method, Process, task_processes
 from waiting import received, until
 
 from tidegate.actors.coordinator.messages import events as co
-from tidegate.actors.runtimes.ray.exchange import connections as connections_module
 from tidegate.actors.runtimes.ray.exchange import line as module
-from tidegate.actors.runtimes.ray.exchange.connections import Connections, LinkOffer
-from tidegate.actors.runtimes.ray.exchange.line import OFFER_AFTER_USES, Line
+from tidegate.actors.runtimes.ray.exchange.connections import Connections
+from tidegate.actors.runtimes.ray.exchange.line import COORDINATOR, Line
 from tidegate.actors.task.messages import events as ev
 from tidegate.storage.ids import Generation
 
-NODE = "node"
+SECRET = b"the secret of the job"
 
 
 def no_death(error: BaseException) -> None:
@@ -35,17 +34,11 @@ class Handle:
 
     tell: Method = field(default_factory=Method)
     counted: Method = field(default_factory=Method)
-    link: Method = field(default_factory=Method)
 
     def told(self) -> tuple[Future[Any], Any]:
         """The next call of `tell`, and what it says."""
         call, (what,) = self.tell.received()
         return call, what
-
-    def offer(self) -> tuple[Future[Any], LinkOffer]:
-        """The offer that was made."""
-        call, (offer,) = self.link.received()
-        return call, offer
 
 
 class Pair:
@@ -55,23 +48,17 @@ class Pair:
         self.heard: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self.there, self.back = Handle(), Handle()
         self.line = Line(self.there, {})
-        self.hub, self.its_hub = Connections(no_death), Connections(no_death)
-        doors = {name: lambda what, name=name: self.heard.put((name, what)) for name in ("tell", "counted")}
-        self.its_line = Line(self.back, doors)
-        self.line.allow(self.hub, NODE, doors)
-
-    def call_until_offered(self) -> LinkOffer:
-        """Say as much as makes a connection worth while; all calls are answered."""
-        for number in range(OFFER_AFTER_USES):
-            self.line.say("tell", number)
-            self.there.told()[0].set_result(None)
-        call, offer = self.there.offer()
-        call.set_result("")
-        return offer
+        self.doors: dict[str, Callable[..., object]] = {
+            name: lambda what, name=name: self.heard.put((name, what)) for name in ("tell", "counted")
+        }
+        self.its_line = Line(self.back, self.doors)
+        self.hub = Connections(SECRET, COORDINATOR, lambda process_id: None, no_death)
+        self.its_hub = Connections(SECRET, "process", lambda process_id: self.its_line.came(), no_death)
+        self.address = self.its_hub.listen()
 
     def connect(self) -> None:
         """Have a connection that both ends can use."""
-        assert self.its_line.take(self.its_hub, self.call_until_offered()) == ""
+        self.line.join(self.hub, self.address, "process", self.doors)
         until("the connection", lambda: self.line._end is not None and self.its_line._end is not None)
 
     def next(self) -> tuple[str, Any]:
@@ -102,10 +89,7 @@ def test_a_message_does_not_overtake_a_call(pair: Pair) -> None:
     """As long as a call was not answered, what follows is called as well."""
     pair.line.say("tell", "first")
     first, _ = pair.there.told()
-    for _ in range(OFFER_AFTER_USES):
-        pair.line.used()
-    pair.its_line.take(pair.its_hub, pair.there.offer()[1])
-    until("the connection", lambda: pair.line._end is not None)
+    pair.connect()
     pair.line.say("tell", "second")
     second, what = pair.there.told()
     assert what == "second"
@@ -117,10 +101,8 @@ def test_a_message_does_not_overtake_a_call(pair: Pair) -> None:
 
 def test_a_message_does_not_overtake_a_mention_that_was_called(pair: Pair) -> None:
     """Nobody hears of its arrival, so a call goes behind it once."""
-    offer = pair.call_until_offered()
     pair.line.mention("counted", 1)
-    pair.its_line.take(pair.its_hub, offer)
-    until("the connection", lambda: pair.line._end is not None)
+    pair.connect()
     pair.line.say("tell", "called")
     call, what = pair.there.told()
     assert what == "called"
@@ -163,8 +145,6 @@ def test_what_was_not_answered_is_called_when_the_connection_breaks(pair: Pair) 
     calls[2][0].set_result(None)
     pair.line.say("tell", "later")
     assert pair.there.told()[1] == "later", "a connection that broke is not used again"
-    pair.line.used()
-    assert pair.there.link.calls.empty(), "and none is offered"
 
 
 def test_what_the_connection_does_not_take_is_called_behind_all_that_was_said(
@@ -181,43 +161,23 @@ def test_what_the_connection_does_not_take_is_called_behind_all_that_was_said(
     holds.set()
 
 
-def test_what_is_too_large_is_called_and_the_connection_goes_on(pair: Pair) -> None:
-    """Where nothing waits for an answer there is nothing to overtake."""
+def test_a_large_message_goes_over_the_connection(pair: Pair) -> None:
+    """In order with the others."""
     pair.connect()
-    large = bytes(2 * 1024 * 1024)
+    large = bytes(20 * 1024 * 1024)
     pair.line.say("tell", large)
-    call, what = pair.there.told()
-    assert what == large
-    call.set_result(None)
     pair.line.say("tell", "small").future().result(TIMEOUT_S)
-    assert pair.next() == ("tell", "small")
+    assert (pair.next(), pair.next()) == (("tell", large), ("tell", "small"))
+    assert pair.there.tell.calls.empty()
 
 
-def test_a_refusal_and_a_lost_offer_leave_it_with_calls(pair: Pair) -> None:
-    """The offer is withdrawn: who comes later is turned away."""
-    for number in range(OFFER_AFTER_USES):
-        pair.line.say("tell", number)
-        pair.there.told()[0].set_result(None)
-    call, made = pair.there.offer()
-    call.set_result("there is no such name here")
-    assert made.token not in pair.hub._offers
+def test_a_process_that_cannot_be_reached_is_called(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    """It is in a container with a network of its own, for instance. That is noted."""
+    caplog.set_level("INFO")
+    pair.line.join(pair.hub, b"\0nobody", "process", pair.doors)
     pair.line.say("tell", "called")
     assert pair.there.told()[1] == "called"
-
-
-def test_a_process_that_may_not_connect_says_why(pair: Pair) -> None:
-    """Its line goes on by calls."""
-    offer = pair.call_until_offered()
-    assert "refused" in pair.its_line.take(pair.its_hub, LinkOffer(NODE, b"\0nobody", offer.token, offer.answer))
-
-
-def test_there_are_too_many_connections(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then nothing is offered, and calls go on."""
-    monkeypatch.setattr(connections_module, "CONNECTIONS_MAX", 0)
-    for number in range(OFFER_AFTER_USES + 1):
-        pair.line.say("tell", number)
-        assert pair.there.told()[1] == number
-    assert pair.there.link.calls.empty()
+    assert "refused" in caplog.text
 
 
 def test_a_new_coordinator_takes_the_place_of_the_one_before(pair: Pair) -> None:
@@ -225,9 +185,8 @@ def test_a_new_coordinator_takes_the_place_of_the_one_before(pair: Pair) -> None
     pair.connect()
     pair.line._doors = {"tell": lambda what: None}
     new = Pair()
-    new.its_line, new.its_hub, new.back = pair.its_line, pair.its_hub, pair.back
-    new.line._doors = {"tell": lambda what: new.heard.put(("new", what))}
-    new.line.allow(new.hub, NODE, new.line._doors)
+    new.its_line, new.its_hub, new.address = pair.its_line, pair.its_hub, pair.address
+    new.doors = {"tell": lambda what: new.heard.put(("new", what))}
     new.connect()
     until("the connection of before to end", lambda: pair.line._end is None)
     pair.its_line.say("tell", "hello").future().result(TIMEOUT_S)
@@ -246,20 +205,25 @@ def test_a_task_is_told_and_reports_over_the_connection(sink: Callable[[], Proce
     process = sink()
     actor: Any = process.actor
     heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    pair.line.allow(pair.hub, NODE, {"report": heard.put, "counted": lambda *_: heard.put("counted")})
-    for _ in range(OFFER_AFTER_USES):
-        pair.line.used()
-    assert actor.link(pair.there.offer()[1]) == ""
+    hub = Connections(actor._context.secret, COORDINATOR, lambda process_id: None, no_death)
+    info = actor.info()
+
+    def report(reports: tuple[Any, ...]) -> None:
+        for each in reports:
+            heard.put(each)
+
+    doors = {"report": report, "counted": lambda *_: heard.put(None)}
+    pair.line.join(hub, info.address, info.actor_id, doors)
     until("the connection", lambda: pair.line._end is not None and actor._line._end is not None)
     process.settle()
     while not process.coordinator.counted.calls.empty():
         process.coordinator.counted.calls.get()
     # A mention that was called has a call behind it.
-    actor._line.say("report", co.CancelRequested(0)).future().result(TIMEOUT_S)
+    actor._line.say("report", (co.CancelRequested(0),)).future().result(TIMEOUT_S)
     while not process.coordinator.report.calls.empty():
         process.coordinator.report.calls.get()
     asked = ev.CoordinatorTookOver(0, FIRST, Generation(1))
-    pair.line.say("tell", FIRST, asked).future().result(TIMEOUT_S)
+    pair.line.say("tell", ((SINK, FIRST, asked),)).future().result(TIMEOUT_S)
     while not isinstance(received("an answer", heard), co.TaskAnswered):
         pass
     assert process.coordinator.report.calls.empty()

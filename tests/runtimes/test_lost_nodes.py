@@ -9,7 +9,16 @@ from typing import cast
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 from ray.util.placement_group import PlacementGroup
-from ray_fakes import SINK, SOURCE, LaterMailbox, Method, Reference, source_to_sink
+from ray_fakes import (
+    SINK,
+    SINK_WORKER,
+    SOURCE,
+    SOURCE_WORKER,
+    LaterMailbox,
+    Method,
+    Reference,
+    source_to_sink,
+)
 
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.runtimes.ray.fleet import lost_nodes, reconnections
@@ -278,7 +287,9 @@ class SomeFleet(Fleet):
 
     made: list[str]
 
-    def _create(self, name: str, slot: Slot, spare: bool = False, avoided: Collection[str] = ()) -> Member:
+    def _create(
+        self, name: str, slot: Slot, shown_as: str, spare: bool = False, avoided: Collection[str] = ()
+    ) -> Member:
         self.made.append(name)
         return process(f"{name}#new", None)
 
@@ -292,7 +303,7 @@ def fleet(sink_node: str, standbys: Iterable[Member], placement: SlotPlacement |
     options = FleetOptions("job", "namespace", placement, 0, 1, open_store)
     found = SomeFleet(graph, None, None, options, lambda action: action())
     found.made = []
-    found.members = {SOURCE: process("source", "north"), SINK: process("sink", sink_node)}
+    found.members = {SOURCE_WORKER: process("source", "north"), SINK_WORKER: process("sink", sink_node)}
     found._standbys = list(standbys)
     return found
 
@@ -305,7 +316,7 @@ def test_spare_processes_elsewhere_take_over_from_a_node_in_doubt() -> None:
     spare = process("spare", "south")
     some = fleet("south", [process("near", "north"), spare])
     assert not some.lacks(BOTH, frozenset({"north"}))
-    assert some.staff(BOTH, frozenset({"north"})) == {SOURCE: spare, SINK: some.members[SINK]}
+    assert some.staff(BOTH, frozenset({"north"})) == {SOURCE: spare, SINK: some.members[SINK_WORKER]}
     assert some.made == []
 
 
@@ -325,7 +336,7 @@ def test_an_attempt_waits_where_spare_processes_do_not_suffice(
     """Those on the node in doubt, and those that have not started, are none."""
     some = fleet(sink_node, [process(name, node) for name, node in standbys])
     assert some.lacks(BOTH, frozenset({"north"})) is lacks
-    some.members[SINK].dead = True
+    some.members[SINK_WORKER].dead = True
     assert not some.lacks(BOTH, frozenset())
 
 

@@ -1,4 +1,4 @@
-"""`Mailbox`: when ticks come."""
+"""`Mailbox`: when ticks come, and when what was gathered is sent."""
 
 from __future__ import annotations
 
@@ -37,3 +37,34 @@ def test_ticks_come_as_often_as_ever_where_nobody_says_otherwise() -> None:
     mailbox = Mailbox("tidegate-test", lambda: False, lambda: seen.put("tick"), 1, lambda error: None)
     mailbox.start()
     assert [seen.get(timeout=LIMIT_S) for _ in range(3)] == ["tick"] * 3
+
+
+def test_what_messages_bring_about_is_sent_before_the_thread_sleeps() -> None:
+    """Of several messages of one round at once, after the last of them. What a tick and a timer bring about as well."""
+    seen: queue.SimpleQueue[str] = queue.SimpleQueue()
+    gathered: list[str] = []
+
+    def flush() -> None:
+        if gathered:
+            seen.put(" ".join(gathered))
+            gathered.clear()
+
+    def soon() -> None:
+        gathered.append("message")
+        mailbox.call_later(0, lambda: gathered.append("timer"))
+
+    def ticked() -> None:
+        gathered.append("tick")
+
+    mailbox = Mailbox("tidegate-test", lambda: False, ticked, LONG_MS, lambda error: None, flush=flush)
+    mailbox.start()
+    assert seen.get(timeout=LIMIT_S) == "tick"
+
+    def two() -> None:
+        mailbox.post(lambda: gathered.append("two"))
+        gathered.append("one")
+
+    mailbox.post(two)
+    assert seen.get(timeout=LIMIT_S) == "one two"
+    mailbox.post(soon)
+    assert [seen.get(timeout=LIMIT_S) for _ in range(2)] == ["message", "timer"]

@@ -1,4 +1,4 @@
-"""Which orders a task's process carries out, in whatever order and however often they come."""
+"""Which orders a worker's process carries out, in whatever order and however often they come."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ray_fakes import FIRST, SINK, task_processes
+from ray_fakes import FIRST, SINK, SOURCE, task_processes
 
 from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.runtimes.ray.process.obedience import Obedience
@@ -29,34 +29,49 @@ def test_what_is_over_is_not_begun_again(orders: list[tuple[str, int, int]]) -> 
         replaced = generation < newest
         newest = max(newest, generation)
         if what == "let go":
-            assert obedience.lets_go(AttemptNumber(attempt), Generation(generation)) is not replaced
+            left = obedience.lets_go((SINK,), AttemptNumber(attempt), Generation(generation))
+            assert left == (() if replaced else (SINK,))
             over = over if replaced else max(over, attempt)
             continue
         due = not replaced and attempt > over and all((attempt, generation) > earlier for earlier in begun)
-        assert obedience.begins(SINK, AttemptNumber(attempt), Generation(generation)) is due
+        begins = obedience.begins((SINK,), AttemptNumber(attempt), Generation(generation))
+        assert begins == ((SINK,) if due else ())
         if due:
             begun.append((attempt, generation))
-            assert obedience.given == (SINK, attempt)
+            assert obedience.given == {SINK: attempt}
     assert obedience.newest == newest
 
 
 def test_one_that_was_replaced_can_neither_begin_nor_end_anything() -> None:
     """Its order to let go does not keep the next attempt from beginning either."""
     obedience = Obedience()
-    assert obedience.begins(SINK, FIRST, TWO)
-    assert not obedience.lets_go(THIRD, ONE)
-    assert not obedience.begins(SINK, THIRD, ONE)
-    assert obedience.begins(SINK, SECOND, TWO)
+    assert obedience.begins((SINK,), FIRST, TWO)
+    assert not obedience.lets_go((SINK,), THIRD, ONE)
+    assert not obedience.begins((SINK,), THIRD, ONE)
+    assert obedience.begins((SINK,), SECOND, TWO)
+
+
+def test_each_subtask_is_obeyed_for_itself() -> None:
+    """An order for several begins those that may. The generation is one fence for all of them."""
+    obedience = Obedience()
+    assert obedience.begins((SOURCE, SINK), FIRST, ONE) == (SOURCE, SINK)
+    assert obedience.lets_go((SINK,), SECOND, ONE) == (SINK,)
+    assert obedience.begins((SOURCE, SINK), SECOND, ONE) == (SOURCE,)
+    assert obedience.begins((SOURCE, SINK), FIRST, TWO) == (), "a later attempt was given, or is let go of"
+    assert obedience.begins((SOURCE, SINK), THIRD, TWO) == (SOURCE, SINK)
+    assert obedience.given == {SOURCE: THIRD, SINK: THIRD}
+    assert obedience.lets_go((SINK,), THIRD, ONE) == ()
+    assert obedience.begins((SOURCE,), AttemptNumber(THIRD + 1), ONE) == (), "replaced for every subtask"
 
 
 def test_an_order_to_begin_that_comes_after_the_one_to_let_go_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the process: a connection was broken, and the order was under way. A later attempt begins."""
     with task_processes(monkeypatch) as make:
         sink = make(SINK).start()
-        sink.actor.drop(SECOND)
+        sink.drop(SECOND)
         sink.actor.deploy(replace(sink.order, attempt=SECOND))
         sink.settle()
-        assert sink.actor._running is None
-        assert sink.actor.run(SECOND).kind == "replaced", "whoever waits for its end hears of it"
+        assert sink.running is None
+        assert not sink.over, "it has neither finished nor failed"
         sink.actor.deploy(replace(sink.order, attempt=THIRD))
         sink.await_report(co.TaskReady)

@@ -1,4 +1,4 @@
-"""Processes of tasks that Ray has not started, of jobs that are gone: which ones are ended."""
+"""Processes of workers that Ray has not started, of jobs that are gone: which ones are ended."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import pytest
 import ray
 from waiting import until
 
-from tidegate.actors.runtimes.ray.fleet.fleet import task_actor
+from tidegate.actors.runtimes.ray.fleet.fleet import worker_actor
 from tidegate.actors.runtimes.ray.fleet.named_actors import find_actor
 from tidegate.actors.runtimes.ray.process.calls import NAMESPACE
 from tidegate.actors.runtimes.ray.process.orphans import ActorRow, end_orphans, orphans
 
-WAITS = ActorRow("job/rows (1/2)#0", "TaskProcess", "01", "PENDING_CREATION")
+WAITS = ActorRow("job/rows (1/2)#0", "WorkerProcess", "01", "PENDING_CREATION")
 
 
 def coordinator(state: str = "ALIVE", ray_job: str = "01", name: str = "job") -> ActorRow:
@@ -36,14 +36,14 @@ def test_a_process_of_a_job_that_is_gone_is_ended(others: list[ActorRow]) -> Non
 @pytest.mark.parametrize(
     "other",
     [
-        ActorRow("job/rows (1/2)#0", "TaskProcess", "01", "ALIVE"),
-        ActorRow("job/rows (1/2)#0", "TaskProcess", "01", "DEAD"),
+        ActorRow("job/rows (1/2)#0", "WorkerProcess", "01", "ALIVE"),
+        ActorRow("job/rows (1/2)#0", "WorkerProcess", "01", "DEAD"),
         ActorRow("job-1/program", "HeldProgram", "01", "PENDING_CREATION"),
-        ActorRow("", "TaskProcess", "01", "PENDING_CREATION"),
+        ActorRow("", "WorkerProcess", "01", "PENDING_CREATION"),
     ],
 )
 def test_nothing_else_is_ended(other: ActorRow) -> None:
-    """A process that has started ends by itself, and other actors are not tasks."""
+    """A process that has started ends by itself, and other actors are not workers."""
     assert orphans([other]) == []
 
 
@@ -52,7 +52,7 @@ def test_a_process_that_never_started_is_ended_on_ray(plain_ray: None) -> None:
     """It keeps neither its name nor its demand."""
     name = "gone/rows (1/1)#0"
     options = {"name": name, "namespace": NAMESPACE, "lifetime": "detached", "num_cpus": 1_000}
-    task_actor().options(**options).remote(None, None, None)
+    worker_actor().options(**options).remote(None, None, None)
     assert find_actor(name, NAMESPACE) is not None
     until("the process to wait", lambda: [a for a in ray._private.state.actors().values() if a["Name"] == name] != [])
     end_orphans()

@@ -6,31 +6,30 @@ from deployments import AWAY, FIRST, SECOND, Deployed, failed_tasks, started
 from ray.exceptions import ActorDiedError
 from ray_fakes import SINK, SOURCE
 
-from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.coordinator.messages import instructions as do
-from tidegate.actors.runtimes.ray.process.outcomes import Outcome
 from tidegate.actors.task.messages import events as ev
 from tidegate.storage.ids import AttemptNumber, CheckpointId
 
 
 def test_a_task_whose_process_answers_after_its_connection_broke_goes_on() -> None:
-    """A link was cut: nothing has failed. Its end is heard by a new call, whatever it is."""
+    """A link was cut: nothing has failed. Its life is watched again, and its end is a failure once it is known."""
     deployed = Deployed()
     started(deployed)
-    deployed.run_of(SINK).set_exception(AWAY)
-    assert deployed.staff.handles[SINK].run.calls.empty()
+    deployed.lose(SINK, AWAY)
+    assert deployed.watched_again == []
     deployed.staff.handles[SINK].pulse.calls.get_nowait()[0].set_result(None)
-    again = deployed.run_of(SINK)
+    assert deployed.watched_again == [SINK]
     assert failed_tasks(deployed) == []
-    again.set_result(Outcome("failed", "boom"))
-    assert [(e.attempt, e.reason) for e in deployed.told if isinstance(e, co.TaskFailed)] == [(FIRST, "boom")]
+    assert deployed.staff.staff()[SINK].fit
+    deployed.lose(SINK, ActorDiedError())
+    assert failed_tasks(deployed) == [SINK]
 
 
 def test_a_task_whose_process_does_not_answer_after_its_connection_broke_has_failed() -> None:
     """Once, and with what Ray says in the end: its node was lost, say."""
     deployed = Deployed()
     started(deployed)
-    deployed.run_of(SINK).set_exception(AWAY)
+    deployed.lose(SINK, AWAY)
     assert failed_tasks(deployed) == []
     deployed.staff.handles[SINK].pulse.calls.get_nowait()[0].set_exception(ActorDiedError())
     assert failed_tasks(deployed) == [SINK]
@@ -44,6 +43,7 @@ def test_what_a_broken_connection_has_lost_is_said_again() -> None:
         started(deployed)
         event = ev.CheckpointCompleted(0, FIRST, CheckpointId(1))
         deployed.deployment.tell(SINK, event)
+        deployed.deployment.flush()
         sink = deployed.staff.handles[SINK]
         sink.tell.calls.get_nowait()[0].set_exception(AWAY)
         deployed.pass_time()
@@ -52,7 +52,9 @@ def test_what_a_broken_connection_has_lost_is_said_again() -> None:
             deployed.staff.spare = 2
             deployed.deployment.deploy(do.DeployAttempt(SECOND, None))
         sink.pulse.calls.get_nowait()[0].set_result(None)
-        assert [sink.tell.calls.get_nowait()[1] for _ in range(sink.tell.calls.qsize())] == [(FIRST, event)] * times
+        assert [sink.tell.calls.get_nowait()[1] for _ in range(sink.tell.calls.qsize())] == [
+            (((SINK, FIRST, event),),)
+        ] * times
         deployed.pass_time()
         assert failed_tasks(deployed) == []
 
@@ -77,6 +79,7 @@ def test_a_message_to_a_process_that_does_not_answer_fails_its_task() -> None:
     deployed = Deployed()
     started(deployed)
     deployed.deployment.tell(SINK, ev.CheckpointCompleted(0, FIRST, CheckpointId(1)))
+    deployed.deployment.flush()
     sink = deployed.staff.handles[SINK]
     sink.tell.calls.get_nowait()[0].set_exception(AWAY)
     sink.pulse.calls.get_nowait()[0].set_exception(ActorDiedError())

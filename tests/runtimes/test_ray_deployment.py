@@ -22,8 +22,12 @@ from tidegate.actors.runtimes.ray.fleet import lost_nodes
 from tidegate.actors.runtimes.ray.fleet.member import Member
 from tidegate.actors.runtimes.ray.fleet.reconnections import FAILURES_MAX
 from tidegate.actors.runtimes.ray.fleet_options import SlotPlacement
-from tidegate.actors.runtimes.ray.process.outcomes import Outcome
+from tidegate.actors.runtimes.ray.process.outbox import Ended
+from tidegate.actors.runtimes.ray.process.outcome import Outcome
+from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
+from tidegate.actors.task.messages import events as ev
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.ids import CheckpointId
 
 
 def test_a_lost_message_fails_its_task() -> None:
@@ -33,21 +37,10 @@ def test_a_lost_message_fails_its_task() -> None:
     assert [(type(e), e.task) for e in deployed.told if isinstance(e, co.TaskFailed)] == [(co.TaskFailed, SINK)]
 
 
-def test_the_pending_call_of_a_process_names_its_task() -> None:
-    """Ray's dashboard shows it, also of a process whose actor is called after something else."""
-    deployed = Deployed()
-    deployed.deployment.deploy(do.DeployAttempt(SECOND, None, tasks=(SINK,)))
-    names = {task: handle.run.names for task, handle in deployed.staff.handles.items()}
-    assert names == {
-        SOURCE: ["job: source (1/1), attempt 0"],
-        SINK: ["job: sink (1/1), attempt 0", "job: sink (1/1), attempt 1"],
-    }
-
-
 def test_a_task_that_has_finished_needs_no_message() -> None:
     """Its process may have died meanwhile, and the attempt goes on."""
     deployed = Deployed()
-    deployed.run_of(SINK).set_result(Outcome("finished"))
+    deployed.finish(SINK)
     deployed.lose_a_message(SINK, FIRST)
     assert deployed.told == []
 
@@ -56,7 +49,7 @@ def test_no_task_fails_when_the_job_is_over() -> None:
     """Its processes are killed then: one may not have said yet that its task is through, or have a message to come."""
     deployed = Deployed()
     deployed.deployment.close()
-    deployed.run_of(SINK).set_exception(ActorDiedError())
+    deployed.lose(SINK, ActorDiedError())
     deployed.lose_a_message(SOURCE, FIRST)
     assert deployed.told == []
 
@@ -64,10 +57,9 @@ def test_no_task_fails_when_the_job_is_over() -> None:
 def test_what_has_finished_in_one_attempt_is_needed_in_the_next() -> None:
     """A new attempt knows nothing of the ends of the one before, also not of those that are told late."""
     deployed = Deployed()
-    deployed.run_of(SOURCE).set_result(Outcome("finished"))
-    first = deployed.run_of(SINK)
+    deployed.finish(SOURCE)
     deployed.deployment.deploy(do.DeployAttempt(SECOND, None))
-    first.set_result(Outcome("finished"))
+    deployed.finish(SINK, FIRST)
     for task in (SOURCE, SINK):
         deployed.lose_a_message(task, SECOND)
     assert [e.task for e in deployed.told if isinstance(e, co.TaskFailed)] == [SOURCE, SINK]
@@ -76,11 +68,12 @@ def test_what_has_finished_in_one_attempt_is_needed_in_the_next() -> None:
 def test_a_region_is_deployed_and_cancelled_on_its_own() -> None:
     """The process of a task that goes on hears nothing of it, and is told of checkpoints in its own attempt."""
     deployed = Deployed()
-    deployed.deployment.cancel(do.CancelAttempt(FIRST, (SINK,)))
-    deployed.deployment.deploy(do.DeployAttempt(SECOND, None, (SINK,)))
     source, sink = (deployed.staff.handles[task] for task in (SOURCE, SINK))
+    deployed.deployment.cancel(do.CancelAttempt(FIRST, (SINK,)))
+    assert source.drop.calls.empty()
+    sink.drop.received()[0].set_result(None)
+    deployed.deployment.deploy(do.DeployAttempt(SECOND, None, (SINK,)))
     assert (source.deploy.calls.qsize(), sink.deploy.calls.qsize()) == (1, 2)
-    assert (source.drop.calls.qsize(), sink.drop.calls.qsize()) == (0, 1)
     deployed.lose_a_message(SOURCE, FIRST)
     deployed.lose_a_message(SINK, SECOND)
     lost = [(e.task, e.attempt) for e in deployed.told if isinstance(e, co.TaskFailed)]
@@ -108,8 +101,7 @@ def test_what_cannot_get_better_is_told_as_such() -> None:
     wrapped.__cause__ = ConfigurationError("no such column")
     for error, permanent in ((ConfigurationError("no"), True), (wrapped, True), (OperatorError("boom"), False)):
         deployed = Deployed()
-        deployed.run_of(SINK).set_result(Outcome.failed(error))
-        deployed.pass_time()
+        deployed.deployment.ended(Ended(FIRST, SINK, Outcome.failed(error)))
         (told,) = (event for event in deployed.told if isinstance(event, co.TaskFailed))
         assert told.permanent is permanent
         assert str(error) in told.reason
@@ -133,7 +125,7 @@ def test_an_attempt_waits_until_all_have_let_go_of_the_one_before() -> None:
 
 
 def test_an_attempt_does_not_wait_for_who_counts_as_hung_or_is_still_starting() -> None:
-    """The first is about to be killed; what the second is told waits for its start anyway."""
+    """The first is about to be killed; the second has nothing to let go of, and gets its order when it has started."""
     deployed = Deployed()
     source, sink = started(deployed)
     sink.info = None
@@ -142,6 +134,8 @@ def test_an_attempt_does_not_wait_for_who_counts_as_hung_or_is_still_starting() 
     assert _orders(deployed) == 1
     source.given_up = True
     deployed.deployment.found_hung(source)
+    sink.info = ProcessInfo(1, "node")
+    deployed.staff.identified(sink)
     assert _orders(deployed) == 2
 
 
@@ -173,7 +167,7 @@ def test_a_hung_process_that_nobody_needs_fails_nothing() -> None:
     """A spare one, or that of a task that has finished."""
     deployed = Deployed()
     _, sink = started(deployed)
-    deployed.run_of(SINK).set_result(Outcome("finished"))
+    deployed.finish(SINK)
     deployed.deployment.found_hung(sink)("it hangs")
     deployed.deployment.found_hung(Member("standby", None, None, Future()))("it hangs")
     assert deployed.told == []
@@ -182,7 +176,7 @@ def test_a_hung_process_that_nobody_needs_fails_nothing() -> None:
 def _lose_the_node_of(deployed: Deployed, task: TaskId) -> Handle:
     """The connection to a process breaks, and it cannot be asked; Ray does not say why."""
     handle = deployed.staff.handles[task]
-    deployed.run_of(task).set_exception(AWAY)
+    deployed.lose(task, AWAY)
     for _ in range(FAILURES_MAX):
         handle.pulse.calls.get_nowait()[0].set_exception(AWAY)
         deployed.pass_time()
@@ -258,3 +252,142 @@ def test_an_attempt_does_not_wait_where_spare_processes_take_over() -> None:
     deployed.staff.spare = 2
     deployed.deployment.deploy(do.DeployAttempt(SECOND, None))
     assert (_orders(deployed), deployed.staff.avoided) == (2, {"node"})
+
+
+# --- one process with several subtasks --------------------------------------------------------------------------------
+
+
+BOTH = (SOURCE, SINK)
+
+
+@pytest.fixture
+def shared() -> Deployed:
+    """The first attempt of a job whose subtasks run in one process."""
+    deployed = Deployed(slot_sharing=True)
+    started(deployed)
+    return deployed
+
+
+def _failures(deployed: Deployed) -> list[tuple[TaskId, int, str]]:
+    failed = [event for event in deployed.told if isinstance(event, co.TaskFailed)]
+    return [(event.task, event.attempt, event.reason) for event in failed]
+
+
+def test_a_process_gets_one_order_for_all_its_subtasks(shared: Deployed) -> None:
+    """Which names no neighbour that is among them; another process has the handles of those that are not."""
+    _, (order,) = shared.staff.handles[SINK].deploy.calls.get_nowait()
+    assert (order.tasks, order.attempt, order.peers, order.slot) == (BOTH, FIRST, {}, "slot 1 of 1")
+    assert shared.staff.handles[SINK].deploy.calls.empty()
+    shared.deployment.deploy(do.DeployAttempt(SECOND, None, (SINK,)))
+    _, (order,) = shared.staff.handles[SINK].deploy.calls.get_nowait()
+    assert (order.tasks, order.attempt, list(order.peers)) == ((SINK,), SECOND, [SOURCE])
+    alone = Deployed().staff.handles
+    orders = {task: alone[task].deploy.calls.get_nowait()[1][0] for task in BOTH}
+    assert {task: peer.handle for task, peer in orders[SOURCE].peers.items()} == {SINK: alone[SINK]}
+    assert {task: peer.handle for task, peer in orders[SINK].peers.items()} == {SOURCE: alone[SOURCE]}
+
+
+def test_what_a_process_is_told_in_one_round_goes_in_one_message(shared: Deployed) -> None:
+    """In its order, each event with the attempt of its subtask. Nothing goes before the round is over."""
+    shared.deployment.deploy(do.DeployAttempt(SECOND, None, (SINK,)))
+    events = [ev.CheckpointCompleted(0, FIRST, CheckpointId(number)) for number in range(3)]
+    tell = shared.staff.handles[SINK].tell
+    for task, event in zip((SINK, SOURCE, SINK), events, strict=True):
+        shared.deployment.tell(task, event)
+    assert tell.calls.empty()
+    for _ in range(2):
+        shared.deployment.flush()
+    assert tell.calls.get_nowait()[1] == (
+        ((SINK, SECOND, events[0]), (SOURCE, FIRST, events[1]), (SINK, SECOND, events[2])),
+    )
+    assert tell.calls.empty()
+
+
+def test_a_message_that_is_lost_fails_all_subtasks_that_it_was_for(shared: Deployed) -> None:
+    """Each once, and none that has finished meanwhile."""
+    for finished, failed in (([], list(BOTH)), ([SOURCE], [SINK])):
+        shared.told.clear()
+        for task in (SOURCE, SINK, SOURCE):
+            shared.deployment.tell(task, ev.CheckpointCompleted(0, FIRST, CheckpointId(1)))
+        shared.deployment.flush()
+        call, _ = shared.staff.handles[SINK].tell.calls.get_nowait()
+        for task in finished:
+            shared.finish(task)
+        call.set_exception(ConnectionError("gone"))
+        shared.pass_time()
+        assert failed_tasks(shared) == failed
+
+
+def test_a_message_of_the_attempt_before_is_no_failure_of_the_next() -> None:
+    """It goes out with the deployment, at the latest, and counts for the attempt that it was meant for."""
+    deployed = Deployed()
+    started(deployed)
+    deployed.deployment.tell(SINK, ev.CheckpointCompleted(0, FIRST, CheckpointId(1)))
+    deployed.deployment.deploy(do.DeployAttempt(SECOND, None))
+    call, ((told,),) = deployed.staff.handles[SINK].tell.calls.get_nowait()
+    assert told[:2] == (SINK, FIRST)
+    call.set_exception(ConnectionError("gone"))
+    deployed.pass_time()
+    assert failed_tasks(deployed) == []
+
+
+def test_a_process_that_dies_fails_all_its_subtasks_that_have_not_finished(shared: Deployed) -> None:
+    """At once, each in its attempt, with what is known of the end of the process."""
+    shared.deployment.deploy(do.DeployAttempt(SECOND, None, (SINK,)))
+    shared.lose(SINK, OSError("killed"))
+    reason = "OSError: killed"
+    assert _failures(shared) == [(SOURCE, FIRST, reason), (SINK, SECOND, reason)]
+
+    one_left = Deployed(slot_sharing=True)
+    one_left.finish(SOURCE)
+    one_left.lose(SOURCE, OSError("killed"))
+    assert _failures(one_left) == [(SINK, FIRST, reason)]
+    one_left = Deployed(slot_sharing=True)
+    for task in BOTH:
+        one_left.finish(task)
+    one_left.lose(SOURCE, OSError("killed"))
+    assert _failures(one_left) == []
+
+
+def test_a_hung_process_fails_the_subtask_that_acts_first(shared: Deployed) -> None:
+    """The failure of the attempt names the first one. The others fail as well: they do not get on either."""
+    (member,) = set(shared.staff.staff().values())
+    for acting, order in ((SINK, [SINK, SOURCE]), (SOURCE, [SOURCE, SINK]), (None, [SOURCE, SINK])):
+        shared.told.clear()
+        member.acting = acting
+        shared.deployment.found_hung(member)("it hangs")
+        assert _failures(shared) == [(task, FIRST, "it hangs") for task in order]
+
+
+def test_a_subtask_that_fails_is_the_only_one(shared: Deployed) -> None:
+    """Its process is told to let go of its region, and goes on with the others."""
+    shared.deployment.ended(Ended(FIRST, SINK, Outcome("failed", "boom")))
+    assert _failures(shared) == [(SINK, FIRST, "boom")]
+    shared.deployment.cancel(do.CancelAttempt(FIRST, (SINK,)))
+    shared.deployment.deploy(do.DeployAttempt(SECOND, None, (SINK,)))
+    call, (tasks, attempt, _) = shared.staff.handles[SINK].drop.calls.get_nowait()
+    assert (tasks, attempt) == ((SINK,), FIRST)
+    assert _orders(shared) == 1
+    call.set_result(None)
+    assert _orders(shared) == 2
+    shared.deployment.cancel(do.CancelAttempt(SECOND))
+    assert shared.staff.handles[SINK].drop.calls.get_nowait()[1][:2] == (BOTH, SECOND), "one message for both"
+    assert shared.staff.handles[SINK].drop.calls.empty()
+
+
+def test_an_end_in_another_attempt_counts_for_nothing(shared: Deployed) -> None:
+    """It may be reported twice, and late."""
+    shared.deployment.deploy(do.DeployAttempt(SECOND, None, (SINK,)))
+    shared.deployment.ended(Ended(FIRST, SINK, Outcome("failed", "late")))
+    shared.finish(SINK, FIRST)
+    assert shared.told == []
+    shared.lose(SINK, OSError("killed"))
+    assert failed_tasks(shared) == [SOURCE, SINK]
+
+
+def test_a_process_that_can_start_no_thread_any_more_is_given_up(shared: Deployed) -> None:
+    """Before the failure is known to the coordinator, so that no attempt is given to it."""
+    (member,) = set(shared.staff.staff().values())
+    shared.deployment.ended(Ended(FIRST, SINK, Outcome("failed", "can't start new thread", unfit=True)))
+    assert not member.usable
+    assert [type(event) for event in shared.told] == [co.ProcessGivenUp, co.TaskFailed]

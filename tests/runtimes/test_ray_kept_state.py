@@ -12,7 +12,7 @@ from ray_fakes import FIRST, SINK, SOURCE, Process, task_processes
 from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.hosts.task.task_host import TaskHost
 from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.runtimes.ray.task import task_actor
+from tidegate.actors.runtimes.ray.task import worker_actor
 from tidegate.storage.ids import AttemptNumber
 
 _SECOND = AttemptNumber(FIRST + 1)
@@ -34,10 +34,12 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[object]:
         given.append(arguments[-2])
         return make_effects(*arguments[:-2], **named)
 
-    module: Any = task_actor
+    module: Any = worker_actor
     make_effects = module.TaskEffects
     monkeypatch.setattr(module, "TaskEffects", effects)
-    monkeypatch.setattr(TaskHost, "hand_over", lambda host: {"left by": host.machine.attempt})
+    monkeypatch.setattr(
+        TaskHost, "hand_over", lambda host: {"left by": host.machine.descriptor.task, "in": host.machine.attempt}
+    )
     return given
 
 
@@ -48,22 +50,26 @@ def test_the_next_attempt_gets_what_was_left(
     """Whether the task was told to stop before, or is just replaced. Only once."""
     sink = process(SINK).start()
     if dropped:
-        sink.actor.drop(FIRST)
+        sink.drop(FIRST)
     sink.actor.deploy(replace(sink.order, attempt=_SECOND))
     sink.await_report(co.TaskReady)
 
-    assert given == [{}, {"left by": FIRST}]
+    assert given == [{}, {"left by": SINK, "in": FIRST}]
 
 
-def test_another_task_gets_nothing(process: Callable[[TaskId], Process], given: list[object]) -> None:
-    """A process may be given another task: what is there is of no use to it, and goes."""
-    sink = process(SINK).start()
-    sink.actor.drop(FIRST)
-    sink.actor.deploy(replace(sink.order, task=SOURCE, attempt=_SECOND, peers={SINK: sink.peer}))
-    sink.await_report(co.TaskReady)
+def test_another_task_gets_nothing(process: Callable[..., Process], given: list[object]) -> None:
+    """Each subtask of a worker gets what its own last attempt has left, whichever begins first."""
+    both = process(SOURCE, SINK).start()
+    both.drop(FIRST)
+    both.actor.deploy(replace(both.order, tasks=(SINK,), attempt=_SECOND, peers={SOURCE: both.as_peer}))
+    both.await_report(co.TaskReady)
+    third = AttemptNumber(_SECOND + 1)
+    both.actor.deploy(replace(both.order, attempt=third))
+    for _ in both.tasks:
+        both.await_report(co.TaskReady)
 
-    assert given == [{}, {}]
-    assert sink.actor._kept is None
+    left = {"left by": SINK, "in": FIRST}
+    assert given == [{}, {}, left, {"left by": SOURCE, "in": FIRST}, {"left by": SINK, "in": _SECOND}]
 
 
 def test_a_task_that_has_failed_leaves_nothing(process: Callable[[TaskId], Process], given: list[object]) -> None:

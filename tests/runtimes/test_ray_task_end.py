@@ -11,11 +11,12 @@ from ray_fakes import FIRST, ROWS, SINK, SOURCE, Process, Reference, task_proces
 from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.protocol.stream_elements import EndOfData, EndOfPartition
-from tidegate.actors.runtimes.ray.process.outcomes import Outcome
+from tidegate.actors.runtimes.ray.process.outbox import Report
+from tidegate.actors.runtimes.ray.process.outcome import Outcome
 
 
 @pytest.fixture
-def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[TaskId], Process]]:
+def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Process]]:
     """Makes the process of a task of source -> sink whose calls are given up at once when they are lost."""
     with task_processes(monkeypatch) as make:
         yield make
@@ -36,7 +37,7 @@ def test_a_task_is_over_when_its_last_elements_have_arrived(process: Callable[[T
     """Until then the death of its process must fail the attempt, so what is watched has to stay pending."""
     source = process(SOURCE).start()
     last = finishing(source)
-    assert not source.actor._outcomes.of(FIRST).done()
+    assert not source.over
     last.set_result(None)
     assert Outcome("finished") == source.outcome()
 
@@ -46,10 +47,10 @@ def test_all_rows_are_counted_before_the_end_is_told(process: Callable[[TaskId],
     sink = process(SINK).start()
     report, counted, counts = sink.coordinator.report.remote, sink.coordinator.counted.calls, []
 
-    def reported(event: object) -> Reference:
-        while isinstance(event, co.TaskFinished) and not counted.empty():
+    def reported(reports: tuple[Report, ...]) -> Reference:
+        while any(isinstance(each, co.TaskFinished) for each in reports) and not counted.empty():
             counts.append(counted.get()[1][:3])
-        return report(event)
+        return report(reports)
 
     sink.coordinator.report.remote = reported  # type: ignore[method-assign, assignment]
     sink.receive(0, ROWS)

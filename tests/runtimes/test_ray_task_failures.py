@@ -23,9 +23,11 @@ from tidegate.actors.operators.batches.map_and_filter import MapBatches
 from tidegate.actors.operators.operator import Operator
 from tidegate.actors.runtimes.ray.process import mailbox as ray_mailbox
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
-from tidegate.actors.runtimes.ray.process.outcomes import Outcome
-from tidegate.actors.runtimes.ray.task import task_actor as ray_task
+from tidegate.actors.runtimes.ray.process.outcome import Outcome
+from tidegate.actors.runtimes.ray.task import worker_actor as ray_worker
 from tidegate.storage.ids import AttemptNumber
+
+SECOND = AttemptNumber(FIRST + 1)
 
 
 def failed(process: Process) -> Outcome:
@@ -54,7 +56,7 @@ def test_whatever_a_function_raises_is_the_outcome(monkeypatch: pytest.MonkeyPat
         outcome = failed(process)
         assert raised in str(outcome.reason)
         assert not outcome.unfit
-        process.actor.deploy(replace(process.order, attempt=AttemptNumber(FIRST + 1)))
+        process.actor.deploy(replace(process.order, attempt=SECOND))
         process.await_report(co.TaskReady)
 
 
@@ -112,9 +114,8 @@ def test_a_task_that_fails_where_no_thread_can_be_started_is_told(monkeypatch: p
     monkeypatch.setattr(TaskHost, "close", lambda host: (close(host), closed.set()))
     with task_processes(monkeypatch, starts_a_thread) as make:
         process = make(SINK).start()
-        told: Future[Outcome] = process.actor._outcomes.of(FIRST)
         process.receive(0, ROWS)
-        outcome = told.result(TIMEOUT_S)
+        outcome = process.outcome()
         assert outcome.kind == "failed"
         assert "can't start new thread" in str(outcome.reason)
         assert outcome.unfit
@@ -125,11 +126,10 @@ def test_a_task_that_cannot_have_its_threads_is_told(monkeypatch: pytest.MonkeyP
     """Before it begins."""
     with task_processes(monkeypatch) as make:
         process = make(SINK).start()
-        process.actor.drop(FIRST)
-        ended = process.actor._outcomes.of(FIRST + 1)
+        process.drop(FIRST)
         monkeypatch.setattr(threading.Thread, "start", cannot_start)
-        process.actor.deploy(ray_task.Order(SINK, FIRST + 1, None, {SOURCE: process.peer}))  # type: ignore[arg-type]
-        outcome = ended.result(TIMEOUT_S)
+        process.actor.deploy(replace(process.order, attempt=SECOND))
+        outcome = process.outcome(SECOND)
         assert (outcome.kind, outcome.unfit) == ("failed", True)
         assert str(outcome.reason).startswith("RuntimeError: can't start new thread")
 
@@ -142,7 +142,7 @@ def test_what_follows_a_failure_cannot_keep_it_back(monkeypatch: pytest.MonkeyPa
         raise MemoryError
 
     def rude(batch: pa.RecordBatch) -> pa.RecordBatch:
-        monkeypatch.setattr(ray_task._RunningTask, step, broken)
+        monkeypatch.setattr(ray_worker._RaySubtask, step, broken)
         raise ValueError("no")
 
     with task_processes(monkeypatch, rude) as make:
@@ -155,14 +155,14 @@ def test_a_process_that_cannot_tell_a_failure_ends(monkeypatch: pytest.MonkeyPat
     """Its end is noticed."""
     ended: Future[None] = Future()
 
-    def broken(outcomes: object, attempt: int, outcome: Outcome) -> None:
+    def broken(report: object) -> None:
         raise MemoryError
 
     def rude(batch: pa.RecordBatch) -> pa.RecordBatch:
-        monkeypatch.setattr(process.actor._outcomes, "settle", broken.__get__(process.actor._outcomes))
+        monkeypatch.setattr(process.actor._outbox, "send", broken)
         raise ValueError("no")
 
-    monkeypatch.setattr(ray_task, "leave_unreported", lambda: ended.set_result(None))
+    monkeypatch.setattr(ray_worker, "leave_unreported", lambda: ended.set_result(None))
     with task_processes(monkeypatch, rude) as make:
         process = make(SINK).start()
         process.receive(0, ROWS)
@@ -173,8 +173,7 @@ def test_a_thread_for_io_that_dies_fails_the_task(monkeypatch: pytest.MonkeyPatc
     """What it was to do would never be done."""
     with task_processes(monkeypatch) as make:
         process = make(SINK).start()
-        running = process.actor._running
-        assert running is not None
+        running = process.running
 
         def die(future: Future[None]) -> None:
             raise RecursionError("too deep")
@@ -213,4 +212,4 @@ def test_a_function_that_forks_leaves_one_task(monkeypatch: pytest.MonkeyPatch) 
         _, status = os.waitpid(children.result(TIMEOUT_S), 0)
         assert os.waitstatus_to_exitcode(status) == EXIT_FORKED
         process.settle()
-        assert not process.actor._outcomes.of(FIRST).done()
+        assert not process.over

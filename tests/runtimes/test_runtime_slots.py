@@ -12,12 +12,12 @@ from ray.exceptions import ActorAlreadyExistsError
 from ray.util.placement_group import PlacementGroup
 
 import tidegate as tg
+from tidegate.actors.graph.slot_plan import Placement
 from tidegate.actors.runtimes.ray import ray_runtime
 from tidegate.actors.runtimes.ray.driver import ray_job
 from tidegate.actors.runtimes.ray.driver.ray_job import RayJob
 from tidegate.actors.runtimes.ray.fleet_options import FleetOptions, SlotPlacement
 from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime
-from tidegate.actors.runtimes.ray.slots.slot_plan import Placement
 from tidegate.actors.runtimes.ray.slots.wanted import Wanted
 from tidegate.actors.runtimes.running_job import Submission
 from tidegate.storage.errors import ConfigurationError
@@ -79,9 +79,10 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[FleetOptions]:
     return found
 
 
-def submission(folder: Path, gpus: float | None, *, detached: bool = False) -> Submission:
-    """A job of two common slots, and a step with three subtasks."""
+def submission(folder: Path, gpus: float | None, *, detached: bool = False, group: str | None = None) -> Submission:
+    """A job of two common slots, and a step with three subtasks, which may have slots of its own or be in a group."""
     slot: Any = {} if gpus is None else {"num_gpus": gpus}
+    slot |= {} if group is None else {"slot_sharing_group": group}
     with tg.StreamEnvironment.local() as env:
         rows = env.from_batches(pa.table({"k": [1]}), parallelism=2)
         rows.map_batches(lambda batch: batch, schema=rows.schema, name="score", parallelism=3, **slot).rebalance().map(
@@ -112,6 +113,45 @@ def test_a_job_without_resources_reserves_nothing(
     """Its slots are those of the session."""
     RayRuntime(SlotPlacement(COMMON.placement_group, (0, 1, 2))).submit(submission(tmp_path, None))
     assert (cluster.asked, started[0].own_slots) == ([], None)
+
+
+def test_a_job_takes_the_slots_of_all_its_groups(cluster: Cluster, started: list[FleetOptions], tmp_path: Path) -> None:
+    """Side by side, of those of the session."""
+    job = RayRuntime(SlotPlacement(COMMON.placement_group, tuple(range(6)))).submit(
+        submission(tmp_path, None, group="scoring")
+    )
+    assert (cluster.asked, job.slots) == ([], range(5))
+
+
+def test_a_job_whose_groups_need_more_slots_than_there_are_is_refused(cluster: Cluster, tmp_path: Path) -> None:
+    """By all of its groups, although each of them would fit."""
+    with pytest.raises(ConfigurationError) as refused:
+        RayRuntime(COMMON).submit(submission(tmp_path, None, group="scoring"))
+    assert str(refused.value) == (
+        "the job needs 5 task slots (2 for slot sharing group 'default', 3 for slot sharing group 'scoring'), because "
+        "slot sharing groups share none, and there are 4: lower the parallelism, name fewer groups "
+        "(slot_sharing_group=), or start the session with more executors or slots_per_executor"
+    )
+
+
+def test_a_vertex_that_is_wider_than_the_session_is_refused(cluster: Cluster, tmp_path: Path) -> None:
+    """By its name, where the job has one group."""
+    with pytest.raises(ConfigurationError, match="vertex 'score' has parallelism 3, and there are 2 task slots: lower"):
+        RayRuntime(SlotPlacement(COMMON.placement_group, (0, 1))).submit(submission(tmp_path, None))
+
+
+def test_a_job_that_must_wait_for_another_one_names_its_groups(
+    cluster: Cluster, started: list[FleetOptions], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And who has the slots."""
+    monkeypatch.setattr(RayJob, "over", property(lambda job: False))
+    runtime = RayRuntime(SlotPlacement(COMMON.placement_group, tuple(range(6))))
+    runtime.submit(submission(tmp_path, None))
+    with pytest.raises(
+        ConfigurationError,
+        match=r"needs 5 neighbouring task slots \(2 for .*'default', 3 for .*'scoring'\), and 3 of 6 are taken by job",
+    ):
+        runtime.submit(submission(tmp_path, None, group="scoring"))
 
 
 def test_a_session_forgets_the_jobs_that_are_over(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import socket
 import subprocess
 import sys
 
@@ -10,28 +12,41 @@ import pyarrow as pa
 import pytest
 
 from tidegate.actors.runtimes.ray.exchange.frames import FrameReader, Place
-from tidegate.actors.runtimes.ray.exchange.shared_segment import ForeignSegment, Offer
+from tidegate.actors.runtimes.ray.exchange.shared_segment import ForeignSegment, OwnSegment
 
 _SENDER = """
+import socket, sys
 import pyarrow as pa
-from tidegate.actors.runtimes.ray.exchange.frames import FrameWriter
+from tidegate.actors.runtimes.ray.exchange.frames import FrameWriter, OneSchema
 from tidegate.actors.runtimes.ray.exchange.shared_segment import OwnSegment
-own = OwnSegment(2**18)
-offer = own.offer("node")
-place = FrameWriter(own).write([pa.record_batch({"n": pa.array(range(1_000), pa.int64())})])
-print([offer.pid, offer.descriptor, offer.token.hex(), offer.size_bytes, *place], flush=True)
+own, schema, rows = OwnSegment(2**18), OneSchema(), [pa.record_batch({"n": pa.array(range(1_000), pa.int64())})]
+assert schema.is_that_of(rows)
+place = FrameWriter(own).write(rows, schema)
+socket.send_fds(socket.socket(fileno=int(sys.argv[1])), [repr(tuple(place)).encode()], [own.descriptor])
 input()
 """
 
 
 def test_what_a_killed_sender_has_written_stays_until_it_is_read() -> None:
     """`kill -9` leaves nothing behind but what the receiver maps, and that is whole."""
-    sender = subprocess.Popen([sys.executable, "-c", _SENDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert sender.stdout is not None
-    pid, descriptor, token, size_bytes, *place = eval(sender.stdout.readline())
-    reader = FrameReader(ForeignSegment.open(Offer("node", pid, descriptor, bytes.fromhex(token), size_bytes)))
+    here, there = socket.socketpair()
+    with here:
+        with there:
+            command = [sys.executable, "-c", _SENDER, str(there.fileno())]
+            sender = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[there.fileno()])
+        place, [descriptor], _, _ = socket.recv_fds(here, 1_000, 1)
+    reader = FrameReader(ForeignSegment.open(descriptor))
     sender.send_signal(signal.SIGKILL)
     sender.communicate()
-    assert reader.read(Place(*place)) == [pa.record_batch({"n": pa.array(range(1_000), pa.int64())})]
-    with pytest.raises(OSError, match="No such file"):
-        ForeignSegment.open(Offer("node", pid, descriptor, bytes.fromhex(token), size_bytes))
+    assert reader.read(Place(*eval(place))) == [pa.record_batch({"n": pa.array(range(1_000), pa.int64())})]
+
+
+def test_the_receiver_cannot_change_rows_and_nobody_the_size() -> None:
+    """A page that is gone would end the process that reads it."""
+    own = OwnSegment(2**18)
+    assert own.descriptor is not None
+    foreign = ForeignSegment.open(os.dup(own.descriptor))
+    assert not foreign.part(0, 64).is_mutable
+    assert own.part(0, 64).is_mutable
+    with pytest.raises(PermissionError):
+        os.ftruncate(own.descriptor, 0)

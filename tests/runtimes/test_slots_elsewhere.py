@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from ray.exceptions import RaySystemError
 from ray.util.placement_group import PlacementGroup
-from ray_fakes import SINK, SOURCE, LaterMailbox, source_to_sink
+from ray_fakes import SINK, SINK_WORKER, SOURCE, SOURCE_WORKER, LaterMailbox, source_to_sink
 
 from tidegate.actors.runtimes.ray.fleet.fleet import Fleet
 from tidegate.actors.runtimes.ray.fleet.member import Member
@@ -62,7 +62,9 @@ class SomeFleet(Fleet):
     def kill(self, member: Member) -> None:
         self.killed.append(member)
 
-    def _create(self, name: str, slot: Slot, spare: bool = False, avoided: Collection[str] = ()) -> Member:
+    def _create(
+        self, name: str, slot: Slot, shown_as: str, spare: bool = False, avoided: Collection[str] = ()
+    ) -> Member:
         self.made.append((slot.bundle, slot.takes.cpus))
         return Member(f"{name}#new", None, slot.bundle, Future())
 
@@ -73,7 +75,9 @@ def fleet(bundles: tuple[int, ...], spare: str | None = None) -> SomeFleet:
     some = SomeFleet(source_to_sink()[1], None, None, options, lambda action: action())
     some.made, some.killed = [], []
     north = ProcessInfo(1, "north")
-    some.members = {task: Member(str(task), None, bundles[0], Future(), north) for task in (SOURCE, SINK)}
+    some.members = {
+        worker: Member(worker.group, None, bundles[0], Future(), north) for worker in (SOURCE_WORKER, SINK_WORKER)
+    }
     if spare is not None:
         some._standbys = [Member("spare", None, 0, Future(), ProcessInfo(2, spare))]
     return some
@@ -115,8 +119,8 @@ def test_a_task_that_waits_in_a_bundle_without_a_node_is_moved_once_a_slot_is_fr
             member.info = None
         assert some.starts_in_bundles(BOTH, ())
         taken = some.staff(BOTH, (), nodes)
-        assert [taken[task] is not before[task] for task in BOTH] == [moved, moved]
-        assert some.killed == ([before[task] for task in BOTH] if moved else [])
+        assert [taken[task] is not before[some.worker_of(task)] for task in BOTH] == [moved, moved]
+        assert some.killed == (list(before.values()) if moved else [])
 
 
 def test_no_spare_process_waits_in_a_bundle_without_a_node() -> None:
@@ -133,9 +137,9 @@ def test_ray_is_asked_only_where_processes_start_in_bundles() -> None:
     """Not where all have started, nor where spare processes take over."""
     some = fleet((0, 1), spare="south")
     assert not some.starts_in_bundles(BOTH, ())
-    some.members[SOURCE].dead = True
+    some.members[SOURCE_WORKER].dead = True
     assert not some.starts_in_bundles(BOTH, ())
-    some.members[SINK].dead = True
+    some.members[SINK_WORKER].dead = True
     assert some.starts_in_bundles(BOTH, ())
 
 

@@ -26,7 +26,7 @@ COMPILER = "numba"
 
 PROGRAM = f"""
 import sys
-import tidegate.actors.runtimes.ray.task.task_actor
+import tidegate.actors.runtimes.ray.task.worker_actor
 from tidegate.actors.kernels.key_index.word_index import WordIndex
 import numpy as np
 loaded = [name for name in {OF_OTHERS!r} if name in sys.modules]

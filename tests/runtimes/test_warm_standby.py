@@ -1,4 +1,4 @@
-"""A spare process that follows a task: what it takes in, and to whom it gives it. Without Ray."""
+"""A spare process that follows the subtasks of a worker: what it takes in, and to whom it gives it. Without Ray."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from waiting import until
 
 from tidegate.actors.coordinator.job.job_spec import RestorePoint
 from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.runtimes.ray.process.orders import Order
-from tidegate.actors.runtimes.ray.task import task_actor, warm_standby
+from tidegate.actors.runtimes.ray.process.orders import Order, Peer
+from tidegate.actors.runtimes.ray.task import warm_standby, worker_actor
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId
 
@@ -49,7 +49,7 @@ class Follower:
 
 
 @pytest.fixture
-def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[TaskId], Process]]:
+def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Process]]:
     """Makes the process of a task of source -> sink."""
     Follower.made = []
     monkeypatch.setattr(warm_standby, "StateFollower", Follower)
@@ -61,7 +61,7 @@ def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[TaskId], Proc
 def given(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Who has held the state of the tasks that begin."""
     given: list[object] = []
-    module: Any = task_actor
+    module: Any = worker_actor
     make_effects = module.TaskEffects
 
     def effects(*arguments: Any, **named: Any) -> Any:
@@ -73,50 +73,71 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 
 @pytest.fixture
-def spare(process: Callable[[TaskId], Process]) -> task_actor.TaskProcess:
+def spare(process: Callable[[TaskId], Process]) -> worker_actor.WorkerProcess:
     """A process without a task."""
-    return task_actor.TaskProcess(process(SINK).actor._context, Actor(), open_store)
+    return worker_actor.WorkerProcess(process(SINK).actor._context, Actor(), open_store)
 
 
-def test_of_checkpoints_that_complete_meanwhile_the_newest_counts(spare: task_actor.TaskProcess) -> None:
+def test_of_checkpoints_that_complete_meanwhile_the_newest_counts(spare: worker_actor.WorkerProcess) -> None:
     """One is taken in after the other; and it says how far it is."""
-    assert spare.held().follows is None
+    assert spare.held().follows == {}
     spare.follow(SINK, at(1))
     until("it reads", lambda: bool(Follower.made and Follower.made[0].begun))
     for number in (2, 3):
         spare.follow(SINK, at(number))
-    assert spare.held().follows == (SINK, None)
+    assert spare.held().follows == {SINK: None}
     (follower,) = Follower.made
     for _ in range(2):
         follower.may_end.release()
-    until("the newest", lambda: spare.held().follows == (SINK, 3))
+    until("the newest", lambda: spare.held().follows == {SINK: 3})
     assert follower.begun == [1, 3]
 
 
 @pytest.mark.parametrize("task", [SINK, SOURCE])
-def test_a_task_gets_what_was_held_for_it(spare: task_actor.TaskProcess, given: list[object], task: TaskId) -> None:
+def test_a_task_gets_what_was_held_for_it(spare: worker_actor.WorkerProcess, given: list[object], task: TaskId) -> None:
     """Another one gets nothing, and what was held goes. A process that has a task follows nobody."""
     spare.follow(SINK, at(1))
-    until("it follows", lambda: spare.held().follows is not None)
+    until("it follows", lambda: spare.held().follows)
     (follower,) = Follower.made
     follower.may_end.release()
     neighbour = SOURCE if task == SINK else SINK
-    spare.deploy(Order(task, FIRST, None, {neighbour: Actor()}))
-    until("it has a task", lambda: spare._running is not None)
-    assert spare.held().follows is None
+    spare.deploy(Order((task,), FIRST, None, {neighbour: Peer(Actor(), "peer", "node", b"")}))
+    until("it has a task", lambda: task in spare._worker.subtasks)
+    assert spare.held().follows == {}
     assert (follower in given, follower.closed) == (task == SINK, task == SOURCE)
     spare.follow(SOURCE, at(2))
-    spare.drop(AttemptNumber(1_000))
-    assert spare.held().follows is None
+    spare.drop((task,), AttemptNumber(1_000))
+    assert spare.held().follows == {}
 
 
-def test_who_is_to_follow_another_task_lets_go_of_the_first(spare: task_actor.TaskProcess) -> None:
-    """There is room for one."""
-    spare.follow(SINK, at(1))
-    spare.follow(SOURCE, at(1))
-    until("it follows the other one", lambda: spare.held().follows == (SOURCE, None))
-    first, second = Follower.made
-    assert first.closed
-    for one in (first, second):
+def test_all_subtasks_of_a_worker_are_followed(spare: worker_actor.WorkerProcess) -> None:
+    """One after the other: however fast checkpoints of one complete, the other one has its turn."""
+    for task, number in ((SINK, 1), (SOURCE, 1), (SINK, 2)):
+        spare.follow(task, at(number))
+    until("it follows both", lambda: spare.held().follows == {SINK: None, SOURCE: None})
+    sink, source = Follower.made
+    sink.may_end.release()
+    until("it reads for the other one", lambda: source.begun == [1])
+    assert sink.begun == [1]
+    for one in (sink, source):
         one.may_end.release()
-    until("it holds that", lambda: spare.held().follows == (SOURCE, 1))
+    until("it holds the state of both", lambda: spare.held().follows == {SINK: 2, SOURCE: 1})
+    assert (sink.begun, source.begun) == ([1, 2], [1])
+
+
+def test_each_subtask_of_a_worker_gets_what_was_held_for_it(
+    spare: worker_actor.WorkerProcess, given: list[object]
+) -> None:
+    """All of them, with one order. Of one that is not in the order what was held goes."""
+    for task in (SINK, SOURCE):
+        spare.follow(task, at(1))
+    until("it follows both", lambda: len(spare.held().follows) == 2)
+    sink, source = Follower.made
+    for one in (sink, source):
+        one.may_end.release()
+    until("it holds the state of both", lambda: spare.held().follows == {SINK: 1, SOURCE: 1})
+    spare.deploy(Order((SOURCE, SINK), FIRST, None, {}))
+    until("it runs both", lambda: len(spare._worker.subtasks) == 2)
+    assert given[-2:] == [source, sink]
+    assert (sink.closed, source.closed, spare.held().follows) == (False, False, {})
+    spare.drop((SOURCE, SINK), AttemptNumber(1_000))

@@ -13,7 +13,7 @@ from tidegate.actors.runtimes.ray.driver.worker_output import filter_worker_outp
 NOTICES = [
     "NOTE: Picked up JDK_JAVA_OPTIONS: --add-opens=java.base/java.lang=ALL-UNNAMED -XX:+UseSerialGC",
     "[2026-11-23 19:31:07,730 I 28376 45] gcs_client.cc:96: GcsClient has no Cluster ID set, and won't fetch from GCS.",
-    "Task TaskProcess.frame failed. There are infinite retries remaining, so the task will be retried. Error: a\nb",
+    "Task WorkerProcess.frame failed. There are infinite retries remaining, so the task will be retried. Error: a\nb",
     "WARNING: 18 PYTHON worker processes have been started on node: 7e with address: 10.0.0.7, which is 3x the maximum",
 ]
 QUIET = "2026-11-23 19:31:24,407 INFO tidegate.actors.coordinator: quiet: Deploying attempt 0 afresh: all 2 tasks"

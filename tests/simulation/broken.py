@@ -29,6 +29,7 @@ from broken_restarts import RESTART_FIXED, RESTART_PATCHES
 from broken_rules import RULE_BREAKS, RULE_FIXED, Patch
 from broken_sides import SIDE_FIXED, SIDE_PATCHES
 from broken_sketches import SKETCH_FIXED, SKETCH_PATCHES
+from broken_slots import SLOT_FIXED, SLOT_PATCHES
 from broken_sources import SOURCE_FIXED, SOURCE_PATCHES
 from broken_splits import SPLIT_FIXED, SPLIT_PATCHES
 from broken_tables import TABLE_FIXED, TABLE_PATCHES
@@ -93,6 +94,7 @@ _FIXED: Mapping[str, Mapping[str, Hashable]] = {
     **COPY_FIXED,
     **COMBINING_FIXED,
     **ALIGNMENT_FIXED,
+    **SLOT_FIXED,
 }
 """Breaks that need several unlikely things at once, and hundreds of seeds when all of these are drawn: the last grant
 of a channel lost and rows that wait for it; a savepoint that has written something and fails as often as is tried; a
@@ -131,6 +133,7 @@ BROKEN: dict[str, Break] = {
             | COPY_PATCHES
             | COMBINING_PATCHES
             | ALIGNMENT_PATCHES
+            | SLOT_PATCHES
         ).items()
     },
 }
@@ -156,5 +159,10 @@ FAST = (
     "combining: a row counts once too much",
     "combining: rows of several slices become one",
     "time: watermarks in flight are not in the checkpoint",
+    "slots: the queue of a dead process comes to the next one",
+    "slots: a frame with a barrier goes ahead of the queue",
+    "slots: a barrier overtakes rows on the queue",
+    "slots: one subtask acknowledges for its slot",
+    "slots: a message has the first report alone",
 )
 """Breaks that show within very few seeds: the tests try these, the benchmark `mutations.py` all."""

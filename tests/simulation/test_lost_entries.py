@@ -13,7 +13,8 @@ from tidegate.simulation.scenarios import simulate_scenario
 from tidegate.storage.tables.table_log import TableLog
 from tidegate.testing import Faults, SimulationReport, simulate
 
-SEEDS = (3, 7, *range(9, 14))
+SEEDS = range(9, 16)
+LOSES_ROWS = 15
 
 
 def run(seed: int) -> SimulationReport:
@@ -37,7 +38,7 @@ def test_lost_entries_are_reported_or_committed_again() -> None:
 def test_the_oracle_sees_a_job_that_expects_nothing_of_a_log() -> None:
     """Rows are missing then, and nobody reports it."""
     with patch.object(TableLog, "expect", lambda *_: None):
-        report = run(7)
+        report = run(LOSES_ROWS)
     assert str(report.violation).startswith("invariant 6")
 
 

@@ -6,7 +6,7 @@ import pytest
 from broken import BROKEN, Break
 from broken_copies import COPY_PATCHES, KEPT
 
-A_SEED = 2
+A_SEED = 0
 
 
 def test_tasks_are_restored_from_copies_of_which_some_are_wrong() -> None:

@@ -6,14 +6,13 @@ from collections.abc import Callable
 
 import pytest
 from broken import BROKEN, Break
-from broken_nodes import APART
 from pipelines import keyed
 
 import tidegate as tg
 from tidegate.testing import Faults, SimulationReport, simulate
 
-TWO_REGIONS_FAIL = 2
-ONE_FAILS_WHILE_ANOTHER_IS_DEPLOYED = 28
+TWO_REGIONS_FAIL = 1
+ONE_FAILS_WHILE_ANOTHER_IS_DEPLOYED = 5
 
 
 def rows_survive(faults: Faults, seed: int = 1) -> SimulationReport:
@@ -53,7 +52,7 @@ def test_a_cut_that_is_short_costs_no_restart() -> None:
 def test_regions_that_fail_together_all_start_again(rule: str, seed: int) -> None:
     """A node has tasks of several. Whoever forgets one of them is found out."""
     assert BROKEN[rule].simulate(seed).violation is not None
-    report = Break(7, fixed=APART).simulate(seed)
+    report = Break(7, fixed=BROKEN[rule].fixed).simulate(seed)
     assert report.ok, report
 
 

@@ -22,7 +22,7 @@ from tidegate.simulation.pipelines.draw import CONTRADICTIONS, Scenario, draw
 from tidegate.simulation.scenarios import simulate_scenario
 from tidegate.testing import Faults, SimulationReport, simulate, simulate_random
 
-SEEDS = (*range(20), 23, 33, 46, 50, 57, 103, 120, 178, 317, 545, 1_851)
+SEEDS = (*range(20), 23, 33, 46, 50, 57, 103, 120, 178, 317, 517, 545)
 """As few as show every effect."""
 SEEDS_FOR_ALL_PAIRS = 2_000
 _INDUCED_STOP = Scenario(

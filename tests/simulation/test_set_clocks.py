@@ -24,7 +24,7 @@ def test_no_seed_violates_an_invariant_where_the_clock_is_set(name: str, clock: 
     assert report.ok, f"{report}\n" + "\n".join(report.trace[-60:])
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3, 5])
+@pytest.mark.parametrize("seed", [1, 2, 3, 6])
 def test_checkpoints_go_on_while_the_clock_is_set(seed: int) -> None:
     """They do not wait for what that clock says, though it goes back by an hour again and again.
 

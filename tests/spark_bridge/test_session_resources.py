@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.actors.runtimes.ray.slots.slot_plan import Placement
+from tidegate.actors.graph.slot_plan import Placement
 from tidegate.spark_bridge.session.resources import SessionResources, parse_executor_memory_bytes
 from tidegate.storage.errors import ConfigurationError
 

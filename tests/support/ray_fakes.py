@@ -8,8 +8,8 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pytest
@@ -18,6 +18,7 @@ from waiting import received, watched
 from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.graph.resources import Resources
+from tidegate.actors.graph.slot_plan import WorkerId
 from tidegate.actors.graph.stream_graph import StreamNode, translate
 from tidegate.actors.hosts.job_context import DataPlaneOptions, JobContext
 from tidegate.actors.operators.batches.map_and_filter import MapBatches
@@ -25,11 +26,12 @@ from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.actors.protocol.stream_elements import Element, EndOfPartition
 from tidegate.actors.runtimes.ray.process import calls as ray_calls
-from tidegate.actors.runtimes.ray.process.orders import Order
-from tidegate.actors.runtimes.ray.process.outcomes import Outcome, Outcomes
+from tidegate.actors.runtimes.ray.process.orders import Order, Peer
+from tidegate.actors.runtimes.ray.process.outbox import Ended, Report
+from tidegate.actors.runtimes.ray.process.outcome import Outcome
 from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
 from tidegate.actors.runtimes.ray.task import deliveries
-from tidegate.actors.runtimes.ray.task import task_actor as ray_task
+from tidegate.actors.runtimes.ray.task import worker_actor as ray_worker
 from tidegate.actors.sources.memory_source import MemorySource
 from tidegate.actors.task.channels.output_gate import BufferLimits
 from tidegate.actors.task.messages import events as ev
@@ -37,12 +39,15 @@ from tidegate.actors.task.pipeline.split_positions import SplitPosition
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation, JobId, OperatorUid, SubtaskIndex, VertexId
 
+R = TypeVar("R")
 Function = Callable[[pa.RecordBatch], pa.RecordBatch]
 
 TIMEOUT_S = 240.0
 FIRST, LAST_ATTEMPT, LAST_GENERATION = AttemptNumber(0), AttemptNumber(1_000), Generation(1_000)
 CHECKPOINT = CheckpointId(1)
 SOURCE, SINK = (TaskId(VertexId(name), SubtaskIndex(0)) for name in ("source", "sink"))
+SOURCE_WORKER, SINK_WORKER = (WorkerId(str(task.vertex), 0) for task in (SOURCE, SINK))
+"""The workers of the two where they share no slot."""
 ROWS = pa.record_batch({"k": pa.array(range(1_000), pa.int64())})
 
 
@@ -102,25 +107,41 @@ class Method:
         return received("a call", self.calls)
 
 
-class WatchedOutcomes(Outcomes):
-    """Ends waits of the test when an attempt has failed that no later one has replaced."""
+class Reports:
+    """The method of a coordinator that takes reports, one by one for the test. Answers at once."""
 
     def __init__(self) -> None:
-        super().__init__()
-        watched.add(self.failure)
+        self.calls: queue.SimpleQueue[Report] = queue.SimpleQueue()
+        self._failure: str | None = None
+
+    def remote(self, reports: tuple[Report, ...]) -> Reference:
+        for report in reports:
+            if isinstance(report, Ended) and report.outcome.kind == "failed":
+                self._failure = f"a task has failed: {report.outcome.reason}"
+            self.calls.put(report)
+        reference = Reference()
+        reference.call.set_result(None)
+        return reference
 
     def failure(self) -> str | None:
         """Return why an attempt has failed, or None."""
-        ended = [future.result() for future in list(self._futures.values()) if future.done()]
-        return next((f"a task has failed: {each.reason}" for each in ended if each.kind == "failed"), None)
+        return self._failure
+
+    def received(self) -> Report:
+        """Wait for the next report."""
+        return received("a report", self.calls)
+
+    def so_far(self) -> list[Report]:
+        """Return what has been reported since somebody has looked."""
+        return [self.calls.get_nowait() for _ in range(self.calls.qsize())]
 
 
 def source_to_sink(
-    function: Function = lambda batch: batch, resources: Resources | None = None
+    function: Function = lambda batch: batch, resources: Resources | None = None, slot_sharing: bool = False
 ) -> tuple[MemorySource, JobGraph]:
     """A source of `ROWS`, and a graph in which it sends them to a sink by key, which calls the function.
 
-    With `resources` the sink has slots of its own.
+    With `resources` the sink has slots of its own. Without `slot_sharing` each of the two has a process of its own.
     """
     source = MemorySource.of(ROWS, 1)
     rows = StreamNode(OperatorUid("source"), "source", 1, source.schema, source=source)
@@ -134,7 +155,7 @@ def source_to_sink(
         inputs=((rows, by_key),),
         resources=resources,
     )
-    return source, translate([rows, sink])
+    return source, replace(translate([rows, sink]), slot_sharing=slot_sharing)
 
 
 @dataclass
@@ -142,34 +163,69 @@ class Actor:
     """A handle of another process of the job."""
 
     frame: Method = field(default_factory=Method)
-    offer: Method = field(default_factory=Method)
+    no_link: Method = field(default_factory=Method)
     credit: Method = field(default_factory=Method)
-    report: Method = field(default_factory=lambda: Method(answers=True))
+    report: Reports = field(default_factory=Reports)
     counted: Method = field(default_factory=Method)
     live: Method = field(default_factory=Method)
     knows: Method = field(default_factory=Method)
 
 
 class Process:
-    """A task's process with its neighbours."""
+    """A worker's process with one task or both, and the process of the other task."""
 
-    def __init__(self, context: JobContext, task: TaskId) -> None:
+    def __init__(self, context: JobContext, *tasks: TaskId) -> None:
+        """`tasks`: what it runs. The first one is what `tell`, `running` and `over` are about."""
         self.coordinator, self.peer = Actor(), Actor()
-        self.actor = ray_task.TaskProcess(context, self.coordinator, open_store)
-        neighbour = SINK if task == SOURCE else SOURCE
-        self.order = Order(task, FIRST, None, {neighbour: self.peer})
+        watched.add(self.coordinator.report.failure)
+        self.task, self.tasks = tasks[0], tasks
+        self._outcomes: dict[tuple[TaskId, AttemptNumber], Outcome] = {}
+        self.actor = ray_worker.WorkerProcess(context, self.coordinator, open_store)
+        others = {task: self.as_peer for task in (SOURCE, SINK) if task not in tasks}
+        self.order = Order(tasks, FIRST, None, others)
         self.actor.deploy(self.order)
 
+    @property
+    def as_peer(self) -> Peer:
+        """How the process of the other task is reached: by calls alone, it does not listen."""
+        return Peer(self.peer, "peer", "node", b"")
+
+    @property
+    def running(self) -> Any:
+        """The task that runs, or None."""
+        return self.actor._worker.subtasks.get(self.task)
+
+    @property
+    def runs(self) -> tuple[TaskId, ...]:
+        """The tasks that run, once all that was sent has been taken in."""
+        self.settle()
+        return tuple(self.actor._worker.subtasks)
+
+    def tell(self, event: ev.TaskEvent, attempt: AttemptNumber = FIRST) -> None:
+        """The coordinator sends the task an event."""
+        self.tell_all(event, self.task, attempt=attempt)
+
+    def tell_all(self, event: ev.TaskEvent, *tasks: TaskId, attempt: AttemptNumber = FIRST) -> None:
+        """The coordinator sends these tasks an event, with one message."""
+        self.actor.tell(tuple((task, attempt, event) for task in tasks or self.tasks))
+
+    def drop(self, attempt: AttemptNumber, generation: Generation = ev.UNFENCED) -> None:
+        """The coordinator stops an attempt of all tasks."""
+        self.actor.drop(self.tasks, attempt, generation)
+
     def start(self) -> Process:
-        """Wait until the task is ready, and let it begin."""
-        self.await_report(co.TaskReady)
-        self.actor.tell(FIRST, ev.TasksStarted(0))
+        """Wait until all tasks are ready, and let them begin."""
+        for _ in self.tasks:
+            self.await_report(co.TaskReady)
+        self.tell_all(ev.TasksStarted(0))
         return self
 
-    def await_report(self, kind: type[co.CoordinatorEvent]) -> None:
+    def await_report(self, kind: type[R]) -> R:
         """Wait until the task reports this."""
-        while not isinstance(self.coordinator.report.received()[1][0], kind):
-            pass
+        while True:
+            report = self.coordinator.report.received()
+            if isinstance(report, kind):
+                return report
 
     def await_last_frame(self) -> Future[None]:
         """Wait until the task has sent the end; its call is still on its way."""
@@ -181,23 +237,38 @@ class Process:
 
     def take_checkpoint(self) -> None:
         """Trigger one and complete it."""
-        self.actor.tell(FIRST, ev.CheckpointTriggered(0, FIRST, CHECKPOINT, 0))
+        self.tell(ev.CheckpointTriggered(0, FIRST, CHECKPOINT, 0))
         self.await_report(co.CheckpointAcknowledged)
-        self.actor.tell(FIRST, ev.CheckpointCompleted(0, FIRST, CHECKPOINT))
+        self.tell(ev.CheckpointCompleted(0, FIRST, CHECKPOINT))
 
     def settle(self) -> None:
-        """Wait until all that was told has been taken in, and what that brought about as well."""
+        """Wait until all that was sent has been taken in, and what that brought about as well."""
         for _ in range(3):
             done = threading.Event()
             self.actor._mailbox.post(done.set)
             assert done.wait(TIMEOUT_S)
 
-    def outcome(self) -> Outcome:
-        """Wait for the end of the attempt. If it has failed, that ends no waits any more."""
-        watched.remove(self.actor._outcomes.failure)
-        ended: Future[Outcome] = Future()
-        threading.Thread(target=lambda: ended.set_result(self.actor.run(FIRST)), daemon=True).start()
-        return ended.result(TIMEOUT_S)
+    @property
+    def over(self) -> bool:
+        """Whether the end of an attempt is reported, or was."""
+        self.settle()
+        return self.task in self.actor._ended
+
+    def outcome(self, attempt: AttemptNumber = FIRST) -> Outcome:
+        """Wait for the end of an attempt of a task. If it has failed, that ends no waits any more."""
+        watched.remove(self.coordinator.report.failure)
+        while True:
+            report = self.coordinator.report.received()
+            if isinstance(report, Ended):
+                self._outcomes[report.task, report.attempt] = report.outcome
+                if report.attempt == attempt:
+                    return report.outcome
+
+    def outcome_of(self, task: TaskId, attempt: AttemptNumber = FIRST) -> Outcome:
+        """Wait for the end of an attempt of this task."""
+        while (task, attempt) not in self._outcomes:
+            self.outcome(attempt)
+        return self._outcomes[task, attempt]
 
     def receive(self, first_sequence: int, *elements: Element) -> None:
         """A frame of the source comes in."""
@@ -207,14 +278,17 @@ class Process:
 @contextmanager
 def task_processes(
     monkeypatch: pytest.MonkeyPatch, function: Function = lambda batch: batch
-) -> Iterator[Callable[[TaskId], Process]]:
+) -> Iterator[Callable[..., Process]]:
     """Makes processes of tasks of source -> sink(function) whose calls are given up at once when they are lost."""
     for module in (ray_calls, deliveries):
         monkeypatch.setattr(module, "LOST_CALL_GRACE_MS", 0)
     for costly in ("prepare", "close_sockets_in_children"):
-        monkeypatch.setattr(ray_task, costly, lambda *_: None)
-    monkeypatch.setattr(ray_task, "Outcomes", WatchedOutcomes)
-    monkeypatch.setattr(ray_task.TaskProcess, "info", lambda self: ProcessInfo(1, "node"))
+        monkeypatch.setattr(ray_worker, costly, lambda *_: None)
+    monkeypatch.setattr(
+        ray_worker.WorkerProcess,
+        "info",
+        lambda self: ProcessInfo(1, "node", actor_id=f"{id(self):x}", address=self.address),
+    )
     source, graph = source_to_sink(function)
     root = open_store(f"memory://{uuid.uuid4().hex}")
     splits = {OperatorUid("source"): tuple(SplitPosition(split) for split in source.splits())}
@@ -222,13 +296,13 @@ def task_processes(
     context = JobContext(JobId("job-12345678"), "job", root.url, graph, splits, options)
     made: list[Process] = []
 
-    def make(task: TaskId) -> Process:
-        made.append(Process(context, task))
+    def make(*tasks: TaskId) -> Process:
+        made.append(Process(context, *tasks))
         return made[-1]
 
     yield make
     for one in made:
         # A task that went on would count its rows while another test has broken that, and end this whole process.
-        one.actor.drop(LAST_ATTEMPT, LAST_GENERATION)
-        assert one.actor._running is None
+        one.drop(LAST_ATTEMPT, LAST_GENERATION)
+        assert not one.actor._worker.subtasks
     root.delete_tree("")

@@ -56,7 +56,7 @@ def about() -> About:
         vertices=(
             PlanVertex(SOURCE, "flights", 1, ("flights", "only delayed")),
             PlanVertex(SUM, "sum by key", 2, ("sum by key",)),
-            PlanVertex(SINK, "to table", 1, ("to table",)),
+            PlanVertex(SINK, "to table", 1, ("to table",), "out"),
         ),
         edges=(PlanEdge(SOURCE, SUM, "HASH"), PlanEdge(SUM, SINK, "REBALANCE")),
         max_parallelism=128,

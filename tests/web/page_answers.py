@@ -36,6 +36,7 @@ def vertex(vertex_id: str, name: str, parallelism: int = 2, status: str = "RUNNI
     return {
         "id": vertex_id,
         "name": name,
+        "slotSharingGroupId": "default",
         "maxParallelism": 128,
         "parallelism": parallelism,
         "status": status,

@@ -122,6 +122,17 @@ def test_a_page_can_be_used_without_seeing_it(page: Read) -> None:
     assert [e for e in page.all("div", of="scroll") if e.attributes.get("tabindex") != "0"] == []
 
 
+def test_a_slot_sharing_group_stands_beside_its_vertex() -> None:
+    """In the table, and in the picture where the pointer rests; the default one nowhere."""
+    details = answers.details()
+    details["vertices"][2]["slotSharingGroupId"] = "<scoring>"
+    shown = Read(job_page(answers.job(details)))
+    heads = [words(e) for e in shown.all("th") if e.attributes.get("scope") == "row"]
+    assert heads[:3] == ["source: orders", "source: rates", "sum by key slot sharing group <scoring>"]
+    told = [words(e) for e in shown.all("title") if "slot sharing" in e.text]
+    assert set(told) == {"sum by key: busy, slot sharing group <scoring>"}
+
+
 @pytest.mark.parametrize("state", STATES)
 def test_a_state_is_told_by_a_word_and_a_mark(state: str) -> None:
     """Not by a colour alone."""

@@ -64,6 +64,14 @@ def test_sources_and_sinks_are_known() -> None:
     assert [(e.source, e.target, e.ship) for e in graph.edges] == [(0, 2, "HASH"), (1, 2, "HASH")]
 
 
+def test_a_slot_sharing_group_is_shown_where_it_is_not_the_default_one() -> None:
+    """Nor is there one where a vertex has slots of its own."""
+    details = answers.details()
+    for vertex, group in zip(details["vertices"], ("default", "scoring", None), strict=True):
+        vertex["slotSharingGroupId"] = group
+    assert [vertex.slot_group for vertex in draw_graph(details, {}).vertices] == ["", "scoring", ""]
+
+
 def chain(length: int) -> Graph:
     """Vertices, one behind the other."""
     details = answers.details()

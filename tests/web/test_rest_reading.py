@@ -83,6 +83,15 @@ def test_the_jobs() -> None:
     assert (overview["jobs-running"], overview["jobs-failed"], overview["taskmanagers"]) == (1, 1, 4)
 
 
+def test_vertices_with_one_slot_sharing_group_share_slots() -> None:
+    """A vertex with slots of its own has none."""
+    assert [each["slotSharingGroupId"] for each in client_of().get(JOB).json["vertices"]] == [
+        "default",
+        "default",
+        "out",
+    ]
+
+
 def test_processes_are_task_managers() -> None:
     """Each process with a task of a running job is one; a vertex and its subtasks name the same ones."""
     client = client_of()

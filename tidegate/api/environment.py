@@ -69,7 +69,9 @@ PREVIEW_LOOK_MS = 50
 class StreamEnvironment(Topologies):
     """Makes streams and runs them.
 
-    Make one with `local`, `ray`, `raydp` or `on_spark`, and use it as a context manager.
+    Make one with `local`, `ray`, `raydp` or `on_spark`, and use it as a context manager. Each method that begins a
+    stream takes `slot_sharing_group`: the name of the slots that the source, and the steps after it, share with others
+    (see `docs/placement.md`).
     """
 
     @property
@@ -193,6 +195,7 @@ class StreamEnvironment(Topologies):
         detached: bool | None = None,
         progress: ProgressKind | None = None,
         local_aggregation: CombiningMode | None = None,
+        slot_sharing: bool | None = None,
     ) -> Job:
         """Run the streams made so far as one job, and start anew with an empty environment.
 
@@ -212,6 +215,7 @@ class StreamEnvironment(Topologies):
         cluster does; any driver finds it with `attach`. `progress` of a job that ends by itself is shown on stderr as a
         "bar", as "lines" now and then, or not ("off"); "auto", the default, is a bar in a terminal. `local_aggregation`
         says whether rows are combined before they are sent to aggregates: "auto" (where that pays), "on" or "off".
+        With `slot_sharing=False` each subtask runs in a process of its own (`docs/placement.md`).
 
         Raises ConfigurationError, TableError or StorageError for what cannot work; nothing has started then. The
         streams can still be executed in another way, until a new source begins another program.
@@ -230,6 +234,7 @@ class StreamEnvironment(Topologies):
             hooks,
             detached=detached,
             local_aggregation=local_aggregation,
+            slot_sharing=slot_sharing,
         )
         request = check_meaning(request, self.open_store)
         store, savepoints, name = self.open_store(request.root), request.checkpoints.savepoints, request.name
@@ -369,6 +374,7 @@ class StreamEnvironment(Topologies):
         suffix: str | None = None,
         seed: int | None = None,
         local_aggregation: CombiningMode | None = None,
+        slot_sharing: bool | None = None,
     ) -> Plan:
         """What `execute` submits, after every check; sources are staged and tables claimed.
 
@@ -389,6 +395,7 @@ class StreamEnvironment(Topologies):
             suffix,
             seed,
             local_aggregation=local_aggregation,
+            slot_sharing=slot_sharing,
         )
         # Imported late: only a plan needs what draws the graph of the job page.
         from tidegate.api.submission.plan_picture import Plan
@@ -407,6 +414,7 @@ class StreamEnvironment(Topologies):
         seed: int | None = None,
         detached: bool = False,
         local_aggregation: CombiningMode | None = None,
+        slot_sharing: bool | None = None,
         starts: bool = True,
     ) -> JobRequest:
         """The request for a job, after the checks that need only the program and the stores.
@@ -415,6 +423,7 @@ class StreamEnvironment(Topologies):
         """
         check_given("checkpoints", checkpoints, CheckpointConfig, 'tg.CheckpointConfig(interval="10s", storage=...)')
         check_given("restart", restart, RestartStrategy, 'tg.RestartStrategy.fixed_delay(attempts=3, delay="1s")')
+        check_given("slot_sharing", slot_sharing, bool, "True or False")
         settings, config = self._config.job, self._config.checkpoints_of(checkpoints, self._standbys)
         name = settings.name if name is None else name
         restore = pointer(settings.restore if restore is None else restore)
@@ -430,7 +439,7 @@ class StreamEnvironment(Topologies):
         nodes = self._program.nodes
         check_changes_come_once(nodes, config)
         combining = combining_mode(local_aggregation, settings.local_aggregation)
-        graph = self._graph(nodes, combining)
+        graph = self._graph(nodes, combining, settings.slot_sharing if slot_sharing is None else slot_sharing)
         check_outlives_ray(store.url, "the checkpoints of the job")
         for table in self._program.tables:
             check_outlives_ray(table.url, "a table of the job")
@@ -471,8 +480,8 @@ class StreamEnvironment(Topologies):
             temporary=config.storage is None and config.checkpoint_storage != "jobmanager",
         )
 
-    def _graph(self, nodes: Sequence[StreamNode], combining: CombiningMode) -> JobGraph:
-        graph = translate(nodes, self._program.max_parallelism, combining)
+    def _graph(self, nodes: Sequence[StreamNode], combining: CombiningMode, slot_sharing: bool) -> JobGraph:
+        graph = translate(nodes, self._program.max_parallelism, combining, slot_sharing=slot_sharing)
         return with_event_time(with_needed_rows(with_needed_columns(graph, nodes), nodes))
 
     def _storage_of(self, config: CheckpointConfig) -> str:

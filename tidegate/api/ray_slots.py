@@ -8,14 +8,14 @@ from tidegate.api.config.sections.checkpoint_config import CheckpointConfig
 from tidegate.storage.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from tidegate.actors.graph.slot_plan import Placement
     from tidegate.actors.runtimes.ray.driver.connection import Connection
     from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime
-    from tidegate.actors.runtimes.ray.slots.slot_plan import Placement
 
 
 def check_slots(slots: int | None, placement: Placement, parallelism: int) -> None:
     """Refuse what no cluster could give. ConfigurationError."""
-    from tidegate.actors.runtimes.ray.slots.slot_plan import strategy_of
+    from tidegate.actors.graph.slot_plan import strategy_of
 
     strategy_of(placement)
     if slots is not None and slots < max(1, parallelism):

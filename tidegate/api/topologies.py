@@ -39,8 +39,8 @@ from tidegate.storage.units import parse_size_bytes
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from tidegate.actors.graph.slot_plan import Placement
     from tidegate.actors.runtimes.ray.driver.connection import Connection
-    from tidegate.actors.runtimes.ray.slots.slot_plan import Placement
     from tidegate.api.submission.job import Job
     from tidegate.spark_bridge import RayDPSession, RayOnSparkSession
 

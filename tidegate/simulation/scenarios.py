@@ -7,7 +7,7 @@ tables must then hold the rows that plain Python computes from the input: exactl
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -37,6 +37,7 @@ from tidegate.simulation.runtime.run import (
     Protocol,
     Rows,
     Simulation,
+    Slots,
     difference,
 )
 from tidegate.simulation.runtime.simulated_job import TURN_MS_MAX
@@ -54,6 +55,7 @@ PARTS = 6
 _ADOPTION_MS = {"adopt": 3_000, "restart": None}
 _LOG_ENTRIES = {"long": None, "short": 8}
 """A log that is cut: hardly any scenario has as many entries as it usually takes."""
+_SLOTS: Mapping[str, Slots] = {"shared": "shared", "halves": "halves", "apart": "apart"}
 _UNDO_BYTES = {"keep": 1 << 20, "keep a little": 1_000, "read": 0}
 _IN_ORDER = ("ordered", "late", "windows", "relations", "idle")
 """Pipelines that rely on the order of rows within the splits that they see."""
@@ -117,6 +119,7 @@ def setting_of(scenario: Scenario, build: Build) -> JobSetting:
         local_copies=_keeps_copies(scenario),
         local_aggregation="off" if scenario.values.get("combined", "never") == "never" else "on",
         log_entries=_LOG_ENTRIES[str(scenario.values.get("log", "long"))],
+        slots=_SLOTS[str(scenario.values.get("slots", "shared"))],
     )
 
 

@@ -24,6 +24,8 @@ from tidegate.storage.checkpoints.metadata import OperatorInfo
 from tidegate.storage.checkpoints.state_meaning import StateMeaning
 from tidegate.storage.ids import OperatorUid, SubtaskIndex, VertexId
 
+DEFAULT_GROUP = "default"
+"""The slot sharing group of steps that name none."""
 MAX_PARALLELISM = 128
 """The least default number of key groups; `default_max_parallelism` gives jobs with many subtasks more."""
 
@@ -77,7 +79,9 @@ class JobVertex:
     operators: tuple[OperatorSpec, ...]
     source: SourceSpec | None = None
     resources: Resources | None = None
-    """What each of its processes reserves; None: they share the common slots."""
+    """What each of its slots reserves, which belong to it alone; None: it is in slots with others of its group."""
+    slot_group: str = DEFAULT_GROUP
+    """The slot sharing group: subtask i of every vertex of a group without resources is in slot i of the group."""
 
     @property
     def uids(self) -> tuple[OperatorUid, ...]:
@@ -127,6 +131,8 @@ class JobGraph:
     max_parallelism: int = MAX_PARALLELISM
     has_nanoseconds: bool = True
     """Whether columns may have times in nanoseconds, which Python's own types cannot hold."""
+    slot_sharing: bool = True
+    """Whether the subtasks of a slot share a worker; False: each has one of its own."""
 
     def vertex(self, vertex: VertexId) -> JobVertex:
         """The vertex of this id."""

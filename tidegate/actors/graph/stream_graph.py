@@ -1,8 +1,11 @@
 """`StreamNode`: the stream graph, which a program builds. `translate` turns it into a job graph.
 
 An operator is chained to its input if it can take batches by a plain call. For that it must have one input, of the same
-parallelism and the same resources, without repartitioning, which no other operator reads. What reads a side output is
-not chained: rows leave the chain wherever they are tagged.
+parallelism, the same resources and the same slot sharing group, without repartitioning, which no other operator reads.
+What reads a side output is not chained: rows leave the chain wherever they are tagged.
+
+An operator that names no slot sharing group is in the group of its inputs. If these have different groups, or if there
+are none, it is in the group "default" (Flink's `StreamGraphGenerator.determineSlotSharingGroup`).
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 
 from tidegate.actors.graph.job_graph import (
+    DEFAULT_GROUP,
     MAX_PARALLELISM,
     JobEdge,
     JobGraph,
@@ -55,6 +59,8 @@ class StreamNode:
 
     `combines`: how the operator lets senders combine rows before they come to it; None: not at all.
 
+    `slot_group`: the slot sharing group that the program names; None: the group of the inputs.
+
     `meaning`: what the state of the operator means; None for an operator without state.
 
     `retimes`: the column of event time, if the operator gives it other times. `kept_time`: what checks that a function
@@ -78,6 +84,7 @@ class StreamNode:
     ordinals: tuple[int, ...] = ()
     batch_rows: BatchRows | None = None
     resources: Resources | None = None
+    slot_group: str | None = None
     side_outputs: tuple[OutputTag, ...] = ()
     taps: tuple[StreamNode, str] | None = None
     sink: Sink | None = None
@@ -128,13 +135,18 @@ def default_max_parallelism(parallelism: int) -> int:
 
 
 def translate(
-    nodes: Sequence[StreamNode], max_parallelism: int | None = None, combining: CombiningMode = "auto"
+    nodes: Sequence[StreamNode],
+    max_parallelism: int | None = None,
+    combining: CombiningMode = "auto",
+    *,
+    slot_sharing: bool = True,
 ) -> JobGraph:
     """The job graph of all nodes, which are given in the order of their creation (inputs first).
 
     `max_parallelism` is the number of key groups; None takes `default_max_parallelism` of the widest operator. Raises
     ConfigurationError for two operators with one uid, a parallelism out of range, or a job without a source.
-    `combining`: whether rows are combined before they are sent to aggregates.
+    `combining`: whether rows are combined before they are sent to aggregates. `slot_sharing`: whether the subtasks of a
+    slot share a worker.
     """
     if max_parallelism is None:
         max_parallelism = default_max_parallelism(max((node.parallelism for node in nodes), default=1))
@@ -143,10 +155,11 @@ def translate(
     for node in nodes:
         for upstream, _ in node.inputs:
             readers[id(upstream)] = readers.get(id(upstream), 0) + 1
+    groups = _slot_groups(nodes)
     chains: list[list[StreamNode]] = []
     chain_of: dict[int, int] = {}
     for node in nodes:
-        chained_to = _chainable_input(node, readers)
+        chained_to = _chainable_input(node, readers, groups)
         if chained_to is not None:
             index = chain_of[id(chained_to)]
             chains[index].append(node)
@@ -155,7 +168,7 @@ def translate(
             chains.append([node])
         chain_of[id(node)] = index
     names = _shown_names(nodes)
-    vertices = tuple(_vertex(chain, names) for chain in chains)
+    vertices = tuple(_vertex(chain, names, groups[id(chain[0])]) for chain in chains)
     edges: list[JobEdge] = []
     read_aside = {upstream.taps for node in nodes for upstream, _ in node.inputs if upstream.taps is not None}
     for chain in chains:
@@ -173,7 +186,7 @@ def translate(
             edges.append(JobEdge(len(edges), from_vertex, _vertex_id(head), partitioning, ordinal, side, combines))
     schemas = [schema for node in nodes for schema in (node.schema, *(tag.schema for tag in node.side_outputs))]
     may_have = any(schema is None or any(map(_has_nanoseconds, schema.types)) for schema in schemas)
-    return JobGraph(vertices, tuple(edges), max_parallelism, may_have)
+    return JobGraph(vertices, tuple(edges), max_parallelism, may_have, slot_sharing)
 
 
 def _has_nanoseconds(data_type: pa.DataType) -> bool:
@@ -204,14 +217,25 @@ def _check(nodes: Sequence[StreamNode], max_parallelism: int) -> None:
         seen[node.uid] = node
 
 
-def _chainable_input(node: StreamNode, readers: dict[int, int]) -> StreamNode | None:
+def _slot_groups(nodes: Sequence[StreamNode]) -> dict[int, str]:
+    """Returns the slot sharing group of each node, by its `id`. `nodes`: inputs first."""
+    groups: dict[int, str] = {}
+    for node in nodes:
+        of_inputs = {groups[id(upstream.maker)] for upstream, _ in node.inputs}
+        inherited = of_inputs.pop() if len(of_inputs) == 1 else DEFAULT_GROUP
+        groups[id(node)] = inherited if node.slot_group is None else node.slot_group
+    return groups
+
+
+def _chainable_input(node: StreamNode, readers: Mapping[int, int], groups: Mapping[int, str]) -> StreamNode | None:
     if len(node.inputs) != 1:
         return None
     upstream, partitioning = node.inputs[0]
     forward = partitioning is None or partitioning.kind is PartitioningKind.FORWARD
     alone = upstream.taps is None and readers[id(upstream)] == 1
     alike = upstream.parallelism == node.parallelism and upstream.resources == node.resources
-    return upstream if forward and alone and alike else None
+    together = groups[id(upstream.maker)] == groups[id(node)]
+    return upstream if forward and alone and alike and together else None
 
 
 def _shown_names(nodes: Sequence[StreamNode]) -> dict[OperatorUid, str]:
@@ -220,7 +244,7 @@ def _shown_names(nodes: Sequence[StreamNode]) -> dict[OperatorUid, str]:
     return {node.uid: node.name if counts[node.name] == 1 else node.uid for node in nodes}
 
 
-def _vertex(chain: Sequence[StreamNode], names: Mapping[OperatorUid, str]) -> JobVertex:
+def _vertex(chain: Sequence[StreamNode], names: Mapping[OperatorUid, str], slot_group: str) -> JobVertex:
     head = chain[0]
     source = None if head.source is None else SourceSpec(head.uid, names[head.uid], head.source, makes=_makes(head))
     operators = tuple(
@@ -240,7 +264,7 @@ def _vertex(chain: Sequence[StreamNode], names: Mapping[OperatorUid, str]) -> Jo
         if node.factory is not None
     )
     name = " -> ".join(names[node.uid] for node in chain)
-    return JobVertex(_vertex_id(head), name, head.parallelism, operators, source, head.resources)
+    return JobVertex(_vertex_id(head), name, head.parallelism, operators, source, head.resources, slot_group)
 
 
 def _makes(node: StreamNode) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
+from secrets import token_bytes
 
 from tidegate.actors.coordinator.job.outages import STORAGE_OUTAGE_MS
 from tidegate.actors.graph.job_graph import JobGraph
@@ -23,6 +25,8 @@ from tidegate.storage.checkpoints.lease import LEASE_MS_DEFAULT
 from tidegate.storage.ids import AttemptNumber, JobId, OperatorUid
 from tidegate.storage.tables.compaction.compaction_plan import CompactionSettings
 
+SECRET_BYTES = 32
+
 
 @dataclass(frozen=True, slots=True)
 class DataPlaneOptions:
@@ -36,9 +40,9 @@ class DataPlaneOptions:
     limits: BufferLimits = field(default_factory=BufferLimits)
     source_rows_max: int = 262_144
     shared_bytes: int = 16 * 1024 * 1024
-    """Of memory that sender and receiver of a channel share, where they are processes on one node; 0: none."""
+    """Memory for the rows that a worker sends to another one on its node, in bytes; 0: rows go over the socket."""
     sockets: bool = True
-    """Whether frames, credit and what the coordinator says go over sockets there, and not by calls of the runtime."""
+    """Whether processes on one node send each other frames, credit and orders over sockets, not by calls of Ray."""
     inline_bytes_max: int = 20 * 1024
     exactly_once: bool = True
     """False: barriers block nothing, and rows may be processed twice after a failure."""
@@ -95,6 +99,8 @@ class JobContext:
     """The settings in effect, by their keys, as people read them."""
     temporary: bool = False
     """Whether `root` is a temporary folder, from which the job is deleted when it is over and nothing needs it."""
+    secret: bytes = field(default_factory=partial(token_bytes, SECRET_BYTES), repr=False)
+    """What a process of the job shows another one that it connects to."""
 
     @property
     def layout(self) -> CheckpointLayout:

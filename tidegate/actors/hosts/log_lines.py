@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -43,6 +44,20 @@ class LogSettings:
 def log_fields(**given: object) -> dict[str, object]:
     """The `extra=` of a record with these of `FIELDS`; those that are None are left out."""
     return {_EXTRA: {name: given[name] for name in FIELDS if given.get(name) is not None}}
+
+
+class _Thread(threading.local):
+    """What the lines of one thread are about."""
+
+    fields: Mapping[str, object] = {}
+
+
+_thread = _Thread()
+
+
+def lines_are_about(fields: Mapping[str, object]) -> None:
+    """State these of `FIELDS` in each line of JSON that this thread logs from now on, in place of those before."""
+    _thread.fields = fields
 
 
 def one_line(text: str) -> str:
@@ -74,6 +89,7 @@ class LineFormatter(logging.Formatter):
             "logger": record.name,
             "message": message,
             **self._known,
+            **_thread.fields,
             **getattr(record, _EXTRA, {}),
         }
         if stack is not None:

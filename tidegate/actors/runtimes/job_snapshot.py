@@ -22,7 +22,7 @@ from tidegate.actors.coordinator.state.checkpoint_statistics import (
     SubtaskStatistics,
 )
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState, JobStatus, PendingCheckpoint
-from tidegate.actors.graph.job_graph import JobVertex
+from tidegate.actors.graph.job_graph import DEFAULT_GROUP, JobVertex
 from tidegate.actors.hosts.job_context import JobContext
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.runtimes.metrics.job_values import JobTimes, job_values
@@ -39,12 +39,13 @@ REQUESTS_MAX = 100
 
 @dataclass(frozen=True, slots=True)
 class PlanVertex:
-    """A vertex of the graph. `operators`: their names, from the head on."""
+    """A vertex of the graph. `operators`: their names, from the head on. `slot_group`: None if it shares no slots."""
 
     vertex: VertexId
     name: str
     parallelism: int
     operators: tuple[str, ...]
+    slot_group: str | None = DEFAULT_GROUP
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +280,8 @@ def _pending_now(state: CoordinatorState, pending: PendingCheckpoint) -> Pending
 def _vertex(vertex: JobVertex) -> PlanVertex:
     source = () if vertex.source is None else (vertex.source.name,)
     names = (*source, *(spec.name for spec in vertex.operators))
-    return PlanVertex(vertex.vertex, vertex.name, vertex.parallelism, names)
+    slot_group = vertex.slot_group if vertex.resources is None else None
+    return PlanVertex(vertex.vertex, vertex.name, vertex.parallelism, names, slot_group)
 
 
 def _values(

@@ -45,6 +45,7 @@ _MORE = {
     "target": "topologies.md",
     "progress": "sources.md",
     "local_aggregation": "aggregates.md#combined-before-they-are-sent",
+    "slot_sharing": "placement.md#without-slot-sharing",
 }
 """Setting to the page that says more."""
 _OF_STRATEGIES = {

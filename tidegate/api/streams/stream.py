@@ -63,7 +63,9 @@ class Stream(StreamTables, StreamVerbs):
     Every method that adds an operator takes `name` (shown to people), `uid` (names its state in checkpoints; set it on
     operators whose state must survive a changed program) and `parallelism` (default: the environment's). Those that
     call a function with rows take `batch_rows`: the least and the most rows of a call (see `docs/batches.md`). They
-    also take `num_cpus`, `num_gpus` and `resources`: what each subtask reserves on Ray (see `docs/placement.md`).
+    also take `num_cpus`, `num_gpus` and `resources`: what each subtask reserves on Ray, or `slot_sharing_group`: the
+    name of the slots that the step shares with others (see `docs/placement.md`). Steps without one are in the group of
+    their inputs.
     """
 
     def union(self, *others: Stream, by_name: bool = False, allow_missing: bool = False) -> Stream:

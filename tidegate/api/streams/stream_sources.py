@@ -32,6 +32,7 @@ from tidegate.actors.sources.source import DeadLetterSource, Source
 from tidegate.api.program import Program
 from tidegate.api.streams.given_rows import table_of_rows, without_pandas
 from tidegate.api.streams.steps.other_names import ENVIRONMENTS, OtherNames
+from tidegate.api.streams.steps.slot_options import checked_group
 from tidegate.api.streams.stream import Stream, timed
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.row_schemas import SchemaLike, as_schema
@@ -73,6 +74,7 @@ class StreamSources(OtherNames):
         name: str = "from_batches",
         uid: str | None = None,
         parallelism: int | None = None,
+        slot_sharing_group: str | None = None,
     ) -> Stream:
         """A stream over data in memory: Arrow, polars or pandas. The data travels with the job: keep it small.
 
@@ -82,7 +84,9 @@ class StreamSources(OtherNames):
         `alignment` says which sources wait for each other, as with `Stream.assign_timestamps`.
         """
         source = MemorySource.of(without_pandas(data), 1 if splits is None else splits)
-        stream = self.from_source(source, name=name, uid=uid, parallelism=parallelism)
+        stream = self.from_source(
+            source, name=name, uid=uid, parallelism=parallelism, slot_sharing_group=slot_sharing_group
+        )
         return timed(stream, timestamp, max_out_of_orderness, uid, alignment=alignment)
 
     def from_rows(
@@ -98,6 +102,7 @@ class StreamSources(OtherNames):
         name: str = "from_rows",
         uid: str | None = None,
         parallelism: int | None = None,
+        slot_sharing_group: str | None = None,
     ) -> Stream:
         """A stream over rows that are Python objects: `env.from_rows([{"k": "a", "n": 1}, {"k": "b", "n": 2}])`.
 
@@ -116,6 +121,7 @@ class StreamSources(OtherNames):
             name=name,
             uid=uid,
             parallelism=parallelism,
+            slot_sharing_group=slot_sharing_group,
         )
 
     def from_dataframe(
@@ -129,6 +135,7 @@ class StreamSources(OtherNames):
         name: str = "from_dataframe",
         uid: str | None = None,
         parallelism: int | None = None,
+        slot_sharing_group: str | None = None,
         spark_checkpoint: str | None = None,
         trigger: str | timedelta | int | None = None,
         log_limit: str | int | None = None,
@@ -175,7 +182,9 @@ class StreamSources(OtherNames):
                 spark_checkpoint=spark_checkpoint,
             )
             source = DataFrameSource(df, stage)
-        stream = self.from_source(source, name=name, uid=uid, parallelism=parallelism)
+        stream = self.from_source(
+            source, name=name, uid=uid, parallelism=parallelism, slot_sharing_group=slot_sharing_group
+        )
         return timed(stream, timestamp, max_out_of_orderness, uid, idleness, alignment)
 
     def from_ray_dataset(
@@ -189,6 +198,7 @@ class StreamSources(OtherNames):
         name: str = "from_ray_dataset",
         uid: str | None = None,
         parallelism: int | None = None,
+        slot_sharing_group: str | None = None,
     ) -> Stream:
         """A stream over a `ray.data.Dataset`.
 
@@ -204,7 +214,9 @@ class StreamSources(OtherNames):
         from tidegate.ray_data.dataset_source import RayDatasetSource
 
         source = RayDatasetSource(ds, None if schema is None else as_schema(schema, "from_ray_dataset"))
-        stream = self.from_source(source, name=name, uid=uid, parallelism=parallelism)
+        stream = self.from_source(
+            source, name=name, uid=uid, parallelism=parallelism, slot_sharing_group=slot_sharing_group
+        )
         return timed(stream, timestamp, max_out_of_orderness, uid, None, alignment)
 
     def from_files(
@@ -228,6 +240,7 @@ class StreamSources(OtherNames):
         name: str = "from_files",
         uid: str | None = None,
         parallelism: int | None = None,
+        slot_sharing_group: str | None = None,
     ) -> Stream:
         """A stream over Parquet, CSV, JSON or text files: `/in/*.parquet`, `s3://bucket/in/**/*.csv.gz`, or `/in/`.
 
@@ -268,7 +281,9 @@ class StreamSources(OtherNames):
         columns_given = as_schema(schema, "from_files(schema=)")
         folders = as_schema(partitions, "from_files(partitions=)")
         source = source_of_files(urls, format, columns_given, columns, make, policy, folders, options, size_max)
-        stream = self.from_source(source, name=name, uid=uid, parallelism=parallelism)
+        stream = self.from_source(
+            source, name=name, uid=uid, parallelism=parallelism, slot_sharing_group=slot_sharing_group
+        )
         return timed(stream, timestamp, max_out_of_orderness, uid, idleness, alignment)
 
     def from_delta(
@@ -282,6 +297,7 @@ class StreamSources(OtherNames):
         name: str = "from_delta",
         uid: str | None = None,
         parallelism: int | None = None,
+        slot_sharing_group: str | None = None,
     ) -> Stream:
         """A stream over a Delta Lake table, read from its files without Spark (`pip install tidegate[delta]`).
 
@@ -290,7 +306,9 @@ class StreamSources(OtherNames):
         (`docs/delta.md`).
         """
         source = DeltaSource.open(os.fspath(url), version)
-        stream = self.from_source(source, name=name, uid=uid, parallelism=parallelism)
+        stream = self.from_source(
+            source, name=name, uid=uid, parallelism=parallelism, slot_sharing_group=slot_sharing_group
+        )
         return timed(stream, timestamp, max_out_of_orderness, uid, alignment=alignment)
 
     def from_kafka(
@@ -314,6 +332,7 @@ class StreamSources(OtherNames):
         name: str = "from_kafka",
         uid: str | None = None,
         parallelism: int | None = None,
+        slot_sharing_group: str | None = None,
     ) -> Stream:
         """A stream of the records of topics, from the brokers at "host:port,host:port" (`pip install tidegate[kafka]`).
 
@@ -354,7 +373,9 @@ class StreamSources(OtherNames):
         given = tuple((properties or {}).items())
         client_settings(servers, dict(given))
         source = KafkaSource(servers, tuple(topics), form, start, end is not None, every_ms, given, policy, on_missing)
-        stream = self.from_source(source, name=name, uid=uid, parallelism=parallelism)
+        stream = self.from_source(
+            source, name=name, uid=uid, parallelism=parallelism, slot_sharing_group=slot_sharing_group
+        )
         column = timestamp if not by_record else TIMESTAMP if isinstance(kind, pa.Schema) else "timestamp"
         return timed(stream, column, max_out_of_orderness, uid, idleness, alignment)
 
@@ -370,6 +391,7 @@ class StreamSources(OtherNames):
         name: str = "from_rate",
         uid: str | None = None,
         parallelism: int | None = None,
+        slot_sharing_group: str | None = None,
     ) -> Stream:
         """A stream of numbered rows, so many a second, for demos and benchmarks (Spark's `rate`, Flink's `datagen`).
 
@@ -383,7 +405,9 @@ class StreamSources(OtherNames):
         With `timestamp="timestamp"` that is event time. A restored job needs the same rate, rows and splits.
         """
         source = RateSource(rows_per_second, rows, 1 if splits is None else splits)
-        stream = self.from_source(source, name=name, uid=uid, parallelism=parallelism)
+        stream = self.from_source(
+            source, name=name, uid=uid, parallelism=parallelism, slot_sharing_group=slot_sharing_group
+        )
         return timed(stream, timestamp, max_out_of_orderness, uid, alignment=alignment)
 
     def from_socket(
@@ -395,6 +419,7 @@ class StreamSources(OtherNames):
         bad_rows: BadRows = "fail",
         name: str = "from_socket",
         uid: str | None = None,
+        slot_sharing_group: str | None = None,
     ) -> Stream:
         """A stream of lines, in the column `value`, from whoever listens at `host` and `port`, such as `nc -lk 9999`.
 
@@ -408,10 +433,18 @@ class StreamSources(OtherNames):
                 "from_socket: a socket cannot be read twice, so lines are lost whenever the job restarts, whatever its "
                 "checkpoints are; accept that with lossy=True, or let Kafka or files stand in between"
             )
-        return self.from_source(SocketSource(host, port, policy), name=name, uid=uid, parallelism=1)
+        return self.from_source(
+            SocketSource(host, port, policy), name=name, uid=uid, parallelism=1, slot_sharing_group=slot_sharing_group
+        )
 
     def from_source(
-        self, source: Source, *, name: str = "source", uid: str | None = None, parallelism: int | None = None
+        self,
+        source: Source,
+        *,
+        name: str = "source",
+        uid: str | None = None,
+        parallelism: int | None = None,
+        slot_sharing_group: str | None = None,
     ) -> Stream:
         """A stream over a source of your own (see `tg.Source`)."""
         lacks = [name for name in ("schema", "splits", "reader") if not hasattr(source, name)]
@@ -426,6 +459,7 @@ class StreamSources(OtherNames):
             parallelism=parallelism if parallelism is not None else self._program.parallelism,
             schema=source.schema,
             source=source,
+            slot_group=checked_group(name, slot_sharing_group),
             side_outputs=_dead_letters(source),
         )
         self._program.add_node(node)

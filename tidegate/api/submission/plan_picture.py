@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import fields
 from html import escape
 
+from tidegate.actors.graph.job_graph import DEFAULT_GROUP, JobVertex
 from tidegate.actors.runtimes.job_snapshot import About
 from tidegate.actors.runtimes.running_job import Submission
 from tidegate.web.page.box_text import width_em, wrap
@@ -39,7 +40,8 @@ class Plan(Submission):
                 for edge in graph.edges
                 if edge.downstream == vertex.vertex
             ]
-            lines.append(f"  {vertex.name!r} x{vertex.parallelism}" + (f", of {', '.join(inputs)}" if inputs else ""))
+            of = f", of {', '.join(inputs)}" if inputs else ""
+            lines.append(f"  {vertex.name!r} x{vertex.parallelism}{_in_group(vertex)}{of}")
         return "\n".join(lines)
 
     def _repr_svg_(self) -> str | None:
@@ -69,6 +71,12 @@ class Plan(Submission):
         for vertex, box in zip(vertices, layout.boxes, strict=True):
             parts += _box(vertex.name, vertex.parallelism, box)
         return "".join([*parts, "</svg>"])
+
+
+def _in_group(vertex: JobVertex) -> str:
+    """Its slot sharing group in words; empty for the default group, and for a vertex with slots of its own."""
+    shown = vertex.resources is None and vertex.slot_group != DEFAULT_GROUP
+    return f" in slot sharing group {vertex.slot_group!r}" if shown else ""
 
 
 def _box(name: str, parallelism: int, box: Box) -> list[str]:

@@ -55,6 +55,10 @@ EFFECTS = {
     "rows_combined": "a task sent rows to an aggregate that it had combined",
     "restored_session_grew": "a session that a task was restored with grew by rows that came after, or joined another",
     "files_put_together": "small files of a table were put together while its job went on",
+    "slot_lost": "a process died with several subtasks in it",
+    "queue_lost": "a process died with frames in it that its subtasks had sent each other",
+    "sent_inside": "a subtask sent a frame to one beside it in its process",
+    "acknowledged_together": "one message had acknowledgements of several subtasks",
 }
 """For each effect, what must have been seen for it to count."""
 

@@ -29,6 +29,7 @@ from tidegate.actors.task.task_machine import TaskMachine
 from tidegate.simulation.oracle.coverage import Coverage
 from tidegate.simulation.oracle.decisions.alignment import AlignmentOracle
 from tidegate.simulation.oracle.decisions.limits import check_held
+from tidegate.simulation.oracle.decisions.local_queues import LocalQueuesOracle
 from tidegate.simulation.oracle.decisions.moments import MomentsOracle
 from tidegate.simulation.oracle.decisions.records import RecordsOracle
 from tidegate.simulation.oracle.decisions.sessions import RestoredSessions
@@ -61,6 +62,7 @@ class _Cut:
     """Restored in-flight rows that the receiver had not taken."""
     in_flight: dict[ChannelId, int] = field(default_factory=dict)
     recovered: dict[ChannelId, int] = field(default_factory=dict)
+    acknowledged: set[TaskId] = field(default_factory=set)
 
 
 class Oracle:
@@ -88,6 +90,7 @@ class Oracle:
         self.alignment = AlignmentOracle(spec)
         self.moments = MomentsOracle()
         self.sessions = RestoredSessions(self.coverage)
+        self.local_queues = LocalQueuesOracle(graph)
         self.spec = spec
         self.graph = graph
         self._tasks = frozenset(spec.tasks)
@@ -278,6 +281,11 @@ class Oracle:
             cut.in_flight[part.channel] = cut.in_flight.get(part.channel, 0) + new
             cut.recovered[part.channel] = cut.recovered.get(part.channel, 0) + again
 
+    def acknowledged(self, machine: TaskMachine, checkpoint_id: int) -> None:
+        """A task acknowledges its part."""
+        if self.is_current(machine) and (cut := self._cuts.get(checkpoint_id)) is not None:
+            cut.acknowledged.add(machine.descriptor.task)
+
     def aborted(self, checkpoint_id: int) -> None:
         """The coordinator has given a checkpoint up: whatever its tasks still do for it counts for nothing."""
         self._cuts.pop(checkpoint_id, None)
@@ -299,6 +307,9 @@ class Oracle:
         unseen = [t for t in self._tasks - cut.taken.keys() if t not in self._finished or not acknowledged[t]]
         if unseen:
             raise InvariantViolated(4, f"checkpoint {number} completed without a snapshot of {min(unseen)}")
+        silent = cut.taken.keys() - cut.acknowledged
+        if silent:
+            raise InvariantViolated(4, f"checkpoint {number} completed, and {min(silent)} has not acknowledged it")
         if len(cut.taken) < len(self._tasks):
             self.coverage.saw("finished_tasks_in_plan")
         self._check_cut(number, cut)

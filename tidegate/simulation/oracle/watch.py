@@ -119,6 +119,7 @@ class Watch:
 
     def _acknowledges(self, machine: TaskMachine, instruction: task_do.Acknowledge) -> None:
         self.coverage.saw("snapshot_acknowledged")
+        self.oracle.acknowledged(machine, int(instruction.checkpoint_id))
         if instruction.state.handle is None and not instruction.state.finished:
             self.coverage.saw("stateless_task")
         options = self._options.get(instruction.checkpoint_id, BarrierOptions())

@@ -43,11 +43,24 @@ DIMENSIONS: Mapping[str, tuple[Hashable, ...]] = {
     "splits": ("assigned", "many", "dealt out"),
     "copies": ("none", "node"),
     "combined": ("never", "always", "at first", "then"),
+    "slots": ("shared", "halves", "apart"),
 }
 """Every dimension with its values."""
 
 _DRAWN_APART = frozenset(
-    {"state", "log", "restart", "savepoints", "takeover", "survivors", "sources", "splits", "copies", "combined"}
+    {
+        "state",
+        "log",
+        "restart",
+        "savepoints",
+        "takeover",
+        "survivors",
+        "sources",
+        "splits",
+        "copies",
+        "combined",
+        "slots",
+    }
 )
 """Dimensions that were added when seeds had been run: what a seed stands for besides stays what it was."""
 
@@ -135,6 +148,7 @@ _WEIGHTS: Mapping[str, tuple[int, ...]] = {
     "sources": (4, 1),
     "copies": (7, 1),
     "combined": (3, 1, 1, 1),
+    "slots": (6, 1, 1),
 }
 
 CONTRADICTIONS: tuple[tuple[tuple[str, Hashable], tuple[str, Hashable]], ...] = (

@@ -2,12 +2,12 @@
 
 A process stays on its node for life; a new one starts on any that answers. Rules:
 
-- With a node go its disk and all processes on it, those of tasks that were stopped included, with what they hold in
+- With a node go its disk and all processes on it, those whose tasks were stopped included, with what they hold in
   memory, and sometimes the coordinator. Another node takes its place, with an empty disk.
 - A node that is cut off goes on, and reaches neither storage nor anybody on another node. Here it stands still: what is
   meant for its processes, and what storage answers them, is held, and comes in the same order when the link is back.
 - Whoever counts heartbeats takes the processes of such a node for hung once it has been silent for too long. A process
-  that is to let go of its task, and does not hear it, is replaced.
+  that is to let go of one of its tasks, and does not hear it, is replaced.
 - A cut may end with the loss of the node: nobody has heard of it for so long that it was given up.
 """
 
@@ -19,10 +19,8 @@ from functools import partial
 from typing import Protocol
 
 from tidegate.actors.hosts.coordinator.coordinator_host import CoordinatorHost
-from tidegate.actors.hosts.task.task_host import TaskHost
-from tidegate.actors.protocol.identity import TaskId
 from tidegate.simulation.oracle.watch import Watch
-from tidegate.simulation.runtime.processes import SimulatedProcesses
+from tidegate.simulation.runtime.processes import SimulatedProcess, SimulatedProcesses
 from tidegate.simulation.world.node_folder import SimulatedNodeFolder
 from tidegate.simulation.world.virtual_time import World
 
@@ -36,7 +34,6 @@ class JobOfNodes(Protocol):
 
     world: World
     watch: Watch
-    tasks: dict[TaskId, TaskHost]
     coordinator: CoordinatorHost | None
     processes: SimulatedProcesses
 
@@ -53,8 +50,8 @@ class SimulatedNodes:
         self._of: dict[str, int] = {}
         """The node of each process, by its name."""
         self._cut: dict[int, None] = {}
-        self._held: dict[TaskId, deque[Callable[[], object]]] = {}
-        """What comes to tasks on nodes that are cut off, once their links are back."""
+        self._held: dict[str, deque[Callable[[], object]]] = {}
+        """What comes to processes on nodes that are cut off, by their names, once the links are back."""
         self._faults = 0
         self._folders: dict[int, SimulatedNodeFolder] = {}
         self._disks = 0
@@ -67,66 +64,71 @@ class SimulatedNodes:
             self._folders[node] = SimulatedNodeFolder(self._job.world, f"node {node}", seed)
         return self._folders[node]
 
-    def of(self, task: TaskId) -> int:
-        """The node on which the process of a task is, or starts now."""
-        name = self._job.processes.name(task)
+    def of(self, process: SimulatedProcess) -> int:
+        """The node on which a process is, or starts now."""
+        name = process.name
         if name not in self._of:
             there = [node for node in range(NODES) if node not in self._cut] or list(range(NODES))
             self._of[name] = self._job.world.random.choice(there)
         return self._of[name]
 
-    def is_cut(self, task: TaskId) -> bool:
-        """Whether nobody reaches the process of a task now."""
-        return bool(self._cut) and self.of(task) in self._cut
+    def is_cut(self, process: SimulatedProcess) -> bool:
+        """Whether nobody reaches a process now."""
+        return bool(self._cut) and self.of(process) in self._cut
 
-    def hold(self, task: TaskId, action: Callable[[], object]) -> None:
-        """Something comes for a task that nobody reaches."""
-        self._held.setdefault(task, deque()).append(action)
+    def hold(self, process: SimulatedProcess, action: Callable[[], object]) -> None:
+        """Something comes for a process that nobody reaches."""
+        self._held.setdefault(process.name, deque()).append(action)
 
-    def maybe_fail(self, task: TaskId) -> None:
-        """The node of a task may be lost now, or cut off."""
+    def maybe_fail(self, process: SimulatedProcess) -> None:
+        """The node of a process may be lost now, or cut off."""
         world = self._job.world
-        if self._faults >= world.faults.nodes_max or self.is_cut(task):
+        if self._faults >= world.faults.nodes_max or self.is_cut(process):
             return
         for kind, happens in (("node_loss", partial(self._lose, reason="its node is lost")), ("cut", self._cut_off)):
             if world.chance(kind):
                 self._faults += 1
-                happens(self.of(task))
+                happens(self.of(process))
                 return
 
-    def _tasks_on(self, node: int) -> list[TaskId]:
-        return [task for task in self._job.processes.known if self.of(task) == node]
+    def _on(self, node: int) -> list[SimulatedProcess]:
+        return [process for process in self._job.processes.known if self.of(process) == node]
+
+    def _held_on(self, node: int) -> list[str]:
+        """Processes on a node for which something is held; those that have ended may have I/O on its way."""
+        return [name for name in self._held if self._of[name] == node]
 
     def _lose(self, node: int, reason: str) -> None:
-        job = self._job
-        job.world.note(f"node {node} is lost, with", *map(job.processes.name, self._tasks_on(node)))
+        job, processes = self._job, self._on(node)
+        job.world.note(f"node {node} is lost, with", *(process.name for process in processes))
         job.watch.coverage.saw("node_lost")
         self._folders.pop(node, None)
-        for task in self._tasks_on(node):
-            self._held.pop(task, None)
-            job.processes.end(task, reason)
+        for name in self._held_on(node):
+            del self._held[name]
+        for process in processes:
+            job.processes.end(process, reason)
         if job.coordinator is not None and job.world.random.randrange(NODES) == node:
             job.lose_coordinator(cut_off=False)
 
     def _cut_off(self, node: int) -> None:
-        job, world = self._job, self._job.world
+        job, world, processes = self._job, self._job.world, self._on(node)
         cut_ms = world.between(*world.faults.cut_ms)
-        world.note(f"node {node} is cut off for {cut_ms} ms, with", *map(job.processes.name, self._tasks_on(node)))
+        names = (process.name for process in processes)
+        world.note(f"node {node} is cut off for {cut_ms} ms, with", *names)
         job.watch.coverage.saw("node_cut_off")
         self._cut[node] = None
-        job.processes.silent(self._tasks_on(node), self.is_cut)
+        job.processes.silent(processes, self.is_cut)
         world.after(cut_ms, lambda: self._end_cut(node))
 
     def _end_cut(self, node: int) -> None:
         job = self._job
         gone = job.world.faulty and job.world.random.random() < LOST_WITH_A_CUT
-        tasks = self._tasks_on(node)
         if gone and not job.over:
             self._lose(node, "its node was cut off, and is lost")
         del self._cut[node]
         if not gone:
             job.world.note(f"the link of node {node} is back")
-        for task in tasks:
-            held = self._held.pop(task, deque())
+        for name in self._held_on(node):
+            held = self._held.pop(name)
             while held and not job.over:
                 held.popleft()()

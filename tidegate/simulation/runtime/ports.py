@@ -1,33 +1,43 @@
-"""The ports of the simulated world: messages that come late, twice or not at all, and I/O that fails."""
+"""The ports of the simulated world: messages that come late, twice or not at all, and I/O that fails.
+
+What the subtasks of a process report in one round goes in one message, and so does what the coordinator tells them: it
+gets lost as a whole, or comes twice as a whole.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.messages.events import CoordinatorEvent
+from tidegate.actors.graph.slot_plan import WorkerId
 from tidegate.actors.hosts.coordinator.coordinator_effects import CoordinatorEffects
 from tidegate.actors.hosts.coordinator.coordinator_host import CoordinatorHost
 from tidegate.actors.hosts.job_context import JobContext
 from tidegate.actors.hosts.ports import TryAgain
+from tidegate.actors.hosts.task.task_effects import TaskEffects
 from tidegate.actors.hosts.task.task_host import TaskHost
+from tidegate.actors.hosts.transport import Transport
+from tidegate.actors.hosts.worker import Subtask
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.protocol.stream_elements import Barrier
 from tidegate.actors.task.fence import is_order
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as task_do
+from tidegate.actors.task.task_machine import TaskMachine
 from tidegate.simulation.oracle.decisions.ledger import Ledger
 from tidegate.simulation.oracle.files.copies import CopiesOracle
 from tidegate.simulation.oracle.violation import InvariantViolated
 from tidegate.simulation.oracle.watch import Watch
 from tidegate.simulation.runtime.nodes import SimulatedNodes
-from tidegate.simulation.runtime.processes import SimulatedProcesses
+from tidegate.simulation.runtime.processes import SimulatedProcess, SimulatedProcesses
 from tidegate.simulation.world.disk import SimulatedDisk
 from tidegate.simulation.world.virtual_time import World
 from tidegate.storage.errors import StorageError
+from tidegate.storage.ids import AttemptNumber
 
 CUT_OFF_MS = 1_000
 """How long the messages of a coordinator that was cut off may take."""
@@ -36,7 +46,11 @@ RECOVERY_MS = 300
 CHANCES_OF_A_COPY = 100
 """A coordinator that copies a savepoint is lost as often as one that does something else in that time."""
 TAKEOVER_DROP = 0.1
+_UNSURE = (co.CheckpointAcknowledged, co.TaskAnswered)
+"""Reports that may get lost, or come twice."""
 COORDINATOR = "coordinator"
+ROUND_MS_MAX = 5
+"""For how long a process may be busy before what its subtasks have reported is sent, in one message."""
 STORAGE = "storage"
 """Stands in the trace for all that is done beside the machines: files that are written or deleted, and hooks."""
 
@@ -47,19 +61,15 @@ class JobInTheWorld(Protocol):
     world: World
     watch: Watch
     context: JobContext
-    tasks: dict[TaskId, TaskHost]
     disk: SimulatedDisk
     coordinator: CoordinatorHost | None
     """None while it is lost."""
     coordinator_crashes: int
-
-    def deliver(self, task: TaskId, event: ev.TaskEvent) -> None: ...
-    def report(self, event: CoordinatorEvent) -> None: ...
-    def guarded(self, task: TaskId, host: TaskHost, action: Callable[[], object]) -> None: ...
-
     processes: SimulatedProcesses
     nodes: SimulatedNodes
 
+    def deliver(self, task: TaskId, event: ev.TaskEvent) -> None: ...
+    def report(self, event: CoordinatorEvent) -> None: ...
     def deploy(self, instruction: do.DeployAttempt, by: CoordinatorHost, cause: int | None) -> None: ...
     def cancel(self, instruction: do.CancelAttempt, cause: int | None) -> None: ...
     def end(self, port: SimulatedCoordinatorPort) -> None: ...
@@ -72,63 +82,62 @@ class JobInTheWorld(Protocol):
 class WatchedHost(TaskHost):
     """Shows the watch what its machine does."""
 
-    watch: Watch
-    world: World
-    processes: SimulatedProcesses
-    _ordered: ev.CoordinatorOrder | None = None
-    """What a coordinator says, while the machine takes it in."""
-    _heard_of = ev.UNFENCED
-    """The newest coordinator that the task has heard of."""
+    def __init__(
+        self, machine: TaskMachine, effects: TaskEffects, port: SimulatedSubtask, watch: Watch, world: World
+    ) -> None:
+        super().__init__(machine, effects, port)
+        self._watch, self._world, self._process = watch, world, port.process
+        self._ordered: ev.CoordinatorOrder | None = None
+        """What a coordinator says, while the machine takes it in."""
+        self._heard_of = ev.UNFENCED
+        """The newest coordinator that the task has heard of."""
 
     def handle(self, event: ev.TaskEvent | TryAgain) -> None:
         """As every host, under observation."""
         if isinstance(event, TryAgain):
             super().handle(event)
             return
-        full = isinstance(event, ev.TurnGranted) and self.watch.oracle.before_turn(self.machine)
+        full = isinstance(event, ev.TurnGranted) and self._watch.oracle.before_turn(self.machine)
         self._ordered = event if is_order(event) else None
+        if isinstance(event, ev.FrameArrived):
+            self._watch.oracle.local_queues.arrived(self._process.name, event)
         super().handle(event)
-        self.watch.oracle.after_event(self.machine, event, full, self._port.monotonic_ms())
+        self._watch.oracle.after_event(self.machine, event, full, self._port.monotonic_ms())
 
     def _perform(self, instructions: Sequence[task_do.TaskInstruction], handled_ms: int) -> None:
         ordered, self._ordered = self._ordered, None
         if ordered is not None:
             task = self.machine.descriptor.task
-            self.watch.takeovers.obeyed(task, type(ordered).__name__, ordered.generation, self._heard_of)
+            self._watch.takeovers.obeyed(task, type(ordered).__name__, ordered.generation, self._heard_of)
             self._heard_of = max(self._heard_of, ordered.generation)
             if isinstance(ordered, ev.WatermarkAnnounced):
-                self.watch.oracle.alignment.heard(self.machine, ordered)
-            self.processes.obeys(task, self._heard_of)
+                self._watch.oracle.alignment.heard(self.machine, ordered)
+            self._process.obeys(self._heard_of)
         for instruction in instructions:
-            self.watch.task_does(self.machine, instruction)
+            self._watch.task_does(self.machine, instruction)
+            if isinstance(instruction, task_do.SendFrame) and self._watch.oracle.local_queues.sent(
+                self._process.name, instruction
+            ):
+                self._watch.coverage.saw("sent_inside")
             if isinstance(instruction, task_do.PersistSnapshot | task_do.PersistChannelState):
-                cause = self.watch.causes.of_trigger(instruction.checkpoint_id)
-                self.world.message(self.machine.descriptor.task, STORAGE, instruction, cause=cause)
+                cause = self._watch.causes.of_trigger(instruction.checkpoint_id)
+                self._world.message(self.machine.descriptor.task, STORAGE, instruction, cause=cause)
         super()._perform(instructions, handled_ms)
 
 
-class SimulatedTaskPort:
-    """The world as one simulated task sees it."""
+class _Network:
+    """The transport between processes of the simulated world, which delays, loses and repeats."""
 
-    virtual = True
+    def __init__(self, job: JobInTheWorld, subtask: SimulatedSubtask, to: TaskId) -> None:
+        self._job, self._subtask, self._to = job, subtask, to
 
-    def __init__(self, job: JobInTheWorld, task: TaskId) -> None:
-        self._job = job
-        self._task = task
-        self.host: WatchedHost | None = None
-
-    def now_ms(self) -> int:
-        return self._job.world.wall_ms
-
-    def send_frame(self, frame: task_do.SendFrame) -> None:
-        job, world = self._job, self._job.world
-        receiver = job.context.graph.receiver(frame.channel)
+    def send(self, frame: task_do.SendFrame) -> None:
+        """Send a frame. Those of a channel arrive in order, but for repeated ones."""
+        job, world, receiver = self._job, self._job.world, self._to
         if world.chance("drop"):
-            world.message(self._task, receiver, frame.channel, "frame", frame.first_sequence, "is lost")
+            world.message(self._subtask.task, receiver, frame.channel, "frame", frame.first_sequence, "is lost")
             return
-        barrier = next((element for element in frame.elements if isinstance(element, Barrier)), None)
-        cause = None if barrier is None else job.watch.causes.of_trigger(barrier.checkpoint_id)
-        world.message(self._task, receiver, frame.channel, frame.first_sequence, frame.elements, cause=cause)
+        self._subtask.note(frame)
 
         def arrive() -> None:
             event = ev.FrameArrived(world.wall_ms, frame.attempt, frame.channel, frame.first_sequence, frame.elements)
@@ -138,11 +147,11 @@ class SimulatedTaskPort:
         if world.chance("duplicate"):
             world.after(world.delay_ms() * 2, _again(world, arrive))
 
-    def grant_credit(self, grant: task_do.GrantCredit) -> None:
-        job, world = self._job, self._job.world
-        sender = job.context.graph.sender(grant.channel)
+    def grant(self, grant: task_do.GrantCredit) -> None:
+        """Grant credit."""
+        job, world, sender = self._job, self._job.world, self._to
         if world.chance("drop"):
-            world.message(self._task, sender, grant.channel, "grant of", grant.total_bytes, "is lost")
+            world.message(self._subtask.task, sender, grant.channel, "grant of", grant.total_bytes, "is lost")
             return
         world.after(
             world.delay_ms(),
@@ -152,63 +161,125 @@ class SimulatedTaskPort:
             ),
         )
 
-    def report(self, event: CoordinatorEvent) -> None:
-        job, world = self._job, self._job.world
-        cause = max(job.watch.causes.of_tasks(event) or (), default=None)
-        if isinstance(event, co.CheckpointAcknowledged | co.TaskAnswered):
-            if world.chance("drop") or (isinstance(event, co.TaskAnswered) and _lost_in_a_takeover(world)):
-                world.message(self._task, COORDINATOR, event, "is lost", cause=cause)
-                return
-            if world.chance("duplicate"):
-                world.after(world.delay_ms() * 2, lambda: job.report(event))
-        world.message(self._task, COORDINATOR, event, cause=cause)
-        world.after_in_order(("report", self._task), world.delay_ms(), lambda: job.report(event))
-        if isinstance(event, co.TaskReady) and world.faults.restore_crash > 0.0 and (host := self.host) is not None:
-            world.after(world.delay_ms(), partial(job.processes.dies_early, self._task, host))
+
+class SimulatedSubtask(Subtask):
+    """One subtask of one attempt in a simulated process, and the world as it sees it."""
+
+    virtual = True
+
+    def __init__(
+        self,
+        job: JobInTheWorld,
+        process: SimulatedProcess,
+        task: TaskId,
+        attempt: AttemptNumber,
+        beside: Collection[TaskId],
+    ) -> None:
+        super().__init__(process, task, attempt, beside)
+        self._job = job
+        self.process = process
+        self.turn_is_due = False
+
+    def now_ms(self) -> int:
+        return self._job.world.wall_ms
 
     def monotonic_ms(self) -> int:
         return self._job.world.now_ms
 
-    def call_later(self, delay_ms: int, action: Callable[[], None]) -> None:
-        job, host = self._job, self.host
-        assert host is not None
-        job.world.after(delay_ms, lambda: job.guarded(self._task, host, action))
+    def send_frame(self, frame: task_do.SendFrame) -> None:
+        if self.is_beside(self._job.context.graph.receiver(frame.channel)):
+            self.note(frame)
+        super().send_frame(frame)
+
+    def note(self, frame: task_do.SendFrame) -> None:
+        """Have the watch see a frame that is sent."""
+        job, receiver = self._job, self._job.context.graph.receiver(frame.channel)
+        barrier = next((element for element in frame.elements if isinstance(element, Barrier)), None)
+        cause = None if barrier is None else job.watch.causes.of_trigger(barrier.checkpoint_id)
+        job.world.message(self.task, receiver, frame.channel, frame.first_sequence, frame.elements, cause=cause)
+
+    def connect_out(self, neighbour: TaskId) -> Transport:
+        return _Network(self._job, self, neighbour)
+
+    def report(self, event: CoordinatorEvent) -> None:
+        """Report with the next message of the process."""
+        unreported, job, world = self.process.unreported, self._job, self._job.world
+        unreported.append(event)
+        if len(unreported) == 1:
+            world.after(world.between(0, ROUND_MS_MAX), partial(send_reports, job, self.process))
+        if isinstance(event, co.TaskReady) and world.faults.restore_crash > 0.0:
+            world.after(world.delay_ms(), partial(job.processes.dies_early, self))
 
     def run_io(self, work: Callable[[], ev.TaskEvent | TryAgain | None]) -> None:
-        job, world, host = self._job, self._job.world, self.host
-        assert host is not None
+        job, world, process = self._job, self._job.world, self.process
 
         def act() -> None:
-            current = job.tasks.get(self._task) is host
+            current = process.has(self)
             if not current and world.random.random() < 0.5:
                 return
-            if current and job.nodes.is_cut(self._task):
-                job.nodes.hold(self._task, act)
+            if current and job.nodes.is_cut(process):
+                job.nodes.hold(process, act)
                 return
-            if job.processes.dies_early(self._task, host):
+            if job.processes.dies_early(self):
                 return
             try:
                 event = work()
             except StorageError as error:
                 reason = str(error)
-                world.after(0, lambda: job.guarded(self._task, host, lambda: _raise(StorageError(reason))))
+                world.after(0, lambda: process.guarded(self, lambda: _raise(StorageError(reason))))
                 return
             if event is not None:
-                world.after(world.io_ms(), lambda: job.guarded(self._task, host, lambda: host.handle(event)))
+                world.after(world.io_ms(), lambda: process.guarded(self, lambda: self.host.handle(event)))
 
         world.after(world.io_ms(), act)
 
     def set_timer(self, instruction: task_do.SetTaskTimer, delay_ms: int) -> None:
-        job, world, host = self._job, self._job.world, self.host
-        assert host is not None
-        world.after(
-            _delay_ms(world, instruction.due_at_ms, delay_ms),
-            lambda: job.guarded(
-                self._task,
-                host,
-                lambda: host.handle(ev.TimerDue(world.wall_ms, instruction.timer, instruction.due_at_ms)),
-            ),
-        )
+        super().set_timer(instruction, _delay_ms(self._job.world, instruction.due_at_ms, delay_ms))
+
+
+def send_reports(job: JobInTheWorld, process: SimulatedProcess) -> None:
+    """Send what the subtasks of a process have reported since its last message, in one message.
+
+    What may get lost gets lost together, and comes twice together. The rest is sent until it has arrived.
+    """
+    if not process.acts(partial(send_reports, job, process)):
+        return
+    events, world = tuple(process.unreported), job.world
+    process.unreported.clear()
+    unsure = tuple(event for event in events if isinstance(event, _UNSURE))
+    answers = any(isinstance(event, co.TaskAnswered) for event in unsure)
+
+    def arrive(reports: Sequence[CoordinatorEvent]) -> None:
+        if len({event.task for event in reports if isinstance(event, co.CheckpointAcknowledged)}) > 1:
+            job.watch.coverage.saw("acknowledged_together")
+        for event in reports:
+            job.report(event)
+
+    if unsure and (world.chance("drop") or (answers and _lost_in_a_takeover(world))):
+        world.message(_sender(unsure[0]), COORDINATOR, *unsure, "is lost", cause=_cause(job, unsure[0]))
+        events = tuple(event for event in events if not isinstance(event, _UNSURE))
+    elif unsure and world.chance("duplicate"):
+        world.after(world.delay_ms() * 2, partial(arrive, unsure))
+    for event in events:
+        world.message(_sender(event), COORDINATOR, event, cause=_cause(job, event))
+    if events:
+        world.after_in_order(("report", process.slot), world.delay_ms(), partial(arrive, events))
+
+
+def _sender(event: CoordinatorEvent) -> object:
+    return getattr(event, "task", None)
+
+
+def _cause(job: JobInTheWorld, event: CoordinatorEvent) -> int | None:
+    return max(job.watch.causes.of_tasks(event) or (), default=None)
+
+
+class _Told(NamedTuple):
+    """What a task is told, and the event of the log from which that follows."""
+
+    task: TaskId
+    event: ev.TaskEvent
+    cause: int | None
 
 
 class SimulatedCoordinatorPort:
@@ -218,6 +289,8 @@ class SimulatedCoordinatorPort:
         self._job = job
         self._timers: dict[str, do.SetTimer] = {}
         self.ledger = Ledger(job.watch.causes, job.world.note, self._carried_out)
+        self._unsent: dict[WorkerId, list[_Told]] = {}
+        """What the tasks of each slot are told with the next message."""
         self._copies = CopiesOracle(job.watch.oracle.files.numbers)
         self._is_copy = False
         """Whether what is carried out now copies a savepoint."""
@@ -263,21 +336,42 @@ class SimulatedCoordinatorPort:
         return self._job.world.between(0, CUT_OFF_MS) if self._job.coordinator is not self.host else 0
 
     def tell(self, task: TaskId, event: ev.TaskEvent) -> None:
-        job, world = self._job, self._job.world
+        """With the next message to the process of the task."""
+        job = self._job
         job.watch.told(event)
         job.watch.failover.told(task, event)
         job.watch.takeovers.told(event)
         if isinstance(event, ev.SplitsAssigned):
             job.watch.oracle.splits.assigned(task, event)
-        asks = isinstance(event, ev.CoordinatorTookOver) and _lost_in_a_takeover(world)
-        if asks or (not isinstance(event, ev.TasksStarted) and world.chance("drop")):
-            world.message(COORDINATOR, task, event, "is lost", cause=self.ledger.cause)
-            return
-        world.message(COORDINATOR, task, event, cause=self.ledger.cause)
-        deliver = lambda: job.deliver(task, event)  # noqa: E731
-        world.after_in_order(("tell", task, self), self._late_ms() + world.delay_ms(), deliver)
-        if world.chance("duplicate"):
-            world.after(world.delay_ms() * 2, deliver)
+        if not self._unsent:
+            job.world.after(0, self._flush)
+        self._unsent.setdefault(job.processes.of(task).slot, []).append(_Told(task, event, self.ledger.cause))
+
+    def _flush(self) -> None:
+        """Send what the tasks of each slot were told since the last message to it."""
+        unsent, self._unsent = self._unsent, {}
+        for slot, told in unsent.items():
+            self._send(slot, told)
+
+    def _send(self, slot: WorkerId, told: Sequence[_Told]) -> None:
+        job, world = self._job, self._job.world
+        asks = any(isinstance(one.event, ev.CoordinatorTookOver) for one in told) and _lost_in_a_takeover(world)
+        unsure = [one for one in told if not isinstance(one.event, ev.TasksStarted)]
+        if unsure and (asks or world.chance("drop")):
+            lost = unsure[0]
+            world.message(COORDINATOR, lost.task, *(one.event for one in unsure), "is lost", cause=lost.cause)
+            told = [one for one in told if isinstance(one.event, ev.TasksStarted)]
+        for one in told:
+            world.message(COORDINATOR, one.task, one.event, cause=one.cause)
+
+        def deliver() -> None:
+            for one in told:
+                job.deliver(one.task, one.event)
+
+        if told:
+            world.after_in_order(("tell", slot, self), self._late_ms() + world.delay_ms(), deliver)
+            if world.chance("duplicate"):
+                world.after(world.delay_ms() * 2, deliver)
 
     def run_io(self, work: Callable[[], CoordinatorEvent | None]) -> None:
         world, host, cause = self._job.world, self.host, self.ledger.cause

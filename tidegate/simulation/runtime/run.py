@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -59,6 +59,7 @@ DEPLOY_TIMEOUT_MS = 120_000
 """The longest time for a deployment: no function takes long to open here, and a run has to settle."""
 
 Build = Callable[[StreamEnvironment], Any]
+Slots = Literal["shared", "halves", "apart"]
 Rows = dict[str, Counter[str]]
 """The rows of each table, by url."""
 
@@ -105,6 +106,8 @@ class JobSetting:
     """Whether rows are combined before they are sent."""
     local_copies: bool = False
     """Whether tasks keep copies of their state on the disks of their nodes."""
+    slots: Slots = "shared"
+    """Which subtasks are in one process: subtask i of every step, of every other step (`halves`), or none (`apart`)."""
     hurries: bool = False
     """Whether slow tasks are quick once the last fault is over: no checkpoint from then on is restored."""
 
@@ -236,7 +239,9 @@ class Simulation:
         copies = COPIES if setting.local_copies else None
         # Writing never pauses: the pause is one of this machine, and its length depends on what else that does.
         options = replace(submission.context.options, local_copies=copies, paused_ms_max=0)
-        submission = replace(submission, spec=spec, context=replace(submission.context, options=options))
+        graph = _in_slots(submission.context.graph, setting.slots)
+        context = replace(submission.context, options=options, graph=graph)
+        submission = replace(submission, spec=spec, context=context)
         restore = spec.restore
         restored = None
         if restore is not None:
@@ -255,6 +260,14 @@ class Simulation:
             if self.losses.tables and REPORT in str(error):
                 return Counter()  # Readers report it too.
             raise
+
+
+def _in_slots(graph: JobGraph, slots: Slots) -> JobGraph:
+    """The same graph with other slots."""
+    if slots == "halves":
+        vertices = (replace(v, slot_group=f"half {number % 2}") for number, v in enumerate(graph.vertices))
+        return replace(graph, vertices=tuple(vertices))
+    return replace(graph, slot_sharing=False) if slots == "apart" else graph
 
 
 def difference(expected: Rows, found: Rows, *, at_least: bool = False, at_most: bool = False) -> str | None:
@@ -305,11 +318,19 @@ class _Environment(StreamEnvironment):
     changed: Callable[[Source], Source] | None = None
 
     def from_source(
-        self, source: Source, *, name: str = "source", uid: str | None = None, parallelism: int | None = None
+        self,
+        source: Source,
+        *,
+        name: str = "source",
+        uid: str | None = None,
+        parallelism: int | None = None,
+        slot_sharing_group: str | None = None,
     ) -> Stream:
         """A stream over the changed source."""
         changed = source if self.changed is None else self.changed(source)
-        return super().from_source(changed, name=name, uid=uid, parallelism=parallelism)
+        return super().from_source(
+            changed, name=name, uid=uid, parallelism=parallelism, slot_sharing_group=slot_sharing_group
+        )
 
 
 class _PlanOnly:

@@ -1,14 +1,15 @@
 """One job in virtual time: the same hosts, machines and effects as everywhere, over a world of chance.
 
-A crash takes away what a process holds: the task's host with its queues and state. What was on its way stays: messages
-that were sent, and I/O that was started. A task that is stopped leaves its keyed state to its next attempt, because its
-process lives on. A coordinator that is cut off instead of killed goes on as a zombie next to its successor.
+A crash takes away what a process holds: the hosts of all subtasks of a slot with their queues and state. What was on
+its way stays: messages that were sent, and I/O that was started. A task that is stopped leaves its keyed state to its
+next attempt, because its process lives on (`processes.py`). A coordinator that is cut off instead of killed goes on as
+a zombie next to its successor.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
 import pyarrow as pa
@@ -21,10 +22,9 @@ from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
 from tidegate.actors.hosts.coordinator.coordinator_effects import CoordinatorEffects
 from tidegate.actors.hosts.coordinator.coordinator_host import CoordinatorHost, replay
 from tidegate.actors.hosts.task.task_effects import TaskEffects
-from tidegate.actors.hosts.task.task_host import TaskHost
+from tidegate.actors.hosts.worker import Subtask
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.runtimes.running_job import Submission
-from tidegate.actors.state_backends.common.backend import KeyedBackend
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.task_machine import TaskMachine
 from tidegate.simulation.oracle.decisions.limits import check_requests
@@ -32,18 +32,15 @@ from tidegate.simulation.oracle.files.damage import Damager
 from tidegate.simulation.oracle.violation import InvariantViolated
 from tidegate.simulation.oracle.watch import Watch
 from tidegate.simulation.runtime.nodes import SimulatedNodes
-from tidegate.simulation.runtime.ports import RECOVERY_MS, SimulatedCoordinatorPort, SimulatedTaskPort, WatchedHost
-from tidegate.simulation.runtime.processes import SimulatedProcesses
+from tidegate.simulation.runtime.ports import RECOVERY_MS, SimulatedCoordinatorPort, SimulatedSubtask, WatchedHost
+from tidegate.simulation.runtime.processes import DETECTION_MS_MAX, SimulatedProcess, SimulatedProcesses
 from tidegate.simulation.runtime.watched_effects import WatchedEffects
 from tidegate.simulation.world.disk import SimulatedDisk, SimulatedStore
 from tidegate.simulation.world.virtual_time import World
 from tidegate.storage.checkpoints.event_log import EventLog
-from tidegate.storage.copies.node_folder import NodeFolder
 from tidegate.storage.errors import ProtocolError, StorageError
 from tidegate.storage.files.store import Store
-from tidegate.storage.ids import OperatorUid
 
-DETECTION_MS_MAX = 500
 ANSWERS_MS_MAX = 10_000
 CHANCES_OF_A_TAKEOVER = 3
 """A coordinator that takes over is short, and lost as often as one that runs."""
@@ -77,9 +74,7 @@ class SimulatedJob:
         self.disk = disk
         self.watch = watch
         watch.damager = Damager(disk, watch.oracle.files, submission.spec.checkpoints.retained)
-        self.tasks: dict[TaskId, TaskHost] = {}
-        self._kept: dict[TaskId, Mapping[OperatorUid, KeyedBackend]] = {}
-        self.processes = SimulatedProcesses(self, world.silence_ms)
+        self.processes = SimulatedProcesses(self, submission.context.graph, _Wiring(self), world.silence_ms)
         self.nodes = SimulatedNodes(self)
         self.coordinator: CoordinatorHost | None = None
         self.ended: CoordinatorState | None = None
@@ -96,7 +91,6 @@ class SimulatedJob:
         self._hurries = hurries
         self._incarnations = 0
         self._deployed = -1
-        self._turns: set[TaskHost] = set()
         self._backlog: list[CoordinatorEvent] = []
         self._graves: deque[CoordinatorHost] = deque(maxlen=GRAVES_MAX)
         self.slowness: dict[TaskId, int] = {}
@@ -262,118 +256,119 @@ class SimulatedJob:
         pointer = None if instruction.restore is None else instruction.restore.pointer
         of = () if instruction.tasks is None else (f"of {len(tasks)} of {len(whole)} tasks",)
         self.world.note("deploy attempt", instruction.attempt, *of, "from", pointer, cause=cause)
-        for task in tasks:
-            self.processes.staff(task, by.machine.state.given_up, by.generation)
-            descriptor = self.context.describe(task, instruction.attempt)
-            port = SimulatedTaskPort(self, task)
-            kept = self._kept.pop(task, {})
-            folder = partial(self._folder_for, task)
-            effects = self._make_effects(
-                self.context, descriptor, self.open_store, port.now_ms, kept=kept, open_folder=folder
+        for process, of_process in self.processes.by_process(tasks).items():
+            self._begin(
+                self.processes.staff(process, by.machine.state.given_up, by.generation), of_process, instruction
             )
-            if isinstance(effects, WatchedEffects):
-                effects.copies_oracle = self.watch.node_copies
-            host = WatchedHost(self._make_machine(descriptor), effects, port)
-            host.watch, host.world, host.processes = self.watch, self.world, self.processes
-            port.host = host
-            self.tasks[task] = host
-            if self.nodes.is_cut(task):
-                self.nodes.hold(task, partial(self.guarded, task, host, partial(host.restore, instruction.restore)))
-            else:
-                host.restore(instruction.restore)
 
-    def _folder_for(self, task: TaskId, _: str) -> NodeFolder:
-        """The disk of the node on which the process of a task is."""
-        return self.nodes.folder(self.nodes.of(task))
+    def _begin(self, process: SimulatedProcess, tasks: Collection[TaskId], instruction: do.DeployAttempt) -> None:
+        """Start these tasks in a process."""
+        subtasks = [self._make_subtask(process, task, tasks, instruction) for task in tasks]
+        for subtask in subtasks:
+            process.add(subtask)
+        for subtask in subtasks:
+            process.guarded(subtask, partial(subtask.host.restore, instruction.restore))
+
+    def _make_subtask(
+        self, process: SimulatedProcess, task: TaskId, beside: Collection[TaskId], instruction: do.DeployAttempt
+    ) -> SimulatedSubtask:
+        descriptor = self.context.describe(task, instruction.attempt)
+        subtask = SimulatedSubtask(self, process, task, instruction.attempt, beside)
+        effects = self._make_effects(
+            self.context,
+            descriptor,
+            self.open_store,
+            subtask.now_ms,
+            kept=process.kept(task),
+            open_folder=lambda _: self.nodes.folder(self.nodes.of(process)),
+        )
+        if isinstance(effects, WatchedEffects):
+            effects.copies_oracle = self.watch.node_copies
+        subtask.begin(WatchedHost(self._make_machine(descriptor), effects, subtask, self.watch, self.world), None)
+        return subtask
 
     def cancel(self, instruction: do.CancelAttempt, cause: int | None) -> None:
         """Tasks stop, but for those that belong to a newer attempt: the order is stale for them."""
         tasks = self.context.graph.tasks() if instruction.tasks is None else instruction.tasks
-        hosts = [(task, host) for task in tasks if (host := self.tasks.get(task)) is not None]
-        if instruction.attempt < self._deployed and any(h.machine.attempt > instruction.attempt for _, h in hosts):
+        if instruction.attempt < self._deployed and any(self._attempt(task) > instruction.attempt for task in tasks):
             return
         of = () if instruction.tasks is None else tasks
         self.world.note("attempt", instruction.attempt, "is cancelled", *of, cause=cause)
         self._drop_tasks(tasks)
 
+    def _attempt(self, task: TaskId) -> int:
+        """The attempt in which a task runs, or has finished; -1 if it does neither."""
+        process = self.processes.of(task)
+        subtask = process.subtasks.get(task) or process.finished.get(task)
+        return -1 if subtask is None else subtask.attempt
+
     def _drop_tasks(self, tasks: Iterable[TaskId]) -> None:
         """Tasks are stopped."""
-        for task in tasks:
-            host = self.tasks.pop(task, None)
-            if host is None or self.processes.hangs(task):
-                continue
-            if self.nodes.is_cut(task):
-                self.processes.end(task, "it does not hear that it is to let go of its task")
-            else:
-                self._kept[task] = host.hand_over()
+        for process, of_process in self.processes.by_process(tasks).items():
+            stopped = [subtask for task in of_process if (subtask := process.let_go(task)) is not None]
+            if stopped and not process.hangs and self.nodes.is_cut(process):
+                self.processes.end(process, "it does not hear that it is to let go of a task")
         self.watch.cancelled()
 
-    def forget_state(self, task: TaskId) -> None:
-        """What a task has left in its process is gone with that."""
-        self._kept.pop(task, None)
-
     def deliver(self, task: TaskId, event: ev.TaskEvent) -> None:
-        """An event reaches a task, if it is there."""
-        host = self.tasks.get(task)
-        if host is not None:
-            self.guarded(task, host, lambda: host.handle(event))
-
-    def guarded(self, task: TaskId, host: TaskHost, action: Callable[[], object]) -> None:
-        """Let a host act; what it raises has failed its task."""
-        if self.tasks.get(task) is not host or self.processes.hangs(task):
+        """An event reaches a task, if it is there. One that has finished answers a coordinator that takes over."""
+        process = self.processes.of(task)
+        if (subtask := process.subtasks.get(task)) is not None:
+            process.guarded(subtask, partial(subtask.host.handle, event))
             return
-        if self.nodes.is_cut(task):
-            self.nodes.hold(task, partial(self.guarded, task, host, action))
+        over = process.finished.get(task)
+        asked = over is not None and isinstance(event, ev.CoordinatorTookOver)
+        if over is not None and asked and process.acts(partial(self.deliver, task, event)):
+            over.host.handle(event)
+
+    def hold_if_cut(self, process: SimulatedProcess, action: Callable[[], object]) -> bool:
+        """Whether nobody reaches a process now. The action comes when the link is back."""
+        if not self.nodes.is_cut(process):
+            return False
+        self.nodes.hold(process, action)
+        return True
+
+    def schedule_turn(self, subtask: SimulatedSubtask) -> None:
+        """If a subtask has something to do, let it do it soon."""
+        if subtask.turn_is_due or not subtask.host.machine.runnable:
             return
-        try:
-            action()
-        except ProtocolError as error:
-            self.lose(task, host, f"ProtocolError: {error}")
-        except StorageError as error:
-            self.lose(task, host, f"StorageError: {error}")
-        else:
-            self.schedule_turn(task, host)
-
-    def schedule_turn(self, task: TaskId, host: TaskHost) -> None:
-        """If the task has something to do, let it do it soon."""
-        if host in self._turns or not host.machine.runnable:
-            return
-        self._turns.add(host)
-
-        def turn() -> None:
-            self._turns.discard(host)
-            if self.tasks.get(task) is not host or self.processes.hangs(task):
-                return
-            self.nodes.maybe_fail(task)
-            if self.nodes.is_cut(task):
-                self.nodes.hold(task, partial(self.schedule_turn, task, host))
-                return
-            if self.tasks.get(task) is not host:
-                return
-            world = self.world
-            if self.crashes < world.faults.crashes_max and world.chance("crash"):
-                self.crashes += 1
-                self.lose(task, host, "process died")
-                return
-            if self.crashes < world.faults.crashes_max and world.chance("hang"):
-                self.crashes += 1
-                self.processes.hang(task)
-                return
-            if self.coordinator is None and _rows_are_next(host.machine):
-                self.watch.coverage.saw("row_without_coordinator")
-            self.guarded(task, host, host.turn)
-
-        turn_ms_max = self.slowness.setdefault(task, self.world.random.choice(TURN_MS_MAX))
+        subtask.turn_is_due = True
         # Rows take time, control elements none to speak of: a slow task must not be kept busy by barriers alone.
-        slow = _rows_are_next(host.machine) and not (self._hurries and self.world.calm)
-        self.world.after(self.world.between(0, turn_ms_max if slow else 1), turn)
+        turn_ms_max = self.slowness.setdefault(subtask.task, self.world.random.choice(TURN_MS_MAX))
+        slow = _rows_are_next(subtask.host.machine) and not (self._hurries and self.world.calm)
+        self.world.after(self.world.between(0, turn_ms_max if slow else 1), partial(self._turn, subtask))
 
-    def lose(self, task: TaskId, host: TaskHost, reason: str) -> None:
-        """The process of a task has died."""
-        self.processes.ended(task)
-        self.world.note(task, "is lost:", reason)
-        del self.tasks[task]
-        attempt = host.machine.attempt
+    def _turn(self, subtask: SimulatedSubtask) -> None:
+        subtask.turn_is_due = False
+        process, world = subtask.process, self.world
+        if not process.has(subtask) or process.hangs:
+            return
+        self.nodes.maybe_fail(process)
+        if self.nodes.is_cut(process):
+            self.nodes.hold(process, partial(self.schedule_turn, subtask))
+            return
+        if not process.has(subtask):
+            return
+        if self.crashes < world.faults.crashes_max and world.chance("crash"):
+            self.crashes += 1
+            if world.random.random() < 0.5:
+                # In the middle of a round: what has left the process by then is on its way.
+                process.turn_of(subtask)
+            if not process.gone:
+                self.processes.end(process, "process died")
+            return
+        if self.crashes < world.faults.crashes_max and world.chance("hang"):
+            self.crashes += 1
+            self.processes.hang(process)
+            return
+        if self.coordinator is None and _rows_are_next(subtask.host.machine):
+            self.watch.coverage.saw("row_without_coordinator")
+        process.turn_of(subtask)
+
+    def failed(self, subtask: Subtask, reason: str) -> None:
+        """A subtask has failed, alone: its process lives on."""
+        self.world.note(subtask.task, "has failed:", reason)
+        task, attempt = subtask.task, subtask.attempt
         delay_ms = self.world.between(0, DETECTION_MS_MAX)
         self.world.after(delay_ms, lambda: self.report(co.TaskFailed(self.world.wall_ms, attempt, task, reason)))
 
@@ -405,6 +400,33 @@ class SimulatedJob:
         self._ended_by = None if state.gave_up else port
         self.world.note("job ends:", state.status.value, state.ending_reason or "")
         self.ended = state
+
+
+class _Wiring:
+    """What the simulator does for `Worker`."""
+
+    def __init__(self, job: SimulatedJob) -> None:
+        self._job = job
+
+    def post(self, action: Callable[[], object]) -> None:
+        self._job.world.after(0, action)
+
+    def call_later(self, delay_ms: int, action: Callable[[], object]) -> None:
+        self._job.world.after(delay_ms, action)
+
+    def failed(self, subtask: Subtask, error: BaseException) -> None:
+        """Whatever is none of these errors has gone wrong in the simulation: an oracle has seen it, or a function."""
+        if not isinstance(error, ProtocolError | StorageError):
+            raise error
+        self._job.failed(subtask, f"{type(error).__name__}: {error}")
+
+    def finished(self, subtask: Subtask) -> None:
+        assert isinstance(subtask, SimulatedSubtask)
+        subtask.process.finished[subtask.task] = subtask
+
+    def acted(self, subtask: Subtask) -> None:
+        assert isinstance(subtask, SimulatedSubtask)
+        self._job.schedule_turn(subtask)
 
 
 def _rows_are_next(machine: TaskMachine) -> bool:

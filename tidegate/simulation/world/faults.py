@@ -29,8 +29,9 @@ FAULT_KINDS = (
 class Faults:
     """Probabilities and ranges. Faults happen in the first `duration` of a run only; then the job must finish.
 
-    crash: that a task's process dies, per element it processes (at most `crashes_max` times in a run).
-    hang: that a task's process stops, and does not answer, per element as well; it counts as a crash.
+    crash: that a process dies with all tasks of its slot, per element that one of them processes (at most `crashes_max`
+    times in a run).
+    hang: that a process stops, and does not answer, per element as well; it counts as a crash.
     heartbeats: after how long somebody who does not answer counts as hung. A coordinator that was cut off takes all of
     its tasks for hung then. None: nobody looks, and nothing hangs.
     coordinator_crash: that the coordinator dies or is cut off, per message to it and per entry of its log
@@ -41,11 +42,11 @@ class Faults:
     duplicate, drop: that a message on a channel, or a notification, comes twice or not at all.
     damage: that a checkpoint is damaged after it has completed; one that a job can go on from stays whole, so nothing
     happens where only one is retained.
-    node_loss: that the node of a task's process is lost, with all processes on it, per element as well.
+    node_loss: that the node of a process is lost, with all processes on it, per element as well.
     cut: that it is cut off from storage and from all others, for a time within `cut_for`, and comes back or is lost
     (both at most `nodes_max` times in a run).
-    restore_crash: that a task's process dies while it restores its state, per I/O operation, or while it waits for
-    others that do; it counts as a crash.
+    restore_crash: that a process dies while a task in it restores its state, per I/O operation, or waits for others
+    that do; it counts as a crash.
     table_loss: that the log of a table loses its newest entries, which storage had acknowledged: before each commit,
     and for each table between two jobs. The job reports that, or the table is right all the same.
     outage: "from..to", times after the start between which no storage operation succeeds, whatever `duration` is.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from tidegate.actors.runtimes.ray.slots.slot_plan import Placement, slot_order, strategy_of
+from tidegate.actors.graph.slot_plan import Placement, slot_order, strategy_of
 from tidegate.actors.runtimes.ray.slots.wanted import Wanted
 from tidegate.storage.errors import ConfigurationError
 

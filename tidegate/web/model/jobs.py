@@ -150,6 +150,7 @@ def _vertex(job: SeenJob, vertex: PlanVertex) -> dict[str, Any]:
     return {
         "id": str(vertex.vertex),
         "name": vertex.name,
+        "slotSharingGroupId": vertex.slot_group,
         "maxParallelism": job.about.max_parallelism,
         "parallelism": vertex.parallelism,
         "status": vertex_state(tasks),

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tidegate.actors.graph.job_graph import DEFAULT_GROUP
 from tidegate.web.page import texts
 from tidegate.web.page.box_text import width_em, wrap
 from tidegate.web.page.graph_layout import Box, Curve, Layout, Measures, lay_out
@@ -69,6 +70,8 @@ class Vertex:
     watermark: object
     source: bool
     sink: bool
+    slot_group: str = ""
+    """Its slot sharing group; empty if that is the default one, or if it has slots of its own."""
 
     @property
     def bar(self) -> list[tuple[str, float, float]]:
@@ -156,6 +159,7 @@ def _vertex(place: int, vertex: Mapping[str, Any], rates: Mapping[str, Any], sou
     busy = _part(rates.get("busyTimeMsPerSecond"))
     pressed = _part(rates.get("backPressuredTimeMsPerSecond"))
     status = texts.name(vertex["status"])
+    slot_group = vertex["slotSharingGroupId"]
     heat, state = _heat(status, busy, str(rates.get("backpressureLevel")))
     return Vertex(
         anchor=f"vertex-{place}",
@@ -177,6 +181,7 @@ def _vertex(place: int, vertex: Mapping[str, Any], rates: Mapping[str, Any], sou
         watermark=rates.get("currentInputWatermark"),
         source=source,
         sink=sink,
+        slot_group="" if slot_group in (None, DEFAULT_GROUP) else texts.name(slot_group),
     )
 
 

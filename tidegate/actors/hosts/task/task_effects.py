@@ -68,9 +68,8 @@ class TaskEffects:
         self._descriptor = descriptor
         self._open_store = open_store
         self._now_ms = now_ms
-        self._closed = False
         self._over = threading.Event()
-        """Set by `close`, or before it, for who pauses meanwhile."""
+        """Set once the task is over: what pauses returns, and what is written from then on is deleted."""
         held = HeldSources(open_store, context.handed_on, context.job_id, now_ms)
         self._reads = SplitReads(descriptor.source, held, self._over, now_ms)
         copies = context.options.local_copies
@@ -135,7 +134,7 @@ class TaskEffects:
     def persist(self, instruction: do.PersistSnapshot, sync_ms: int) -> ev.SnapshotPersisted | ev.SnapshotFailed | None:
         """The asynchronous part of a snapshot: a few checksummed files, or inlined when small.
 
-        What is written when the task was closed meanwhile is deleted at once: the sweep may have been here already.
+        What is written when the task is over meanwhile is deleted at once: the sweep may have been here already.
         """
         checkpoint_id = instruction.checkpoint_id
         store = paced(self._stores.to_write(checkpoint_id), self._context.options.paused_ms_max, self._over)
@@ -143,7 +142,7 @@ class TaskEffects:
             written = write_snapshot(store, self._context, self._descriptor.task, instruction)
         except StorageError as error:
             return ev.SnapshotFailed(self._now_ms(), checkpoint_id, str(error), away=may_be_awaited(error))
-        if self._closed:
+        if self._over.is_set():
             delete_files(store, written.files(instruction.base))
             return None
         base = frozenset[str]() if instruction.base is None else instruction.base.paths
@@ -157,7 +156,7 @@ class TaskEffects:
     ) -> ev.ChannelStatePersisted | ev.SnapshotFailed | None:
         """Write the in-flight elements of a snapshot: a file of their own, or inlined when small.
 
-        What is written when the task was closed meanwhile is deleted at once, as by `persist`.
+        What is written when the task is over meanwhile is deleted at once, as by `persist`.
         """
         task, graph = self._descriptor.task, self._context.graph
         rows = [
@@ -185,7 +184,7 @@ class TaskEffects:
                 self._now_ms(), instruction.checkpoint_id, str(error), channels=True, away=may_be_awaited(error)
             )
         files = Written(handle).files(None)
-        if self._closed:
+        if self._over.is_set():
             delete_files(store, files)
             return None
         self._stores.wrote(instruction.checkpoint_id, frozenset(files))
@@ -201,7 +200,7 @@ class TaskEffects:
             # A checkpoint tells of it only if it needs what was to be written, which may be none.
             log.warning("a part of the changelog of %s was not written: %s", descriptor.task, error)
             return ev.SegmentFailed(self._now_ms(), number, whole, str(error), away=may_be_awaited(error))
-        if self._closed:
+        if self._over.is_set():
             delete_files(store, Written(handle).files(None))
             return None
         return ev.SegmentPersisted(self._now_ms(), number, whole, handle)
@@ -238,7 +237,7 @@ class TaskEffects:
         path = f"{folder}/{data_file_name(d.task.subtask, instruction.index, instruction.uid)}"
         store = self._open_store(self._tables[instruction.uid])
         file = write_data_file(store, path, instruction.batches)
-        if self._closed:
+        if self._over.is_set():
             delete_files(store, (path,))
             return None
         return ev.FileStaged(self._now_ms(), instruction.uid, instruction.index, file)
@@ -248,12 +247,12 @@ class TaskEffects:
         delete_files(self._open_store(self._context.root), instruction.paths)
 
     def hurry(self) -> None:
-        """The task is over: nobody pauses any more, so that threads come back. From any thread."""
+        """The task is over: nothing pauses or waits for functions any more, so threads come back. From any thread."""
         self._over.set()
+        self.calls.close()
 
     def close(self) -> None:
         """Release the source's files. May be called again."""
-        self._closed = True
         self._over.set()
         if not self._reads.close():
             return

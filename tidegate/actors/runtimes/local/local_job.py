@@ -1,8 +1,8 @@
-"""`LocalJob`: one job on the local runtime. One loop drives all its machines.
+"""`LocalJob`: one job on the local runtime: a `Worker` for each slot, and the coordinator, in one process.
 
-One thread drives the coordinator and all tasks in turn; a small pool does the I/O. Messages between machines are
-appended to one queue, so nothing overtakes anything. Messages and timers go before turns, each of them: a barrier waits
-for no more than one turn of one task, however many tasks have something to do.
+One thread drives the coordinator and all workers; a small pool does the I/O. Messages between machines are appended to
+one queue, so nothing overtakes anything. Messages and timers go before turns, each of them: a barrier waits for no more
+than one turn of one subtask, however many have something to do. Workers take turns, and so do the subtasks of each.
 
 Rules: code of users runs on threads of the job, never on the driver's main thread. So whatever it raises, also an exit
 or an interrupt, has failed its task; Ctrl-C reaches whoever waits in the main thread. None of the threads keeps the
@@ -20,10 +20,11 @@ import time
 import uuid
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tidegate.actors.coordinator.invariants import permit_sweep
@@ -32,6 +33,8 @@ from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.messages.events import CoordinatorEvent
 from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointStatistics
+from tidegate.actors.graph.slot_plan import slot_plan
+from tidegate.actors.graph.vertex_labels import vertex_labels
 from tidegate.actors.hosts.coordinator.coordinator_effects import COPY_THREADS, CoordinatorEffects
 from tidegate.actors.hosts.coordinator.coordinator_host import CoordinatorHost, replay
 from tidegate.actors.hosts.coordinator.lease_keeper import LeaseKeeper
@@ -39,11 +42,11 @@ from tidegate.actors.hosts.freed_memory import keep_freed_memory
 from tidegate.actors.hosts.task.task_effects import TaskEffects
 from tidegate.actors.hosts.task.task_host import TaskHost
 from tidegate.actors.hosts.threads import WorkerPool, join_all, leave_if_forked
+from tidegate.actors.hosts.worker import IO_THREADS, IoPool, Subtask, Worker, io_pool
 from tidegate.actors.protocol.failure_reasons import error_text, failure_text, fingerprint, is_permanent, log_failure
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.runtimes.dropped_row_reports import EVERY_MS, DroppedRowReports
-from tidegate.actors.runtimes.local.io_pool import IO_THREADS, io_pool
-from tidegate.actors.runtimes.local.local_ports import LocalCoordinatorPort, LocalTaskPort
+from tidegate.actors.runtimes.local.local_ports import LocalCoordinatorPort, LocalSubtask, LocalWiring
 from tidegate.actors.runtimes.local.task_looks import TaskLooks
 from tidegate.actors.runtimes.metrics.recovery_times import RecoveryEnds
 from tidegate.actors.runtimes.running_job import (
@@ -58,15 +61,13 @@ from tidegate.actors.runtimes.running_job import (
 )
 from tidegate.actors.runtimes.timers import Timers
 from tidegate.actors.runtimes.vertex_metrics import VertexMetrics
-from tidegate.actors.state_backends.common.backend import KeyedBackend
-from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.task_machine import TaskMachine
 from tidegate.storage.checkpoints.event_log import EventLog
 from tidegate.storage.clock import now_ms
 from tidegate.storage.errors import JobTimeoutError
 from tidegate.storage.files.retrying_store import retrying
 from tidegate.storage.files.store import OpenStore
-from tidegate.storage.ids import AttemptNumber, OperatorUid
+from tidegate.storage.ids import AttemptNumber
 
 log = logging.getLogger(__name__)
 
@@ -89,19 +90,19 @@ class LocalJob:
         self.card = submission.card
         self.context = submission.context
         self._open_store = open_store
-        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self.messages: deque[Callable[[], object]] = deque()
         self.timers = Timers()
-        self._next_task = 0
-        """Which of the tasks is offered the next turn first."""
-        self._tasks: dict[TaskId, TaskHost] = {}
-        self._kept: dict[TaskId, Mapping[OperatorUid, KeyedBackend]] = {}
-        """Keyed state that tasks have left to their next attempts."""
-        self._looks = TaskLooks(self.context.graph)
-        self._dropped_rows = DroppedRowReports(self.context.graph)
+        graph, wiring = self.context.graph, LocalWiring(self)
+        plan = slot_plan(graph, vertex_labels(graph))
+        workers = {worker: Worker(graph, wiring, self.messages) for worker in plan.names}
+        self._workers = [*workers.values()]
+        self._worker_of = {task: workers[worker] for task, worker in plan.workers.items()}
+        self._next_worker = 0
+        """Which of the workers is offered the next turn first."""
+        self._looks = TaskLooks(graph)
+        self._dropped_rows = DroppedRowReports(graph)
         self._dropped_rows_due_ms = now_ms() + EVERY_MS
-        self._pools: dict[TaskId, WorkerPool] = {}
-        """The threads for the I/O of each task: those of the tasks that were deployed with it."""
         self._pid = os.getpid()
         self.requests: dict[str, Future[Answer]] = {}
         self._done: Future[JobProgress] = Future()
@@ -114,8 +115,9 @@ class LocalJob:
             machine, position, event_log, self._effects, port, incarnation, log_rows=self.context.log.rows
         )
         with ExitStack() as opened:  # RuntimeError if the process may have no more threads: then none is left.
-            self.pool = io_pool(self.context.graph, self._thread_died)
-            opened.callback(self.pool.close)
+            self._first_pool: IoPool | None = self._io_pool(graph.tasks())
+            """The threads for the I/O of the first attempt, until it begins."""
+            opened.callback(self._first_pool.close)
             # Of its own: a source that blocks must not keep the coordinator from its work, nor a hook from its log.
             self.coordinator_pool = WorkerPool(IO_THREADS, "tidegate-coordinator", self._thread_died)
             opened.callback(self.coordinator_pool.close)
@@ -130,8 +132,9 @@ class LocalJob:
         """Start the loop. RuntimeError if the process may have no more threads: then nothing of the job is left."""
         keep_freed_memory()
         with ExitStack() as opened:
-            for pool in (self.pool, self.coordinator_pool, self.copy_pool, self.log_pool):
-                opened.callback(pool.close)
+            for pool in (self._first_pool, self.coordinator_pool, self.copy_pool, self.log_pool):
+                if pool is not None:
+                    opened.callback(pool.close)
             self._lease = LeaseKeeper.started(self.context, self._open_store)
             opened.callback(self._lease.end)
             self.post(self.coordinator.start)
@@ -154,10 +157,11 @@ class LocalJob:
         """The job now."""
         if self._done.done():
             return self._done.result()
+        hosts = self._hosts()
         rows_in: dict[str, int] = {}
-        for task, host in list(self._tasks.items()):
-            rows_in[task.vertex] = rows_in.get(task.vertex, 0) + host.rows_in
-        waiting = (self.coordinator.waits_for, *(host.waits_for for host in list(self._tasks.values())))
+        for task, rows in (self._looks.rows_in() | {task: host.rows_in for task, host in hosts.items()}).items():
+            rows_in[task.vertex] = rows_in.get(task.vertex, 0) + rows
+        waiting = (self.coordinator.waits_for, *(host.waits_for for host in hosts.values()))
         waits_for = next((each for each in waiting if each is not None), None)
         return replace(progress_of(self.coordinator.machine.state, rows_in, self.coordinator), waits_for=waits_for)
 
@@ -200,7 +204,7 @@ class LocalJob:
             looked: Future[Any] = Future()
 
             def look() -> None:
-                self._looks.look(self._tasks)
+                self._looks.look(self._hosts())
                 looked.set_result(None)
 
             self.post(look)
@@ -253,10 +257,12 @@ class LocalJob:
             self.break_down(f"the local runtime broke down: {error_text(error)}")
             log_failure(log, f"the local runtime of {self.name} broke down", error)
         finally:
-            self._drop_tasks()
-            self._kept.clear()
-            # A source that blocks for ever must not keep the job from ending; its thread ends with its read.
-            self.pool.close()
+            # A source that blocks for ever does not keep the job from ending; its thread ends with its read.
+            self._stop(self._worker_of)
+            for worker in self._workers:
+                worker.forget()
+            if self._first_pool is not None:
+                self._first_pool.close()
             for request in list(self.requests.values()):  # Whoever asks now adds to it, and sees that the job is over.
                 if not request.done():
                     request.set_result(Answer(None, "the job has ended"))
@@ -283,7 +289,7 @@ class LocalJob:
     def _step(self) -> None:
         if now_ms() >= self._dropped_rows_due_ms:
             self._dropped_rows_due_ms = now_ms() + EVERY_MS
-            self._looks.look(self._tasks)
+            self._looks.look(self._hosts())
             self._report_dropped_rows()
         while self.messages:
             self.messages.popleft()()
@@ -293,12 +299,12 @@ class LocalJob:
         self._take_messages(block=not busy and not self.messages)
 
     def _turn(self) -> bool:
-        """Give one turn, to the next task that has something to do. Whether there was one."""
-        tasks = list(self._tasks.items())
-        for index in range(len(tasks)):
-            task, host = tasks[(self._next_task + index) % len(tasks)]
-            if self.guarded(task, host, host.turn):
-                self._next_task = (self._next_task + index + 1) % len(tasks)
+        """Give one turn, to a subtask of the next worker that has something to do. Returns whether there was one."""
+        count = len(self._workers)
+        for index in range(count):
+            at = (self._next_worker + index) % count
+            if self._workers[at].next_turn():
+                self._next_worker = at + 1
                 return True
         return False
 
@@ -314,21 +320,32 @@ class LocalJob:
         while self.timers.due:
             self.messages.append(self.timers.pop())
 
-    def guarded(self, task: TaskId, host: TaskHost, action: Callable[[], bool | None]) -> bool:
-        if self._tasks.get(task) is not host:
-            return False
-        try:
-            progressed = bool(action())
-        except BaseException as error:  # noqa: BLE001 (code of users: whatever it raises has failed the task)
-            leave_if_forked(self._pid)
-            del self._tasks[task]
-            self._failed(task, host.machine.attempt, error)
-            self._looks.leave(task, host)
-            host.close()
-            return True
-        return progressed
+    def _report_dropped_rows(self, over: bool = False) -> None:
+        for line in self._dropped_rows.lines(now_ms(), self._looks.vertices(), over):
+            log.warning("%s: %s", self.name, line)
 
-    def _failed(self, task: TaskId, attempt: AttemptNumber, error: BaseException) -> None:
+    def post(self, action: Callable[[], object]) -> None:
+        self._inbox.put(action)
+
+    def _tell_coordinator(self, event: Callable[[], CoordinatorEvent]) -> None:
+        self.post(lambda: self.coordinator.handle(event()))
+
+    # --- subtasks -------------------------------------------------------------------------------------------------
+
+    def worker_of(self, task: TaskId) -> Worker:
+        return self._worker_of[task]
+
+    def failed(self, subtask: Subtask, error: BaseException) -> None:
+        self._report_failure(subtask.task, subtask.attempt, error)
+        self.let_go(subtask)
+
+    def let_go(self, subtask: Subtask) -> None:
+        try:
+            self._looks.leave(subtask.task, subtask.host)
+        finally:
+            subtask.retire()
+
+    def _report_failure(self, task: TaskId, attempt: AttemptNumber, error: BaseException) -> None:
         """The report comes first: nothing that follows may keep it back."""
         reason, permanent, same = failure_text(error), is_permanent(error), fingerprint(error)
         self.messages.append(
@@ -336,69 +353,66 @@ class LocalJob:
         )
         log_failure(log, f"task {task} of attempt {attempt} failed", error)
 
-    def _report_dropped_rows(self, over: bool = False) -> None:
-        for line in self._dropped_rows.lines(now_ms(), self._looks.vertices(), over):
-            log.warning("%s: %s", self.name, line)
+    def _hosts(self) -> dict[TaskId, TaskHost]:
+        """The hosts of the subtasks that run. From any thread."""
+        found = (subtask for worker in self._workers for subtask in list(worker.subtasks.values()))
+        return {subtask.task: subtask.host for subtask in found}
 
-    def post(self, action: Callable[[], None]) -> None:
-        self._inbox.put(action)
+    def _io_pool(self, tasks: Iterable[TaskId]) -> IoPool:
+        return io_pool(self.context.graph, tasks, "tidegate-io", self._thread_died)
 
-    def _tell_coordinator(self, event: Callable[[], CoordinatorEvent]) -> None:
-        self.post(lambda: self.coordinator.handle(event()))
-
-    def deliver(self, task: TaskId, event: ev.TaskEvent) -> None:
-        host = self._tasks.get(task)
-        if host is not None:
-            self.guarded(task, host, lambda: host.handle(event))
-
-    def _drop_tasks(self, tasks: Iterable[TaskId] | None = None) -> None:
-        """These tasks (None: all) are gone; so are the threads that none of those that go on uses."""
-        for task in list(self._pools) if tasks is None else tasks:
-            host, pool = self._tasks.pop(task, None), self._pools.pop(task, None)
-            if host is not None:
-                self._looks.leave(task, host)
-                self._kept[task] = host.hand_over()
-                host.close()
-            if pool is not None and pool not in self._pools.values():
-                pool.close()
+    def _stop(self, tasks: Iterable[TaskId]) -> None:
+        for task in tasks:
+            if (subtask := self._worker_of[task].stop(task)) is not None:
+                self.let_go(subtask)
 
     # --- what the coordinator asks for ----------------------------------------------------------------------------
 
     def deploy(self, instruction: do.DeployAttempt) -> None:
-        """Make a host for every task of the attempt and restore it."""
+        """Begin an attempt of these tasks (None: all), in place of those that run."""
+        attempt = instruction.attempt
         tasks = self.context.graph.tasks() if instruction.tasks is None else instruction.tasks
-        self._drop_tasks(tasks)
+        self._stop(tasks)
         # The first attempt has the threads that were started with the job; a later one leaves behind what blocks.
-        if self.pool.closed or self.pool in self._pools.values():
-            self.pool = io_pool(self.context.graph, self._thread_died)
-        self._looks.recoveries.deployed(instruction.attempt, tasks, now_ms())
+        pool, self._first_pool = self._first_pool or self._io_pool(tasks), None
+        self._looks.recoveries.deployed(attempt, tasks, now_ms())
+        beside: dict[Worker, set[TaskId]] = {}
         for task in tasks:
-            self._pools[task] = self.pool
-            try:
-                self._tasks[task] = self._host(task, instruction.attempt)
-            except BaseException as error:  # noqa: BLE001 (a function of the user is copied here, by its own code)
-                leave_if_forked(self._pid)
-                self._failed(task, instruction.attempt, error)
-        for task in tasks:
-            if (host := self._tasks.get(task)) is not None:
-                self.guarded(task, host, lambda host=host: host.restore(instruction.restore))  # type: ignore[misc]
+            beside.setdefault(self._worker_of[task], set()).add(task)
+        begun = [self._begun(task, attempt, beside[self._worker_of[task]], pool) for task in tasks]
+        for subtask in begun:
+            if subtask is not None:
+                subtask.worker.guarded(subtask, partial(subtask.host.restore, instruction.restore))
+        if not any(begun):
+            pool.close()
+
+    def _begun(
+        self, task: TaskId, attempt: AttemptNumber, beside: Collection[TaskId], pool: IoPool
+    ) -> LocalSubtask | None:
+        """Make a subtask and let it run. Returns None, and its failure is reported, if it cannot be made."""
+        worker = self._worker_of[task]
+        subtask = LocalSubtask(self, worker, task, attempt, beside)
+        try:
+            descriptor = self.context.describe(task, attempt)
+            store = retrying(self._open_store)
+            effects = TaskEffects(self.context, descriptor, store, now_ms, kept=worker.kept(task))
+            host = TaskHost(TaskMachine(descriptor), effects, subtask)
+        except BaseException as error:  # noqa: BLE001 (a function of the user is copied here, by its own code)
+            leave_if_forked(self._pid)
+            self._report_failure(task, attempt, error)
+            return None
+        subtask.begin(host, pool)
+        worker.add(subtask)
+        self._looks.begin(task, attempt)
+        return subtask
 
     def cancel_tasks(self, instruction: do.CancelAttempt) -> None:
         """Tasks stop."""
-        self._drop_tasks(instruction.tasks)
-
-    def _host(self, task: TaskId, attempt: AttemptNumber) -> TaskHost:
-        descriptor = self.context.describe(task, attempt)
-        kept = self._kept.pop(task, {})
-        effects = TaskEffects(self.context, descriptor, retrying(self._open_store), now_ms, kept=kept)
-        port = LocalTaskPort(self, task, self.pool)
-        port.host = TaskHost(TaskMachine(descriptor), effects, port)
-        self._looks.begin(task, attempt)
-        return port.host
+        self._stop(self._worker_of if instruction.tasks is None else instruction.tasks)
 
     def end(self, instruction: do.EndJob) -> None:
         """The job is over: sweep and tell."""
-        self._drop_tasks()
+        self._stop(self._worker_of)
         self._report_dropped_rows(over=True)
         state = self.coordinator.machine.state
         self._effects.sweep(permit_sweep(state))

@@ -1,29 +1,28 @@
-"""The ports of a local job: its machines' messages go through one queue, their I/O to the job's pools."""
+"""The ports of a local job: all messages between its machines go through one queue, so nothing overtakes anything."""
 
 from __future__ import annotations
 
 import logging
-import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
+from functools import partial
 from typing import Protocol
 
 from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.messages.events import CoordinatorEvent
 from tidegate.actors.hosts.coordinator.coordinator_host import CoordinatorHost
-from tidegate.actors.hosts.job_context import JobContext
-from tidegate.actors.hosts.ports import TryAgain
-from tidegate.actors.hosts.task.task_host import TaskHost
 from tidegate.actors.hosts.threads import WorkerPool
+from tidegate.actors.hosts.transport import Transport
+from tidegate.actors.hosts.worker import QueueTransport, Subtask, Worker
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.runtimes.running_job import Answer
 from tidegate.actors.runtimes.timers import Timers
 from tidegate.actors.task.messages import events as ev
-from tidegate.actors.task.messages import instructions as task_do
 from tidegate.storage.clock import monotonic_ms, now_ms
 from tidegate.storage.errors import ProtocolError
+from tidegate.storage.ids import AttemptNumber
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +31,7 @@ class JobOfPorts(Protocol):
     """What ports ask of their job; `LocalJob` has it. For the job's own thread alone, but for what says otherwise."""
 
     messages: deque[Callable[[], object]]
-    """What machines tell each other, in order; the loop takes them one by one."""
+    """What machines send each other, in order; the loop takes them one by one."""
     coordinator_pool: WorkerPool
     copy_pool: WorkerPool
     log_pool: WorkerPool
@@ -43,89 +42,55 @@ class JobOfPorts(Protocol):
     @property
     def name(self) -> str: ...
     @property
-    def context(self) -> JobContext: ...
-    @property
     def coordinator(self) -> CoordinatorHost: ...
-    def deliver(self, task: TaskId, event: ev.TaskEvent) -> None: ...
-    def post(self, action: Callable[[], None]) -> None:
+    def worker_of(self, task: TaskId) -> Worker: ...
+    def post(self, action: Callable[[], object]) -> None:
         """Have the job's thread do something. Safe to call from any thread."""
 
-    def guarded(self, task: TaskId, host: TaskHost, action: Callable[[], bool | None]) -> bool: ...
+    def failed(self, subtask: Subtask, error: BaseException) -> None: ...
+    def let_go(self, subtask: Subtask) -> None: ...
     def deploy(self, instruction: do.DeployAttempt) -> None: ...
     def cancel_tasks(self, instruction: do.CancelAttempt) -> None: ...
     def end(self, instruction: do.EndJob) -> None: ...
     def break_down(self, reason: str) -> None: ...
 
 
-class LocalTaskPort:
-    """The world as one task of a local job sees it."""
+class LocalWiring:
+    """What a local job does for its workers."""
 
-    virtual = False
-
-    def __init__(self, job: JobOfPorts, task: TaskId, pool: WorkerPool) -> None:
-        """`pool`: threads for the I/O of the tasks that were deployed together."""
+    def __init__(self, job: JobOfPorts) -> None:
         self._job = job
-        self._task = task
-        self.pool = pool
-        self.host: TaskHost | None = None
 
-    def now_ms(self) -> int:
-        return now_ms()
+    def post(self, action: Callable[[], object]) -> None:
+        self._job.post(action)
 
-    def monotonic_ms(self) -> int:
-        return monotonic_ms()
+    def call_later(self, delay_ms: int, action: Callable[[], object]) -> None:
+        self._job.timers.after(delay_ms, action)
 
-    def send_frame(self, frame: task_do.SendFrame) -> None:
-        receiver = self._job.context.graph.receiver(frame.channel)
-        event = ev.FrameArrived(now_ms(), frame.attempt, frame.channel, frame.first_sequence, frame.elements)
-        self._job.messages.append(lambda: self._job.deliver(receiver, event))
+    def failed(self, subtask: Subtask, error: BaseException) -> None:
+        self._job.failed(subtask, error)
 
-    def grant_credit(self, grant: task_do.GrantCredit) -> None:
-        sender = self._job.context.graph.sender(grant.channel)
-        event = ev.CreditGranted(now_ms(), grant.attempt, grant.channel, grant.total_bytes, grant.window_bytes)
-        self._job.messages.append(lambda: self._job.deliver(sender, event))
+    def finished(self, subtask: Subtask) -> None:
+        self._job.let_go(subtask)
+
+    def acted(self, subtask: Subtask) -> None:
+        """Users look at a subtask when they like: it need not report how far it is."""
+
+
+class LocalSubtask(Subtask):
+    """A subtask of a local job: the other workers of the job are in the same process."""
+
+    def __init__(
+        self, job: JobOfPorts, worker: Worker, task: TaskId, attempt: AttemptNumber, beside: Collection[TaskId]
+    ) -> None:
+        super().__init__(worker, task, attempt, beside)
+        self._job = job
 
     def report(self, event: CoordinatorEvent) -> None:
-        self._job.messages.append(lambda: self._job.coordinator.handle(event))
+        self._job.messages.append(partial(self._job.coordinator.handle, event))
 
-    def run_io(self, work: Callable[[], ev.TaskEvent | TryAgain | None]) -> None:
-        host = self.host
-        assert host is not None
-
-        def done(future: Future[ev.TaskEvent | TryAgain | None]) -> None:
-            self._job.post(lambda: self._finish_io(host, future))
-
-        self.pool.submit(work, done)
-
-    def _finish_io(self, host: TaskHost, future: Future[ev.TaskEvent | TryAgain | None]) -> None:
-        def finish() -> None:
-            event = future.result()
-            if event is not None:
-                host.handle(event)
-
-        self._job.guarded(self._task, host, finish)
-
-    def call_later(self, delay_ms: int, action: Callable[[], None]) -> None:
-        host = self.host
-        assert host is not None
-
-        def act() -> None:
-            self._job.guarded(self._task, host, action)
-
-        self._job.timers.after(delay_ms, act)
-
-    def set_timer(self, instruction: task_do.SetTaskTimer, delay_ms: int) -> None:
-        assert self.host is not None
-        # A timer may be far away: it must not keep the state of a task that is over until then.
-        job, task, weak = self._job, self._task, weakref.ref(self.host)
-
-        def due() -> None:
-            host = weak()
-            if host is not None:
-                event = ev.TimerDue(now_ms(), instruction.timer, instruction.due_at_ms)
-                job.guarded(task, host, lambda: host.handle(event))
-
-        job.timers.after(delay_ms, due)
+    def connect_out(self, neighbour: TaskId) -> Transport:
+        return QueueTransport(neighbour, self._job.messages, self._job.worker_of(neighbour).deliver, self.now_ms)
 
 
 class LocalCoordinatorPort:
@@ -150,7 +115,12 @@ class LocalCoordinatorPort:
         raise ProtocolError(f"the process {instruction.process} is to be ended, and there is one process")
 
     def tell(self, task: TaskId, event: ev.TaskEvent) -> None:
-        self._job.messages.append(lambda: self._job.deliver(task, event))
+        def deliver() -> None:
+            worker = self._job.worker_of(task)
+            if (subtask := worker.subtasks.get(task)) is not None:
+                worker.deliver(task, subtask.attempt, event)
+
+        self._job.messages.append(deliver)
 
     def run_io(self, work: Callable[[], CoordinatorEvent | None]) -> None:
         self._run(self._job.coordinator_pool, work)

@@ -42,6 +42,10 @@ class TaskLooks:
         self.look({task: host})
         self._seen[task] = self._seen[task].at_rest
 
+    def rows_in(self) -> dict[TaskId, int]:
+        """Returns how many rows have come into each task in its newest attempt, as far as looks have shown."""
+        return {task: seen.records_in for task, seen in dict(self._seen).items()}
+
     def vertices(self) -> tuple[VertexMetrics, ...]:
         """What was seen last."""
         seen = dict(self._seen)

@@ -1,9 +1,10 @@
-"""`RayRuntime`: the Ray runtime as the driver sees it: one coordinator actor a job, and one actor a task.
+"""`RayRuntime`: the Ray runtime as the driver sees it: one coordinator actor a job, and one actor a worker.
 
 Rules:
 
-- A job takes as many common slots as its widest vertex has subtasks, and keeps them until it is over. Steps with
-  resources have slots of their own, which are reserved when the job is submitted (`slots/slot_plan.py`).
+- A job takes as many common slots as the widest vertex of each slot sharing group has subtasks, and keeps them until
+  it is over. Steps with resources have slots of their own, which are reserved when the job is submitted
+  (`slots/slot_plan.py`).
 - A job ends with its driver: all its processes are the driver's. A detached one is nobody's (`detached.py`): it has
   slots of its own, and nothing that it needs lies in the driver.
 """
@@ -20,6 +21,8 @@ from ray.exceptions import ActorAlreadyExistsError
 from ray.util.placement_group import PlacementGroup
 
 from tidegate.actors.graph.job_graph import JobGraph
+from tidegate.actors.graph.slot_plan import SLOT_BUNDLE, Placement, SlotPlan, slot_plan, strategy_of
+from tidegate.actors.graph.vertex_labels import vertex_labels
 from tidegate.actors.hosts.process_settings import ProcessSettings, Standbys
 from tidegate.actors.restore.state_follower import can_follow
 from tidegate.actors.runtimes.ray.coordinator.coordinator_actor import CoordinatorProcess
@@ -37,10 +40,8 @@ from tidegate.actors.runtimes.ray.shared_value import SharedValue, share_modules
 from tidegate.actors.runtimes.ray.slots.bundle_nodes import nodes_of
 from tidegate.actors.runtimes.ray.slots.own_slots import ADVICE, COMMON, common_slots, own_slots
 from tidegate.actors.runtimes.ray.slots.reservation import check_fits, release, reserve, started_here
-from tidegate.actors.runtimes.ray.slots.slot_plan import SLOT_BUNDLE, Placement, SlotPlan, slot_plan, strategy_of
 from tidegate.actors.runtimes.ray.slots.wanted import Wanted
 from tidegate.actors.runtimes.ray.token_check import is_on_spark, warn_if_open
-from tidegate.actors.runtimes.ray.vertex_labels import vertex_labels
 from tidegate.actors.runtimes.running_job import JobCard, JobOverview, SilentJob, Submission
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.store import OpenStore
@@ -239,16 +240,17 @@ class RayRuntime:
         settings = submission.context.processes
         wanted = self._standbys if settings.standbys is None else settings.standbys
         graph, backend = submission.context.graph, submission.context.options.backend
-        common = {task for task in graph.tasks() if graph.vertex(task.vertex).resources is None}
+        plan = _plan(graph)
         keyed = graph.keyed_tasks() if wanted == "warm" and can_follow(backend) else ()
-        followed = [task for task in keyed if task in common]
+        followed = [task for task in keyed if plan.workers[task] in plan.slots]
+        followers = len({plan.workers[task] for task in followed})
         start = task_start(settings.fork, is_on_spark())
         return FleetOptions(
             prefix=submission.spec.job_name,
             namespace=self._namespace,
             placement=placement,
             first_slot=first_slot,
-            standbys=standbys_kept(wanted, free_slots, len(common), len(followed)),
+            standbys=standbys_kept(wanted, free_slots, len(plan.slots), followers),
             open_store=self.open_store,
             driver=driver,
             slot_request_timeout_ms=settings.slot_request_timeout_ms,
@@ -271,18 +273,15 @@ class RayRuntime:
             return 0
         width = plan.width
         if width > placement.slots:
-            vertex = max((v for v in graph.vertices if v.resources is None), key=lambda v: v.parallelism)
-            raise ConfigurationError(
-                f"vertex {vertex.name!r} has parallelism {width}, and there are {placement.slots} task slots: lower "
-                "the parallelism, or start the session with more executors or slots_per_executor"
-            )
+            raise ConfigurationError(_too_few_slots(graph, plan, placement.slots))
         busy = self._busy()
         for first in range(placement.slots - width + 1):
             if all(slot not in busy for slot in range(first, first + width)):
                 return first
         names = sorted({job.name for job in busy.values()})
+        of_groups = f" ({plan.groups_text})" if plan.groups_text else ""
         raise ConfigurationError(
-            f"the job needs {width} neighbouring task slots, and {len(busy)} of "
+            f"the job needs {width} neighbouring task slots{of_groups}, and {len(busy)} of "
             f"{placement.slots} are taken by {', '.join(names)}: wait for it or cancel it, or start the session with "
             "more slots"
         )
@@ -290,6 +289,21 @@ class RayRuntime:
     def _busy(self) -> dict[int, RayJob]:
         """Slots that are taken, and the job that has each."""
         return {slot: job for job in self._jobs if job.slots and not job.over for slot in job.slots}
+
+
+def _too_few_slots(graph: JobGraph, plan: SlotPlan, slots: int) -> str:
+    """The error of a job that needs more common slots than a reservation has."""
+    if len(plan.groups) > 1:
+        return (
+            f"the job needs {plan.width} task slots ({plan.groups_text}), because slot sharing groups share none, and "
+            f"there are {slots}: lower the parallelism, name fewer groups (slot_sharing_group=), or start the session "
+            "with more executors or slots_per_executor"
+        )
+    vertex = max((v for v in graph.vertices if v.resources is None), key=lambda v: v.parallelism)
+    return (
+        f"vertex {vertex.name!r} has parallelism {plan.width}, and there are {slots} task slots: lower "
+        "the parallelism, or start the session with more executors or slots_per_executor"
+    )
 
 
 def _plan(graph: JobGraph) -> SlotPlan:

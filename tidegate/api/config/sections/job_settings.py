@@ -39,3 +39,6 @@ class JobSettings(Section):
     )
     """Whether rows of a batch are combined by key before they are sent to an aggregate: `auto` where that pays, `on`
     wherever the result is the same, or `off`. Flink's words are `AUTO`, `TWO_PHASE` and `ONE_PHASE`."""
+
+    slot_sharing: Annotated[bool, BeforeValidator(of.switch)] = Field(default=True, alias=KEYS["slot_sharing"][0])
+    """Whether the subtasks of a slot share one process. With `false` each has a process of its own in that slot."""

@@ -64,6 +64,7 @@ KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "detached": ("execution.detached",),
         "progress": ("progress",),
         "local_aggregation": ("table.optimizer.agg-phase-strategy",),
+        "slot_sharing": ("slot.sharing",),
         "channel_credit": ("taskmanager.network.memory.channel-credit",),
         "channel_queue": ("taskmanager.network.memory.channel-queue",),
         "channel_shared": ("taskmanager.network.memory.channel-shared",),

@@ -42,7 +42,7 @@ from tidegate.api.streams.steps.meanings import column_texts, computed_text, wit
 from tidegate.api.streams.steps.method_checks import check_methods
 from tidegate.api.streams.steps.named_columns import expressions_and_options
 from tidegate.api.streams.steps.other_names import STREAMS, OtherNames
-from tidegate.api.streams.steps.slot_options import SlotOptions, resources_of
+from tidegate.api.streams.steps.slot_options import SlotOptions, slot_of
 from tidegate.api.streams.steps.updating import Updating, after_function
 from tidegate.api.tables.shown_rows import html_columns
 from tidegate.storage.checkpoints.state_meaning import StateMeaning
@@ -489,6 +489,7 @@ class StreamSteps(OtherNames):
         if self._updating is not None and not takes_changes:
             parallelism = self._updating.parallelism(repr(name), parallelism, self._input_parallelism)
         inputs = (self._in_order(parallelism)._inputs, () if second is None else second._inputs)
+        resources, slot_group = slot_of(name, slot)
         node = StreamNode(
             uid=self._program.new_uid(name, uid),
             name=name,
@@ -502,7 +503,8 @@ class StreamSteps(OtherNames):
             inputs=inputs[0] + inputs[1],
             ordinals=(0,) * len(inputs[0]) + (1,) * len(inputs[1]),
             batch_rows=check_batch_rows(name, batch_rows),
-            resources=resources_of(name, slot),
+            resources=resources,
+            slot_group=slot_group,
             side_outputs=tuple(side_outputs),
             takes_back=before[0].made_by if before and (takes_changes or deletes) else None,
             meaning=None if meaning is None else with_computed_keys(meaning, inputs),

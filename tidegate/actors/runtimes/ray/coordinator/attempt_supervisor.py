@@ -1,32 +1,32 @@
-"""Deploys attempts on Ray: gives processes their orders, watches how they end, and measures how long recovery takes.
+"""Deploys attempts on Ray: gives workers their orders, watches how they end, and measures how long recovery takes.
 
 Rules:
 
-- An attempt is told to the processes of its tasks and watched through its pending `run` call: its result, or its loss
-  with the process, becomes a fact for the coordinator at once.
-- Where only the connection broke, and the process answers, it is watched on, and told again what may not have arrived
+- An attempt is told to the processes of its workers, one order each, once these and those of their neighbours have
+  identified themselves: an order says how each neighbour is reached. How each subtask ends is reported (`Ended`); that
+  a process has died fails all its subtasks that have not finished, at once.
+- Where only the connection broke, and the process answers, it is told again what may not have arrived
   (`lost_nodes.py`). What is told bears being told twice.
+- What the subtasks of a worker are told in one round of the mailbox goes in one message (`flush`).
 - An attempt is deployed when all processes that live have let go of the one before it. Who has not after a while is
-  given up (`letting_go.py`), and ended once the log says so (`given_up.py`): no task is ever given to a process that is
+  given up (`letting_go.py`), and ended once the log says so (`given_up.py`): nothing is ever given to a process that is
   stuck.
 - While a node may be lost an attempt waits for spare processes elsewhere, or until Ray knows (`lost_nodes.py`). A wait
-  for room in the cluster is told, and fails the attempt in the end (`room.py`).
-- A task whose `run` has returned needs its process no more: what is still said to it may get lost.
-- A coordinator that takes over finds the processes that its predecessor has left, and watches them in their attempts. A
-  task that has none any more has failed; that is told when it is asked.
-- What is said about an attempt that is not the current one any more is for the machine to ignore, by its number.
+  for room in the cluster is logged, and fails the attempt in the end (`room.py`).
+- A subtask that has finished needs its process no more: what is still sent to it may get lost.
+- A coordinator that takes over finds the processes that its predecessor has left. A subtask that has none any more has
+  failed; that is reported when it is asked.
+- What is reported about an attempt that is not the current one any more is for the machine to ignore, by its number.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
-
-from ray.exceptions import RayError
+from typing import Any, TypeAlias
 
 from tidegate.actors.coordinator.job.job_spec import RestorePoint
 from tidegate.actors.coordinator.messages import events as co
@@ -39,7 +39,7 @@ from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.runtimes.metrics.recovery_times import RecoveryWatch
 from tidegate.actors.runtimes.ray.fleet.fleet import Fleet
 from tidegate.actors.runtimes.ray.fleet.given_up import GivenUp
-from tidegate.actors.runtimes.ray.fleet.inheritance import Found, by_task, find_processes, memory_death_of_tasks
+from tidegate.actors.runtimes.ray.fleet.inheritance import Found, by_worker, find_processes, memory_death_of_tasks
 from tidegate.actors.runtimes.ray.fleet.letting_go import LettingGo
 from tidegate.actors.runtimes.ray.fleet.lost_nodes import LostNodes
 from tidegate.actors.runtimes.ray.fleet.member import Member, reason_of
@@ -49,11 +49,10 @@ from tidegate.actors.runtimes.ray.process.belonging import Known
 from tidegate.actors.runtimes.ray.process.calls import LOST_CALL_GRACE_MS, Watched
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
 from tidegate.actors.runtimes.ray.process.orders import Handle, Order
-from tidegate.actors.runtimes.ray.process.outcomes import Outcome
+from tidegate.actors.runtimes.ray.process.outbox import Ended
 from tidegate.actors.runtimes.ray.slots.bundle_nodes import BundleNodes, nodes_of
 from tidegate.actors.runtimes.ray.slots.room import Room, look_at
 from tidegate.actors.runtimes.ray.slots.slots_elsewhere import NOWHERE, Nodes
-from tidegate.actors.runtimes.ray.vertex_labels import task_names
 from tidegate.actors.runtimes.running_job import TaskProcessInfo
 from tidegate.actors.task.messages import events as ev
 from tidegate.storage.clock import now_ms
@@ -61,6 +60,19 @@ from tidegate.storage.ids import AttemptNumber, JobId
 from tidegate.storage.user_values import logged_text
 
 log = logging.getLogger(__name__)
+
+_Told: TypeAlias = tuple[TaskId, AttemptNumber, ev.TaskEvent]
+
+
+@dataclass(frozen=True, slots=True)
+class _Unsent:
+    """An order that is to be sent. `peers`: for each neighbour in another worker its process."""
+
+    member: Member
+    tasks: tuple[TaskId, ...]
+    peers: dict[TaskId, Member]
+    attempt: AttemptNumber
+    restore: RestorePoint | None
 
 
 class AttemptSupervisor:
@@ -72,7 +84,9 @@ class AttemptSupervisor:
         tell_coordinator: Callable[[CoordinatorEvent], None],
         mailbox: Mailbox,
         heartbeat_timeout_ms: int = TIMEOUT_MS,
+        join: Callable[[Member], object] = lambda _: None,
     ) -> None:
+        """`join`: connects to a process that has identified itself."""
         self._fleet = fleet
         self._tell_coordinator = tell_coordinator
         self._mailbox = mailbox
@@ -86,7 +100,12 @@ class AttemptSupervisor:
         self._cancelled: dict[TaskId, AttemptNumber] = {}
         """The newest attempt of which each task was told to let go: nothing of it is said again."""
         self._neighbours = fleet.graph.neighbours()
-        self._names = task_names(fleet.graph)
+        self._unsent: dict[Member, list[_Told]] = {}
+        """What processes are told with the next message."""
+        self._orders: list[_Unsent] = []
+        """Orders that wait until processes have identified themselves."""
+        self._join = join
+        fleet.died, fleet.identified = self._has_died, self._identified
         self._due: do.DeployAttempt | None = None
         """An attempt that waits for processes to let go of the one before."""
         self.generation = ev.UNFENCED
@@ -128,13 +147,11 @@ class AttemptSupervisor:
             attempt = state.attempt_of(task)
             if task not in state.down and self._attempts.get(task) != attempt:
                 self._attempts[task] = attempt
-                if (member := self._members.get(task)) is not None:
-                    self._watch_end(task, attempt, member)
 
     def _inherit(self, found: Sequence[Found], silent: Mapping[str, Handle], given_up: Collection[str]) -> None:
-        tasks, standbys, useless = by_task(found, given_up)
-        self._members = self._fleet.inherit(tasks, standbys)
-        log.info("%d processes of tasks and %d spare ones are still there", len(tasks), len(standbys))
+        workers, standbys, useless = by_worker(found, self._fleet.slots.plan.workers, given_up)
+        self._members = self._fleet.inherit(workers, standbys)
+        log.info("%d processes of workers and %d spare ones are still there", len(workers), len(standbys))
         left = [self._fleet.left_behind(one) for one in useless]
         left += [Member(name, handle, None, Future()) for name, handle in silent.items()]
         # Later: the first entry of this coordinator says that it takes over.
@@ -178,20 +195,21 @@ class AttemptSupervisor:
     def _deploy(self, instruction: do.DeployAttempt) -> None:
         """Give every task of an attempt to a process."""
         tasks = self._fleet.graph.tasks() if instruction.tasks is None else instruction.tasks
+        # Before the new attempt is known: what of these messages is lost is no failure of it.
+        self.flush()
         self._attempt = instruction.attempt
         self._attempts |= dict.fromkeys(tasks, instruction.attempt)
         self._finished.difference_update(tasks)
         at_ms = now_ms()
         self.recoveries.deployed(instruction.attempt, tasks, at_ms)
         known = {id(member) for member in self._members.values()}
-        self._members = self._fleet.staff(tasks, self._lost_nodes.doubtful, self._nodes)
-        fresh = [m.name for m in self._members.values() if id(m) not in known]
-        for task in tasks:
-            member = self._members[task]
-            peers = {peer: self._members[peer].handle for peer in self._neighbours[task]}
-            order = Order(task, instruction.attempt, instruction.restore, peers, self.generation)
-            self._tell(task, member, partial(member.handle.deploy.remote, order))
-            self._watch_end(task, instruction.attempt, member)
+        self._members |= self._fleet.staff(tasks, self._lost_nodes.doubtful, self._nodes)
+        fresh = dict.fromkeys(m.name for task in tasks if id(m := self._members[task]) not in known)
+        for member, of_member in self._by_member(tasks).items():
+            neighbours = {peer for task in of_member for peer in self._neighbours[task]} - set(of_member)
+            peers = {peer: self._members[peer] for peer in sorted(neighbours)}
+            self._orders.append(_Unsent(member, of_member, peers, instruction.attempt, instruction.restore))
+        self._give_orders()
         log.info(
             "attempt %d of %s is deployed from %s%s; new to it: %s",
             instruction.attempt,
@@ -204,11 +222,35 @@ class AttemptSupervisor:
             self._room.watch()
         self._mailbox.call_later(self._fleet.options.standby_delay_ms, self._fleet.refill)
 
-    def _watch_end(self, task: TaskId, attempt: AttemptNumber, member: Member) -> None:
-        # Ray shows the name of a call that is pending: it says which task a process holds that was a standby.
-        name = f"{self._fleet.options.prefix}: {self._names[task]}, attempt {attempt}"
-        running = member.handle.run.options(name=name).remote(attempt).future()
-        running.add_done_callback(partial(self._ended, attempt, task, member))
+    def _identified(self, member: Member) -> None:
+        """A process has started, and is known to be there."""
+        self._join(member)
+        self._give_orders()
+
+    def _give_orders(self) -> None:
+        """Send the orders whose processes have all identified themselves: each is told how it reaches the others."""
+        orders, self._orders = self._orders, []
+        for order in orders:
+            tasks = tuple(t for t in order.tasks if self._is_current(t, order.attempt))
+            if tasks and any(member.info is None for member in (order.member, *order.peers.values())):
+                self._orders.append(order)
+            elif tasks:
+                peers = {peer: member.as_peer() for peer, member in order.peers.items()}
+                slot = self._fleet.shown_as(tasks[0])
+                told = Order(tasks, order.attempt, order.restore, peers, self.generation, slot)
+                self._tell(tasks, order.member, partial(order.member.handle.deploy.remote, told))
+
+    def _is_current(self, task: TaskId, attempt: AttemptNumber) -> bool:
+        """Whether this is the attempt of a task, and was not cancelled."""
+        return self._attempts.get(task) == attempt and self._cancelled.get(task, -1) < attempt
+
+    def _by_member(self, tasks: Iterable[TaskId]) -> dict[Member, tuple[TaskId, ...]]:
+        """The processes of these tasks, and which of the tasks each has."""
+        found: dict[Member, list[TaskId]] = {}
+        for task in tasks:
+            if (member := self._members.get(task)) is not None:
+                found.setdefault(member, []).append(task)
+        return {member: tuple(of_member) for member, of_member in found.items()}
 
     def cancel(self, instruction: do.CancelAttempt) -> None:
         """Have every process that lives let go of an attempt; one that does not is killed."""
@@ -216,20 +258,28 @@ class AttemptSupervisor:
         tasks = tuple(self._fleet.graph.tasks() if instruction.tasks is None else instruction.tasks)
         self._due = self._without(tasks)
         self._cancelled |= dict.fromkeys(tasks, attempt)
-        for task in tasks:
-            member = self._members.get(task)
-            if member is not None and member.usable:
-                self._letting_go.tell(member, attempt, self.generation)
+        self._orders = [o for o in self._orders if any(self._is_current(task, o.attempt) for task in o.tasks)]
+        for member, of_member in self._by_member(tasks).items():
+            if member.usable:
+                self._letting_go.tell(member, of_member, attempt, self.generation)
 
     def tell(self, task: TaskId, event: ev.TaskEvent) -> None:
-        """Say something to a task in its current attempt, if its process lives."""
+        """Send an event to a task in its current attempt with the next message, if its process lives."""
         member = self._members.get(task)
         if member is not None and member.usable:
-            self._tell(task, member, partial(member.line.say, "tell", self._attempts[task], event))
+            self._unsent.setdefault(member, []).append((task, self._attempts[task], event))
         elif isinstance(event, ev.CoordinatorTookOver):
             why = "" if self._why_gone is None else f": {self._why_gone}"
             reason = f"its process was gone when a new coordinator took over{why}"
             self._tell_coordinator(co.TaskFailed(now_ms(), event.attempt, task, reason))
+
+    def flush(self) -> None:
+        """Send what processes were told since the last message."""
+        if self._unsent:
+            unsent, self._unsent = self._unsent, {}
+            for member, told in unsent.items():
+                tasks = tuple(dict.fromkeys(task for task, _, _ in told))
+                self._tell(tasks, member, partial(member.line.say, "tell", tuple(told)))
 
     def completed(self, task: TaskId, event: ev.CheckpointCompleted, state: CoordinatorState) -> None:
         """A task was told of a checkpoint: whoever follows it is told as well, unless it has gone meanwhile."""
@@ -242,17 +292,24 @@ class AttemptSupervisor:
         return Known(self.generation, self._fleet.has(name, actor_id) if in_charge else None)
 
     def found_hung(self, member: Member) -> Callable[[str], object]:
-        """A process lives and does not get on; what is returned takes the failure of the task that it has."""
-        task = next((t for t, m in self._members.items() if m is member and t not in self._finished), None)
-        attempt = self._attempt if task is None else self._attempts.get(task, self._attempt)
+        """A process lives and does not get on; what is returned takes the failure of the subtasks that it has.
+
+        The one that acted last comes first: the failure of the attempt names it.
+        """
+        tasks = sorted(self._unfinished(member), key=lambda task: task != member.acting)
+        attempts = {task: self._attempts.get(task, self._attempt) for task in tasks}
 
         def tell(text: str) -> None:
-            if task is not None:
+            for task, attempt in attempts.items():
                 self._noticed(attempt, task, member)
                 self._tell_coordinator(co.TaskFailed(now_ms(), attempt, task, bounded_text(text)))
 
         self._deploy_if_free()
         return tell
+
+    def _unfinished(self, member: Member) -> list[TaskId]:
+        """The subtasks that a process has, and needs."""
+        return [task for task, m in self._members.items() if m is member and task not in self._finished]
 
     def dismiss(self) -> None:
         """This coordinator cannot go on: processes end, unless they obey another one."""
@@ -260,6 +317,7 @@ class AttemptSupervisor:
             if look is not None:
                 look.close()
         self._due = None
+        self._orders.clear()
         self._fleet.dismiss(self.generation)
 
     def close(self) -> list[Future[None]]:
@@ -267,6 +325,7 @@ class AttemptSupervisor:
         for look in (self._room, self._bundles):
             if look is not None:
                 look.close()
+        self._orders.clear()
         return self._fleet.close()
 
     def processes(self) -> tuple[TaskProcessInfo, ...]:
@@ -307,7 +366,6 @@ class AttemptSupervisor:
         at_ms = now_ms()
         if (member := self._members.get(task)) is not None:
             member.heard_at_ms = at_ms
-            member.line.used()
         if rows_in > 0 and (words := self.recoveries.row_came_in(attempt, task, at_ms)) is not None:
             log.info("attempt %d: the first rows came into %s %s", attempt, task, words)
 
@@ -322,63 +380,59 @@ class AttemptSupervisor:
             at_ms = now_ms()
             self.recoveries.failed(at_ms, max(0, at_ms - member.heard_at_ms))
 
-    def _ended(self, attempt: AttemptNumber, task: TaskId, member: Member, future: Future[Outcome]) -> None:
-        # Known before the coordinator decides: the next attempt must not go to a process that has died, or is unfit.
-        error = future.exception()
-        dead = partial(self._has_died, attempt, task, member)
-        if self._broke(member, error, dead, partial(self._watch_end, task, attempt, member)):
+    def ended(self, ended: Ended) -> None:
+        """A process reports how an attempt of a subtask has ended in it."""
+        attempt, task, outcome = ended.attempt, ended.task, ended.outcome
+        if attempt != self._attempts.get(task):
             return
-        if error is not None:
-            member.dead |= isinstance(error, RayError)
-            self._mailbox.post(lambda: dead(error))
-        else:
-            outcome = future.result()
-            member.given_up |= outcome.unfit
-            self._mailbox.post(lambda: self._has_ended(attempt, task, member, outcome))
-
-    def _has_ended(self, attempt: AttemptNumber, task: TaskId, member: Member, outcome: Outcome) -> None:
-        if outcome.kind == "finished" and attempt == self._attempts.get(task):
+        if outcome.kind == "finished":
             self._finished.add(task)
-        if outcome.kind != "failed":
             return
-        if outcome.unfit:
+        if outcome.unfit and (member := self._members.get(task)) is not None:
             self.give_up(member, f"{member.name} can start no thread or open no file any more")
         reason = outcome.reason or "no reason given"
         self._tell_coordinator(co.TaskFailed(now_ms(), attempt, task, reason, outcome.permanent, outcome.fingerprint))
 
-    def _has_died(self, attempt: AttemptNumber, task: TaskId, member: Member, error: BaseException) -> None:
+    def _has_died(self, member: Member, error: BaseException | None) -> None:
         if self._fleet.closed:  # The job is over: its processes were killed, some before they could say so.
             return
-        self._noticed(attempt, task, member)
-        self._tell_coordinator(co.TaskFailed(now_ms(), attempt, task, reason_of(member, error)))
+        tasks = self._unfinished(member)
+        reason = "" if error is None or not tasks else reason_of(member, error)
+        for task in tasks:
+            attempt = self._attempts.get(task, self._attempt)
+            self._noticed(attempt, task, member)
+            self._tell_coordinator(co.TaskFailed(now_ms(), attempt, task, reason))
 
     def _starting(self) -> list[str]:
-        return [member.name for member in self._members.values() if member.usable and member.info is None]
+        starting = (member.name for member in self._members.values() if member.usable and member.info is None)
+        return list(dict.fromkeys(starting))
 
     def _no_room(self, why: str) -> None:
         task = next((t for t, m in self._members.items() if m.usable and m.info is None), None)
         if task is not None:
             self._tell_coordinator(co.TaskFailed(now_ms(), self._attempts[task], task, bounded_text(why)))
 
-    def _tell(self, task: TaskId, member: Member, call: Callable[[], Watched]) -> None:
-        """Say something to a task. What does not arrive fails the attempt that it was for."""
-        attempt = self._attempts[task]
+    def _tell(self, tasks: Sequence[TaskId], member: Member, call: Callable[[], Watched]) -> None:
+        """Send something to subtasks of a process. What does not arrive fails the attempts that it was for."""
+        attempts = {task: self._attempts[task] for task in tasks}
 
-        def over() -> bool:
-            return self._fleet.closed or (attempt == self._attempts[task] and task in self._finished)
+        def concerned() -> list[TaskId]:
+            if self._fleet.closed:
+                return []
+            return [t for t, attempt in attempts.items() if attempt == self._attempts[t] and t not in self._finished]
 
         def lost(error: BaseException) -> None:
             # After a while (`calls.py`): if the process has died, that is the failure.
             self._mailbox.call_later(LOST_CALL_GRACE_MS, lambda: fail(error))
 
         def fail(error: BaseException) -> None:
-            if not over():
+            for task in concerned():
                 reason = f"a message to it did not arrive: {error}"
-                self._tell_coordinator(co.TaskFailed(now_ms(), attempt, task, reason))
+                self._tell_coordinator(co.TaskFailed(now_ms(), attempts[task], task, reason))
 
         def again() -> None:
-            if self._cancelled.get(task, -1) < attempt == self._attempts[task] and not over():
-                self._tell(task, member, call)
+            if any(self._cancelled.get(task, -1) < attempts[task] for task in concerned()):
+                self._tell(tasks, member, call)
 
         def done(future: Future[Any]) -> None:
             error = future.exception()

@@ -45,16 +45,19 @@ from tidegate.actors.runtimes.ray.coordinator.patient_replay import replay_when_
 from tidegate.actors.runtimes.ray.coordinator.shown import Shown
 from tidegate.actors.runtimes.ray.coordinator.task_reports import TaskReports
 from tidegate.actors.runtimes.ray.exchange.connections import Connections
+from tidegate.actors.runtimes.ray.exchange.line import COORDINATOR
 from tidegate.actors.runtimes.ray.fleet.fleet import Fleet
 from tidegate.actors.runtimes.ray.fleet.heartbeats import Heartbeats
 from tidegate.actors.runtimes.ray.fleet.late_checkpoints import LateCheckpoints
 from tidegate.actors.runtimes.ray.fleet.late_deployments import LateDeployments
 from tidegate.actors.runtimes.ray.fleet.late_tasks import LateTasks
+from tidegate.actors.runtimes.ray.fleet.member import Member
 from tidegate.actors.runtimes.ray.fleet_options import FleetOptions
 from tidegate.actors.runtimes.ray.process.actor_log import log_of_coordinator
 from tidegate.actors.runtimes.ray.process.belonging import Known
 from tidegate.actors.runtimes.ray.process.lifeline import end_process
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
+from tidegate.actors.runtimes.ray.process.outbox import Ended, Report
 from tidegate.actors.runtimes.ray.process.termination import end_at_sigterm
 from tidegate.actors.runtimes.ray.shared_value import open_shared
 from tidegate.actors.runtimes.ray.slots.pending_demand import PendingDemand
@@ -102,11 +105,12 @@ class CoordinatorProcess(Shown):
         self._host: CoordinatorHost | None = None
         self._lease: LeaseKeeper | None = None
         self._metrics = JobMetrics(context.job_name, card.submitted_at_ms)
-        self._mailbox = Mailbox("tidegate-coordinator", lambda: False, self._tick, TICK_MS, self._broke_down)
+        self._mailbox = Mailbox(
+            "tidegate-coordinator", lambda: False, self._tick, TICK_MS, self._broke_down, flush=self._flush
+        )
         self._log_pool = WorkerPool(1, "tidegate-log", self._thread_died)
         self._pool = WorkerPool(IO_THREADS, "tidegate-io", self._thread_died)
         self._copy_pool = WorkerPool(COPY_THREADS, "tidegate-savepoints", self._thread_died)
-        connections = Connections(self._thread_died)
         fleet = Fleet(
             context.graph,
             context_reference,
@@ -115,10 +119,15 @@ class CoordinatorProcess(Shown):
             self._mailbox.post,
             runtime_context.get_node_id(),
         )
-        if context.options.sockets:
-            doors = {"report": self.report, "counted": self.counted}
-            fleet.joins = lambda line: line.allow(connections, fleet.node_id, doors)
-        deployment = AttemptSupervisor(fleet, self._handle, self._mailbox, context.heartbeats.timeout_ms)
+        connections = Connections(context.secret, COORDINATOR, lambda _: None, self._thread_died)
+        doors = {"report": self.report, "counted": self.counted}
+
+        def join(member: Member) -> None:
+            info = member.info
+            if info is not None and info.address and info.node_id == fleet.node_id:
+                member.line.join(connections, info.address, info.actor_id, doors)
+
+        deployment = AttemptSupervisor(fleet, self._handle, self._mailbox, context.heartbeats.timeout_ms, join)
         told = deployment.found_hung, deployment.give_up, deployment.silent
         self._heartbeats, self._deployment = Heartbeats(context.heartbeats, fleet, self._mailbox, *told), deployment
         late = LateTasks(deployment.doing, self._mailbox.post, self._mailbox.call_later)
@@ -137,9 +146,9 @@ class CoordinatorProcess(Shown):
     # --- calls of tasks -------------------------------------------------------------------------------------------
 
     @ray.method(concurrency_group="control")
-    def report(self, event: CoordinatorEvent) -> None:
-        """A task says something."""
-        self._mailbox.post(lambda: self._handle(event))
+    def report(self, reports: tuple[Report, ...]) -> None:
+        """A worker reports what its subtasks have to report."""
+        self._mailbox.post(lambda: self._reported(reports))
 
     @ray.method(concurrency_group="control", enable_task_events=False)
     def knows(self, name: str, actor_id: str) -> Known:
@@ -241,6 +250,13 @@ class CoordinatorProcess(Shown):
             log.warning("the log has grown during the takeover, it is replayed again: %s", reason)
             self._start()
 
+    def _reported(self, reports: tuple[Report, ...]) -> None:
+        for report in reports:
+            if not isinstance(report, Ended):
+                self._handle(report)
+            elif self._host is not None:
+                self._deployment.ended(report)
+
     def _handle(self, event: CoordinatorEvent) -> None:
         if self._host is not None:
             self._deployment.observe(event)
@@ -275,6 +291,9 @@ class CoordinatorProcess(Shown):
     def _statistics(self) -> CheckpointStatistics:
         host = self._host
         return CheckpointStatistics() if host is None else host.machine.state.statistics.copy()
+
+    def _flush(self) -> None:
+        self._deployment.flush()
 
     def _tick(self) -> None:
         if self._host is not None:

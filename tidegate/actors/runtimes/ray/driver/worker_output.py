@@ -44,7 +44,7 @@ _NOTICES = re.compile(
 _NAME = "tidegate_filter"
 _QUIET = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (DEBUG|INFO) tidegate\..*")
 _WARNINGS_OF_RAY = re.compile(
-    r"Task (\S*\b)?TaskProcess\.(frame|credit)\b.* failed\. There are infinite retries remaining, .*"
+    r"Task (\S*\b)?WorkerProcess\.(frame|credit)\b.* failed\. There are infinite retries remaining, .*"
     r"|WARNING: \d+ \w+ worker processes have been started on node: .*",
     re.DOTALL,
 )

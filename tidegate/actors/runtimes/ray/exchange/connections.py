@@ -1,21 +1,22 @@
-"""`Connections`: the sockets of a task's process to the processes of its neighbours on the same node.
+"""`Connections`: the sockets of a process of a job to other processes of that job on the same node.
 
-Frames and grants of credit go over them in a fraction of the time of a call of Ray. `Link` says what is said and heard.
-Rules:
+`Link` says how messages are framed, `PeerLink` and `Line` what they mean. Rules:
 
-- One connection joins two processes, for all channels between their tasks, in one attempt.
-- Who sends frames listens, on an abstract name that nobody can guess, and offers a connection by a call of Ray. The
-  receiver connects, or refuses: it may be on another node, or in a container with a network of its own. The name is the
-  system's, not a file's: nothing is left behind, however the process ends.
-- Only processes of the same user are let in, and only those that show the token of an offer, once. Both ends show one.
-- One thread receives for all connections, and never waits for anything else. Whoever sends writes at once what the
-  system takes; the rest is written by that thread. No send ever waits.
-- Only that thread closes sockets: a number that it has heard of is never another connection's by then.
+- A process listens from its start, on an abstract name that cannot be guessed. The name is the system's, not a file's:
+  nothing is left behind, however the process ends.
+- Only processes of the same user are let in, and of those only such as prove that they have the secret of the job. Both
+  ends prove it, for this pair of processes and this direction.
+- One connection joins two processes, and lasts as long as both. It is not made again when it breaks.
+- One thread reads for all connections, and never waits for anything else. A send writes at once what the system takes.
+  That thread writes the rest. No send ever waits.
+- Only that thread closes sockets: a number that it was told of is never another connection's by then.
 - Processes that user code forks close them: the end of a process is noticed by its connections.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import logging
 import os
 import resource
@@ -24,97 +25,100 @@ import select
 import socket
 import struct
 import threading
+from array import array
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Protocol
 
 from tidegate.actors.protocol.failure_reasons import error_text
-from tidegate.actors.runtimes.ray.exchange.link import TOKEN_BYTES, Bytes, Kind, Link, Message
+from tidegate.actors.runtimes.ray.exchange.link import Bytes, Kind, Link, Message
 
 log = logging.getLogger(__name__)
 
 CONNECTIONS_MAX = 512
-"""Of a process, and no more than a quarter of the files that it may open."""
+"""Connections of a process, at most; and no more than an eighth of the files that it may open."""
 STRANGERS_MAX = 64
-"""Connections on which nothing was shown yet; the oldest one goes."""
+"""Connections that have proved nothing yet; the oldest one is closed for a new one."""
 READ_BYTES = 256 * 1024
+PROOF_BYTES = 16
+ID_BYTES_MAX = 200
+_ID_SIZE = struct.Struct("<B")
 _BACKLOG = 4096
 _CREDENTIALS = struct.Struct("=iII")
+_DESCRIPTOR_SPACE = socket.CMSG_SPACE(struct.calcsize("i"))
+_CLOSED_IN_PROGRAMS = 0x40000000
+"""MSG_CMSG_CLOEXEC: a descriptor that comes is not inherited by programs."""
 _READ, _WRITE = 1, 4
 """EPOLLIN and EPOLLOUT, which other systems do not have."""
 
 TOO_MANY = "too many connections"
 
 
-@dataclass(frozen=True, slots=True)
-class LinkOffer:
-    """Where a process listens, and what each end shows: the one that connects `token`, the other one `answer`."""
-
-    node_id: str
-    name: bytes
-    token: bytes
-    answer: bytes
-
-
 class Ear(Protocol):
-    """Who hears of a connection; on its thread, so nothing of it may wait."""
+    """Takes what happens on a connection. Called on the reading thread, so nothing in it may wait."""
+
+    def connected(self, connection: Connection) -> None:
+        """There is a connection. Called before anything else, by `connect` on the thread of its caller."""
 
     def opened(self) -> None:
-        """Both ends have shown their tokens, as far as this one knows: something can be said."""
+        """The other end has proved who it is: messages can be sent."""
 
     def heard(self, message: Message) -> None:
-        """The other end has said something."""
+        """A message came in. What this raises ends the connection."""
 
-    def over(self, reason: str | None) -> None:
-        """Nothing follows. None: all that was said was heard; else why it may not have been."""
+    def over(self, reason: str) -> None:
+        """The connection has ended. Nothing follows."""
 
 
 class Connection:
-    """One end of a connection. `say`, `end` and `cut` are for any thread."""
+    """One end of a connection. `send` and `cut` are for any thread."""
 
     def __init__(self, epoll: select.epoll, connected: socket.socket, link: Link, ear: Ear) -> None:
         self._epoll, self._socket, self._link, self._ear = epoll, connected, link, ear
         self._lock = threading.Lock()
         self._waits_to_write = self._closed = False
-        self._reason = ""
-        """Why it ends, if this end knows."""
+        self._received: int | None = None
+        """The descriptor that the other end has sent, until it is taken."""
+        self._awaits_descriptor = True
 
-    def say(self, kind: Kind, *payload: Bytes) -> bool:
-        """Say something; False: it has to go another way."""
+    def send(self, kind: Kind, *payload: Bytes, descriptor: int | None = None) -> bool:
+        """Send a message. Returns whether the connection has not ended. ProtocolError if the message is too large."""
         with self._lock:
-            said = not self._closed and self._link.say(kind, *payload)
-            if said and not self._waits_to_write:
+            if self._closed:
+                return False
+            self._link.send(kind, *payload, descriptor=descriptor)
+            if not self._waits_to_write:
                 self._write()
-        return said
-
-    def end(self) -> None:
-        """Everything was said. The connection ends when the other end has heard it."""
-        with self._lock:
-            if not self._closed:
-                self._link.end()
-                self._write()
+        return True
 
     def cut(self) -> None:
-        """End the connection now, whatever was said."""
+        """End the connection now, whatever was sent."""
         with self._lock, suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def abandon(self) -> None:
-        """Let go of the socket in a process that was forked off, where nobody gives the lock back."""
+        """Close the socket in a process that was forked off, in which the lock may never be released."""
         self._socket.close()
+
+    def take_descriptor(self) -> int | None:
+        """Return the descriptor that came with a message, None if none came. The caller closes it."""
+        descriptor, self._received = self._received, None
+        self._awaits_descriptor = False
+        return descriptor
 
     def _write(self) -> None:
         """Write what the system takes."""
-        while pieces := self._link.unwritten():
+        while True:
+            pieces, descriptor = self._link.unwritten()
+            if not pieces:
+                break
             try:
-                self._link.wrote(self._socket.sendmsg(pieces))
+                self._link.wrote(self._socket.sendmsg(pieces, _rights(descriptor)))
             except BlockingIOError:
                 self._wait_to_write(True)
                 return
-            except OSError as error:
-                # The other end is gone. The receiving thread hears so, behind all that it had still said.
-                self._reason = self._reason or error_text(error)
+            except OSError:
+                # The other end is gone. The reading thread notices, behind all that it had still sent.
                 return
         self._wait_to_write(False)
 
@@ -123,11 +127,11 @@ class Connection:
             self._waits_to_write = waits
             self._epoll.modify(self._socket, _READ | _WRITE if waits else _READ)
 
-    # --- on the receiving thread ----------------------------------------------------------------------------------
+    # --- on the reading thread --------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Have the socket watched, and show the token."""
-        # Once it is watched the other thread tells of what it hears.
+        """Have the socket watched, and prove who this is."""
+        # Once it is watched the other thread tells what it reads.
         was_open = self._link.is_open
         self._epoll.register(self._socket, _READ)
         with self._lock:
@@ -136,102 +140,127 @@ class Connection:
             self._ear.opened()
 
     def ready(self, space: memoryview) -> bool:
-        """The socket can be read, or written. False: the connection is over."""
+        """The socket can be read, or written. Returns False if the connection has ended."""
         try:
             with self._lock:
                 self._write()
-            size_bytes = self._socket.recv_into(space)
+            messages = self._read(space)
         except BlockingIOError:
-            return not self._link.is_over or self._over(None)
+            return True
         except OSError as error:
-            return self._ended(error_text(error))
-        if not size_bytes:
-            return self._ended("the other end is gone")
-        try:
-            self._hear(space[:size_bytes])
-        except Exception as error:  # noqa: BLE001 (what came is of no use: whoever listens is told)
             return self._over(error_text(error))
-        return not self._link.is_over or self._over(None)
+        except Exception as error:  # noqa: BLE001 (what came is of no use: both ends are told)
+            return self._over(error_text(error))
+        if messages is None:
+            return self._over("the other end is gone")
+        try:
+            for message in messages:
+                self._ear.heard(message)
+        except Exception as error:  # noqa: BLE001 (as above)
+            return self._over(error_text(error))
+        return True
 
-    def _hear(self, data: memoryview) -> None:
-        with self._lock:
-            was_open = self._link.is_open
-            messages = self._link.heard(data)
+    def _read(self, space: memoryview) -> list[Message] | None:
+        """Read once. Returns the messages that are whole now; None: nothing follows."""
+        large = self._link.space()
+        if large is not None:
+            size_bytes = self._socket.recv_into(large)
+            return self._link.filled(size_bytes) if size_bytes else None
+        if self._awaits_descriptor:
+            size_bytes, ancillary, _, _ = self._socket.recvmsg_into([space], _DESCRIPTOR_SPACE, _CLOSED_IN_PROGRAMS)
+            self._keep_descriptors(ancillary)
+        else:
+            size_bytes = self._socket.recv_into(space)
+        if not size_bytes:
+            return None
+        was_open = self._link.is_open
+        messages = self._link.read(space[:size_bytes])
         if self._link.is_open and not was_open:
             self._ear.opened()
-        for message in messages:
-            self._ear.heard(message)
-        if self._link.heard_end:
-            # Not earlier: this says that all of it was taken in.
-            self.end()
+        return messages
 
-    def _ended(self, reason: str) -> bool:
-        # An end that was not let in has said nothing that counts, and has heard nothing.
-        lost = self._link.is_open and not self._link.heard_end
-        return self._over(self._reason or reason if lost else None)
+    def _keep_descriptors(self, ancillary: list[tuple[int, int, bytes]]) -> None:
+        for level, kind, data in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                found = array("i", data[: len(data) - len(data) % struct.calcsize("i")])
+                for descriptor in found:
+                    if self._received is None:
+                        self._received = descriptor
+                    else:
+                        os.close(descriptor)
 
-    def _over(self, reason: str | None) -> bool:
+    def _over(self, reason: str) -> bool:
         with self._lock:
             self._closed = True
             _let_go(self._epoll, self._socket)
+        if (descriptor := self.take_descriptor()) is not None:
+            os.close(descriptor)
         self._ear.over(reason)
         return False
 
 
 class Connections:
-    """Those of one process. `died` hears when the receiving thread could not go on."""
+    """The connections of one process. `died` takes the error with which the reading thread has ended."""
 
-    def __init__(self, died: Callable[[BaseException], object]) -> None:
-        self._died = died
+    def __init__(
+        self, secret: bytes, process_id: str, came: Callable[[str], Ear | None], died: Callable[[BaseException], object]
+    ) -> None:
+        """`came`: gives who takes a connection from a process of this id, None to refuse it; on the reading thread."""
+        self._secret, self._process_id = secret, process_id
+        self._came, self._died = came, died
         self._lock = threading.Lock()
         self._epoll: select.epoll | None = None
         self._listener: socket.socket | None = None
-        self._name = b""
-        self._offers: dict[bytes, tuple[bytes, Ear, Callable[[Connection], object]]] = {}
         self._strangers: dict[int, tuple[socket.socket, bytearray]] = {}
         self._open: dict[int, Connection] = {}
         self._current: Connection | None = None
-        """The one that the receiving thread is busy with."""
+        """The one that the reading thread is busy with."""
         self._given_up = ""
 
-    def give_up(self, reason: str) -> None:
-        """Nothing is offered or taken any more: connections do not hold in this process."""
-        self._given_up = self._given_up or reason
-
-    def offer(self, node_id: str, ear: Ear, connected: Callable[[Connection], object]) -> LinkOffer:
-        """An offer for one other process. `connected` gets the connection, on the receiving thread. OSError."""
+    def listen(self) -> bytes:
+        """Listen from now on. Returns the address at which processes of this node reach this one. OSError."""
         with self._lock:
-            self._start()
-            if self._listener is None:
-                self._listen()
-            token, answer = secrets.token_bytes(TOKEN_BYTES), secrets.token_bytes(TOKEN_BYTES)
-            self._offers[token] = answer, ear, connected
-            return LinkOffer(node_id, self._name, token, answer)
+            epoll = self._start()
+        name = b"\0tidegate-" + secrets.token_hex(16).encode()
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener.setblocking(False)
+            listener.bind(name)
+            listener.listen(_BACKLOG)
+            self._listener = listener
+            epoll.register(listener, _READ)
+        except BaseException:
+            self._listener = None
+            listener.close()
+            raise
+        return name
 
-    def withdraw(self, offer: LinkOffer) -> None:
-        """Nobody is to come any more."""
-        with self._lock:
-            self._offers.pop(offer.token, None)
-
-    def connect(self, offer: LinkOffer, ear: Ear) -> Connection:
-        """Take an offer. OSError if that cannot be."""
+    def connect(self, address: bytes, process_id: str, ear: Ear) -> None:
+        """Connect to the process of this id that listens there. OSError if that cannot be."""
         with self._lock:
             epoll = self._start()
         connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         number = connected.fileno()
         try:
             connected.setblocking(False)
-            connected.connect(offer.name)
+            connected.connect(address)
             if not _is_ours(connected):
-                raise OSError("somebody else listens there")
-            connection = Connection(epoll, connected, Link(offer.token, offer.answer), ear)
+                raise OSError("a process of another user listens there")
+            own = self._process_id.encode()
+            shows = _ID_SIZE.pack(len(own)) + own + self._proof(self._process_id, process_id)
+            connection = Connection(epoll, connected, Link(shows, self._proof(process_id, self._process_id)), ear)
+            ear.connected(connection)
             self._open[number] = connection
             connection.begin()
         except BaseException:
             self._open.pop(number, None)
             connected.close()
             raise
-        return connection
+
+    def _proof(self, of: str, to: str) -> bytes:
+        """What a process shows another one: whoever sees it cannot show it to a third one."""
+        told = f"{of}\0{to}".encode()
+        return hmac.digest(self._secret, told, hashlib.sha256)[:PROOF_BYTES]
 
     def _start(self) -> select.epoll:
         """Have what every connection needs, or OSError."""
@@ -239,8 +268,7 @@ class Connections:
             raise OSError(self._given_up)
         if not hasattr(select, "epoll"):
             raise OSError("this system has no names for sockets that are no files (Linux)")
-        limit = min(CONNECTIONS_MAX, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
-        if len(self._open) + len(self._offers) >= limit:
+        if self._is_full:
             raise OSError(TOO_MANY)
         if self._epoll is None:
             epoll = select.epoll()
@@ -249,23 +277,12 @@ class Connections:
             self._epoll = epoll
         return self._epoll
 
-    def _listen(self) -> None:
-        assert self._epoll is not None
-        name = b"\0tidegate-" + secrets.token_hex(16).encode()
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            listener.setblocking(False)
-            listener.bind(name)
-            listener.listen(_BACKLOG)
-            self._listener, self._name = listener, name
-            self._epoll.register(listener, _READ)
-        except BaseException:
-            self._listener = None
-            listener.close()
-            raise
+    @property
+    def _is_full(self) -> bool:
+        return len(self._open) >= min(CONNECTIONS_MAX, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8)
 
     def _forked(self) -> None:
-        """In a process that was forked off: let go of what is its parent's."""
+        """Close in a process that was forked off what is its parent's."""
         for connection in [*self._open.values(), *([] if self._current is None else [self._current])]:
             connection.abandon()
         for stranger, _ in list(self._strangers.values()):
@@ -275,7 +292,7 @@ class Connections:
         if self._epoll is not None:
             self._epoll.close()
 
-    # --- on the receiving thread ----------------------------------------------------------------------------------
+    # --- on the reading thread --------------------------------------------------------------------------------------
 
     def _run(self, epoll: select.epoll) -> None:
         space = memoryview(bytearray(READ_BYTES))
@@ -288,8 +305,8 @@ class Connections:
                         self._listen_to(epoll, number)
                     elif self._listener is not None:
                         self._accept(epoll, self._listener)
-        except BaseException as error:  # noqa: BLE001 (the thread is gone: the task cannot go on)
-            self.give_up(f"the thread that receives has died: {error_text(error)}")
+        except BaseException as error:  # noqa: BLE001 (the thread is gone: the process cannot go on)
+            self._given_up = f"the thread that reads has died: {error_text(error)}"
             self._died(error)
 
     def _go_on(self, number: int, connection: Connection, space: memoryview) -> None:
@@ -306,13 +323,15 @@ class Connections:
         except BlockingIOError:
             return
         except OSError as error:
-            # No file can be opened any more, say. The listener would be ready for ever.
-            epoll.unregister(listener)
+            # No file can be opened any more, say. The listener would be ready for ever. Closed, it refuses whoever
+            # comes, who is answered by no accept else.
+            _let_go(epoll, listener)
+            self._listener = None
             log.warning("no connection is taken any more, frames go by calls of Ray: %s", error_text(error))
-            self.give_up(error_text(error))
+            self._given_up = error_text(error)
             return
         stranger.setblocking(False)
-        if not _is_ours(stranger):
+        if self._is_full or not _is_ours(stranger):
             stranger.close()
             return
         if len(self._strangers) >= STRANGERS_MAX:
@@ -322,33 +341,44 @@ class Connections:
         self._listen_to(epoll, stranger.fileno())
 
     def _listen_to(self, epoll: select.epoll, number: int) -> None:
-        """Somebody who has not shown a token yet has said something, or left."""
+        """A process that has proved nothing yet has sent something, or left."""
         stranger, shown = self._strangers[number]
+        missing = PROOF_BYTES + (1 if not shown else 1 + shown[0]) - len(shown)
         try:
-            more = stranger.recv(TOKEN_BYTES - len(shown))
+            # Not more than the proof: what follows it is for the connection, with the descriptor that may come with it.
+            more = stranger.recv(1 if not shown else missing)
         except BlockingIOError:
             return
         except OSError:
             more = b""
         shown += more
-        if more and len(shown) < TOKEN_BYTES:
+        if not more or shown[0] > ID_BYTES_MAX:
+            del self._strangers[number]
+            _let_go(epoll, stranger)
+            return
+        if len(shown) < 1 + shown[0] + PROOF_BYTES:
             return
         del self._strangers[number]
-        with self._lock:
-            found = self._offers.pop(bytes(shown), None)
-        if found is None:
+        process_id, proof = bytes(shown[1 : 1 + shown[0]]).decode(errors="replace"), bytes(shown[1 + shown[0] :])
+        proved = hmac.compare_digest(proof, self._proof(process_id, self._process_id))
+        ear = self._came(process_id) if proved else None
+        if ear is None:
             _let_go(epoll, stranger)
             return
         epoll.unregister(stranger)
-        answer, ear, connected = found
-        connection = Connection(epoll, stranger, Link(answer, b""), ear)
-        connected(connection)
+        connection = Connection(epoll, stranger, Link(self._proof(self._process_id, process_id), b""), ear)
+        ear.connected(connection)
         self._open[number] = connection
         connection.begin()
 
 
+def _rights(descriptor: int | None) -> list[tuple[int, int, array[int]]]:
+    """What sends a descriptor along."""
+    return [] if descriptor is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [descriptor]))]
+
+
 def _let_go(epoll: select.epoll, watched: socket.socket) -> None:
-    """Close a socket. Unwatched first: where a process that was forked off still has it, it would be heard of."""
+    """Close a socket. Unwatched first: where a process that was forked off still has it, it would be reported."""
     with suppress(OSError, ValueError):
         epoll.unregister(watched)
     watched.close()

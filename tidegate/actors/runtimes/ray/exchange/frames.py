@@ -1,4 +1,4 @@
-"""`FrameWriter` and `FrameReader`: frames of a channel in memory that the processes of both its ends map.
+"""`FrameWriter` and `FrameReader`: frames of one connection and direction in memory that both its processes map.
 
 Rules:
 
@@ -7,9 +7,8 @@ Rules:
   any order: what one operator keeps does not stand in the way of others.
 - Where batches that somebody keeps have filled half of the memory, the receiver copies what comes. So rows that stay
   never use up the memory.
-- What does not fit, or cannot be told by Arrow's format alone, goes the other way: `write` gives None.
-- Frames are numbered, since Ray's calls may come twice, and out of order. One that was read before is dropped: its
-  place may be that of another frame by then.
+- What does not fit, or cannot be told by Arrow's format alone, goes over the socket: `write` gives None.
+- Frames are numbered: a place that holds another frame than its sender says is never read.
 """
 
 from __future__ import annotations
@@ -39,11 +38,11 @@ class Place(NamedTuple):
 
 
 class OneSchema:
-    """That of the batches of a channel, which hardly ever changes."""
+    """The schema of the batches of an edge, which hardly ever changes."""
 
     def __init__(self) -> None:
         self.schema: pa.Schema | None = None
-        """That of the last batches that were asked about."""
+        """The schema of the last batches that were asked about."""
         self.size_bytes = 0
 
     def is_that_of(self, batches: Sequence[pa.RecordBatch]) -> bool:
@@ -52,7 +51,7 @@ class OneSchema:
             if self.schema is None or (
                 batch.schema is not self.schema and not self.schema.equals(batch.schema, check_metadata=True)
             ):
-                if batch is not batches[0] or not all(_is_arrows_own(field.type) for field in batch.schema):
+                if batch is not batches[0] or not all(is_arrows_own(field.type) for field in batch.schema):
                     return False
                 self.schema, self.size_bytes = batch.schema, batch.schema.serialize().size + BATCH_HEAD_BYTES
         return True
@@ -67,26 +66,23 @@ class FrameWriter:
         self._next = 0
         """Number of the frame that is written next."""
         self._free_words = list(range(FRAMES_MAX))
-        self._schema = OneSchema()
 
     @property
     def taken_bytes(self) -> int:
         """Bytes that the receiver still needs, as far as is known."""
         return self._extents.taken_bytes
 
-    def write(self, batches: Sequence[pa.RecordBatch]) -> Place | None:
-        """Write a frame; None if it has to go another way."""
-        if not self._schema.is_that_of(batches):
-            return None
+    def write(self, batches: Sequence[pa.RecordBatch], schema: OneSchema) -> Place | None:
+        """Write a frame of batches of this schema; None if it does not fit."""
         self._collect()
-        need_bytes = self._schema.size_bytes + sum(element_size_bytes(batch) + BATCH_HEAD_BYTES for batch in batches)
+        need_bytes = schema.size_bytes + sum(element_size_bytes(batch) + BATCH_HEAD_BYTES for batch in batches)
         gap = self._extents.gap(need_bytes) if self._free_words else None
         if gap is None:
             return None
         begin, end = gap
         sink = pa.FixedSizeBufferWriter(self._segment.part(begin, end))
         try:
-            with pa.ipc.new_stream(sink, self._schema.schema) as stream:
+            with pa.ipc.new_stream(sink, schema.schema) as stream:
                 for batch in batches:
                     stream.write_batch(batch)
         except OSError:
@@ -112,21 +108,11 @@ class FrameReader:
 
     def __init__(self, segment: SharedSegment) -> None:
         self._segment = segment
-        self._next = 0
-        """Every frame with a smaller number was read."""
-        self._ahead: set[int] = set()
-        """Numbers of others that were read."""
 
-    def read(self, place: Place) -> list[pa.RecordBatch] | None:
-        """The batches of a frame; None if it was read before. ProtocolError if something else lies there."""
-        if place.number < self._next or place.number in self._ahead:
-            return None
+    def read(self, place: Place) -> list[pa.RecordBatch]:
+        """Return the batches of a frame. ProtocolError if something else is there."""
         if self._segment.words[place.word] != place.number + 1:
             raise ProtocolError(f"frame {place.number} is not where its sender says")
-        self._ahead.add(place.number)
-        while self._next in self._ahead:
-            self._ahead.remove(self._next)
-            self._next += 1
         lease = _Lease(self._segment, place.word)
         buffer = self._segment.lent(place.offset, place.size_bytes, lease)
         if place.copied:
@@ -148,10 +134,10 @@ class _Lease:
         self._segment.words[self._word] = 0
 
 
-def _is_arrows_own(kind: pa.DataType) -> bool:
+def is_arrows_own(kind: pa.DataType) -> bool:
     """Whether every process reads this type out of Arrow's format: none that a program has defined."""
     if isinstance(kind, pa.ExtensionType):
         return False
     if isinstance(kind, pa.DictionaryType):
-        return _is_arrows_own(kind.value_type)
-    return all(_is_arrows_own(kind.field(index).type) for index in range(kind.num_fields))
+        return is_arrows_own(kind.value_type)
+    return all(is_arrows_own(kind.field(index).type) for index in range(kind.num_fields))

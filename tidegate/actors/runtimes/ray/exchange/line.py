@@ -2,13 +2,13 @@
 
 A call that comes now and then wakes up some ten threads of Ray, and costs twenty times as much. Rules:
 
-- It begins with calls. After a few, to either side, the coordinator offers a connection to a process on its node, by a
-  call. `Connections` says who may take it.
+- The coordinator connects to a process on its node as soon as that has identified itself. Until then, and where there
+  is no connection, messages are calls.
 - A message goes over the connection if all that was called before was answered. So messages arrive in order.
-- Each is answered when it was handed on at the other end, as a call is. When the connection breaks, or takes no more,
-  what was not answered is called. So a message may come twice, and none is lost unnoticed.
+- Each is answered when it was handed on at the other end, as a call is. When the connection breaks, or too much waits
+  for an answer, what was not answered is called. So a message may come twice, and none is lost unnoticed.
 - A mention is not answered, and may get lost: a later one says more.
-- A connection that has ended is not made again. A coordinator that takes over offers its own.
+- A connection that has ended is not made again. A coordinator that takes over makes its own.
 """
 
 from __future__ import annotations
@@ -17,21 +17,19 @@ import logging
 import pickle
 import struct
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
-from functools import partial
 from typing import Any, TypeAlias
 
-import ray
-
 from tidegate.actors.protocol.failure_reasons import error_text
-from tidegate.actors.runtimes.ray.exchange.connections import Connection, Connections, LinkOffer
-from tidegate.actors.runtimes.ray.exchange.link import Kind, Message
+from tidegate.actors.runtimes.ray.exchange.connections import Connection, Connections
+from tidegate.actors.runtimes.ray.exchange.link import Bytes, Kind, Message
 from tidegate.actors.runtimes.ray.process.orders import Handle
 
 log = logging.getLogger(__name__)
 
-OFFER_AFTER_USES = 4
+COORDINATOR = "coordinator"
+"""The process id of a coordinator on connections: of all that a job has had the newest one is heard."""
 UNANSWERED_MAX = 1_000
 """Messages without an answer; what follows is called."""
 _NUMBER = struct.Struct("<Q")
@@ -60,9 +58,6 @@ class Line:
         self._lock = threading.RLock()
         self._end: _End | None = None
         """The connection, while it can be used."""
-        self._offer: Callable[[], None] | None = None
-        """Offers a connection; None: it is offered, or never will be."""
-        self._uses = 0
         self._calls = 0
         """Calls that were not answered yet."""
         self._mentioned = False
@@ -77,62 +72,30 @@ class Line:
         with self._lock:
             if self._calls or self._mentioned or not self._say(said):
                 self._call(said)
-        self.used()
         return said
 
     def mention(self, name: str, *arguments: Any) -> None:
         """Call a method of the other process whose result nobody wants, and which it may miss."""
         with self._lock:
             end = self._end
-            if end is None or not end.say(Kind.MENTIONED, pickle.dumps((name, arguments), 5)):
+            if end is None or not end.send(Kind.MENTIONED, pickle.dumps((name, arguments), 5)):
                 self._mentioned = True
                 getattr(self._handle, name).remote(*arguments)
 
-    # --- of the coordinator ---------------------------------------------------------------------------------------
-
-    def allow(self, connections: Connections, node_id: str, doors: Doors) -> None:
-        """The process is on this node: it may be offered a connection."""
-        self._doors, self._offer = doors, partial(self._offered, connections, node_id)
-
-    def used(self) -> None:
-        """Something was said, to or by the process: offer a connection if that was worth while."""
-        with self._lock:
-            self._uses += 1
-            if self._uses < OFFER_AFTER_USES or self._offer is None:
-                return
-            offer, self._offer = self._offer, None
-        offer()
-
-    def _offered(self, connections: Connections, node_id: str) -> None:
-        end = _End(self)
+    def join(self, connections: Connections, address: bytes, process_id: str, doors: Doors) -> None:
+        """Connect to the process, from the coordinator's. `doors`: where what it says comes in."""
+        self._doors = doors
         try:
-            offer = connections.offer(node_id, end, end.connected)
-        except (OSError, RuntimeError) as error:
-            _refused(error_text(error))
-            return
+            connections.connect(address, process_id, _End(self))
+        except OSError as error:
+            log.info("process %s is told by calls of Ray, not over a connection: %s", process_id, error_text(error))
 
-        def answered(call: Future[str]) -> None:
-            error = call.exception()
-            if refusal := call.result() if error is None else error_text(error):
-                connections.withdraw(offer)
-                _refused(refusal)
-
-        self._handle.link.remote(offer).future().add_done_callback(answered)
-
-    # --- of the other process -------------------------------------------------------------------------------------
-
-    def take(self, connections: Connections, offer: LinkOffer) -> str:
-        """Take what the coordinator offers, in place of what another one has offered. Why it cannot be, or empty."""
+    def came(self) -> _End:
+        """The coordinator connects, or another one that has taken its place. On the reading thread."""
         with self._lock:
             if self._end is not None:
                 self._break(self._end)
-            end = _End(self)
-            try:
-                # With the lock: whoever hears that it is open waits until the end has it. To connect waits for nobody.
-                end.connected(connections.connect(offer, end))
-            except (OSError, RuntimeError) as error:
-                return error_text(error)
-        return ""
+        return _End(self)
 
     # --- with the lock --------------------------------------------------------------------------------------------
 
@@ -142,7 +105,7 @@ class Line:
             return False
         if len(self._unanswered) < UNANSWERED_MAX:
             message = pickle.dumps((said.name, said.arguments), 5)
-            if self._end.say(Kind.SAID, _NUMBER.pack(self._said), message):
+            if self._end.send(Kind.SAID, _NUMBER.pack(self._said), message):
                 self._unanswered[self._said] = said
                 self._said += 1
                 return True
@@ -174,7 +137,7 @@ class Line:
         for said in unanswered.values():
             self._call(said)
 
-    # --- on the thread of the connections -------------------------------------------------------------------------
+    # --- on the reading thread -------------------------------------------------------------------------
 
     def opened(self, end: _End) -> None:
         """A connection can be used."""
@@ -188,7 +151,7 @@ class Line:
         if said is not None:
             _settle(said, None)
 
-    def heard(self, message: bytes | memoryview) -> None:
+    def heard(self, message: Bytes) -> None:
         """The other process has said something."""
         name, arguments = pickle.loads(message)
         self._doors[name](*arguments)
@@ -201,22 +164,22 @@ class Line:
 
 
 class _End:
-    """One end of a connection, from its offer on; an `Ear`."""
+    """One end of a connection; an `Ear`."""
 
     def __init__(self, line: Line) -> None:
         self._line = line
         self._connection: Connection | None = None
 
     def connected(self, connection: Connection) -> None:
-        """The other end has come."""
+        """There is a connection."""
         self._connection = connection
 
-    def say(self, kind: Kind, *payload: bytes) -> bool:
-        """Say something; False: it has to go another way."""
-        return self._connection is not None and self._connection.say(kind, *payload)
+    def send(self, kind: Kind, *payload: Bytes) -> bool:
+        """Send a message. Returns False if the connection has ended."""
+        return self._connection is not None and self._connection.send(kind, *payload)
 
     def cut(self) -> None:
-        """Nothing more is said."""
+        """End the connection."""
         if self._connection is not None:
             self._connection.cut()
 
@@ -232,25 +195,11 @@ class _End:
             self._line.heard(message.payload)
         else:
             self._line.heard(memoryview(message.payload)[_NUMBER.size :])
-            if not self.say(Kind.TAKEN_IN, message.payload[: _NUMBER.size]):
-                self.cut()
+            self.send(Kind.TAKEN_IN, message.payload[: _NUMBER.size])
 
-    def over(self, reason: str | None) -> None:
-        """Nothing follows."""
+    def over(self, reason: str) -> None:
+        """The connection has ended."""
         self._line.over(self)
-
-
-class HasLine:
-    """A part of the class of an actor to which a coordinator may offer a connection."""
-
-    def __init__(self, coordinator: Handle, connections: Connections, doors: Doors) -> None:
-        self._line = Line(coordinator, doors)
-        self.__connections = connections
-
-    @ray.method(concurrency_group="control", enable_task_events=False)
-    def link(self, offer: LinkOffer) -> str:
-        """The coordinator offers a connection. Returns why not; empty: it is taken."""
-        return self._line.take(self.__connections, offer)
 
 
 def _settle(said: Said, error: BaseException | None) -> None:
@@ -258,7 +207,3 @@ def _settle(said: Said, error: BaseException | None) -> None:
         said.future().set_result(None)
     else:
         said.future().set_exception(error)
-
-
-def _refused(reason: str) -> None:
-    log.info("the coordinator and a process of its job speak by calls of Ray, not over a connection: %s", reason)

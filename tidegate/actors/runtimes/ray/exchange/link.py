@@ -1,13 +1,13 @@
-"""`Link`: one end of a connection between the processes of two tasks: what is said and heard, and how it ends. Pure.
+"""`Link`: one end of a connection between two processes, without its socket: how messages become bytes. Pure.
 
-`Connection` (`connections.py`) has the socket, and asks. Rules:
+`Connection` (`connections.py`) has the socket. Rules:
 
-- First each end shows a token, which both have from a call of Ray. Nothing that comes before is looked at.
-- Messages have a length and a kind. They are heard whole, and in the order in which they were said.
-- What waits to be written is bounded. `say` refuses what finds no room, and what is large: that goes another way.
-- Who has said everything says END. The other end answers with END once it has taken in all that came before (`end`),
-  not earlier: so who hears END knows that all was heard.
-- A connection that ends before END was heard may have lost something. It is never taken up again.
+- First each end shows what proves that it is of the job. Nothing that comes before that is looked at.
+- Messages have a length and a kind. They are read whole, and in the order in which they were sent.
+- Nothing is refused for its size, up to `MESSAGE_BYTES_MAX`: what waits to be written is bounded by the credit of the
+  channels. A message that is larger fails whoever sends it.
+- A large message is read into memory of its own, where Arrow can leave its rows.
+- At most one message carries a descriptor: that of the memory for rows.
 """
 
 from __future__ import annotations
@@ -19,88 +19,90 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import NamedTuple, TypeAlias
 
+import pyarrow as pa
+
 from tidegate.storage.errors import ProtocolError
 
-TOKEN_BYTES = 16
-MESSAGE_BYTES_MAX = 1024 * 1024
-"""Of one message. What is larger costs no more by Ray's call."""
-WAITING_BYTES_MAX = 1024 * 1024
-"""Said and not yet written: what a process that does not read leaves in this one, beside the buffers of the system."""
+MESSAGE_BYTES_MAX = 1 << 30
+LARGE_BYTES = 256 * 1024
+"""A message of at least this size is read into memory of its own."""
 PIECES_MAX = 64
-"""That are written at once."""
+"""Pieces that are written at once."""
 COPIED_BYTES_MAX = 4096
-"""To put so much together costs less than to write it in pieces."""
+"""Joining pieces up to this size costs less than writing them one by one."""
 _HEAD = struct.Struct("<IB")
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
 
 class Kind(enum.IntEnum):
-    """What a message is. Frames and credit go between tasks, the last three on a `Line`."""
+    """What a message is. The first six go between workers (`peer_links.py`), the last three on a `Line`."""
 
-    FRAME = 1
-    CREDIT = 2
-    END = 3
-    SAID = 4
-    TAKEN_IN = 5
-    MENTIONED = 6
+    MEMORY = 1
+    MAPPED = 2
+    FRAME = 3
+    CREDIT = 4
+    SYNC = 5
+    SYNCED = 6
+    SAID = 7
+    TAKEN_IN = 8
+    MENTIONED = 9
 
 
 class Message(NamedTuple):
-    """What was heard. Of END nobody hears: see `Link.heard_end`."""
+    """A message that was read. `payload` is aligned for Arrow if it is large."""
 
     kind: Kind
-    payload: bytes
+    payload: bytes | memoryview
 
 
 class Link:
-    """One end. `shows`: the token that this end begins with; `expects`: that of the other end, empty if it was seen."""
+    """One end. `shows`: what this end begins with. `expects`: what the other end begins with, empty if it was read."""
 
-    def __init__(self, shows: bytes, expects: bytes) -> None:
+    def __init__(self, shows: Bytes, expects: bytes) -> None:
         self._expects = expects
         self._unread = bytearray()
-        """The begin of what is not whole yet."""
-        self._unwritten: deque[memoryview] = deque((memoryview(shows),))
-        self._unwritten_bytes = len(shows)
-        self._said_end = False
-        self.heard_end = False
-        """Whether the other end has said everything."""
+        """The beginning of a message that is not whole yet."""
+        self._large: memoryview | None = None
+        """Where the large message goes that is being read."""
+        self._large_kind, self._large_bytes = Kind.FRAME, 0
+        """Its kind, and how much of it was read."""
+        self._unwritten: deque[memoryview] = deque((memoryview(shows),) if shows else ())
+        self._descriptor: int | None = None
+        self._pieces_before_descriptor = 0
 
     @property
     def is_open(self) -> bool:
-        """Whether the other end has shown its token."""
+        """Whether the other end has proved who it is."""
         return not self._expects
 
-    @property
-    def is_over(self) -> bool:
-        """Whether both ends have said everything, and this one has written it."""
-        return self._said_end and self.heard_end and not self._unwritten
+    # --- writing ----------------------------------------------------------------------------------------------------
 
-    # --- saying ---------------------------------------------------------------------------------------------------
-
-    def say(self, kind: Kind, *payload: Bytes) -> bool:
-        """Say something. Whether it will be written; else it has to go another way."""
+    def send(self, kind: Kind, *payload: Bytes, descriptor: int | None = None) -> None:
+        """Send a message, with a descriptor or without. ProtocolError if it is too large."""
         size_bytes = sum(map(len, payload))
-        if not self.is_open or self._said_end or self.heard_end or size_bytes > MESSAGE_BYTES_MAX:
-            return False
-        if self._unwritten and self._unwritten_bytes + size_bytes > WAITING_BYTES_MAX:
-            return False
-        self._put(kind, size_bytes, payload)
-        return True
+        if size_bytes > MESSAGE_BYTES_MAX:
+            raise ProtocolError(
+                f"{size_bytes} bytes are too many for one message to another process, which takes {MESSAGE_BYTES_MAX}. "
+                "Make batches smaller, such as with source_rows_max."
+            )
+        head = _HEAD.pack(size_bytes, kind)
+        if descriptor is not None:
+            self._descriptor, self._pieces_before_descriptor = descriptor, len(self._unwritten)
+        pieces: Sequence[Bytes] = (b"".join((head, *payload)),) if size_bytes < COPIED_BYTES_MAX else (head, *payload)
+        self._unwritten.extend(memoryview(piece) for piece in pieces if len(piece))
 
-    def end(self) -> None:
-        """Everything was said. Idempotent."""
-        if not self._said_end:
-            self._said_end = True
-            self._put(Kind.END, 0, ())
-
-    def unwritten(self) -> list[memoryview]:
-        """What is to be written next; empty: nothing."""
-        return list(islice(self._unwritten, PIECES_MAX))
+    def unwritten(self) -> tuple[list[memoryview], int | None]:
+        """Return what is to be written next, empty for nothing, and the descriptor that goes with its first byte."""
+        if self._descriptor is None:
+            return list(islice(self._unwritten, PIECES_MAX)), None
+        before = self._pieces_before_descriptor
+        return list(islice(self._unwritten, min(before, PIECES_MAX) or 1)), None if before else self._descriptor
 
     def wrote(self, size_bytes: int) -> None:
-        """So many bytes of it were written."""
-        self._unwritten_bytes -= size_bytes
+        """Take note that this many bytes of it were written."""
+        if size_bytes and not self._pieces_before_descriptor:
+            self._descriptor = None
         while size_bytes:
             piece = self._unwritten[0]
             if len(piece) > size_bytes:
@@ -108,41 +110,54 @@ class Link:
                 return
             size_bytes -= len(piece)
             self._unwritten.popleft()
+            self._pieces_before_descriptor = max(0, self._pieces_before_descriptor - 1)
 
-    def _put(self, kind: Kind, size_bytes: int, payload: Sequence[Bytes]) -> None:
-        head = _HEAD.pack(size_bytes, kind)
-        pieces = (b"".join((head, *payload)),) if size_bytes < COPIED_BYTES_MAX else (head, *payload)
-        self._unwritten.extend(memoryview(piece) for piece in pieces)
-        self._unwritten_bytes += _HEAD.size + size_bytes
+    # --- reading ----------------------------------------------------------------------------------------------------
 
-    # --- hearing --------------------------------------------------------------------------------------------------
+    def space(self) -> memoryview | None:
+        """Return where the next bytes are to be read to (`filled`); None: they go to `read`."""
+        return None if self._large is None else self._large[self._large_bytes :]
 
-    def heard(self, data: Bytes) -> list[Message]:
-        """Bytes came in: the messages that are whole now. ProtocolError if they are none."""
+    def filled(self, size_bytes: int) -> list[Message]:
+        """Take note that this many bytes were read to `space`. Returns the message if it is whole now."""
+        assert self._large is not None
+        self._large_bytes += size_bytes
+        if self._large_bytes < len(self._large):
+            return []
+        message, self._large = Message(self._large_kind, self._large), None
+        return [message]
+
+    def read(self, data: Bytes) -> list[Message]:
+        """Take bytes in that were read. Returns the messages that are whole now. ProtocolError if they are none."""
         self._unread += data
         at = 0
         if self._expects:
-            if len(self._unread) < TOKEN_BYTES:
+            if len(self._unread) < len(self._expects):
                 return []
-            if self._unread[:TOKEN_BYTES] != self._expects:
+            if self._unread[: len(self._expects)] != self._expects:
                 raise ProtocolError("the other end of a connection is not the one that was meant")
-            self._expects, at = b"", TOKEN_BYTES
+            at, self._expects = len(self._expects), b""
         messages: list[Message] = []
         with memoryview(self._unread) as unread:
             while len(unread) - at >= _HEAD.size:
-                size_bytes, kind = _HEAD.unpack_from(unread, at)
-                if size_bytes > MESSAGE_BYTES_MAX or kind not in _KINDS or self.heard_end:
-                    raise ProtocolError(f"a connection carries what is no message: {size_bytes} bytes of kind {kind}")
-                if len(unread) - at - _HEAD.size < size_bytes:
+                size_bytes, number = _HEAD.unpack_from(unread, at)
+                if size_bytes > MESSAGE_BYTES_MAX or number not in _KINDS:
+                    raise ProtocolError(f"a connection carries what is no message: {size_bytes} bytes of kind {number}")
+                begin, end = at + _HEAD.size, at + _HEAD.size + size_bytes
+                if end > len(unread):
+                    if size_bytes >= LARGE_BYTES:
+                        self._begin_large(Kind(number), size_bytes, unread[begin:])
+                        at = len(unread)
                     break
-                at += _HEAD.size
-                if kind == Kind.END:
-                    self.heard_end = True
-                else:
-                    messages.append(Message(Kind(kind), bytes(unread[at : at + size_bytes])))
-                at += size_bytes
+                messages.append(Message(Kind(number), bytes(unread[begin:end])))
+                at = end
         del self._unread[:at]
         return messages
+
+    def _begin_large(self, kind: Kind, size_bytes: int, begin: memoryview) -> None:
+        self._large = memoryview(pa.allocate_buffer(size_bytes)).cast("B")
+        self._large[: len(begin)] = begin
+        self._large_kind, self._large_bytes = kind, len(begin)
 
 
 _KINDS = frozenset(Kind)

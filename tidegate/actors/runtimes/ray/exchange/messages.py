@@ -1,76 +1,130 @@
-"""What a frame and a grant of credit are on a connection: bytes, and back.
+"""How frames and grants of credit are written into messages between two workers, and read again.
 
 Rules:
 
-- Batches that lie in no shared memory are sent as one Arrow stream. What Arrow's format cannot tell goes by a call of
-  Ray: plain pickle does not know the classes of programs.
-- Whatever else is pickled is ours: only who has shown its token is listened to (`connections.py`).
-- The receiver copies batches to where Arrow likes them.
+- A frame is a head, the batches as one Arrow stream, and what is left by pickle. The stream is in shared memory where
+  it fits, else in the message. So a frame takes one way, whatever its size, and keeps its place among the others.
+- Batches that Arrow's format cannot describe, because a program has defined their types, are pickled by cloudpickle,
+  which sends classes that the receiver cannot import.
+- What is unpickled comes from a process of the same job, which has proved that (`connections.py`).
 """
 
 from __future__ import annotations
 
 import pickle
 import struct
+from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
+import cloudpickle
 import pyarrow as pa
 
-from tidegate.actors.protocol.stream_elements import Element, element_size_bytes
-from tidegate.actors.runtimes.ray.exchange.frame_heads import Head
-from tidegate.actors.runtimes.ray.exchange.frames import BATCH_HEAD_BYTES, OneSchema
-from tidegate.actors.runtimes.ray.exchange.link import MESSAGE_BYTES_MAX, Bytes
+from tidegate.actors.protocol.identity import ChannelId
+from tidegate.actors.protocol.stream_elements import Element
+from tidegate.actors.runtimes.ray.exchange.frames import FrameReader, FrameWriter, OneSchema, Place
+from tidegate.actors.runtimes.ray.exchange.link import Bytes
+from tidegate.storage.errors import ProtocolError
+from tidegate.storage.ids import AttemptNumber, SubtaskIndex
 
-_SIZE = struct.Struct("<I")
+Head: TypeAlias = tuple[int, int, int, int, int]
+"""(attempt, edge, upstream, downstream, number): plain numbers cost Ray a tenth of what a dataclass does."""
+ALIGNMENT = 64
+"""Arrow reads fastest from addresses that are multiples of this."""
+_FRAME = struct.Struct("<6q16x")
 _CREDIT = struct.Struct("<6q")
-ROWS_BYTES_MAX = MESSAGE_BYTES_MAX // 2
-"""Of the batches of one frame: more go by Ray's call."""
-
-Frame: TypeAlias = tuple[Head, tuple[Any, ...], tuple[Any, ...] | None]
-"""The arguments of Ray's call: a head, and what `Outgoing.pack` gives."""
 
 
-def pack_frame(frame: Frame, schema: OneSchema) -> Sequence[Bytes] | None:
-    """A frame in pieces; None if it has to go another way. `schema`: that of the channel."""
-    head, elements, place = frame
-    batches = [element for element in elements if isinstance(element, pa.RecordBatch)]
-    if not batches:
-        return (b"\0\0\0\0", pickle.dumps(frame, 5))
-    need_bytes = sum(element_size_bytes(batch) + BATCH_HEAD_BYTES for batch in batches)
-    if need_bytes > ROWS_BYTES_MAX or not schema.is_that_of(batches):
-        return None
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, schema.schema) as stream:
-        for batch in batches:
-            stream.write_batch(batch)
-    rows = memoryview(sink.getvalue())
-    controls = tuple((i, e) for i, e in enumerate(elements) if not isinstance(e, pa.RecordBatch))
-    return (_SIZE.pack(len(rows)), rows, pickle.dumps((head, controls, place), 5))
+def make_head(attempt: AttemptNumber, channel: ChannelId, number: int) -> Head:
+    """Return the head of a frame (`number`: its first sequence) or of a grant (`number`: the total in bytes)."""
+    return (attempt, channel.edge, channel.upstream, channel.downstream, number)
 
 
-def unpack_frame(payload: bytes) -> Frame:
-    """What was packed."""
-    (size_bytes,) = _SIZE.unpack_from(payload)
-    frame: Frame = pickle.loads(memoryview(payload)[_SIZE.size + size_bytes :])
-    if not size_bytes:
-        return frame
-    rows = pa.allocate_buffer(size_bytes)
-    memoryview(rows).cast("B")[:] = memoryview(payload)[_SIZE.size : _SIZE.size + size_bytes]
-    with pa.ipc.open_stream(rows) as stream:
-        elements: list[Element] = list(stream)
-    head, controls, place = frame
+def read_head(head: Head) -> tuple[AttemptNumber, ChannelId, int]:
+    """Return attempt, channel and number."""
+    attempt, edge, upstream, downstream, number = head
+    channel = ChannelId(edge, SubtaskIndex(upstream), SubtaskIndex(downstream))
+    return AttemptNumber(attempt), channel, number
+
+
+class FramePacker:
+    """Packs the frames that go over one connection, for one thread. `writer`: of the shared memory, None without."""
+
+    def __init__(self, writer: FrameWriter | None) -> None:
+        self.writer = writer
+        self._schemas: defaultdict[int, OneSchema] = defaultdict(OneSchema)
+        """By edge."""
+
+    def pack(self, head: Head, elements: Sequence[Element]) -> Sequence[Bytes]:
+        """Return a frame in pieces."""
+        batches = [element for element in elements if isinstance(element, pa.RecordBatch)]
+        if not batches:
+            return (_FRAME.pack(*head, 0), pickle.dumps((tuple(enumerate(elements)), None), 5))
+        schema = self._schemas[head[1]]
+        if not schema.is_that_of(batches):
+            return (_FRAME.pack(*head, 0), pickled_elements((tuple(enumerate(elements)), None)))
+        controls = tuple((i, e) for i, e in enumerate(elements) if not isinstance(e, pa.RecordBatch))
+        place = None if self.writer is None else self.writer.write(batches, schema)
+        if place is not None:
+            return (_FRAME.pack(*head, 0), pickle.dumps((controls, tuple(place)), 5))
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, schema.schema) as stream:
+            for batch in batches:
+                stream.write_batch(batch)
+        rows = memoryview(sink.getvalue())
+        return (_FRAME.pack(*head, len(rows)), rows, pickle.dumps((controls, None), 5))
+
+
+def pickled_elements(elements: object) -> bytes:
+    """Pickle elements with batches whose types a program has defined.
+
+    By a pickle of its own: what Ray registers with its copy loses such types of schemas.
+    """
+    pickled: bytes = cloudpickle.dumps(elements, 5)
+    return pickled
+
+
+def read_elements(elements: tuple[Element, ...] | bytes) -> tuple[Element, ...]:
+    """Read the elements that came with a call: as they are, or as `pickled_elements` has made them."""
+    read: tuple[Element, ...] = pickle.loads(elements) if isinstance(elements, bytes) else elements
+    return read
+
+
+def unpack_frame(payload: bytes | memoryview, reader: FrameReader | None) -> tuple[Head, tuple[Element, ...]]:
+    """Read what was packed. ProtocolError if its batches are not in the shared memory."""
+    *head, rows_bytes = _FRAME.unpack_from(payload)
+    body = memoryview(payload)[_FRAME.size :]
+    controls, place = pickle.loads(body[rows_bytes:])
+    elements: list[Element] = []
+    if rows_bytes:
+        with pa.ipc.open_stream(_aligned(body[:rows_bytes])) as stream:
+            elements += stream
+    elif place is not None:
+        if reader is None:
+            raise ProtocolError("a frame is in shared memory that this process does not map")
+        elements += reader.read(Place(*place))
     for index, element in controls:
         elements.insert(index, element)
-    return head, tuple(elements), place
+    attempt, edge, upstream, downstream, number = head
+    return (attempt, edge, upstream, downstream, number), tuple(elements)
 
 
 def pack_credit(head: Head, window_bytes: int) -> bytes:
-    """A grant of credit."""
+    """Return a grant of credit as bytes."""
     return _CREDIT.pack(*head, window_bytes)
 
 
-def unpack_credit(payload: bytes) -> tuple[Head, int]:
-    """What was packed."""
+def unpack_credit(payload: bytes | memoryview) -> tuple[Head, int]:
+    """Read what was packed."""
     attempt, edge, upstream, downstream, total_bytes, window_bytes = _CREDIT.unpack(payload)
     return (attempt, edge, upstream, downstream, total_bytes), window_bytes
+
+
+def _aligned(rows: memoryview) -> pa.Buffer:
+    """Return the bytes at an address that Arrow likes: where they are, if they are at one."""
+    buffer = pa.py_buffer(rows)
+    if buffer.address % ALIGNMENT == 0:
+        return buffer
+    copy = pa.allocate_buffer(len(rows))
+    memoryview(copy).cast("B")[:] = rows
+    return copy

@@ -1,22 +1,21 @@
-"""`Fleet`: the processes of a job's tasks on Ray: where they run, their names, which are alive, and the standbys.
+"""`Fleet`: the processes of a job's workers on Ray: where they run, their names, which are alive, and the standbys.
 
 Rules:
 
-- A process that lives is given the task of the next attempt in place; only a dead one is replaced, by a standby that
-  has started, of the same bundle if there is one, else by one that is starting, else by a new process in the bundle of
-  the task's slot.
+- A process that lives is given the next attempt of its subtasks in place; only a dead one is replaced, by a standby
+  that has started, of the same bundle if there is one, else by one that is starting, else by a new process in the
+  bundle of the worker's slot.
 - A standby has paid for its imports and its kernels. It takes no share of a slot, keeps its name `job/standby#k` when
   it is put to work (`tasks()` of a job says what runs where), and is replaced in the background.
-- Names are for people: `job/vertex (1/2)#0`, where `#k` counts the processes that a subtask has had under one
-  coordinator. Ray renames no actor, and asks for its `repr` only once. So the pending call `run` has the name of the
-  task that the process holds now.
-- A standby that has started may follow a task: it is told of each checkpoint, holds the state, and takes that task over
-  (`state_follower.py`). The coordinator's decisions know nothing of it.
+- Names are for people: `job/slot 1 of 2#0`, where `#k` counts the processes that a worker has had under one
+  coordinator. Ray renames no actor, and asks for its `repr` only once.
+- A standby that has started may follow the subtasks of a worker: it is told of each checkpoint, holds their state, and
+  takes that worker's place (`state_follower.py`). The coordinator's decisions know nothing of it.
 - Nodes that may be lost are avoided (`lost_nodes.py`): where nothing is reserved, processes start on others, else in
   free slots of the reservation on others (`slots_elsewhere.py`), as do those whose bundle has lost its node. That a
   standby went with its node says nothing about standbys.
-- A process that was given up counts as dead from that moment on. One in doubt gets no task (`heartbeats.py`), nor does
-  one to which a call broke until it has answered (`lost_nodes.py`).
+- A process that was given up counts as dead from that moment on. One in doubt gets no subtasks (`heartbeats.py`), nor
+  does one to which a call broke until it has answered (`lost_nodes.py`).
 - All actors are detached: they outlive the coordinator's process, and its successor finds them (`inheritance.py`). A
   process ends by itself when the coordinator is gone for good (`process/lifeline.py`).
 """
@@ -36,8 +35,8 @@ from ray.exceptions import ActorAlreadyExistsError
 
 from tidegate.actors.coordinator.job.job_spec import RestorePoint
 from tidegate.actors.graph.job_graph import JobGraph
+from tidegate.actors.graph.slot_plan import WorkerId
 from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.runtimes.ray.exchange.line import Line
 from tidegate.actors.runtimes.ray.fleet.inheritance import Found
 from tidegate.actors.runtimes.ray.fleet.member import Member, place_of, places_of, reason_of
 from tidegate.actors.runtimes.ray.fleet.standby_plan import best_follower, must_wait, next_bundle, node_elsewhere
@@ -48,32 +47,31 @@ from tidegate.actors.runtimes.ray.process.orders import Handle
 from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
 from tidegate.actors.runtimes.ray.slots.job_slots import JobSlots, Slot
 from tidegate.actors.runtimes.ray.slots.slots_elsewhere import NOWHERE, Nodes, bundles_elsewhere
-from tidegate.actors.runtimes.ray.task.task_actor import TaskProcess
-from tidegate.actors.runtimes.ray.vertex_labels import task_names
+from tidegate.actors.runtimes.ray.task.worker_actor import WorkerProcess
 from tidegate.storage.errors import TidegateError
 from tidegate.storage.ids import Generation
 
 log = logging.getLogger(__name__)
 
-PROCESSES_A_SUBTASK_MAX = 10_000
+PROCESSES_A_WORKER_MAX = 10_000
 STANDBY_FAILURES_MAX = 3
 NOT_FORKED = "processes of this job are not forked, and take longer to start: %s"
 
 Dead = Callable[[BaseException], object]
 Again = Callable[[], object]
 
-GROUPS = {"data": 1, "control": 1, "run": 1, "live": 1, "pulse": 1}
+GROUPS = {"data": 1, "control": 1, "live": 1, "pulse": 1}
 
 
 @cache
-def task_actor() -> Any:
-    """Ray's class of the processes of tasks. Made when it is asked for: Ray draws random numbers for it.
+def worker_actor() -> Any:
+    """Ray's class of the processes of workers. Made when it is asked for: Ray draws random numbers for it.
 
     A module that did so when it is imported could not be imported before a fork.
     """
     # Ray's types do not know of concurrency groups.
     remote: Any = ray.remote
-    return remote(max_restarts=0, max_task_retries=0, concurrency_groups=GROUPS)(TaskProcess)
+    return remote(max_restarts=0, max_task_retries=0, concurrency_groups=GROUPS)(WorkerProcess)
 
 
 @dataclass(slots=True)
@@ -89,9 +87,11 @@ class Fleet:
     """The node of this process, the coordinator's."""
     broke: Callable[[Member, BaseException | None, Dead, Again], bool] = lambda *_: False
     """Whether only the connection to a process broke; then it is found out whether it lives (`LostNodes.broke`)."""
-    joins: Callable[[Line], object] = lambda _: None
-    """Lets a process on this node have a connection."""
-    members: dict[TaskId, Member] = field(default_factory=dict)
+    identified: Callable[[Member], object] = lambda _: None
+    """Takes each process that has started, and is where its `info` says."""
+    died: Callable[[Member, BaseException | None], object] = lambda *_: None
+    """Takes each process that has died, and what Ray says about it."""
+    members: dict[WorkerId, Member] = field(default_factory=dict)
     _standbys: list[Member] = field(default_factory=list)
     _counts: dict[str, int] = field(default_factory=dict)
     _standby_failures: int = 0
@@ -145,12 +145,24 @@ class Fleet:
         beside = [m for m in self.started() if m is not member and m.is_on((member.info.node_id,))]
         return min(beside, key=lambda m: m.doubted, default=None)
 
+    def worker_of(self, task: TaskId) -> WorkerId:
+        """The worker that runs a subtask."""
+        return self.slots.plan.workers[task]
+
+    def shown_as(self, task: TaskId) -> str:
+        """The name of the worker of a subtask, with the steps that it runs."""
+        return self.slots.plan.shown(self.worker_of(task))
+
+    def _workers(self, tasks: Iterable[TaskId]) -> list[WorkerId]:
+        """The workers of these subtasks, each once, in their order."""
+        return list(dict.fromkeys(self.worker_of(task) for task in tasks))
+
     def lacks(self, tasks: Collection[TaskId], avoided: Collection[str], nodes: Nodes = NOWHERE) -> bool:
         """Whether processes would have to be started for these tasks in bundles that may be on nodes to be avoided."""
-        lost = [task for task in tasks if self._is_lost(task, avoided)]
-        common = [task for task in lost if not self.slots.of(task).own]
+        lost = [worker for worker in self._workers(tasks) if self._is_lost(worker, avoided)]
+        common = [worker for worker in lost if not self.slots.of(worker).own]
         own = len(lost) - len(common)
-        if len(self._elsewhere(common, avoided, nodes)) == len({task.subtask for task in common}):
+        if len(self._elsewhere(common, avoided, nodes)) == len({self.slots.plan.slots[worker] for worker in common}):
             common = []
         spare = sum(m.fit and m.info is not None and not m.is_on(avoided) for m in self._standbys)
         reserved = self.options.placement is not None
@@ -158,39 +170,40 @@ class Fleet:
 
     def starts_in_bundles(self, tasks: Collection[TaskId], avoided: Collection[str]) -> bool:
         """Whether processes for some of these tasks must start, or are starting, in bundles of the common slots."""
-        common = [task for task in tasks if not self.slots.of(task).own and not self._has_started(task, avoided)]
+        workers = self._workers(tasks)
+        common = [w for w in workers if not self.slots.of(w).own and not self._has_started(w, avoided)]
         ready = sum(m.fit and m.info is not None and not m.is_on(avoided) for m in self._standbys)
         return self.options.placement is not None and len(common) > ready
 
     def staff(
         self, tasks: Collection[TaskId], avoided: Collection[str] = (), nodes: Nodes = NOWHERE
     ) -> dict[TaskId, Member]:
-        """A living process for each of these tasks, on none of the nodes to be avoided; returns those of all.
+        """A living process for each of these tasks, on none of the nodes to be avoided. Returns it for each.
 
         `nodes`: where bundles are, empty if unknown. A process that waits in a bundle without a node is replaced where
         the reservation has a free slot.
         """
-        names = task_names(self.graph)
         self._nodes = nodes
         self._end_homeless_standbys()
-        lost = [task for task in tasks if self._is_lost(task, avoided)]
-        waiting = [task for task in tasks if task not in lost and self._is_homeless(self.members[task])]
+        workers = self._workers(tasks)
+        lost = [worker for worker in workers if self._is_lost(worker, avoided)]
+        waiting = [worker for worker in workers if worker not in lost and self._is_homeless(self.members[worker])]
         elsewhere = self._elsewhere([*lost, *waiting], avoided, nodes)
-        for task in waiting:
-            if task.subtask in elsewhere:
-                self.kill(self.members[task])
-                lost.append(task)
-        for task in lost:
-            name = names[task]
-            slot = self.slots.of(task)
-            bundle = slot.bundle if slot.own else elsewhere.get(task.subtask, slot.bundle)
-            standby = None if slot.own else self._take_standby(task, bundle, avoided)
+        for worker in waiting:
+            if self.slots.plan.slots[worker] in elsewhere:
+                self.kill(self.members[worker])
+                lost.append(worker)
+        for worker in lost:
+            slot = self.slots.of(worker)
+            bundle = slot.bundle if slot.own else elsewhere.get(self.slots.plan.slots[worker], slot.bundle)
+            standby = None if slot.own else self._take_standby(worker, bundle, avoided)
             there = slot if bundle == slot.bundle else self.slots.spare(bundle)
-            self.members[task] = standby or self._create(name, there, avoided=avoided)
-        return dict(self.members)
+            name, shown_as = self.slots.plan.names[worker], self.slots.plan.shown(worker)
+            self.members[worker] = standby or self._create(name, there, shown_as, avoided=avoided)
+        return {task: self.members[self.worker_of(task)] for task in tasks}
 
-    def _has_started(self, task: TaskId, avoided: Container[str]) -> bool:
-        return not self._is_lost(task, avoided) and self.members[task].info is not None
+    def _has_started(self, worker: WorkerId, avoided: Container[str]) -> bool:
+        return not self._is_lost(worker, avoided) and self.members[worker].info is not None
 
     def _is_homeless(self, member: Member) -> bool:
         """Whether a process waits in a bundle that has no node."""
@@ -203,26 +216,30 @@ class Fleet:
             self._standbys.remove(member)
             self.kill(member)
 
-    def _is_lost(self, task: TaskId, avoided: Container[str]) -> bool:
-        """Whether a task needs another process."""
-        member = self.members.get(task)
+    def _is_lost(self, worker: WorkerId, avoided: Container[str]) -> bool:
+        """Whether a worker needs another process."""
+        member = self.members.get(worker)
         return member is None or not member.fit or member.is_on(avoided)
 
-    def _elsewhere(self, lost: Iterable[TaskId], avoided: Collection[str], nodes: Nodes) -> dict[int, int]:
-        """For each subtask of these tasks the bundle that its common slot has for now, where there is one."""
+    def _elsewhere(self, lost: Iterable[WorkerId], avoided: Collection[str], nodes: Nodes) -> dict[int, int]:
+        """For each common slot of these workers the bundle that it has for now, where there is one."""
         if not nodes:
             return {}
-        slots = {task.subtask: bundle for task in lost if (bundle := self.slots.of(task).bundle) is not None}
-        there = {(task.subtask, m.bundle) for task, m in self.members.items() if not self._is_lost(task, avoided)}
+        slot_of = self.slots.plan.slots
+        slots = {slot_of[w]: bundle for w in lost if (bundle := self.slots.of(w).bundle) is not None}
+        living = {w: m for w, m in self.members.items() if w in slot_of and not self._is_lost(w, avoided)}
+        there = {(slot_of[w], m.bundle) for w, m in living.items()}
         used = Counter(bundle for _, bundle in there if bundle is not None)
         return bundles_elsewhere(sorted(slots.items()), self.slots.bundles, used, nodes, avoided)
 
-    def inherit(self, tasks: Mapping[TaskId, Found], standbys: Iterable[Found]) -> dict[TaskId, Member]:
-        """Processes that a lost coordinator has left; returns those of tasks."""
-        for task, found in tasks.items():
-            self.members[task] = self._inherited(found)
+    def inherit(self, workers: Mapping[WorkerId, Found], standbys: Iterable[Found]) -> dict[TaskId, Member]:
+        """Processes that a lost coordinator has left; returns that of each subtask that was given to one."""
+        members: dict[TaskId, Member] = {}
+        for worker, found in workers.items():
+            self.members[worker] = self._inherited(found)
+            members |= dict.fromkeys(found.held.tasks, self.members[worker])
         self._standbys += [self._inherited(found) for found in standbys]
-        return dict(self.members)
+        return members
 
     def left_behind(self, found: Found) -> Member:
         """A process that a lost coordinator has left, and that is of no use."""
@@ -231,7 +248,8 @@ class Fleet:
     def _inherited(self, found: Found) -> Member:
         member = self._member(found.name, found.handle, found.held.bundle)
         self._located(member, found.held.info)
-        member.follows = None if found.held.task is not None or found.held.follows is None else found.held.follows[0]
+        follows = () if found.held.tasks else found.held.follows
+        member.follows = next((self.worker_of(task) for task in follows), None)
         return member
 
     def refill(self) -> None:
@@ -241,24 +259,30 @@ class Fleet:
         if self._closed or self._standby_failures >= STANDBY_FAILURES_MAX or self.starting_standbys:
             return
         if len(self._standbys) < self.options.standbys:
-            self._standbys.append(self._create("standby", self.slots.spare(self._next_bundle()), spare=True))
+            self._standbys.append(self._create("standby", self.slots.spare(self._next_bundle()), "standby", spare=True))
 
     def completed(self, task: TaskId, restore: RestorePoint) -> None:
-        """A checkpoint of a task is complete: the standby that follows it takes in what is new."""
-        if task in self.options.followed:
-            self._newest[task] = restore
-            self._have_followed(task)
+        """A checkpoint of a task is complete: the standby that follows its worker takes in what is new."""
+        if task not in self.options.followed:
+            return
+        self._newest[task], worker = restore, self.worker_of(task)
+        standby = next((m for m in self._standbys if m.usable and m.follows == worker), None)
+        if standby is None:
+            self._have_followed(worker)
+        else:
+            standby.handle.follow.remote(task, restore)
 
-    def _have_followed(self, task: TaskId) -> None:
-        """Tell the standby that follows a task of the newest checkpoint; one that has started, once there is one."""
-        ready = [m for m in self._standbys if m.usable and m.info is not None]
-        standby = next((m for m in ready if m.follows == task), None)
-        if standby is None and (free := [m for m in ready if m.follows is None]):
-            primary = self.members.get(task)
-            standby = free[best_follower(None if primary is None else place_of(primary), [place_of(m) for m in free])]
-            standby.follows = task
-        if standby is not None:
-            standby.handle.follow.remote(task, self._newest[task])
+    def _have_followed(self, worker: WorkerId) -> None:
+        """Let a standby that has started, if one is free, follow the subtasks of a worker from their newest state."""
+        free = [m for m in self._standbys if m.usable and m.info is not None and m.follows is None]
+        if not free:
+            return
+        primary = self.members.get(worker)
+        standby = free[best_follower(None if primary is None else place_of(primary), [place_of(m) for m in free])]
+        standby.follows = worker
+        for task, restore in self._newest.items():
+            if self.worker_of(task) == worker:
+                standby.handle.follow.remote(task, restore)
 
     def kill(self, member: Member) -> None:
         """End a process at once."""
@@ -281,14 +305,16 @@ class Fleet:
         self._standbys.clear()
         return [member.gone for member in members]
 
-    def _create(self, name: str, slot: Slot, spare: bool = False, avoided: Collection[str] = ()) -> Member:
+    def _create(
+        self, name: str, slot: Slot, shown_as: str, spare: bool = False, avoided: Collection[str] = ()
+    ) -> Member:
         elsewhere = None
         if avoided:
             busy = [m.info.node_id for m in self.started() if m.info is not None]
             elsewhere = node_elsewhere(avoided, busy, self.node_id)
         options = {"namespace": self.options.namespace, "lifetime": "detached"} | dict(self.options.started_by)
         options |= slot.actor_options(elsewhere)
-        arguments = (self.context, self.coordinator, self.options.open_store, spare, slot.bundle, name)
+        arguments = (self.context, self.coordinator, self.options.open_store, spare, slot.bundle, shown_as)
         full_name, handle = self._create_named(f"{self.options.prefix}/{name}", options, arguments)
         member = self._member(full_name, handle, slot.bundle)
         self._identify(member)
@@ -298,7 +324,7 @@ class Fleet:
         member.handle.identify.remote().future().add_done_callback(partial(self._has_answered, member))
 
     def _has_answered(self, member: Member, future: Future[ProcessInfo]) -> None:
-        # That a process has ended is said by `live`.
+        # That a process has ended is known by `live`.
         if not self.broke(member, future.exception(), lambda _: None, partial(self._identify, member)):
             self.post(lambda: self._identified(member, future))
 
@@ -317,23 +343,25 @@ class Fleet:
 
     def _create_named(self, name: str, options: dict[str, Any], arguments: tuple[Any, ...]) -> tuple[str, Handle]:
         first = self._counts.get(name, 0)
-        for number in range(first, first + PROCESSES_A_SUBTASK_MAX):
+        for number in range(first, first + PROCESSES_A_WORKER_MAX):
             self._counts[name] = number + 1
             full_name = f"{name}#{number}"
             try:
-                return full_name, task_actor().options(name=full_name, **options).remote(*arguments)
+                return full_name, worker_actor().options(name=full_name, **options).remote(*arguments)
             except ActorAlreadyExistsError:
                 # A predecessor of this coordinator has used the number.
                 continue
-        raise TidegateError(f"no free name {name}#k: {PROCESSES_A_SUBTASK_MAX} actors of this name are alive")
+        raise TidegateError(f"no free name {name}#k: {PROCESSES_A_WORKER_MAX} actors of this name are alive")
 
-    def _take_standby(self, task: TaskId, bundle: int | None, avoided: Container[str]) -> Member | None:
-        """The best standby: the one that follows the task; else one that has started, and follows none if there is such
-        a one, of the same bundle if there is such a one."""
+    def _take_standby(self, worker: WorkerId, bundle: int | None, avoided: Container[str]) -> Member | None:
+        """The best standby: the one that follows the worker; else one that has started, and follows none if there is
+        such a one, of the same bundle if there is such a one."""
         alive = [m for m in self._standbys if m.fit and not m.is_on(avoided)]
         if not alive:
             return None
-        best = max(alive, key=lambda m: (m.follows == task, m.info is not None, m.follows is None, m.bundle == bundle))
+        best = max(
+            alive, key=lambda m: (m.follows == worker, m.info is not None, m.follows is None, m.bundle == bundle)
+        )
         best.follows = None
         self._standbys.remove(best)
         return best
@@ -343,9 +371,9 @@ class Fleet:
             self._located(member, future.result())
             if member in self._standbys:
                 self._standby_failures = 0
-                for task in self._newest:
-                    if all(m.follows != task for m in self._standbys):
-                        self._have_followed(task)
+                for worker in self._workers(self._newest):
+                    if all(m.follows != worker for m in self._standbys):
+                        self._have_followed(worker)
                 self.refill()
 
     def _located(self, member: Member, info: ProcessInfo) -> None:
@@ -355,11 +383,12 @@ class Fleet:
             log.info(NOT_FORKED, info.why_not_forked)
         if info.node_id == self.node_id and not member.dead:
             member.witness = Witness(info.pid)
-            self.joins(member.line)
+        self.identified(member)
 
     def _lost(self, member: Member, error: BaseException | None) -> None:
         member.dead = True
-        # Whoever wants to know how it has ended asks at once: its calls have failed with it.
+        # Whoever wants to know how it has ended asks at once.
+        self.died(member, error)
         self.post(member.forget)
         if member in self._standbys:
             self._standbys.remove(member)

@@ -88,7 +88,8 @@ class Heartbeats:
         while not self._answers.empty():
             name, future = self._answers.get_nowait()
             if future.exception() is None:
-                self._monitor.answered(name, *future.result())
+                pulse = future.result()
+                self._monitor.answered(name, pulse.call, pulse.oldest_call)
             else:
                 self._monitor.not_answered(name)
         living = {member.name: member for member in self._fleet.started()}
@@ -123,7 +124,7 @@ class Heartbeats:
     def _ask(self, member: Member) -> None:
         def answered(answer: Future[Pulse]) -> None:
             if answer.exception() is None:
-                member.heard_at_ms = now_ms()
+                member.heard_at_ms, member.acting = now_ms(), answer.result().task
             self._answers.put((member.name, answer))
 
         member.handle.pulse.remote().future().add_done_callback(answered)

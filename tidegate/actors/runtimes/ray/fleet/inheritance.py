@@ -8,7 +8,8 @@ Rules:
   (`reconnections.py`): it may live.
 - Who has not answered when all tasks that run are found is starting, or of no use: it is given up (`given_up.py`), and
   replaced in time.
-- Of two that hold the same task the one of the newer attempt counts. Who was given up before counts for nothing.
+- Of two that hold the subtasks of one worker the one with the newer attempt counts. One that was given up before counts
+  for nothing.
 """
 
 from __future__ import annotations
@@ -18,26 +19,28 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray.exceptions import ActorUnavailableError, RayError
 
+from tidegate.actors.graph.slot_plan import WorkerId
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.runtimes.ray.fleet.named_actors import find_actor
 from tidegate.actors.runtimes.ray.fleet.reconnections import ASK_AGAIN_MS, FAILURES_MAX
 from tidegate.actors.runtimes.ray.process.death_words import memory_death
 from tidegate.actors.runtimes.ray.process.orders import Handle, Held
 from tidegate.storage.clock import now_ms
-from tidegate.storage.ids import JobId
+from tidegate.storage.ids import AttemptNumber, JobId
 
 log = logging.getLogger(__name__)
 
 ANSWER_TIMEOUT_S = 15.0
 """On a busy machine a process took more than 5 s, and a job that allows no restart failed. Ray takes as long to know
 of a lost node, so a takeover after one is hardly later for it."""
+NEVER = AttemptNumber(-1)
 LATELY_MS = 600_000
 """A coordinator follows one that has ended within this time."""
 _NUMBERED = re.compile(r"#\d+$")
@@ -88,7 +91,7 @@ def find_processes(
                 continue
             if held.job_id == job_id:
                 found.append(Found(name, handles[name], held))
-                missing -= {held.task}
+                missing -= held.tasks.keys()
     silent = (*asked.values(), *again)
     return sorted(found, key=lambda one: one.name), {name: handles[name] for name in silent}
 
@@ -119,16 +122,17 @@ def _first_of(references: list[Any], wait_s: float) -> list[Any]:
     return []
 
 
-def by_task(
-    found: Sequence[Found], given_up: Collection[str] = ()
-) -> tuple[dict[TaskId, Found], list[Found], list[Found]]:
-    """The process of each task, spare ones, and those of no use: given up, or with a task that a newer attempt has."""
-    tasks: dict[TaskId, Found] = {}
+def by_worker(
+    found: Sequence[Found], workers: Mapping[TaskId, WorkerId], given_up: Collection[str] = ()
+) -> tuple[dict[WorkerId, Found], list[Found], list[Found]]:
+    """The process of each worker, spare ones, and those of no use: given up, or with subtasks that a newer one has."""
+    kept: dict[WorkerId, Found] = {}
     useless = [one for one in found if one.held.info.actor_id in given_up]
     useful = [one for one in found if one.held.info.actor_id not in given_up]
-    for one in sorted(useful, key=lambda one: one.held.attempt):
-        if one.held.task is not None:
-            if one.held.task in tasks:
-                useless.append(tasks[one.held.task])
-            tasks[one.held.task] = one
-    return tasks, [one for one in useful if one.held.task is None], useless
+    for one in sorted(useful, key=lambda one: max(one.held.tasks.values(), default=NEVER)):
+        if one.held.tasks:
+            worker = workers[next(iter(one.held.tasks))]
+            if worker in kept:
+                useless.append(kept[worker])
+            kept[worker] = one
+    return kept, [one for one in useful if not one.held.tasks], useless

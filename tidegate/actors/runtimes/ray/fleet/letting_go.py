@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TypeAlias
 
+from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.runtimes.ray.fleet.member import Member
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
 from tidegate.storage.ids import AttemptNumber, Generation
@@ -45,14 +46,16 @@ class LettingGo:
         self._told = [(member, dropped) for member, dropped in self._told if member.usable and not dropped.done()]
         return all(member.info is None for member, _ in self._told)
 
-    def tell(self, member: Member, attempt: AttemptNumber, generation: Generation) -> None:
-        """Have a process let go of an attempt. `generation` is that of the coordinator who says so."""
+    def tell(self, member: Member, tasks: tuple[TaskId, ...], attempt: AttemptNumber, generation: Generation) -> None:
+        """Have a process let go of an attempt of subtasks. `generation` is that of the coordinator."""
 
         def done(future: Future[None]) -> None:
-            self._broke(member, future.exception(), lambda _: None, partial(self.tell, member, attempt, generation))
+            self._broke(
+                member, future.exception(), lambda _: None, partial(self.tell, member, tasks, attempt, generation)
+            )
             self._mailbox.post(self._look)
 
-        dropped = member.handle.drop.remote(attempt, generation).future()
+        dropped = member.handle.drop.remote(tasks, attempt, generation).future()
         self._told.append((member, dropped))
         dropped.add_done_callback(done)
         self._mailbox.call_later(DROP_TIMEOUT_MS, partial(self._look_at, member, attempt, dropped))

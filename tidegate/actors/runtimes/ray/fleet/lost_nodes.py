@@ -53,7 +53,7 @@ class _Presence:
 
 @cache
 def _presence_actor() -> Any:
-    """Made when it is asked for, as `task_actor` is."""
+    """Made when it is asked for, as `worker_actor` is."""
     return ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0)(_Presence)
 
 

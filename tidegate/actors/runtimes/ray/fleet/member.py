@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 
 from ray.exceptions import RayError
 
+from tidegate.actors.graph.slot_plan import WorkerId
 from tidegate.actors.protocol.failure_reasons import bounded_text, error_text
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.runtimes.ray.exchange.line import Line
 from tidegate.actors.runtimes.ray.fleet.standby_plan import Place
 from tidegate.actors.runtimes.ray.process.death_words import death_of, memory_death
 from tidegate.actors.runtimes.ray.process.exit_reasons import Witness, last_lines
-from tidegate.actors.runtimes.ray.process.orders import Handle
+from tidegate.actors.runtimes.ray.process.orders import Handle, Peer
 from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
 
 END_WAIT_MS = 200
@@ -44,8 +45,10 @@ class Member:
     """It has not answered for long, and is being asked a last question: no task is given to it meanwhile."""
     cut_off: bool = False
     """A call to it broke, and it is asked whether it lives (`lost_nodes.py`): no task is given to it meanwhile."""
-    follows: TaskId | None = None
-    """The task whose state it holds, of a standby."""
+    follows: WorkerId | None = None
+    """The worker of whose subtasks it holds the state, of a standby."""
+    acting: TaskId | None = None
+    """The subtask that acted when it last answered."""
     line: Line = field(init=False)
     """By which it is told what concerns its task."""
 
@@ -66,6 +69,11 @@ class Member:
     def process_id(self) -> str:
         """What no other process is called; its name where it has not said that yet."""
         return self.name if self.info is None else self.info.actor_id or self.name
+
+    def as_peer(self) -> Peer:
+        """Return how other processes reach it, once it has started."""
+        assert self.info is not None
+        return Peer(self.handle, self.process_id, self.info.node_id, self.info.address)
 
     def is_on(self, nodes: Container[str]) -> bool:
         """Whether it runs on one of these nodes."""

@@ -28,7 +28,7 @@ from tidegate.actors.runtimes.ray.fork_server.launch import package_folder
 
 IMPORTED = (
     "ray._private.workers.default_worker",
-    "tidegate.actors.runtimes.ray.task.task_actor",
+    "tidegate.actors.runtimes.ray.task.worker_actor",
     "tidegate.actors.runtimes.ray.coordinator.coordinator_actor",
 )
 ID_BYTES_MAX = 64

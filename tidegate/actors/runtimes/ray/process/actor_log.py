@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+from collections.abc import Mapping
 from typing import Any, TextIO
 
 import ray
@@ -15,21 +16,14 @@ from ray._private.ray_constants import LOG_PREFIX_ACTOR_NAME
 
 from tidegate.actors.hosts.job_context import JobContext
 from tidegate.actors.hosts.log_lines import log_to, set_levels
-from tidegate.actors.protocol.identity import TaskId
-from tidegate.storage.ids import AttemptNumber
 
 
-class TaskLog:
-    """The log of a process of tasks: what goes wrong, unless the job's settings want more."""
+class WorkerLog:
+    """The log of a worker's process: what goes wrong, unless the job's settings want more."""
 
     def __init__(self, context: JobContext) -> None:
-        self._known: dict[str, object] = {"process": "task", "job": context.job_name, "job_id": context.job_id}
-        _log(context, "WARNING", self._known)
+        _log(context, "WARNING", {"process": "worker", "job": context.job_name, "job_id": context.job_id})
         self._outputs = (_own(1), _own(2))
-
-    def is_about(self, task: TaskId, attempt: AttemptNumber) -> None:
-        """Lines are about this task from now on."""
-        self._known |= {"task": str(task), "attempt": attempt}
 
     def is_shown_as(self, name: str) -> None:
         """Has Ray show this name in the driver before each line that is printed here from now on.
@@ -43,7 +37,7 @@ class TaskLog:
 
 def log_of_coordinator(context: JobContext) -> None:
     """A coordinator says what it decides; of checkpoints that go well only where the job's settings want it."""
-    # A process of tasks does not load what a coordinator is made of.
+    # A worker does not load what a coordinator is made of.
     from tidegate.actors.hosts.coordinator.decisions_log import checkpoints_log
 
     _log(context, "INFO", {"process": "coordinator", "job": context.job_name, "job_id": context.job_id})
@@ -51,7 +45,7 @@ def log_of_coordinator(context: JobContext) -> None:
         checkpoints_log.setLevel(logging.WARNING)
 
 
-def _log(context: JobContext, level: str, known: dict[str, object]) -> None:
+def _log(context: JobContext, level: str, known: Mapping[str, object]) -> None:
     if _ray_logs_lines():
         set_levels(context.log, level)
     else:

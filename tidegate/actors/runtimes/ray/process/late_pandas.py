@@ -1,7 +1,7 @@
 """Keeps pandas out of a process in which nobody uses it.
 
 Where pandas is installed, Arrow imports it for its first `pa.array`, only to ask whether the values are some of
-pandas': 0.3 s and 23 MB of each task. `TaskProcess` calls this when it begins, before there are threads of ours.
+pandas': 0.3 s and 23 MB of each task. `WorkerProcess` calls this when it begins, before there are threads of ours.
 
 Rules: Arrow finds out while pandas cannot be imported, and does not ask again. Parts of it then never know the single
 values of pandas (`NA`, `Timedelta`), whatever comes later. So this is only for programs that are all ours

@@ -29,6 +29,8 @@ Action = Callable[[], object]
 class Mailbox:
     """`turn` processes one element and tells whether there was one; `tick` is called every `tick_ms`.
 
+    `flush` is called after messages, ticks and timers: they may have left something to send.
+
     As long as nothing else is done it is called every `idle_tick_ms` only. What comes in ends that: the next tick is
     due `tick_ms` after the last one again.
 
@@ -44,11 +46,13 @@ class Mailbox:
         tick_ms: int,
         broke_down: Callable[[BaseException], None],
         idle_tick_ms: int | None = None,
+        flush: Action = lambda: None,
     ) -> None:
         self._inbox: queue.SimpleQueue[Action] = queue.SimpleQueue()
         self._timers = Timers()
         self._turn = turn
         self._tick = tick
+        self._flush = flush
         self._tick_ms = tick_ms
         self._idle_tick_ms = tick_ms if idle_tick_ms is None else idle_tick_ms
         self._ticked_ms = monotonic_ms() - self._idle_tick_ms
@@ -115,6 +119,7 @@ class Mailbox:
             self._begin()
             self._timers.pop()()
             busy = self._worked = True
+        self._flush()
         self.call = None
         self._take_messages(0.0 if busy else self._idle_s(at_ms))
 
@@ -137,8 +142,9 @@ class Mailbox:
             try:
                 action = self._inbox.get(timeout=wait_s) if wait_s else self._inbox.get_nowait()
             except queue.Empty:
-                return
+                break
             wait_s, self._worked = 0.0, True
             self._begin()
             action()
             self.call = None
+        self._flush()

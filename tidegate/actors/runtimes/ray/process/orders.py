@@ -1,8 +1,9 @@
-"""What passes between a coordinator's process and a task's: an order to begin, and what a process says it holds."""
+"""What passes between a coordinator and a worker's process: an order to begin, and what the process holds."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from tidegate.actors.coordinator.job.job_spec import RestorePoint
@@ -16,29 +17,42 @@ Handle: TypeAlias = Any
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """What a process is to do: a task of an attempt, what it starts from, and its neighbours.
+class Peer:
+    """The process of another worker: its actor, and where it is reached on its node."""
 
-    `generation`: that of the coordinator which says so.
+    handle: Handle
+    process_id: str
+    node_id: str
+    address: bytes
+    """Where it listens for connections; empty if it does not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Subtasks that a worker is to run in an attempt, what they start from, and the processes of their neighbours.
+
+    `peers`: for each neighbour that is not among `tasks` its process. `generation`: that of the coordinator.
     """
 
-    task: TaskId
+    tasks: tuple[TaskId, ...]
     attempt: AttemptNumber
     restore: RestorePoint | None
-    peers: dict[TaskId, Handle]
+    peers: dict[TaskId, Peer]
     generation: Generation = UNFENCED
+    slot: str = ""
+    """What people call the slot."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a process is there for: its job, and the task of an attempt that it was given last. None: it is spare.
+    """What a process is there for: its job, and of each subtask that it was given the newest attempt. Empty: spare.
 
-    `bundle`: that of the reservation in which it runs. `follows`: the task whose state it holds, and the checkpoint.
+    `bundle`: that of the reservation in which it runs. `follows`: the subtasks whose state it holds, and of each one
+    the checkpoint.
     """
 
     job_id: JobId
     info: ProcessInfo
-    task: TaskId | None
-    attempt: AttemptNumber
+    tasks: Mapping[TaskId, AttemptNumber] = field(default_factory=dict)
     bundle: int | None = None
-    follows: tuple[TaskId, CheckpointId | None] | None = None
+    follows: Mapping[TaskId, CheckpointId | None] = field(default_factory=dict)

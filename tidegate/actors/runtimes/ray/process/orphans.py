@@ -1,6 +1,6 @@
-"""Ends processes of tasks that Ray has not started and whose job is gone.
+"""Ends processes of workers that Ray has not started and whose job is gone.
 
-A process of a task is a detached actor, so that it outlives its coordinator, and it ends by itself when the coordinator
+A worker's process is a detached actor, so that it outlives its coordinator, and it ends by itself when the coordinator
 is gone for good (`lifeline.py`). One that waits for room in the cluster cannot do that: it would keep its name, and
 Ray its demand, for ever. So the living processes of such a job end the waiting ones before they end themselves, and
 each environment and each submission does the same for whatever is left.
@@ -21,7 +21,7 @@ from tidegate.actors.runtimes.ray.process.calls import NAMESPACE
 
 log = logging.getLogger(__name__)
 
-TASK_CLASS = "TaskProcess"
+WORKER_CLASS = "WorkerProcess"
 COORDINATOR_SUFFIX = "/coordinator"
 _WAITS = ("DEPENDENCIES_UNREADY", "PENDING_CREATION")
 _DEAD = "DEAD"
@@ -38,7 +38,7 @@ class ActorRow:
 
 
 def orphans(actors: Iterable[ActorRow]) -> list[str]:
-    """The names of processes of tasks that wait for room, and whose coordinator is dead. Pure.
+    """The names of processes of workers that wait for room, and whose coordinator is dead. Pure.
 
     A coordinator of the same name in another Ray job is that of another job.
     """
@@ -47,7 +47,7 @@ def orphans(actors: Iterable[ActorRow]) -> list[str]:
     return [
         actor.name
         for actor in known
-        if actor.class_name == TASK_CLASS
+        if actor.class_name == WORKER_CLASS
         and actor.state in _WAITS
         and not any(actor.name.startswith(prefix) and actor.ray_job == ray_job for prefix, ray_job in jobs)
     ]

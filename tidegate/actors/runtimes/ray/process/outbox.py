@@ -1,73 +1,102 @@
-"""`Outbox`: what a task reports to its coordinator, until that has heard it.
+"""`Outbox`: what a worker reports to its coordinator, until that has received it.
 
 Rules:
 
+- What the subtasks of a worker report in one round of its loop goes in one message (`flush`).
 - While Ray restarts the coordinator a report waits, and is sent again after a while. Data flows meanwhile.
-- What waits is bounded. A task that has more to say than that has failed: its coordinator is away for too long.
-- How far a task is in event time it tells again anyway, and later knows better: that does not wait.
-- Reports may come twice, and out of order when some had to wait: a coordinator knows what it has heard.
-- A coordinator that heard a report and was lost before it had written that down asks when it is back.
+- What waits is bounded. A worker with more to report than that has failed: its coordinator is away for too long.
+- How far a subtask is in event time it reports again anyway, and later knows better: that does not wait.
+- Reports may arrive twice, and out of order when some had to wait: a coordinator knows what it has received.
+- A coordinator that received a report and was lost before it had written that down asks when it is back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from ray.exceptions import ActorDiedError, RayActorError
 
 from tidegate.actors.coordinator.messages.events import CoordinatorEvent, WatermarkReported
+from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
+from tidegate.actors.runtimes.ray.process.outcome import Outcome
+from tidegate.storage.ids import AttemptNumber
 
-WAITING_MAX = 1_000
+WAITING_MAX = 10_000
 SEND_AGAIN_MS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """An attempt of a subtask has ended in its worker. For the supervisor; the machines do not see it."""
+
+    attempt: AttemptNumber
+    task: TaskId
+    outcome: Outcome
+
+
+Report: TypeAlias = CoordinatorEvent | Ended
 
 
 class Sent:
     """A report on its way; stands for Ray's reference to a call."""
 
-    def __init__(self) -> None:
-        self._heard: Future[None] = Future()
+    def __init__(self, report: Report) -> None:
+        self.report = report
+        self._received: Future[None] = Future()
 
     def future(self) -> Future[None]:
-        """Done when the coordinator has heard it, or it is given up."""
-        return self._heard
+        """Done when the coordinator has received it, or it is given up."""
+        return self._received
 
 
 class Outbox:
-    """Of one process. `report` calls the coordinator. `send` is for the mailbox's thread."""
+    """Of one process. `call` sends reports to the coordinator. Everything runs on the mailbox's thread."""
 
-    def __init__(self, report: Callable[[CoordinatorEvent], Any], mailbox: Mailbox) -> None:
-        self._report = report
+    def __init__(self, call: Callable[[tuple[Report, ...]], Any], mailbox: Mailbox) -> None:
+        self._call = call
         self._mailbox = mailbox
+        self._next: list[Sent] = []
+        """What goes with the next message."""
         self._waiting = 0
-        """Reports that nobody has heard."""
+        """Reports that the coordinator has not received."""
 
-    def send(self, event: CoordinatorEvent) -> Sent:
-        """Tell the coordinator."""
-        sent = Sent()
+    def send(self, report: Report) -> Sent:
+        """Report with the next message."""
+        sent = Sent(report)
         self._waiting += 1
-        self._try(event, sent.future())
+        self._next.append(sent)
         return sent
 
-    def _try(self, event: CoordinatorEvent, heard: Future[None]) -> None:
+    def flush(self) -> None:
+        """Send what was reported since the last message."""
+        if self._next:
+            reports, self._next = self._next, []
+            self._try(reports)
+
+    def _try(self, reports: Sequence[Sent]) -> None:
         def done(call: Future[Any]) -> None:
             error = call.exception()
-            self._mailbox.post(lambda: self._told(event, heard, error))
+            self._mailbox.post(lambda: self._answered(reports, error))
 
-        self._report(event).future().add_done_callback(done)
+        self._call(tuple(sent.report for sent in reports)).future().add_done_callback(done)
 
-    def _told(self, event: CoordinatorEvent, heard: Future[None], error: BaseException | None) -> None:
+    def _answered(self, reports: Sequence[Sent], error: BaseException | None) -> None:
         # A coordinator that has died for good comes never back; one that is away only does not answer.
         away = isinstance(error, RayActorError) and not isinstance(error, ActorDiedError)
-        if away and isinstance(event, WatermarkReported):
-            error = None
-        elif away and self._waiting <= WAITING_MAX:
-            self._mailbox.call_later(SEND_AGAIN_MS, lambda: self._try(event, heard))
-            return
-        self._waiting -= 1
-        if error is None:
-            heard.set_result(None)
+        again = [sent for sent in reports if away and not isinstance(sent.report, WatermarkReported)]
+        if again and self._waiting <= WAITING_MAX:
+            self._mailbox.call_later(SEND_AGAIN_MS, lambda: self._try(again))
         else:
-            heard.set_exception(error)
+            again = []
+        for sent in reports:
+            if sent in again:
+                continue
+            self._waiting -= 1
+            if error is None or (away and isinstance(sent.report, WatermarkReported)):
+                sent.future().set_result(None)
+            else:
+                sent.future().set_exception(error)

@@ -28,11 +28,13 @@ class ProcessInfo:
     """How people call it: no other process that lives has this name."""
     why_not_forked: str | None = None
     """Why it was not, although it was to be."""
+    address: bytes = b""
+    """Where it listens for connections of processes of its job on its node; empty if it does not."""
 
 
-def process_info(stack_descriptor: int = -1, mailbox_thread: int = 0) -> ProcessInfo:
+def process_info(stack_descriptor: int = -1, mailbox_thread: int = 0, address: bytes = b"") -> ProcessInfo:
     """Where this process is."""
     context = ray.get_runtime_context()
     actor_id, name = context.get_actor_id() or "", context.get_actor_name() or ""
     place = os.getpid(), context.get_node_id(), stderr_path()
-    return ProcessInfo(*place, stack_descriptor, mailbox_thread, actor_id, name, os.environ.get(WHY_NOT))
+    return ProcessInfo(*place, stack_descriptor, mailbox_thread, actor_id, name, os.environ.get(WHY_NOT), address)

@@ -1,6 +1,6 @@
-"""`JobSlots`: where each process of a job goes: the plan (`slot_plan.py`), in the placement groups that it was given.
+"""`JobSlots`: where each worker of a job goes: the plan (`slot_plan.py`), in the placement groups that it was given.
 
-A process in a common slot takes its share of the slot's CPU there; one in a slot of its own takes the whole bundle. A
+A worker in a common slot takes the slot's CPU, or its share of it; one in a slot of its own takes the whole bundle. A
 spare process goes into a bundle of the common slots, and takes nothing. Where nothing is reserved Ray chooses the node.
 """
 
@@ -15,10 +15,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.graph.resources import Resources
-from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.graph.slot_plan import WorkerId, slot_plan
+from tidegate.actors.graph.vertex_labels import vertex_labels
 from tidegate.actors.runtimes.ray.fleet_options import FleetOptions
-from tidegate.actors.runtimes.ray.slots.slot_plan import slot_plan
-from tidegate.actors.runtimes.ray.vertex_labels import vertex_labels
+from tidegate.storage.ids import VertexId
 
 NOTHING = Resources(0.0)
 
@@ -64,15 +64,15 @@ class JobSlots:
         self._own = options.own_slots
         assert self._own is not None or not self.plan.own, "slots of steps with resources are reserved at submission"
 
-    def of(self, task: TaskId) -> Slot:
-        """The slot of a task."""
-        own = self.plan.own.get(task.vertex)
+    def of(self, worker: WorkerId) -> Slot:
+        """The slot of a worker."""
+        own = self.plan.own_bundle(worker)
         if own is not None:
-            return Slot(own.resources, self._own, self.plan.own_bundle(task), own=True)
+            return Slot(self.plan.own[VertexId(worker.group)].resources, self._own, own, own=True)
         if self._common is None:
             return Slot(NOTHING)
         bundles = self._common.bundles
-        bundle = bundles[(self._first + task.subtask) % len(bundles)]
+        bundle = bundles[(self._first + self.plan.slots[worker]) % len(bundles)]
         return Slot(Resources(self.plan.share), self._common.placement_group, bundle)
 
     def spare(self, bundle: int | None) -> Slot:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tidegate.actors.runtimes.ray.slots.slot_plan import SLOT_BUNDLE, Placement, SlotPlan, strategy_of
+from tidegate.actors.graph.job_graph import DEFAULT_GROUP
+from tidegate.actors.graph.slot_plan import SLOT_BUNDLE, Placement, SlotPlan, strategy_of
 from tidegate.actors.runtimes.ray.slots.wanted import Wanted
 from tidegate.storage.ids import JobId
 
@@ -23,7 +24,12 @@ def own_name(job_id: JobId) -> str:
 def common_slots(job_id: JobId, plan: SlotPlan, placement: Placement) -> Wanted:
     """The common slots of a job that outlives its driver."""
     bundles = [SLOT_BUNDLE] * plan.width
-    return Wanted(common_name(job_id), bundles, [COMMON] * plan.width, strategy_of(placement), detached=True)
+    labels = [_label(group) for group, slots in plan.groups.items() for _ in range(slots)]
+    return Wanted(common_name(job_id), bundles, labels, strategy_of(placement), detached=True)
+
+
+def _label(group: str) -> str:
+    return COMMON if group == DEFAULT_GROUP else f"slot sharing group {group!r}"
 
 
 def own_slots(job_id: JobId, plan: SlotPlan, placement: Placement, *, detached: bool) -> Wanted:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tidegate.actors.graph.slot_plan import Strategy
 from tidegate.actors.runtimes.ray.slots.missing_room import Need
-from tidegate.actors.runtimes.ray.slots.slot_plan import Strategy
 
 
 @dataclass(frozen=True, slots=True)

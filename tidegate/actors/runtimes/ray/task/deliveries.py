@@ -13,7 +13,7 @@ from typing import Any
 from tidegate.actors.protocol.failure_reasons import bounded_text, error_text
 from tidegate.actors.runtimes.ray.process.calls import LOST_CALL_GRACE_MS, Watched, watch_call
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
-from tidegate.actors.runtimes.ray.process.outcomes import Outcome
+from tidegate.actors.runtimes.ray.process.outcome import Outcome
 
 
 class Deliveries:
@@ -24,10 +24,6 @@ class Deliveries:
         self._guarded = guarded
         self._on_their_way: set[Future[Any]] = set()
         """What is watched, without what is known to have arrived."""
-
-    def later(self, action: Callable[[], None]) -> None:
-        """Have the task act, on its mailbox, if it still runs then. From any thread."""
-        self._mailbox.post(lambda: self._guarded(action))
 
     def watch(self, reference: Watched, matters: Callable[[], bool]) -> Future[Any]:
         """A call that has to arrive as long as it matters."""

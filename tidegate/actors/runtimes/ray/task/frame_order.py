@@ -1,4 +1,4 @@
-"""Puts the frames of a task's inputs in order again: `FrameOrder` decides, `OrderedFrames` waits. `TaskProcess` asks.
+"""Puts the frames of a task's inputs in order again: `FrameOrder` decides, `OrderedFrames` waits. `WorkerProcess` asks.
 
 Where a connection breaks, Ray sends the frames again that were on their way: behind those that were sent meanwhile, and
 whether or not they had arrived. Frames have numbers, so that changes nothing. Rules:

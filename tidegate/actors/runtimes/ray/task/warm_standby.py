@@ -1,18 +1,21 @@
-"""`WarmStandby`: follows the checkpoints of a task that runs elsewhere, in a spare process, on a thread of its own.
+"""`WarmStandby`: follows the checkpoints of subtasks that run elsewhere, in a spare process, on a thread of its own.
 
 Rules:
 
-- What is new in a checkpoint is read by `StateFollower` (`actors/restore/state_follower.py`).
-- One checkpoint is taken in at a time; of those that complete meanwhile only the newest counts.
-- When the process is given that task, the task gets what is held. Given another one, it holds nothing any more.
+- It follows the keyed subtasks of one slot. What is new in a checkpoint is read by `StateFollower`
+  (`actors/restore/state_follower.py`).
+- One checkpoint of one subtask is taken in at a time, in turn. Of those that complete meanwhile only the newest counts.
+- When the process is given subtasks, those that were followed get what is held. The others are followed no more.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 
 from tidegate.actors.coordinator.job.job_spec import RestorePoint
 from tidegate.actors.hosts.job_context import JobContext
@@ -28,6 +31,15 @@ from tidegate.storage.files.store import OpenStore
 from tidegate.storage.ids import CheckpointId
 
 log = logging.getLogger(__name__)
+
+
+class _Followed:
+    """One subtask that is followed."""
+
+    def __init__(self, follower: StateFollower, metrics: StandbyMetrics) -> None:
+        self.follower, self.metrics = follower, metrics
+        self.next: RestorePoint | None = None
+        """The newest checkpoint that it was told of."""
 
 
 class WarmStandby:
@@ -46,27 +58,24 @@ class WarmStandby:
         self._mailbox = mailbox
         self._threads = threads
         self._died = died
-        self._follower: StateFollower | None = None
+        self._followed: dict[TaskId, _Followed] = {}
+        self._due: deque[_Followed] = deque()
+        """Those with a checkpoint to take in. The one that has waited longest is first."""
         self._pool: WorkerPool | None = None
-        self._metrics: StandbyMetrics | None = None
         self._reads = False
-        self._next: RestorePoint | None = None
 
     @property
-    def holds(self) -> tuple[TaskId, CheckpointId | None] | None:
-        """The task that is followed, and the checkpoint whose state is held. From any thread."""
-        follower = self._follower
-        return None if follower is None else (follower.task, follower.checkpoint_id)
+    def holds(self) -> dict[TaskId, CheckpointId | None]:
+        """The subtasks that are followed, and of each the checkpoint whose state is held. From any thread."""
+        return {task: each.follower.checkpoint_id for task, each in list(self._followed.items())}
 
     def follow(self, task: TaskId, restore: RestorePoint) -> None:
-        """A checkpoint of this task is complete."""
-        if self._follower is None or self._follower.task != task:
-            self.end()
+        """A checkpoint of this subtask is complete."""
+        if task not in self._followed:
             context = self._context
             self._pool = self._pool or WorkerPool(1, "tidegate-standby", self._died)
-            self._metrics = StandbyMetrics(task_tags(context, task))
             copies = context.options.local_copies
-            self._follower = StateFollower(
+            follower = StateFollower(
                 task,
                 context.graph,
                 replace(context.options.backend, restore_threads=self._threads),
@@ -75,32 +84,39 @@ class WarmStandby:
                 None if copies is None else PrivateFolder(copies),
                 self._threads,
             )
-        self._next = restore
+            self._followed[task] = _Followed(follower, StandbyMetrics(task_tags(context, task)))
+        each = self._followed[task]
+        each.next = restore
+        if each not in self._due:
+            self._due.append(each)
         self._go_on()
 
-    def end(self, task: TaskId | None = None) -> StateFollower | None:
-        """The process is given a task: what holds its state, if that is this one."""
-        follower, self._follower, self._next = self._follower, None, None
-        if self._metrics is not None:
-            self._metrics.holds(None)
-        if follower is None or follower.task == task:
-            return follower
-        follower.close()
-        return None
+    def end(self, tasks: Iterable[TaskId] = ()) -> dict[TaskId, StateFollower]:
+        """The process is given these subtasks. Returns what holds their state, of those that were followed."""
+        followed, self._followed = self._followed, {}
+        self._due.clear()
+        for each in followed.values():
+            each.metrics.holds(None)
+        kept = {task: followed.pop(task).follower for task in tasks if task in followed}
+        for each in followed.values():
+            each.follower.close()
+        return kept
 
     def _go_on(self) -> None:
-        follower, restore = self._follower, self._next
-        if follower is None or restore is None or self._reads:
+        if self._reads or not self._due:
             return
+        due = self._due.popleft()
         assert self._pool is not None
-        self._reads, self._next = True, None
+        assert due.next is not None
+        self._reads = True
         self._pool.submit(
-            lambda: follower.follow(restore), lambda future: self._mailbox.post(lambda: self._followed(future))
+            partial(due.follower.follow, due.next),
+            lambda future: self._mailbox.post(partial(self._took_in, due, future)),
         )
 
-    def _followed(self, future: Future[None]) -> None:
+    def _took_in(self, each: _Followed, future: Future[None]) -> None:
         self._reads = False
         future.result()
-        if self._follower is not None and self._metrics is not None:
-            self._metrics.holds(self._follower.checkpoint_id)
+        if each in self._followed.values():
+            each.metrics.holds(each.follower.checkpoint_id)
         self._go_on()

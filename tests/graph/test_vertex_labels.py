@@ -1,9 +1,9 @@
-"""Names of vertices as they appear in the names of actors."""
+"""Names of vertices and tasks for people."""
 
 from __future__ import annotations
 
 from tidegate.actors.graph.job_graph import JobGraph, JobVertex
-from tidegate.actors.runtimes.ray.vertex_labels import NAME_CHARACTERS_MAX, task_names, vertex_labels
+from tidegate.actors.graph.vertex_labels import NAME_CHARACTERS_MAX, task_names, vertex_labels
 from tidegate.storage.ids import VertexId
 
 

@@ -1,0 +1,190 @@
+"""Which slots a job needs, which worker runs each of its subtasks, and in which bundle it belongs. Pure.
+
+Rules:
+
+- Steps without resources share the slots of their slot sharing group: slot i of a group holds subtask i of each of its
+  vertices. One worker runs them, and takes the CPU of the slot. The slots of one group follow those of another.
+- A pipeline that shares no channel with the others, and is narrower than its group, begins in the slot after the last
+  one of such a pipeline before it. When a process dies, all pipelines in its slot restart: so that is rare.
+- Without slot sharing every subtask has a worker of its own. It goes where the slot is, with its part of the CPU.
+- A vertex with resources has slots of its own: a bundle for each subtask, which holds just what the step asks for, in a
+  placement group of the job. So whatever is restarted, or moved with a lost node, finds the same resources reserved,
+  and no other job can take them meanwhile.
+- Spare processes take the place of workers in common slots alone. One that waits reserves nothing, and Ray cannot give
+  it a GPU later; if it reserved one, it would keep a GPU idle.
+- "spread" deals the slots out over the bundles in turn, "pack" and "strict_pack" fill one bundle after the other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Literal, TypeAlias
+
+from tidegate.actors.graph.job_graph import DEFAULT_GROUP, JobGraph
+from tidegate.actors.graph.resources import SLOT_CPUS, STEPS_OF_ONE, Resources
+from tidegate.actors.protocol.identity import TaskId
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.ids import SubtaskIndex, VertexId
+from tidegate.storage.user_values import repr_text
+
+Placement: TypeAlias = Literal["spread", "pack", "strict_pack"]
+"""How bundles lie on nodes: on as many as can be, on as few as can be, or all on one."""
+Strategy: TypeAlias = Literal["SPREAD", "PACK", "STRICT_PACK"]
+"""The same, as Ray calls it."""
+
+STEPS_SHOWN_MAX = 6
+"""So many steps of a worker are named on the dashboard."""
+SLOT_BUNDLE: Mapping[str, float] = {"CPU": SLOT_CPUS}
+"""What a common slot reserves, without an executor beside it."""
+_STRATEGIES: Mapping[str, Strategy] = {"spread": "SPREAD", "pack": "PACK", "strict_pack": "STRICT_PACK"}
+
+
+def strategy_of(placement: object) -> Strategy:
+    """Ray's word for a placement. ConfigurationError for anything else."""
+    if not isinstance(placement, str) or placement not in _STRATEGIES:
+        raise ConfigurationError(f"placement={repr_text(placement)}: it is one of {', '.join(map(repr, _STRATEGIES))}")
+    return _STRATEGIES[placement]
+
+
+def slot_order(bundles: int, slots_a_bundle: int, placement: Placement) -> tuple[int, ...]:
+    """The bundle of each slot. A job takes neighbouring slots."""
+    slots = range(bundles * slots_a_bundle)
+    return tuple(slot % bundles if placement == "spread" else slot // slots_a_bundle for slot in slots)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnSlots:
+    """The slots of a vertex with resources: bundle `first` and those after it, one for each subtask."""
+
+    first: int
+    slots: int
+    resources: Resources
+    label: str
+    """What people call the vertex."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class WorkerId:
+    """One worker of a job: number `index` of a slot sharing group, or of a vertex that shares no slots."""
+
+    group: str
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlotPlan:
+    """The slots of a job. `width`: how many common ones. `share`: CPUs of a worker in one of them."""
+
+    width: int
+    share: float
+    groups: Mapping[str, int]
+    """How many common slots each slot sharing group has, in their order."""
+    own: Mapping[VertexId, OwnSlots]
+    workers: Mapping[TaskId, WorkerId]
+    """The worker of each subtask."""
+    slots: Mapping[WorkerId, int]
+    """The common slot of each worker that is in one."""
+    names: Mapping[WorkerId, str]
+    """What people call each worker."""
+    steps: Mapping[WorkerId, tuple[str, ...]]
+    """What people call the vertices in each worker."""
+
+    def shown(self, worker: WorkerId) -> str:
+        """The name of a worker with the steps that it runs, as Ray's dashboard shows it."""
+        steps = self.steps[worker]
+        if len(steps) == 1 and self.names[worker].startswith(steps[0]):
+            return self.names[worker]
+        more = f", and {len(steps) - STEPS_SHOWN_MAX} more" if len(steps) > STEPS_SHOWN_MAX else ""
+        return f"{self.names[worker]} ({', '.join(steps[:STEPS_SHOWN_MAX])}{more})"
+
+    def own_bundle(self, worker: WorkerId) -> int | None:
+        """The bundle of a worker that has a slot of its own; None if it is in a common one."""
+        own = self.own.get(VertexId(worker.group))
+        return None if own is None or worker in self.slots else own.first + worker.index
+
+    @property
+    def groups_text(self) -> str:
+        """How many common slots each slot sharing group has, for people; empty if all are of the default group."""
+        if set(self.groups) <= {DEFAULT_GROUP}:
+            return ""
+        return ", ".join(f"{slots} for slot sharing group {group!r}" for group, slots in self.groups.items())
+
+    @property
+    def bundles(self) -> list[dict[str, float]]:
+        """The bundles of all slots that belong to one vertex each."""
+        return [own.resources.bundle for own in self.own.values() for _ in range(own.slots)]
+
+    @property
+    def labels(self) -> list[str]:
+        """For each of these bundles what people call its vertex."""
+        return [own.label for own in self.own.values() for _ in range(own.slots)]
+
+
+def slot_plan(graph: JobGraph, labels: Mapping[VertexId, str]) -> SlotPlan:
+    """The slots that a job needs. Every job has sources, so it has common slots, unless all steps have resources."""
+    common = [vertex for vertex in graph.vertices if vertex.resources is None]
+    widths: dict[str, int] = {}
+    for vertex in common:
+        widths[vertex.slot_group] = max(widths.get(vertex.slot_group, 0), vertex.parallelism)
+    firsts = dict(zip(widths, accumulate((0, *widths.values())), strict=False))
+    own: dict[VertexId, OwnSlots] = {}
+    workers: dict[TaskId, WorkerId] = {}
+    slots: dict[WorkerId, int] = {}
+    names: dict[WorkerId, str] = {}
+    steps: dict[WorkerId, list[str]] = {}
+    first, begins = 0, _begins(graph, widths)
+    for vertex in graph.vertices:
+        shares = vertex.resources is None and graph.slot_sharing
+        group = f"group {vertex.slot_group}" if shares else str(vertex.vertex)
+        for index in range(vertex.parallelism):
+            at = (begins[vertex.vertex] + index) % widths[vertex.slot_group] if shares else index
+            worker = WorkerId(group, at)
+            workers[TaskId(vertex.vertex, SubtaskIndex(index))] = worker
+            steps.setdefault(worker, []).append(labels[vertex.vertex])
+            if vertex.resources is None:
+                slots[worker] = firsts[vertex.slot_group] + at
+            names[worker] = f"{labels[vertex.vertex]} ({index + 1}/{vertex.parallelism})"
+            if shares:
+                of = "" if vertex.slot_group == DEFAULT_GROUP else f"{vertex.slot_group} "
+                names[worker] = f"{of}slot {at + 1} of {widths[vertex.slot_group]}"
+        if vertex.resources is not None:
+            own[vertex.vertex] = OwnSlots(first, vertex.parallelism, vertex.resources, labels[vertex.vertex])
+            first += vertex.parallelism
+    together = Counter(slots.values())
+    # Ray counts in ten-thousandths.
+    share = max(1, math.floor(STEPS_OF_ONE / max(together.values(), default=1))) / STEPS_OF_ONE
+    inside = {worker: tuple(of_worker) for worker, of_worker in steps.items()}
+    return SlotPlan(sum(widths.values()), share, widths, own, workers, slots, names, inside)
+
+
+def _begins(graph: JobGraph, widths: Mapping[str, int]) -> dict[VertexId, int]:
+    """The slot of its group in which the first subtask of each vertex without resources is."""
+    pipelines = _pipelines(graph)
+    begins: dict[VertexId, int] = {}
+    next_slot = dict.fromkeys(widths, 0)
+    of_pipeline: dict[tuple[VertexId, str], int] = {}
+    common = [vertex for vertex in graph.vertices if vertex.resources is None]
+    for vertex in common:
+        place = pipelines[vertex.vertex], vertex.slot_group
+        if place not in of_pipeline:
+            together = [v for v in common if (pipelines[v.vertex], v.slot_group) == place]
+            widest = max(v.parallelism for v in together)
+            is_narrow = widest < widths[vertex.slot_group]
+            of_pipeline[place] = next_slot[vertex.slot_group] if is_narrow else 0
+            next_slot[vertex.slot_group] += widest if is_narrow else 0
+        begins[vertex.vertex] = of_pipeline[place]
+    return begins
+
+
+def _pipelines(graph: JobGraph) -> dict[VertexId, VertexId]:
+    """For each vertex the first one of its pipeline: those that channels join, directly or not."""
+    first = {vertex.vertex: vertex.vertex for vertex in graph.vertices}
+    for edge in graph.edges:
+        one, other = first[edge.upstream], first[edge.downstream]
+        if one != other:
+            first = {vertex: one if of == other else of for vertex, of in first.items()}
+    return first
