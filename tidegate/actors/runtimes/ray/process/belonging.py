@@ -1,4 +1,4 @@
-"""`Belonging`: ends a task's process that the coordinator in charge does not know.
+"""`Belonging`: ends a worker's process that the coordinator in charge does not know.
 
 Ray keeps what a coordinator asks for while its link is cut. A process may so start when another coordinator has long
 been in charge, which has never heard of it and would give it nothing to do. The same holds for a process on a node

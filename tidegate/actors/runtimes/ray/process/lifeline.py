@@ -1,4 +1,4 @@
-"""`Lifeline`: ends a task's process when its coordinator is gone for good.
+"""`Lifeline`: ends a worker's process when its coordinator is gone for good.
 
 Tasks outlive their coordinator, because Ray restarts it. So Ray does not end them with it (they are detached actors),
 and nobody would when the job has ended, its driver has died, or the coordinator cannot come back. Rules:

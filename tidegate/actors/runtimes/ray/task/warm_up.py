@@ -37,7 +37,7 @@ def warm_up() -> None:
 
 
 def prepare(spare: bool, graph: JobGraph) -> None:
-    """What a process of a task begins with. One that does not get a task at once pays ahead for its first rows."""
+    """Prepare a worker's process. One that does not get subtasks at once pays ahead for its first rows."""
     keep_freed_memory()
     if not graph.has_nanoseconds and is_all_ours(graph):
         import_pandas_late()
