@@ -72,6 +72,22 @@ def test_a_part_that_was_cancelled_leaves_the_rest(deployed: Deployed) -> None:
     assert [order.tasks for order in orders(deployed, SINK)] == [(SINK,)]
 
 
+def test_an_order_does_not_wait_for_neighbours_of_tasks_that_were_cancelled(deployed: Deployed) -> None:
+    """They may be in a process that has died before it has started, and that another region gets anew."""
+    deployed.deployment._neighbours = {task: set() for task in TASKS}
+    identify(deployed, SOURCE)
+    assert [(order.tasks, order.peers) for order in orders(deployed, SOURCE)] == [((SOURCE,), {})]
+
+
+def test_a_process_that_was_replaced_is_given_up_with_what_it_still_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody would ask it for signs of life, or end it with the job."""
+    deployed = Deployed()
+    source, sink = started(deployed)
+    monkeypatch.setattr(deployed.staff, "is_kept", lambda member: member is not sink)
+    deployed.deployment.deploy(do.DeployAttempt(SECOND, None, (SOURCE,)))
+    assert (source.given_up, sink.given_up) == (False, True)
+
+
 def test_a_process_that_dies_before_it_has_its_order_fails_its_tasks(deployed: Deployed) -> None:
     """As at any other time. The others wait until that is dealt with."""
     deployed.lose(SOURCE, RuntimeError("it is gone"))

@@ -158,6 +158,23 @@ def test_what_waits_is_bounded() -> None:
     assert sum(heard.done() for heard in waiting) == WAITING_MAX // 2
 
 
+@pytest.mark.parametrize("error", [AWAY, ConnectionError("cut")])
+def test_an_end_is_reported_until_it_is_received(error: Exception) -> None:
+    """However much waits, and whatever stands against it: nobody else would report it."""
+    sender = Sender()
+    sender.send(*map(finished, range(WAITING_MAX)))
+    (heard,) = sender.send(Ended(FIRST, SINK, Outcome("failed", "boom")))
+    sender.call()[0].set_exception(AWAY)
+    for _ in range(3):
+        sender.call()[0].set_exception(error)
+        assert not heard.done()
+        (again,) = sender.mailbox.later
+        sender.mailbox.later.clear()
+        again()
+    sender.call()[0].set_result(None)
+    assert heard.result(0) is None
+
+
 def test_a_process_ends_when_its_coordinator_is_gone_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not when it is restarted, and not at the first word of its death."""
     timers: list[Callable[[], None]] = []
@@ -213,6 +230,13 @@ def test_a_worker_that_runs_several_subtasks_is_one_process() -> None:
     held = replace(both.held, tasks={SOURCE: AttemptNumber(3), SINK: AttemptNumber(1)})
     newest = replace(both, held=held)
     assert by_worker([late, newest], shared) == ({worker: newest}, [], [late])
+
+
+def test_a_process_that_was_started_for_a_worker_and_has_no_tasks_is_of_no_use() -> None:
+    """It keeps what its slot has, and a spare one keeps nothing."""
+    started, spare = found("a"), found("b")
+    started = replace(started, held=replace(started.held, spare=False))
+    assert by_worker([started, spare], workers()) == ({}, [spare], [started])
 
 
 def test_who_was_given_up_is_not_adopted() -> None:

@@ -205,6 +205,9 @@ class AttemptSupervisor:
         known = {id(member) for member in self._members.values()}
         self._members |= self._fleet.staff(tasks, self._lost_nodes.doubtful, self._nodes)
         fresh = dict.fromkeys(m.name for task in tasks if id(m := self._members[task]) not in known)
+        for left in {m for m in self._members.values() if m.fit and not self._fleet.is_kept(m)}:
+            # It still has tasks of another region: they go on in the process that has its place.
+            self.give_up(left, f"{left.name} was replaced, because its node may be lost")
         for member, of_member in self._by_member(tasks).items():
             neighbours = {peer for task in of_member for peer in self._neighbours[task]} - set(of_member)
             peers = {peer: self._members[peer] for peer in sorted(neighbours)}
@@ -232,10 +235,13 @@ class AttemptSupervisor:
         orders, self._orders = self._orders, []
         for order in orders:
             tasks = tuple(t for t in order.tasks if self._is_current(t, order.attempt))
-            if tasks and any(member.info is None for member in (order.member, *order.peers.values())):
+            # Not those of tasks that were cancelled: a process of another region may never start.
+            neighbours = {peer for task in tasks for peer in self._neighbours[task]}
+            members = {peer: member for peer, member in order.peers.items() if peer in neighbours}
+            if tasks and any(member.info is None for member in (order.member, *members.values())):
                 self._orders.append(order)
             elif tasks:
-                peers = {peer: member.as_peer() for peer, member in order.peers.items()}
+                peers = {peer: member.as_peer() for peer, member in members.items()}
                 slot = self._fleet.shown_as(tasks[0])
                 told = Order(tasks, order.attempt, order.restore, peers, self.generation, slot)
                 self._tell(tasks, order.member, partial(order.member.handle.deploy.remote, told))

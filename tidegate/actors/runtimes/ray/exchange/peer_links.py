@@ -135,6 +135,9 @@ class PeerLink:
         """There is no connection, or none any more."""
         self.way = Way.CALLS
         self._packer = FramePacker(None)
+        segment, self._segment = self._segment, None
+        if segment is not None:
+            segment.hide()
 
     def _open(self, mapped: bool) -> None:
         if self.way is not Way.OPENING:
@@ -291,7 +294,7 @@ class PeerLinks:
         with self._lock:
             if (link := self._links.get(process_id)) is not None:
                 return link, False
-            shares = len(self._links) < MEMORY_LINKS_MAX
+            shares = sum(one.way is not Way.CALLS for one in self._links.values()) < MEMORY_LINKS_MAX
             link = PeerLink(self, process_id, self._inbox, self._memory_bytes if shares else 0)
             self._links[process_id] = link
             return link, True

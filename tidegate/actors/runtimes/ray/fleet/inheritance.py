@@ -125,14 +125,19 @@ def _first_of(references: list[Any], wait_s: float) -> list[Any]:
 def by_worker(
     found: Sequence[Found], workers: Mapping[TaskId, WorkerId], given_up: Collection[str] = ()
 ) -> tuple[dict[WorkerId, Found], list[Found], list[Found]]:
-    """The process of each worker, spare ones, and those of no use: given up, or with subtasks that a newer one has."""
+    """The process of each worker, spare ones, and those of no use.
+
+    Of no use are those that were given up, those with subtasks that a newer one has, and those that were started for a
+    worker and have not been given its subtasks: they would keep what they have reserved.
+    """
     kept: dict[WorkerId, Found] = {}
     useless = [one for one in found if one.held.info.actor_id in given_up]
     useful = [one for one in found if one.held.info.actor_id not in given_up]
+    useless += [one for one in useful if not one.held.tasks and not one.held.spare]
     for one in sorted(useful, key=lambda one: max(one.held.tasks.values(), default=NEVER)):
         if one.held.tasks:
             worker = workers[next(iter(one.held.tasks))]
             if worker in kept:
                 useless.append(kept[worker])
             kept[worker] = one
-    return kept, [one for one in useful if not one.held.tasks], useless
+    return kept, [one for one in useful if not one.held.tasks and one.held.spare], useless

@@ -45,7 +45,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a process is there for: its job, and of each subtask that it was given the newest attempt. Empty: spare.
+    """What a process is there for: its job, and of each subtask that it was given the newest attempt.
 
     `bundle`: that of the reservation in which it runs. `follows`: the subtasks whose state it holds, and of each one
     the checkpoint.
@@ -56,3 +56,5 @@ class Held:
     tasks: Mapping[TaskId, AttemptNumber] = field(default_factory=dict)
     bundle: int | None = None
     follows: Mapping[TaskId, CheckpointId | None] = field(default_factory=dict)
+    spare: bool = True
+    """Whether it was started as a spare process, which reserves nothing."""

@@ -4,7 +4,8 @@ Rules:
 
 - What the subtasks of a worker report in one round of its loop goes in one message (`flush`).
 - While Ray restarts the coordinator a report waits, and is sent again after a while. Data flows meanwhile.
-- What waits is bounded. A worker with more to report than that has failed: its coordinator is away for too long.
+- An end is sent until the coordinator has received it: nobody else would report it. There is one for each subtask.
+- What else waits is bounded. A worker with more to report than that has failed: its coordinator is away for too long.
 - How far a subtask is in event time it reports again anyway, and later knows better: that does not wait.
 - Reports may arrive twice, and out of order when some had to wait: a coordinator knows what it has received.
 - A coordinator that received a report and was lost before it had written that down asks when it is back.
@@ -87,11 +88,9 @@ class Outbox:
     def _answered(self, reports: Sequence[Sent], error: BaseException | None) -> None:
         # A coordinator that has died for good comes never back; one that is away only does not answer.
         away = isinstance(error, RayActorError) and not isinstance(error, ActorDiedError)
-        again = [sent for sent in reports if away and not isinstance(sent.report, WatermarkReported)]
-        if again and self._waiting <= WAITING_MAX:
+        again = [sent for sent in reports if self._goes_again(sent.report, error, away)]
+        if again:
             self._mailbox.call_later(SEND_AGAIN_MS, lambda: self._try(again))
-        else:
-            again = []
         for sent in reports:
             if sent in again:
                 continue
@@ -100,3 +99,10 @@ class Outbox:
                 sent.future().set_result(None)
             else:
                 sent.future().set_exception(error)
+
+    def _goes_again(self, report: Report, error: BaseException | None, away: bool) -> bool:
+        if error is None or isinstance(error, ActorDiedError):
+            return False
+        if isinstance(report, Ended):
+            return True
+        return away and not isinstance(report, WatermarkReported) and self._waiting <= WAITING_MAX

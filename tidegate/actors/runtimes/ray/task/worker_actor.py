@@ -101,7 +101,7 @@ class WorkerProcess(SignsOfLife):
         end_at_sigterm()
         prepare(spare, context.graph)
         self._context = context
-        self._open_store, self._bundle = open_store, bundle
+        self._open_store, self._bundle, self._spare = open_store, bundle, spare
         self._left: dict[TaskId, TaskAnswered] = {}
         """What a subtask that has finished here answers to a coordinator that takes over."""
         self._ended: dict[TaskId, Ended] = {}
@@ -193,7 +193,7 @@ class WorkerProcess(SignsOfLife):
     def held(self) -> Held:
         """What this process is there for."""
         given = dict(self._obedience.given)
-        return Held(self._context.job_id, self.info(), given, self._bundle, self._warm.holds)
+        return Held(self._context.job_id, self.info(), given, self._bundle, self._warm.holds, self._spare)
 
     @ray.method(concurrency_group="live")
     def live(self) -> None:
