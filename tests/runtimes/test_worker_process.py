@@ -137,6 +137,25 @@ def test_a_thread_that_dies_fails_all_subtasks(make: Callable[..., Process]) -> 
     assert both.runs == ()
 
 
+def test_a_process_whose_sockets_nobody_reads_ends(
+    make: Callable[..., Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its links stay open: it would wait for ever, in later attempts as well."""
+    left: list[str] = []
+    monkeypatch.setattr(worker_actor, "end_process", lambda: left.append("left"))
+    cannot_read: list[Callable[[BaseException], object]] = []
+    made = worker_actor.Connections
+
+    def connections(secret: bytes, process_id: str, came: Any, died: Callable[[BaseException], object]) -> Any:
+        cannot_read.append(died)
+        return made(secret, process_id, came, died)
+
+    monkeypatch.setattr(worker_actor, "Connections", connections)
+    make(SOURCE, SINK)
+    cannot_read[0](MemoryError())
+    assert left == ["left"]
+
+
 def test_a_subtask_that_cannot_be_made_does_not_keep_the_others_from_beginning(
     make: Callable[..., Process], monkeypatch: pytest.MonkeyPatch
 ) -> None:

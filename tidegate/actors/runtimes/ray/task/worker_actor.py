@@ -131,7 +131,7 @@ class WorkerProcess(SignsOfLife):
             def came(process_id: str) -> Ear | None:
                 return self._line.came() if process_id == COORDINATOR else links.came(process_id)
 
-            connections = Connections(self._context.secret, info.actor_id, came, self._thread_died)
+            connections = Connections(self._context.secret, info.actor_id, came, self._cannot_read)
             try:
                 self.address = connections.listen()
             except OSError as error:
@@ -398,6 +398,14 @@ class WorkerProcess(SignsOfLife):
             ends = (self._left.get(task), self._ended.get(task))
             if not any(end is not None and end.attempt == attempt for end in ends):
                 self._report_failure(task, attempt, error)
+
+    def _cannot_read(self, error: BaseException) -> None:
+        """The thread that reads from sockets has died: end the process, which is noticed.
+
+        Its links stay open, and whatever comes over them would be waited for by this attempt and by later ones.
+        """
+        log_failure(log, "what comes over sockets is not read any more: this process ends", error)
+        end_process()
 
     def _thread_died(self, error: BaseException) -> None:
         self._mailbox.post(partial(self._failed, error))
