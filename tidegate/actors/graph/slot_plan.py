@@ -37,7 +37,7 @@ Strategy: TypeAlias = Literal["SPREAD", "PACK", "STRICT_PACK"]
 """The same, as Ray calls it."""
 
 STEPS_SHOWN_MAX = 6
-"""So many steps of a worker are named on the dashboard."""
+"""The most steps of a worker that the dashboard names."""
 SLOT_BUNDLE: Mapping[str, float] = {"CPU": SLOT_CPUS}
 """What a common slot reserves, without an executor beside it."""
 _STRATEGIES: Mapping[str, Strategy] = {"spread": "SPREAD", "pack": "PACK", "strict_pack": "STRICT_PACK"}
@@ -64,7 +64,7 @@ class OwnSlots:
     slots: int
     resources: Resources
     label: str
-    """What people call the vertex."""
+    """The short name of the vertex, for people."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -89,9 +89,9 @@ class SlotPlan:
     slots: Mapping[WorkerId, int]
     """The common slot of each worker that is in one."""
     names: Mapping[WorkerId, str]
-    """What people call each worker."""
+    """The name of each worker, for people."""
     steps: Mapping[WorkerId, tuple[str, ...]]
-    """What people call the vertices in each worker."""
+    """The short names of the vertices in each worker."""
 
     def shown(self, worker: WorkerId) -> str:
         """The name of a worker with the steps that it runs, as Ray's dashboard shows it."""

@@ -47,7 +47,7 @@ def log_fields(**given: object) -> dict[str, object]:
 
 
 class _Thread(threading.local):
-    """What the lines of one thread are about."""
+    """The fields that the lines of one thread have."""
 
     fields: Mapping[str, object] = {}
 

@@ -77,7 +77,7 @@ def io_pool(graph: JobGraph, tasks: Iterable[TaskId], name: str, died: Callable[
 
 
 class Wiring(Protocol):
-    """What a runtime does for a worker."""
+    """A runtime, as a worker uses it."""
 
     def post(self, action: Callable[[], object]) -> None:
         """Have an action run on the worker's thread. From any thread."""
@@ -120,7 +120,7 @@ class Subtask(ABC):
 
     @property
     def host(self) -> TaskHost:
-        """What drives the machine."""
+        """The host that drives the machine."""
         assert self._host is not None
         return self._host
 
