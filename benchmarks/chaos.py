@@ -60,7 +60,7 @@ from chaos_links import BRIDGE_ADDRESS, Hosts, move_in
 from chaos_results import RunResult, append, read, show
 from chaos_run import KINDS, LINK_KINDS, Fault, Outcome, Run
 from chaos_spark import SPARK_KINDS, SparkRun
-from common import add_fork_option, describe_machine
+from common import describe_machine
 from rich.console import Console
 
 from tidegate.storage.units import parse_duration_ms
@@ -114,7 +114,7 @@ def plan_of(number: int, storage: str, arguments: argparse.Namespace) -> Plan:
     local.mkdir(parents=True)
     rows = arguments.rows or (SPARK_ROWS if arguments.spark else ROWS)
     url = f"{storage}/{name}-{uuid.uuid4().hex[:6]}"
-    return Plan(name, configuration, url, local, rows, arguments.interval, arguments.standbys, arguments.fork)
+    return Plan(name, configuration, url, local, rows, arguments.interval, arguments.standbys)
 
 
 def play_all(
@@ -184,7 +184,6 @@ def main() -> int:
     parser.add_argument("--interval", default="1s", help="time between checkpoints (default 1s)")
     parser.add_argument("--limit-s", type=float, default=180.0, help="what takes longer is a hang (default 180)")
     parser.add_argument("--folder", type=Path, default=Path(".bench/chaos"), help="where files go")
-    add_fork_option(parser)
     parser.add_argument("--results", type=Path, help="a line of JSON for each run (default: <folder>/results-<seed>)")
     parser.add_argument("--summary", type=Path, nargs="+", metavar="FILE", help="show what these results say, and end")
     arguments = parser.parse_args()

@@ -70,8 +70,6 @@ class Plan:
     rows: int
     interval: str
     standbys: int
-    fork: bool
-    """Whether processes are forked (`fork_processes`)."""
     parts: int = PARTS
     """Of the input: how long rows stand still is seen for each."""
 
@@ -226,7 +224,6 @@ def checkpoints(plan: Plan) -> tg.CheckpointConfig:
         heartbeat_interval="1s",
         heartbeat_timeout="15s",
         keep_events=True,
-        fork_processes=plan.fork,
         **settings,
     )
 

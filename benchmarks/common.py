@@ -7,7 +7,6 @@ processes that a job of ours names are ever killed.
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import platform
@@ -92,11 +91,6 @@ def _mixed(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     mixed = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return mixed ^ (mixed >> np.uint64(31))
-
-
-def add_fork_option(parser: argparse.ArgumentParser) -> None:
-    """`--no-fork` has Ray start each process of a job: `fork`, for `fork_processes`."""
-    parser.add_argument("--no-fork", action="store_false", dest="fork", help="fork no processes (`fork_processes`)")
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from pathlib import Path
 
 import polars as pl
 import pyarrow as pa
-from common import ENDED, GeneratedSource, add_fork_option, describe_machine, kill, local_ray
+from common import ENDED, GeneratedSource, describe_machine, kill, local_ray
 from rich.console import Console
 
 import tidegate as tg
@@ -182,7 +182,6 @@ def one_run(number: int, arguments: argparse.Namespace, folder: Path, source: Ge
         checkpoints=tg.CheckpointConfig(
             interval=rng.randrange(200, 301),
             storage=str(folder / "checkpoints"),
-            fork_processes=arguments.fork,
         ),
         restart=tg.RestartStrategy.fixed_delay(attempts=1_000, delay=0),
     )
@@ -230,7 +229,6 @@ def main() -> int:
     parser.add_argument("--standbys", type=int, default=2, help="spare processes of each job (default 2)")
     parser.add_argument("--timeout-s", type=float, default=180.0, help="limit of one run in seconds (default 180)")
     parser.add_argument("--folder", type=Path, default=Path(".bench/exactly-once"), help="where files go")
-    add_fork_option(parser)
     arguments = parser.parse_args()
     console = Console()
     describe_machine(console)

@@ -1,14 +1,12 @@
 """What a task costs before its first row: processor time and memory of its process, and `execute` to the first rows.
 
-    .venv/bin/python benchmarks/task_start.py [--tasks 4 16] [--rounds 3] [--no-fork]
+    .venv/bin/python benchmarks/task_start.py [--tasks 4 16] [--rounds 3]
 
 Source -> key by -> sum and count, collected, on a Ray that is up: half of the tasks read, half aggregate. *First rows*:
 when every task has had a row, as a function in it has written down. Processor time and memory are those that the
 operating system counts for the process of each task right then; memory is what it shares with nobody. Beside them
-stands an actor of Ray that does nothing: what no program on Ray can do without. Tasks are forked from a process that
-has their imports; with `--no-fork` Ray starts each. What has been done for a task before the fork counts as its own,
-the imports of that process do not. The first job of a program starts that process, so it is shown by itself; it is as
-large as the largest.
+stands an actor of Ray that does nothing: what no program on Ray can do without. The first job of a program is shown by itself: Ray starts
+processes for it that later jobs find. It is as large as the largest.
 Nothing is read from a cold disk: the first job has also compiled what there is to compile.
 """
 
@@ -32,12 +30,11 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 import common
 import pyarrow as pa
 import ray
-from common import GeneratedSource, add_fork_option, describe_machine, local_ray
+from common import GeneratedSource, describe_machine, local_ray
 from ray import cloudpickle
 from rich.console import Console
 
 import tidegate as tg
-from tidegate.actors.runtimes.ray.fork_server.launch import USED_BEFORE
 from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime
 
 KEYS = 10_000
@@ -52,8 +49,7 @@ def used() -> dict[str, float]:
     """Of this process: processor seconds, MB that it shares with nobody, and how many modules it has."""
     memory = Path("/proc/self/smaps_rollup").read_text().splitlines()
     private = sum(int(line.split()[1]) for line in memory if line.startswith("Private_"))
-    forked_after_s = float(os.environ.get(USED_BEFORE, "0"))
-    return {"cpu_s": time.process_time() + forked_after_s, "private_mb": private / 1024, "modules": len(sys.modules)}
+    return {"cpu_s": time.process_time(), "private_mb": private / 1024, "modules": len(sys.modules)}
 
 
 class FirstRows(tg.BatchFunction):
@@ -83,7 +79,7 @@ class Started:
     modules: float
 
 
-def start(tasks: int, folder: Path, fork: bool) -> Started:
+def start(tasks: int, folder: Path) -> Started:
     """Run a job of so many tasks until there are rows everywhere."""
     folder.mkdir(parents=True)
     half = tasks // 2
@@ -92,7 +88,7 @@ def start(tasks: int, folder: Path, fork: bool) -> Started:
         seen = source.map_batches(FirstRows(str(folder)), schema=source.schema)
         counted = seen.key_by("key").aggregate(n=tg.count(), x=tg.sum("value"))
         counted.map_batches(FirstRows(str(folder)), schema=counted.schema).collect()
-        config = tg.CheckpointConfig(interval="1h", storage=str(folder / "chk"), fork_processes=fork)
+        config = tg.CheckpointConfig(interval="1h", storage=str(folder / "chk"))
         begun_s = time.monotonic()
         job = env.execute("task-start", checkpoints=config)
         try:
@@ -134,7 +130,6 @@ def main() -> int:
     parser.add_argument("--tasks", type=int, nargs="+", default=[4, 16], help="of a job, even numbers (default 4 16)")
     parser.add_argument("--rounds", type=int, default=3, help="jobs of each size (default 3)")
     parser.add_argument("--folder", type=Path, default=Path(".bench/task-start"), help="where files go")
-    add_fork_option(parser)
     arguments = parser.parse_args()
     console = Console(highlight=False, soft_wrap=True)
     describe_machine(console)
@@ -142,11 +137,11 @@ def main() -> int:
     runs: dict[int, list[Started]] = {tasks: [] for tasks in arguments.tasks}
     with local_ray():
         largest = max(arguments.tasks)
-        report(console, f"the first job, {largest} tasks", [start(largest, root / "first", arguments.fork)])
+        report(console, f"the first job, {largest} tasks", [start(largest, root / "first")])
         empty = [empty_actor() for _ in range(arguments.rounds)]
         for number in range(arguments.rounds):
             for tasks, found in runs.items():
-                found.append(start(tasks, root / f"{number}-{tasks}", arguments.fork))
+                found.append(start(tasks, root / f"{number}-{tasks}"))
                 report(console, f"{tasks} tasks", found[-1:])
     bare = {name: statistics.median(each[name] for each in empty) for name in empty[0]}
     console.print(f"medians; an actor that does nothing: {bare['cpu_s']:.2f} s, {bare['private_mb']:.0f} MB")

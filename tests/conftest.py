@@ -51,7 +51,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Kinds can be chosen."""
     kinds = ", ".join(sorted(_KINDS))
     parser.addoption("--kinds", metavar="KINDS", help=f"run tests of these kinds alone, with commas between: {kinds}")
-    parser.addoption("--no-fork", action="store_true", help="on Ray, no processes are forked (`fork_processes`)")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -47,7 +47,6 @@ KEYS: dict[str, tuple[str, ...]] = {
     "deploy_timeout": ("jobmanager.deploy-timeout",),
     "standbys": ("slotmanager.redundant-taskmanager-num",),
     "slot_request_timeout": ("slot.request.timeout",),
-    "fork_processes": ("taskmanager.process.fork",),
 }
 
 GIVEN: dict[str, tuple[object, object]] = {
@@ -95,7 +94,6 @@ GIVEN: dict[str, tuple[object, object]] = {
     "deploy_timeout": ("1h", 3_600_000),
     "standbys": ("AUTO", "auto"),
     "slot_request_timeout": ("1h", 3_600_000),
-    "fork_processes": (False, False),
 }
 """Name to a value as people write it, and the value that is kept."""
 

@@ -61,7 +61,6 @@ def test_defaults() -> None:
         "deploy_timeout": 600_000,
         "standbys": None,
         "slot_request_timeout": 300_000,
-        "fork_processes": True,
     }
 
 

@@ -83,11 +83,9 @@ def test_the_lease_reaches_the_job(tmp_path: Path) -> None:
 def test_processes_beside_the_tasks_reach_the_runtime(tmp_path: Path) -> None:
     """A job that says nothing leaves spare processes to its environment."""
     storage = str(tmp_path / "checkpoints")
-    assert planned(local(), tg.CheckpointConfig(storage=storage)).context.processes == ProcessSettings(
-        None, 300_000, True
-    )
-    checkpoints = tg.CheckpointConfig(storage=storage, standbys=3, slot_request_timeout="1min", fork_processes=False)
-    assert planned(local(), checkpoints).context.processes == ProcessSettings(3, 60_000, False)
+    assert planned(local(), tg.CheckpointConfig(storage=storage)).context.processes == ProcessSettings(None, 300_000)
+    checkpoints = tg.CheckpointConfig(storage=storage, standbys=3, slot_request_timeout="1min")
+    assert planned(local(), checkpoints).context.processes == ProcessSettings(3, 60_000)
 
 
 def test_a_wrong_number_of_spare_processes_is_refused_before_ray_is_started() -> None:

@@ -7,26 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tidegate.actors.runtimes.ray import ray_runtime
-from tidegate.actors.runtimes.ray.fork_server.early_start import Start
-from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime
 from tidegate.spark_bridge import RayDPSession
 
 _SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """For Java programs that end after a minute: the second compiler costs them a third of their processor time."""
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _no_fork(request: pytest.FixtureRequest) -> Iterator[None]:
-    """`--no-fork`: jobs of these tests, and of programs that they start, are as if each had `fork_processes=False`."""
-    if not request.config.getoption("no_fork"):
-        yield
-        return
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TIDEGATE_TASKMANAGER_PROCESS_FORK", "false")
-        patch.setattr(RayRuntime, "start_early", lambda runtime, processes: None)
-        patch.setattr(ray_runtime, "task_start", lambda wanted, on_spark: Start())
-        yield
 
 
 @pytest.fixture(scope="session")

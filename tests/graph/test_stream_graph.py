@@ -31,29 +31,6 @@ def step(name: str, *inputs: StreamNode | tuple[StreamNode, Partitioning | None]
     return node(name, *pairs, parallelism=parallelism, factory=Operator)
 
 
-@pytest.mark.parametrize(
-    ("column", "has"),
-    [
-        (pa.int64(), False),
-        (pa.timestamp("us", "UTC"), False),
-        (pa.timestamp("ns"), True),
-        (pa.duration("ns"), True),
-        (pa.list_(pa.struct({"at": pa.timestamp("ns")})), True),
-        (pa.map_(pa.string(), pa.time64("ns")), True),
-        (pa.dictionary(pa.int32(), pa.timestamp("ns")), True),
-        (None, True),
-    ],
-)
-def test_nanoseconds_are_seen(column: pa.DataType | None, has: bool) -> None:
-    """In each column of a program, at any depth, in side outputs too, and where nobody knows the columns."""
-    schema = None if column is None else pa.schema({"a": pa.string(), "x": column})
-    source = node("source")
-    assert translate([source, replace(step("work", source), schema=schema)]).has_nanoseconds is has
-    if schema is not None:
-        tagged = replace(step("work", source), side_outputs=(OutputTag("bad", schema),))
-        assert translate([source, tagged]).has_nanoseconds is has
-
-
 def vertices(graph: JobGraph) -> list[str]:
     """Names of the vertices."""
     return [v.name for v in graph.vertices]

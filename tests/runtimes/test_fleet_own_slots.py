@@ -112,7 +112,7 @@ def test_spare_processes_are_kept_for_tasks_in_common_slots(
 ) -> None:
     """The source and the last step share one. The state of a keyed task with a GPU is not followed."""
 
-    checkpoints = tg.CheckpointConfig(storage=str(tmp_path), incremental=True, fork_processes=False)
+    checkpoints = tg.CheckpointConfig(storage=str(tmp_path), incremental=True)
     with tg.StreamEnvironment.local() as env:
         rows = env.from_batches(pa.table({"k": [1]}), parallelism=1)
         with_gpu = rows.key_by("k").process(Passes(), schema=rows.schema, num_gpus=1, parallelism=4)

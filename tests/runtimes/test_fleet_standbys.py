@@ -285,7 +285,7 @@ def test_keyed_tasks_are_followed_where_their_state_lies_in_layers(
     tmp_path: Path, incremental: bool, wanted: Standbys, kept: int, followed: int
 ) -> None:
     """By a spare process for each slot. Elsewhere there are the same spare processes as with "auto"."""
-    checkpoints = tg.CheckpointConfig(storage=str(tmp_path), incremental=incremental, fork_processes=False)
+    checkpoints = tg.CheckpointConfig(storage=str(tmp_path), incremental=incremental)
     with tg.StreamEnvironment.local() as env:
         rows = env.from_batches(pa.table({"k": [1]}), parallelism=1)
         for name in ("n", "m"):
@@ -303,7 +303,7 @@ def test_the_settings_of_a_job_come_before_those_of_its_environment(
 ) -> None:
     """Three tasks, and two free slots."""
     checkpoints = tg.CheckpointConfig(
-        storage=str(tmp_path), standbys=job, slot_request_timeout="1min", fork_processes=False
+        storage=str(tmp_path), standbys=job, slot_request_timeout="1min"
     )
     with tg.StreamEnvironment.local() as env:
         env.from_batches(pa.table({"k": [1]}), parallelism=2).collect()

@@ -88,7 +88,7 @@ def submission(folder: Path, gpus: float | None, *, detached: bool = False, grou
         rows.map_batches(lambda batch: batch, schema=rows.schema, name="score", parallelism=3, **slot).rebalance().map(
             lambda row: row, parallelism=1
         )
-        config = tg.CheckpointConfig(storage=str(folder), slot_request_timeout="90s", fork_processes=False)
+        config = tg.CheckpointConfig(storage=str(folder), slot_request_timeout="90s")
         made = env.plan("job", checkpoints=config)
     return Submission(made.spec, made.context, detached=detached)
 

@@ -37,7 +37,7 @@ from tidegate.api.submission.doubts import doubts, endless_source
 from tidegate.api.submission.job import Job
 from tidegate.api.submission.job_names import name_taken
 from tidegate.api.submission.restore_report import RestoreReport
-from tidegate.api.submission.submission import JobRequest, check_meaning, make_job_id, prepare, processes_of, report_on
+from tidegate.api.submission.submission import JobRequest, check_meaning, make_job_id, prepare, report_on
 from tidegate.api.submission.temporary_jobs import TemporaryJob, delete_unneeded, temporary_root
 from tidegate.api.topologies import Topologies
 from tidegate.recovery.restart_strategy import RestartStrategy, default_strategy
@@ -453,7 +453,6 @@ class StreamEnvironment(Topologies):
         if detached:
             self._runtime.check_detached(name, urls)
         if starts:
-            self._runtime.start_early(processes_of(config))
             for url in dict.fromkeys(urls):
                 check_conditional_create(self.open_store(url))
         return JobRequest(

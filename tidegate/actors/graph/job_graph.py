@@ -129,8 +129,6 @@ class JobGraph:
     vertices: tuple[JobVertex, ...]
     edges: tuple[JobEdge, ...]
     max_parallelism: int = MAX_PARALLELISM
-    has_nanoseconds: bool = True
-    """Whether columns may have times in nanoseconds, which Python's own types cannot hold."""
     slot_sharing: bool = True
     """Whether the subtasks of a slot share a worker; False: each has one of its own."""
 

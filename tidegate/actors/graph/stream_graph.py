@@ -184,19 +184,7 @@ def translate(
             if head.combines is not None and combining != "off" and (head, head.combines.unless_read) not in read_aside:
                 combines = replace(head.combines, mode=combining)
             edges.append(JobEdge(len(edges), from_vertex, _vertex_id(head), partitioning, ordinal, side, combines))
-    schemas = [schema for node in nodes for schema in (node.schema, *(tag.schema for tag in node.side_outputs))]
-    may_have = any(schema is None or any(map(_has_nanoseconds, schema.types)) for schema in schemas)
-    return JobGraph(vertices, tuple(edges), max_parallelism, may_have, slot_sharing)
-
-
-def _has_nanoseconds(data_type: pa.DataType) -> bool:
-    """Whether values of a type are, or have parts that are, times in nanoseconds."""
-    if pa.types.is_dictionary(data_type) or pa.types.is_run_end_encoded(data_type):
-        return _has_nanoseconds(data_type.value_type)
-    if isinstance(data_type, pa.BaseExtensionType):
-        return _has_nanoseconds(data_type.storage_type)
-    parts = [data_type.field(number).type for number in range(data_type.num_fields)]
-    return getattr(data_type, "unit", None) == "ns" or any(map(_has_nanoseconds, parts))
+    return JobGraph(vertices, tuple(edges), max_parallelism, slot_sharing)
 
 
 def _check(nodes: Sequence[StreamNode], max_parallelism: int) -> None:

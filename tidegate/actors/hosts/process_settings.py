@@ -16,11 +16,7 @@ Standbys: TypeAlias = int | Literal["auto", "warm"]
 
 @dataclass(frozen=True, slots=True)
 class ProcessSettings:
-    """`standbys`: None leaves them to the runtime. `slot_request_timeout_ms`: for so long an attempt waits for room.
-
-    `fork`: whether processes are forked from one that has their imports, where that can be.
-    """
+    """`standbys`: None leaves them to the runtime. `slot_request_timeout_ms`: how long an attempt waits for room."""
 
     standbys: Standbys | None = None
     slot_request_timeout_ms: int = SLOT_REQUEST_TIMEOUT_MS
-    fork: bool = False

@@ -12,7 +12,6 @@ from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointSt
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState, JobStatus
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.hosts.job_context import JobContext
-from tidegate.actors.hosts.process_settings import ProcessSettings
 from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason as Reason
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.runtimes.companions import Companion
@@ -321,10 +320,6 @@ class Runtime(Protocol):
 
     def check_detached(self, name: str, urls: Sequence[str]) -> None:
         """Refuse, with a ConfigurationError, a job of this name that is to outlive its driver, where it cannot."""
-        ...
-
-    def start_early(self, processes: ProcessSettings) -> None:
-        """A job with these settings, which has passed `check`, is being planned: start what it will need."""
         ...
 
     def submit(self, submission: Submission) -> RunningJob:

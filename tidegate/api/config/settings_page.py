@@ -36,7 +36,6 @@ _MORE = {
     "deploy_timeout": "troubleshooting.md#it-is-never-ready",
     "standbys": "recovery.md#spare-processes",
     "slot_request_timeout": "recovery.md#nodes-that-are-lost",
-    "fork_processes": "tuning.md#how-processes-start",
     "retention": "configuration.md#retention",
     "placement": "placement.md",
     "log_level": "logging.md",

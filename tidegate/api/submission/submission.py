@@ -314,7 +314,7 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
 
 def processes_of(config: CheckpointConfig) -> ProcessSettings:
     """What a job with these settings keeps beside the processes of its tasks, and how they start."""
-    return ProcessSettings(config.standbys, config.slot_request_timeout, config.fork_processes)
+    return ProcessSettings(config.standbys, config.slot_request_timeout)
 
 
 def _backend_of(config: CheckpointConfig, options: StateBackendOptions) -> StateBackendOptions:

@@ -20,7 +20,6 @@ from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.hosts.coordinator.coordinator_host import CoordinatorHost
 from tidegate.actors.hosts.job_context import DataPlaneOptions, JobContext
-from tidegate.actors.hosts.process_settings import ProcessSettings
 from tidegate.actors.hosts.task.task_effects import TaskEffects
 from tidegate.actors.operators.local_aggregation.combining_rule import CombiningMode
 from tidegate.actors.runtimes.running_job import JobCard, JobOverview, RunningJob, SilentJob, Submission
@@ -347,9 +346,6 @@ class _PlanOnly:
 
     def check_detached(self, name: str, urls: Sequence[str]) -> None:
         """Nothing to refuse: `submit` does."""
-
-    def start_early(self, processes: ProcessSettings) -> None:
-        """Nothing."""
 
     def overviews(self) -> list[tuple[str, JobOverview | SilentJob]]:
         """Nothing runs here."""

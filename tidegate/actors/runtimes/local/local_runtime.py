@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 
 from tidegate.actors.graph.job_graph import JobGraph
-from tidegate.actors.hosts.process_settings import ProcessSettings
 from tidegate.actors.runtimes.local.local_job import LocalJob, jobs_here
 from tidegate.actors.runtimes.running_job import JobCard, JobOverview, RunningJob, SilentJob, Submission, not_there
 from tidegate.storage.errors import ConfigurationError
@@ -41,9 +40,6 @@ class LocalRuntime:
             "detached out, or run it on a Ray cluster that was started by itself "
             '(StreamEnvironment.raydp(ray_address="host:port"))'
         )
-
-    def start_early(self, processes: ProcessSettings) -> None:
-        """Nothing."""
 
     def submit(self, submission: Submission) -> RunningJob:
         """Start a job on a thread of its own."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from ray.util.placement_group import PlacementGroup
 
@@ -47,7 +45,3 @@ class FleetOptions:
     """How long after a deployment the first standby begins."""
     own_slots: PlacementGroup | None = None
     """The bundles of the tasks that are in no common slot, in the order of `SlotPlan.bundles`."""
-    started_by: Mapping[str, Any] = field(default_factory=dict)
-    """What Ray is told of how processes of tasks start (`fork_server/early_start.py`)."""
-    why_not_forked: str | None = None
-    """Why they are not forked, although the job wants them to be."""

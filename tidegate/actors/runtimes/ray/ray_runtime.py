@@ -23,7 +23,7 @@ from ray.util.placement_group import PlacementGroup
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.graph.slot_plan import SLOT_BUNDLE, Placement, SlotPlan, slot_plan, strategy_of
 from tidegate.actors.graph.vertex_labels import vertex_labels
-from tidegate.actors.hosts.process_settings import ProcessSettings, Standbys
+from tidegate.actors.hosts.process_settings import Standbys
 from tidegate.actors.restore.state_follower import can_follow
 from tidegate.actors.runtimes.ray.coordinator.coordinator_actor import CoordinatorProcess
 from tidegate.actors.runtimes.ray.driver.detached import check_detachable, start_detached
@@ -31,13 +31,11 @@ from tidegate.actors.runtimes.ray.driver.listing import find, jobs_on_ray
 from tidegate.actors.runtimes.ray.driver.ray_job import RayJob, check_shared
 from tidegate.actors.runtimes.ray.fleet.standby_plan import standby_delay_ms, standbys_kept
 from tidegate.actors.runtimes.ray.fleet_options import FleetOptions, SlotPlacement
-from tidegate.actors.runtimes.ray.fork_server.early_start import coordinator_options, start_servers, task_start
 from tidegate.actors.runtimes.ray.memory_store import open_store_on_ray, start_memory
 from tidegate.actors.runtimes.ray.process.calls import CONCURRENCY_GROUPS, NAMESPACE
 from tidegate.actors.runtimes.ray.process.orders import Handle
 from tidegate.actors.runtimes.ray.process.orphans import end_orphans
 from tidegate.actors.runtimes.ray.shared_value import SharedValue, share_modules_by_value
-from tidegate.actors.runtimes.ray.slots.bundle_nodes import nodes_of
 from tidegate.actors.runtimes.ray.slots.own_slots import ADVICE, COMMON, common_slots, own_slots
 from tidegate.actors.runtimes.ray.slots.reservation import check_fits, release, reserve, started_here
 from tidegate.actors.runtimes.ray.slots.wanted import Wanted
@@ -116,11 +114,6 @@ class RayRuntime:
         self._first_slot(graph, plan)
         check_fits(own_slots(JobId("the job"), plan, self._strategy, detached=False))
         warn_if_open(ray.get_runtime_context().gcs_address, os.environ, on_spark=is_on_spark())
-
-    def start_early(self, processes: ProcessSettings) -> None:
-        """Have what forks the processes of a job start on its nodes."""
-        if processes.fork and not is_on_spark():
-            start_servers(() if self._placement is None else nodes_of(self._placement).values())
 
     @property
     def sends_functions(self) -> bool:
@@ -244,7 +237,6 @@ class RayRuntime:
         keyed = graph.keyed_tasks() if wanted == "warm" and can_follow(backend) else ()
         followed = [task for task in keyed if plan.workers[task] in plan.slots]
         followers = len({plan.workers[task] for task in followed})
-        start = task_start(settings.fork, is_on_spark())
         return FleetOptions(
             prefix=submission.spec.job_name,
             namespace=self._namespace,
@@ -256,14 +248,11 @@ class RayRuntime:
             slot_request_timeout_ms=settings.slot_request_timeout_ms,
             followed=frozenset(followed),
             standby_delay_ms=standby_delay_ms(wanted),
-            started_by=start.options,
-            why_not_forked=start.why_not_forked,
         )
 
     def _start(self, submission: Submission, context: SharedValue, options: FleetOptions) -> Handle:
         name = f"{options.prefix}/coordinator"
-        started_by = coordinator_options(options.started_by)
-        actor = _CoordinatorActor.options(name=name, namespace=self._namespace, **started_by)
+        actor = _CoordinatorActor.options(name=name, namespace=self._namespace)
         return actor.remote(submission.spec, context.pickled, options, submission.card)
 
     def _first_slot(self, graph: JobGraph, plan: SlotPlan) -> int:

@@ -229,8 +229,6 @@ class CheckpointConfig(Section):
     )
     """Milliseconds that an attempt waits for room in the cluster before it fails; at least 10."""
 
-    fork_processes: Annotated[bool, BeforeValidator(of.switch)] = Field(default=True, alias=KEYS["fork_processes"][0])
-    """On Ray and Linux, have processes of the job forked from one on their node that has imported what they need."""
 
     def check(self) -> None:
         """Refuse settings that contradict each other."""

@@ -54,7 +54,6 @@ KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "deploy_timeout": ("jobmanager.deploy-timeout",),
         "standbys": ("slotmanager.redundant-taskmanager-num",),
         "slot_request_timeout": ("slot.request.timeout",),
-        "fork_processes": ("taskmanager.process.fork",),
         "name": ("pipeline.name",),
         "restore": ("execution.savepoint.path", "execution.state-recovery.path"),
         "allow_non_restored_state": (

@@ -33,7 +33,6 @@ from tidegate.actors.runtimes.ray.coordinator.coordinator_actor import Coordinat
 from tidegate.actors.runtimes.ray.driver.held_program import ProgramKeeper, holders_of, read_program
 from tidegate.actors.runtimes.ray.fleet.named_actors import find_actor
 from tidegate.actors.runtimes.ray.fleet_options import FleetOptions
-from tidegate.actors.runtimes.ray.fork_server.early_start import coordinator_options
 from tidegate.actors.runtimes.ray.memory_store import SCHEME
 from tidegate.actors.runtimes.ray.process.calls import CONCURRENCY_GROUPS, NAMESPACE
 from tidegate.actors.runtimes.ray.process.orders import Handle
@@ -160,7 +159,7 @@ def start_detached(submission: Submission, options: FleetOptions, restarts_max: 
     """Start a job, and wait until its coordinator runs: then the driver may go. ConfigurationError where it cannot."""
     name, job_id, namespace = submission.spec.job_name, submission.spec.job_id, options.namespace
     options = replace(options, driver=RAY_RESTARTS_IT)
-    named = {"namespace": namespace, "lifetime": "detached"} | coordinator_options(options.started_by)
+    named = {"namespace": namespace, "lifetime": "detached"}
     actor: Handle | None = None
     warn_of_ray_objects(submission.context.graph)
     try:

@@ -55,7 +55,6 @@ log = logging.getLogger(__name__)
 
 PROCESSES_A_WORKER_MAX = 10_000
 STANDBY_FAILURES_MAX = 3
-NOT_FORKED = "processes of this job are not forked, and take longer to start: %s"
 
 Dead = Callable[[BaseException], object]
 Again = Callable[[], object]
@@ -65,10 +64,7 @@ GROUPS = {"data": 1, "control": 1, "live": 1, "pulse": 1}
 
 @cache
 def worker_actor() -> Any:
-    """Ray's class of the processes of workers. Made when it is asked for: Ray draws random numbers for it.
-
-    A module that did so when it is imported could not be imported before a fork.
-    """
+    """Ray's class of the processes of workers."""
     # Ray's types do not know of concurrency groups.
     remote: Any = ray.remote
     return remote(max_restarts=0, max_task_retries=0, concurrency_groups=GROUPS)(WorkerProcess)
@@ -100,14 +96,10 @@ class Fleet:
     _nodes: Nodes = field(default_factory=dict)
     """The node of each bundle that has one, as it was known at the last deployment; empty if unknown."""
     _closed: bool = False
-    _told_of_start: bool = False
-    """Whether the log says that processes are not forked."""
     slots: JobSlots = field(init=False)
     """Where its processes go."""
 
     def __post_init__(self) -> None:
-        if (why_not := self.options.why_not_forked) is not None:
-            log.info(NOT_FORKED, why_not)
         self.slots = JobSlots(self.graph, self.options)
 
     @property
@@ -312,8 +304,7 @@ class Fleet:
         if avoided:
             busy = [m.info.node_id for m in self.started() if m.info is not None]
             elsewhere = node_elsewhere(avoided, busy, self.node_id)
-        options = {"namespace": self.options.namespace, "lifetime": "detached"} | dict(self.options.started_by)
-        options |= slot.actor_options(elsewhere)
+        options = {"namespace": self.options.namespace, "lifetime": "detached"} | slot.actor_options(elsewhere)
         arguments = (self.context, self.coordinator, self.options.open_store, spare, slot.bundle, shown_as)
         full_name, handle = self._create_named(f"{self.options.prefix}/{name}", options, arguments)
         member = self._member(full_name, handle, slot.bundle)
@@ -378,9 +369,6 @@ class Fleet:
 
     def _located(self, member: Member, info: ProcessInfo) -> None:
         member.info = info
-        if info.why_not_forked is not None and not self._told_of_start:
-            self._told_of_start = True
-            log.info(NOT_FORKED, info.why_not_forked)
         if info.node_id == self.node_id and not member.dead:
             member.witness = Witness(info.pid)
         self.identified(member)

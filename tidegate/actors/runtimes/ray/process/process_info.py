@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import ray
 
-from tidegate.actors.runtimes.ray.fork_server.launch import WHY_NOT
 from tidegate.actors.runtimes.ray.process.exit_reasons import stderr_path
 
 
@@ -26,8 +25,6 @@ class ProcessInfo:
     """How Ray calls it: no other process has this id, or will have it."""
     name: str = ""
     """How people call it: no other process that lives has this name."""
-    why_not_forked: str | None = None
-    """Why it was not, although it was to be."""
     address: bytes = b""
     """Where it listens for connections of processes of its job on its node; empty if it does not."""
 
@@ -37,4 +34,4 @@ def process_info(stack_descriptor: int = -1, mailbox_thread: int = 0, address: b
     context = ray.get_runtime_context()
     actor_id, name = context.get_actor_id() or "", context.get_actor_name() or ""
     place = os.getpid(), context.get_node_id(), stderr_path()
-    return ProcessInfo(*place, stack_descriptor, mailbox_thread, actor_id, name, os.environ.get(WHY_NOT), address)
+    return ProcessInfo(*place, stack_descriptor, mailbox_thread, actor_id, name, address)

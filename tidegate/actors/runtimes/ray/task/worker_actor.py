@@ -20,6 +20,7 @@ Rules:
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import threading
@@ -32,6 +33,7 @@ import ray
 
 from tidegate.actors.coordinator.job.job_spec import RestorePoint
 from tidegate.actors.coordinator.messages.events import CoordinatorEvent, TaskAnswered, TaskFinished, TaskReady
+from tidegate.actors.hosts.freed_memory import keep_freed_memory
 from tidegate.actors.hosts.job_context import JobContext
 from tidegate.actors.hosts.task.task_effects import TaskEffects
 from tidegate.actors.hosts.task.task_host import TaskHost, answer_of
@@ -63,7 +65,6 @@ from tidegate.actors.runtimes.ray.task.frame_order import OrderedFrames
 from tidegate.actors.runtimes.ray.task.neighbours import Neighbours
 from tidegate.actors.runtimes.ray.task.row_counts import METRICS_MS, RowCounts
 from tidegate.actors.runtimes.ray.task.warm_standby import WarmStandby
-from tidegate.actors.runtimes.ray.task.warm_up import prepare
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as do
 from tidegate.actors.task.task_machine import TaskMachine
@@ -82,7 +83,7 @@ RESERVE_BYTES = 1024 * 1024
 class WorkerProcess(SignsOfLife):
     """The actor's class. `coordinator` takes reports.
 
-    A `spare` process pays ahead for what its first rows will need. One that has subtasks at once loads what they need.
+    A `spare` process waits for the subtasks of a slot whose process has died.
     """
 
     def __init__(
@@ -99,7 +100,8 @@ class WorkerProcess(SignsOfLife):
         self._log = WorkerLog(context)
         close_sockets_in_children()
         end_at_sigterm()
-        prepare(spare, context.graph)
+        keep_freed_memory()
+        gc.freeze()  # A full collection of what is imported would take 60 ms in the middle of a batch.
         self._context = context
         self._open_store, self._bundle, self._spare = open_store, bundle, spare
         self._left: dict[TaskId, TaskAnswered] = {}
