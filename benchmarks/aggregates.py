@@ -19,10 +19,10 @@ from rich.console import Console
 from rich.table import Table
 
 import tidegate as tg
-from tidegate.actors.operators.aggregates.aggregate import Aggregate
-from tidegate.actors.operators.aggregates.aggregate_function import BatchAggregateFunction, Groups, NewState
-from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
-from tidegate.actors.operators.operator import OperatorContext
+from tidegate.operators.aggregates.aggregate import Aggregate
+from tidegate.operators.aggregates.aggregate_function import BatchAggregateFunction, Groups, NewState
+from tidegate.operators.aggregates.keyed_aggregate import KeyedAggregate
+from tidegate.operators.operator import OperatorContext
 from tidegate.storage.ids import OperatorUid, SubtaskIndex
 
 BATCH_ROWS = 65_536

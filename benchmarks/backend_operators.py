@@ -33,18 +33,18 @@ from rich.console import Console
 from rich.table import Table
 
 import tidegate as tg
-from tidegate.actors.operators.aggregates import aggregate as aggregates
-from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
-from tidegate.actors.operators.joins.join_columns import JoinSides
-from tidegate.actors.operators.joins.regular_join import RegularJoin
-from tidegate.actors.operators.operator import Operator, OperatorContext
-from tidegate.actors.operators.ranking.deduplicate import Deduplicate
-from tidegate.actors.operators.ranking.top_n import Ranking, TopN
-from tidegate.actors.operators.rows.process_operator import ProcessOperator
-from tidegate.actors.operators.windows.session_windows import SessionWindows
-from tidegate.actors.operators.windows.sliced_windows import SlicedWindows
-from tidegate.actors.operators.windows.window_specs import Session, Sliding, Tumbling
-from tidegate.actors.state_backends.common.options import CACHE_BYTES, StateBackendOptions
+from tidegate.operators.aggregates import aggregate as aggregates
+from tidegate.operators.aggregates.keyed_aggregate import KeyedAggregate
+from tidegate.operators.functions.process_operator import ProcessOperator
+from tidegate.operators.joins.join_columns import JoinSides
+from tidegate.operators.joins.regular_join import RegularJoin
+from tidegate.operators.operator import Operator, OperatorContext
+from tidegate.operators.ranking.deduplicate import Deduplicate
+from tidegate.operators.ranking.top_n import Ranking, TopN
+from tidegate.operators.windows.session_windows import SessionWindows
+from tidegate.operators.windows.sliced_windows import SlicedWindows
+from tidegate.operators.windows.window_specs import Session, Sliding, Tumbling
+from tidegate.state.common.options import CACHE_BYTES, StateBackendOptions
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import CheckpointId, OperatorUid, SubtaskIndex
 from tidegate.storage.state.snapshot import Cut

@@ -33,10 +33,10 @@ from common import describe_machine
 from rich.console import Console
 from rich.table import Table
 
-from tidegate.actors.operators.aggregates import aggregate as aggregates
-from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
-from tidegate.actors.operators.operator import OperatorContext
-from tidegate.actors.state_backends.common.options import StateBackendOptions
+from tidegate.operators.aggregates import aggregate as aggregates
+from tidegate.operators.aggregates.keyed_aggregate import KeyedAggregate
+from tidegate.operators.operator import OperatorContext
+from tidegate.state.common.options import StateBackendOptions
 from tidegate.storage.checkpoints.metadata import NativeState
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import CheckpointId, OperatorUid, SubtaskIndex

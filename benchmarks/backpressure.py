@@ -31,7 +31,7 @@ from rich.table import Table
 
 import tidegate as tg
 from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointRecord, VertexStatistics
-from tidegate.actors.runtimes.ray.ray_runtime import RayJob, RayRuntime
+from tidegate.actors.ray.ray_runtime import RayJob, RayRuntime
 from tidegate.actors.task.channels.output_gate import BufferLimits
 from tidegate.storage.clock import now_ms
 from tidegate.storage.units import parse_duration_ms

@@ -19,16 +19,16 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from tidegate.actors.graph.stream_graph import StreamNode, translate
-from tidegate.actors.operators.operator import Emit, Operator
-from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
-from tidegate.actors.protocol.stream_elements import Alignment, Barrier, BarrierOptions
-from tidegate.actors.sources.memory_source import MemorySource
 from tidegate.actors.task.channels.output_gate import BufferLimits
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as do
 from tidegate.actors.task.pipeline.task_descriptor import describe_task
 from tidegate.actors.task.task_machine import TaskMachine
+from tidegate.connectors.memory_source import MemorySource
+from tidegate.operators.operator import Emit, Operator
+from tidegate.protocol.identity import TaskId
+from tidegate.protocol.partitioning import Partitioning, PartitioningKind
+from tidegate.protocol.stream_elements import Alignment, Barrier, BarrierOptions
 from tidegate.storage.ids import AttemptNumber, CheckpointId, OperatorUid, SubtaskIndex, VertexId
 
 ATTEMPT = AttemptNumber(1)

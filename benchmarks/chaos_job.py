@@ -30,7 +30,7 @@ import ray
 from common import GeneratedSource
 
 import tidegate as tg
-from tidegate.actors.runtimes.ray.ray_runtime import RayJob, RayRuntime, SlotPlacement
+from tidegate.actors.ray.ray_runtime import RayJob, RayRuntime, SlotPlacement
 
 PARALLELISM = 2
 PARTS = PARALLELISM

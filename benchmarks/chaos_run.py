@@ -34,8 +34,8 @@ from chaos_links import Hosts
 from common import ENDED
 
 import tidegate as tg
-from tidegate.actors.runtimes.ray.process.stacks import state_of
-from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime, SlotPlacement
+from tidegate.actors.ray.process.stacks import state_of
+from tidegate.actors.ray.ray_runtime import RayRuntime, SlotPlacement
 from tidegate.actors.runtimes.running_job import TaskProcessInfo
 
 POLL_S = 0.1

@@ -32,7 +32,7 @@ from chaos_spark_jobs import EXECUTORS, STAGING_ROWS, Feeder, Jobs, Received, se
 from common import ENDED
 
 import tidegate as tg
-from tidegate.actors.runtimes.ray.process.stacks import state_of
+from tidegate.actors.ray.process.stacks import state_of
 from tidegate.spark_bridge import SparkBridgeError
 from tidegate.spark_bridge.bounded_calls import call_bounded
 from tidegate.spark_bridge.errors import SparkTimeoutError

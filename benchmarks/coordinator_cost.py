@@ -17,8 +17,8 @@ from tidegate.actors.coordinator.coordinator_machine import CoordinatorMachine
 from tidegate.actors.coordinator.job.job_spec import CheckpointSettings, JobEdgeInfo, JobSpec
 from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.coordinator.messages import instructions as do
-from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.protocol.snapshot_metrics import SnapshotMetrics
+from tidegate.protocol.identity import TaskId
+from tidegate.protocol.snapshot_metrics import SnapshotMetrics
 from tidegate.recovery import RestartStrategy
 from tidegate.storage.checkpoints.event_log import LogEntry
 from tidegate.storage.checkpoints.metadata import OperatorInfo, SectionRef, StateHandle, StateKind, SubtaskState

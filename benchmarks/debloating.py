@@ -31,8 +31,8 @@ from rich.table import Table
 
 import tidegate as tg
 from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointRecord
-from tidegate.actors.runtimes.local.local_runtime import LocalRuntime
-from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime
+from tidegate.actors.local.local_runtime import LocalRuntime
+from tidegate.actors.ray.ray_runtime import RayRuntime
 
 ROWS, COUNTS = "rows", "counts"
 PARALLELISM = 2

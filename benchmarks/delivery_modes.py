@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 import tidegate as tg
-from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime
+from tidegate.actors.ray.ray_runtime import RayRuntime
 from tidegate.actors.task.channels.output_gate import BufferLimits
 
 MODES = ("exactly_once", "at_least_once")

@@ -31,7 +31,7 @@ from common import ENDED, GeneratedSource, describe_machine, kill, local_ray
 from rich.console import Console
 
 import tidegate as tg
-from tidegate.actors.runtimes.ray.ray_runtime import RayJob, RayRuntime
+from tidegate.actors.ray.ray_runtime import RayJob, RayRuntime
 
 SOURCE = "rows"
 PARALLELISM = 2

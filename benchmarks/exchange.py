@@ -27,13 +27,13 @@ from rich.console import Console
 from rich.table import Table
 from slices import cpu_by_kind
 
-from tidegate.actors.protocol.identity import ChannelId
-from tidegate.actors.protocol.stream_elements import Barrier, Element
-from tidegate.actors.runtimes.ray.exchange.connections import Connections
-from tidegate.actors.runtimes.ray.exchange.messages import Head
-from tidegate.actors.runtimes.ray.exchange.peer_links import PeerLink, PeerLinks, Way
-from tidegate.actors.runtimes.ray.process.orders import Peer
+from tidegate.actors.ray.exchange.connections import Connections
+from tidegate.actors.ray.exchange.messages import Head
+from tidegate.actors.ray.exchange.peer_links import PeerLink, PeerLinks, Way
+from tidegate.actors.ray.process.orders import Peer
 from tidegate.actors.task.messages.instructions import SendFrame
+from tidegate.protocol.identity import ChannelId
+from tidegate.protocol.stream_elements import Barrier, Element
 from tidegate.storage.ids import AttemptNumber, CheckpointId, SubtaskIndex
 
 AHEAD_MAX = 64

@@ -36,7 +36,7 @@ from rich.table import Table
 import tidegate as tg
 from tidegate import recovery
 from tidegate.actors.coordinator.messages.events import TaskFinished
-from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime
+from tidegate.actors.ray.ray_runtime import RayRuntime
 
 FIRST, SECOND = "first", "second"
 PARALLELISM = 2

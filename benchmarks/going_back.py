@@ -33,8 +33,8 @@ from rich.console import Console
 from rich.table import Table
 
 from tidegate.actors.coordinator.job.job_spec import RestorePoint
-from tidegate.actors.hosts.job_context import JobContext
-from tidegate.actors.hosts.task.task_effects import TaskEffects
+from tidegate.actors.drivers.job_context import JobContext
+from tidegate.actors.drivers.task_effects import TaskEffects
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.pipeline.operator_chain import OperatorChain
 from tidegate.storage.files.file_system_store import open_store

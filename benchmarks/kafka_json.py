@@ -33,9 +33,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "suppo
 
 from kafka_server import KafkaServer, run_kafka
 
-from tidegate.actors.sources.kafka.client import client_settings
-from tidegate.actors.sources.kafka.kafka_source import KafkaSource
-from tidegate.actors.sources.kafka.records import RecordFormat
+from tidegate.connectors.kafka.client import client_settings
+from tidegate.connectors.kafka.kafka_source import KafkaSource
+from tidegate.connectors.kafka.records import RecordFormat
 
 TOPIC, PARTITIONS = "records", 4
 CONSUMED = 10_000

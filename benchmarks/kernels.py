@@ -32,18 +32,18 @@ import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
 
-from tidegate.actors.kernels import accumulate
-from tidegate.actors.kernels.columns import NO_MASK, fixed_values
-from tidegate.actors.kernels.hashing import hash_columns
-from tidegate.actors.kernels.jit import kernel
-from tidegate.actors.kernels.key_index.key_index import KeyIndex
-from tidegate.actors.kernels.partition import partition, subtask_table
-from tidegate.actors.operators.aggregates import aggregate as aggregates
-from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
-from tidegate.actors.operators.operator import OperatorContext
-from tidegate.actors.state_backends.common.backend import ValueSpec
-from tidegate.actors.state_backends.common.pages import PagedColumn, pages_for
 from tidegate.actors.task.pipeline.partitioners import HashPartitioner
+from tidegate.operators.aggregates import aggregate as aggregates
+from tidegate.operators.aggregates.keyed_aggregate import KeyedAggregate
+from tidegate.operators.operator import OperatorContext
+from tidegate.state.common.backend import ValueSpec
+from tidegate.state.common.pages import PagedColumn, pages_for
+from tidegate.state.kernels import accumulate
+from tidegate.state.kernels.columns import NO_MASK, fixed_values
+from tidegate.state.kernels.hashing import hash_columns
+from tidegate.state.kernels.jit import kernel
+from tidegate.state.kernels.partition import partition, subtask_table
+from tidegate.state.key_index.key_index import KeyIndex
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import CheckpointId, OperatorUid, SubtaskIndex
 from tidegate.storage.state.snapshot import Cut

@@ -23,13 +23,13 @@ import pyarrow as pa
 
 import tidegate as tg
 from tidegate.actors.coordinator.messages import events as co
-from tidegate.actors.hosts.job_context import DataPlaneOptions
-from tidegate.actors.sources.source import ReadResult, SourceReader, SourceSplit
+from tidegate.actors.drivers.job_context import DataPlaneOptions
 from tidegate.actors.task.channels.output_gate import BufferLimits
+from tidegate.connectors.source import ReadResult, SourceReader, SourceSplit
 from tidegate.recovery import RestartStrategy
-from tidegate.simulation.runtime.run import STORAGE, JobSetting, Simulation
-from tidegate.simulation.runtime.simulated_job import SimulatedJob
 from tidegate.testing import Faults
+from tidegate.testing.runtime.run import STORAGE, JobSetting, Simulation
+from tidegate.testing.runtime.simulated_job import SimulatedJob
 
 FAULTS = Faults(
     crash=0.001,

@@ -31,13 +31,13 @@ from rich.console import Console
 from slices import ROWS_MAX, Board, SeenRows, Turn, processor_time, report, running, take_turns
 
 import tidegate as tg
-from tidegate.actors.hosts.task.task_host import TaskHost
-from tidegate.actors.hosts.task.work_times import WorkTimes
-from tidegate.actors.operators.user_metrics import UserMetric
-from tidegate.actors.runtimes.ray.metrics import TaskMetrics
-from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime
-from tidegate.actors.runtimes.ray.task.row_counts import RowCounts
+from tidegate.actors.drivers.task_host import TaskHost
+from tidegate.actors.drivers.work_times import WorkTimes
+from tidegate.actors.ray.metrics import TaskMetrics
+from tidegate.actors.ray.ray_runtime import RayRuntime
+from tidegate.actors.ray.task.row_counts import RowCounts
 from tidegate.actors.runtimes.vertex_metrics import SubtaskMetrics
+from tidegate.operators.user_metrics import UserMetric
 from tidegate.storage.ids import OperatorUid
 
 KEYS = 100_000

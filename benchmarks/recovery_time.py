@@ -51,10 +51,10 @@ from rich.console import Console
 from rich.table import Table
 
 import tidegate as tg
-from tidegate.actors.hosts.process_settings import Standbys
-from tidegate.actors.runtimes.ray.process.calls import NAMESPACE
-from tidegate.actors.runtimes.ray.process.orders import Held
-from tidegate.actors.runtimes.ray.ray_runtime import RayJob, RayRuntime
+from tidegate.actors.drivers.process_settings import Standbys
+from tidegate.actors.ray.process.calls import NAMESPACE
+from tidegate.actors.ray.process.orders import Held
+from tidegate.actors.ray.ray_runtime import RayJob, RayRuntime
 from tidegate.storage.clock import now_ms
 
 SOURCE, TOTALS = "rows", "totals"

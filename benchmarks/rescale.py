@@ -25,7 +25,7 @@ from exactly_once import SOURCE, build, differences, reference
 from rich.console import Console
 
 import tidegate as tg
-from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime
+from tidegate.actors.ray.ray_runtime import RayRuntime
 
 Format = Literal["canonical", "native"]
 FORMATS: tuple[Format, ...] = get_args(Format)

@@ -36,7 +36,7 @@ from rich.console import Console
 from slices import ROWS_MAX, Board, SeenRows, Turn, processes_of, processor_time, report, running, take_turns
 
 import tidegate as tg
-from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime
+from tidegate.actors.ray.ray_runtime import RayRuntime
 
 Pairs = list[tuple[Turn, Turn]]
 

@@ -47,22 +47,22 @@ from rich.table import Table
 
 import tidegate as tg
 from tidegate.actors.coordinator.job.job_spec import RestorePoint
+from tidegate.actors.drivers.job_context import DataPlaneOptions, JobContext
+from tidegate.actors.drivers.snapshot_writer import write_snapshot
+from tidegate.actors.drivers.state_stores import StateStores
+from tidegate.actors.drivers.task_effects import TaskEffects
 from tidegate.actors.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorSpec, SourceSpec
-from tidegate.actors.hosts.job_context import DataPlaneOptions, JobContext
-from tidegate.actors.hosts.task.snapshot_writer import write_snapshot
-from tidegate.actors.hosts.task.state_stores import StateStores
-from tidegate.actors.hosts.task.task_effects import TaskEffects
-from tidegate.actors.kernels.hashing import hash_columns
-from tidegate.actors.kernels.key_index.key_index import KeyIndex
-from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
-from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
-from tidegate.actors.sources.memory_source import MemorySource
-from tidegate.actors.state_backends.common.options import StateBackendOptions
 from tidegate.actors.task.incremental.lineage import Lineage
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as do
 from tidegate.actors.task.pipeline.operator_chain import OperatorChain
+from tidegate.connectors.memory_source import MemorySource
+from tidegate.operators.aggregates.keyed_aggregate import KeyedAggregate
+from tidegate.protocol.identity import TaskId
+from tidegate.protocol.partitioning import Partitioning, PartitioningKind
+from tidegate.state.common.options import StateBackendOptions
+from tidegate.state.kernels.hashing import hash_columns
+from tidegate.state.key_index.key_index import KeyIndex
 from tidegate.storage.checkpoints.metadata import METADATA_VERSION, CheckpointMetadata, SubtaskState
 from tidegate.storage.checkpoints.metadata_file import create_metadata, read_metadata
 from tidegate.storage.copies.node_folder import PrivateFolder
@@ -87,8 +87,8 @@ WATCHED = (
     ("read", "tidegate.storage.files.s3_files", "S3Files.read"),
     ("checksum", "tidegate.storage.state.state_file", "checksum_of"),
     ("decode", "tidegate.storage.state.state_file", "decode_chunk"),
-    ("index", "tidegate.actors.kernels.key_index.key_index", "KeyIndex.upsert"),
-    ("index", "tidegate.actors.kernels.key_index.key_index", "KeyIndex.fill"),
+    ("index", "tidegate.state.key_index.key_index", "KeyIndex.upsert"),
+    ("index", "tidegate.state.key_index.key_index", "KeyIndex.fill"),
 )
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))

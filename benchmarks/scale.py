@@ -34,7 +34,7 @@ from rich.table import Table
 from scale_model import PAPER, Cluster, UnitCosts, predict
 
 import tidegate as tg
-from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime
+from tidegate.actors.ray.ray_runtime import RayRuntime
 from tidegate.storage.clock import now_ms
 
 ROWS_A_PART = 1_000

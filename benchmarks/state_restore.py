@@ -29,7 +29,7 @@ from rich.table import Table
 from state_snapshots import KEY_BYTES, PARALLELISM, SOURCE, SUMS, TOTALS, GatedSource, open_gate
 
 import tidegate as tg
-from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime
+from tidegate.actors.ray.ray_runtime import RayRuntime
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 _PROXY: Any = importlib.import_module("s3_proxy")

@@ -36,7 +36,7 @@ from rich.table import Table
 
 import tidegate as tg
 from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointRecord
-from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime
+from tidegate.actors.ray.ray_runtime import RayRuntime
 
 SOURCE, TOTALS = "rows", "totals"
 PARALLELISM = 2

@@ -29,10 +29,10 @@ THREADS_SHOWN = 8
 FINISH_TIMEOUT_S = 30.0
 
 CATEGORIES = (
-    ("kernels, operators", ("/actors/kernels/", "/actors/operators/", "/numba/", "/polars/")),
-    ("transport (Ray)", ("/ray/", "/actors/runtimes/ray/")),
-    ("files", ("/storage/", "/fsspec/", "/spark_bridge/", "/pyarrow/parquet/")),
-    ("machine, host, mailbox", ("/actors/",)),
+    ("kernels, operators", ("/tidegate/state/kernels/", "/tidegate/operators/", "/numba/", "/polars/")),
+    ("transport (Ray)", ("/ray/", "/tidegate/actors/ray/")),
+    ("files", ("/tidegate/storage/", "/fsspec/", "/tidegate/spark_bridge/", "/pyarrow/parquet/")),
+    ("machine, host, mailbox", ("/tidegate/actors/",)),
 )
 """Looked for from the innermost frame outwards; the first frame that belongs to one decides."""
 WAITING = (

@@ -5,8 +5,8 @@
 Source -> key by -> sum and count, collected, on a Ray that is up: half of the tasks read, half aggregate. *First rows*:
 when every task has had a row, as a function in it has written down. Processor time and memory are those that the
 operating system counts for the process of each task right then; memory is what it shares with nobody. Beside them
-stands an actor of Ray that does nothing: what no program on Ray can do without. The first job of a program is shown by itself: Ray starts
-processes for it that later jobs find. It is as large as the largest.
+stands an actor of Ray that does nothing: what no program on Ray can do without. The first job of a program is shown by
+itself: Ray starts processes for it that later jobs find. It is as large as the largest.
 Nothing is read from a cold disk: the first job has also compiled what there is to compile.
 """
 
@@ -35,7 +35,7 @@ from ray import cloudpickle
 from rich.console import Console
 
 import tidegate as tg
-from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime
+from tidegate.actors.ray.ray_runtime import RayRuntime
 
 KEYS = 10_000
 ROWS_MAX = 2**40

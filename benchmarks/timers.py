@@ -29,10 +29,10 @@ import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
 
-from tidegate.actors.state_backends.columnar.columnar_backend import ColumnarBackend
-from tidegate.actors.state_backends.common.options import BackendPlace
-from tidegate.actors.state_backends.common.timers import KeyedTimers
-from tidegate.actors.state_backends.rocksdb.rocksdb_backend import RocksBackend
+from tidegate.state.columnar.columnar_backend import ColumnarBackend
+from tidegate.state.common.options import BackendPlace
+from tidegate.state.common.timers import KeyedTimers
+from tidegate.state.rocksdb.rocksdb_backend import RocksBackend
 from tidegate.storage.ids import CheckpointId, OperatorUid
 from tidegate.storage.state.snapshot import Cut
 

@@ -22,7 +22,7 @@ import spreading
 import stores
 from hypothesis import HealthCheck, settings
 
-from tidegate.actors.hosts import log_lines
+from tidegate.actors.drivers import log_lines
 
 settings.register_profile(
     "tidegate",

@@ -16,8 +16,20 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from tidegate.actors.hosts.job_context import DataPlaneOptions
-    from tidegate.actors.operators.aggregates.aggregate import (
+    from tidegate.actors.drivers.job_context import DataPlaneOptions
+    from tidegate.actors.runtimes.running_job import JobProgress
+    from tidegate.api.config.config_file import load_config
+    from tidegate.api.config.sections.checkpoint_config import CheckpointConfig
+    from tidegate.api.environment import StreamEnvironment
+    from tidegate.api.streams.connected_streams import ConnectedStreams
+    from tidegate.api.streams.stream import KeyedStream, Stream
+    from tidegate.api.streams.windowed_stream import WindowedStream
+    from tidegate.api.submission.job import Job
+    from tidegate.api.submission.restore_report import RestoreReport
+    from tidegate.api.tables.output_tables import CollectedRows, OutputTable, open_table
+    from tidegate.connectors.master_hooks import MasterHook
+    from tidegate.connectors.source import ReadResult, Source, SourceReader, SourceSplit
+    from tidegate.operators.aggregates.aggregate import (
         Aggregate,
         arg_max,
         arg_min,
@@ -38,49 +50,37 @@ if TYPE_CHECKING:
         var_pop,
         var_samp,
     )
-    from tidegate.actors.operators.aggregates.aggregate_function import BatchAggregateFunction
-    from tidegate.actors.operators.aggregates.functions.sketches import approx_count_distinct, approx_quantile
-    from tidegate.actors.operators.batches.batch_function import BatchContext, BatchFunction
-    from tidegate.actors.operators.rows.broadcast_process import (
+    from tidegate.operators.aggregates.aggregate_function import BatchAggregateFunction
+    from tidegate.operators.aggregates.functions.sketches import approx_count_distinct, approx_quantile
+    from tidegate.operators.functions.batch_function import BatchContext, BatchFunction
+    from tidegate.operators.functions.broadcast_process import (
         BroadcastContext,
         BroadcastProcessFunction,
         KeyedBroadcastProcessFunction,
     )
-    from tidegate.actors.operators.rows.process_functions import (
+    from tidegate.operators.functions.process_functions import (
         CoProcessFunction,
         ProcessBatchContext,
         ProcessContext,
         ProcessFunction,
     )
-    from tidegate.actors.operators.sinks.sink import CommitContext, Sink, SinkContext
-    from tidegate.actors.operators.state.key_scope import KeyGroups
-    from tidegate.actors.operators.state.keyed_state import ListState, MapState, ValueState
-    from tidegate.actors.operators.state.operator_state import BroadcastState, OperatorListState
-    from tidegate.actors.operators.state.reducing_state import AggregateFunction, AggregatingState, ReducingState
-    from tidegate.actors.operators.state.state_types import Pickled
-    from tidegate.actors.operators.state.timers import TimeDomain, TimerService
-    from tidegate.actors.operators.state.ttl import StateTtl
-    from tidegate.actors.operators.watermarks.alignment import WatermarkAlignment
-    from tidegate.actors.operators.window_functions.process_windows import (
+    from tidegate.operators.sinks.sink import CommitContext, Sink, SinkContext
+    from tidegate.operators.state.key_scope import KeyGroups
+    from tidegate.operators.state.keyed_state import ListState, MapState, ValueState
+    from tidegate.operators.state.operator_state import BroadcastState, OperatorListState
+    from tidegate.operators.state.reducing_state import AggregateFunction, AggregatingState, ReducingState
+    from tidegate.operators.state.state_types import Pickled
+    from tidegate.operators.state.timers import TimeDomain, TimerService
+    from tidegate.operators.state.ttl import StateTtl
+    from tidegate.operators.watermarks.alignment import WatermarkAlignment
+    from tidegate.operators.windows.process_windows import (
         ProcessWindowContext,
         ProcessWindowFunction,
     )
-    from tidegate.actors.operators.windows.window_specs import Count, Cumulating, Session, Sliding, Tumbling
-    from tidegate.actors.protocol.errors import OperatorError
-    from tidegate.actors.protocol.side_outputs import OutputTag
-    from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
-    from tidegate.actors.runtimes.running_job import JobProgress
-    from tidegate.actors.sources.master_hooks import MasterHook
-    from tidegate.actors.sources.source import ReadResult, Source, SourceReader, SourceSplit
-    from tidegate.api.config.config_file import load_config
-    from tidegate.api.config.sections.checkpoint_config import CheckpointConfig
-    from tidegate.api.environment import StreamEnvironment
-    from tidegate.api.streams.connected_streams import ConnectedStreams
-    from tidegate.api.streams.stream import KeyedStream, Stream
-    from tidegate.api.streams.windowed_stream import WindowedStream
-    from tidegate.api.submission.job import Job
-    from tidegate.api.submission.restore_report import RestoreReport
-    from tidegate.api.tables.output_tables import CollectedRows, OutputTable, open_table
+    from tidegate.operators.windows.window_specs import Count, Cumulating, Session, Sliding, Tumbling
+    from tidegate.protocol.errors import OperatorError
+    from tidegate.protocol.side_outputs import OutputTag
+    from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
     from tidegate.recovery.restart_strategy import RestartStrategy
     from tidegate.storage.errors import (
         CheckpointError,
@@ -97,94 +97,94 @@ else:
     from tidegate.lazy_names import lazy_names
 
     _HOME_OF = {
-        "Aggregate": "actors.operators.aggregates.aggregate",
-        "AggregateFunction": "actors.operators.state.reducing_state",
-        "AggregatingState": "actors.operators.state.reducing_state",
-        "BatchAggregateFunction": "actors.operators.aggregates.aggregate_function",
-        "BatchContext": "actors.operators.batches.batch_function",
-        "BatchFunction": "actors.operators.batches.batch_function",
-        "BroadcastContext": "actors.operators.rows.broadcast_process",
-        "BroadcastProcessFunction": "actors.operators.rows.broadcast_process",
-        "BroadcastState": "actors.operators.state.operator_state",
+        "Aggregate": "operators.aggregates.aggregate",
+        "AggregateFunction": "operators.state.reducing_state",
+        "AggregatingState": "operators.state.reducing_state",
+        "BatchAggregateFunction": "operators.aggregates.aggregate_function",
+        "BatchContext": "operators.functions.batch_function",
+        "BatchFunction": "operators.functions.batch_function",
+        "BroadcastContext": "operators.functions.broadcast_process",
+        "BroadcastProcessFunction": "operators.functions.broadcast_process",
+        "BroadcastState": "operators.state.operator_state",
         "CheckpointConfig": "api.config.sections.checkpoint_config",
         "CheckpointError": "storage.errors",
-        "CoProcessFunction": "actors.operators.rows.process_functions",
+        "CoProcessFunction": "operators.functions.process_functions",
         "CollectedRows": "api.tables.output_tables",
         "ConfigurationError": "storage.errors",
         "ConnectedStreams": "api.streams.connected_streams",
-        "CommitContext": "actors.operators.sinks.sink",
+        "CommitContext": "operators.sinks.sink",
         "CorruptionError": "storage.errors",
-        "Count": "actors.operators.windows.window_specs",
-        "Cumulating": "actors.operators.windows.window_specs",
-        "DataPlaneOptions": "actors.hosts.job_context",
+        "Count": "operators.windows.window_specs",
+        "Cumulating": "operators.windows.window_specs",
+        "DataPlaneOptions": "actors.drivers.job_context",
         "IncompatibleStateError": "storage.errors",
         "Job": "api.submission.job",
         "JobFailedError": "storage.errors",
         "JobProgress": "actors.runtimes.running_job",
         "JobTimeoutError": "storage.errors",
-        "KeyGroups": "actors.operators.state.key_scope",
-        "KeyedBroadcastProcessFunction": "actors.operators.rows.broadcast_process",
+        "KeyGroups": "operators.state.key_scope",
+        "KeyedBroadcastProcessFunction": "operators.functions.broadcast_process",
         "KeyedStream": "api.streams.stream",
-        "ListState": "actors.operators.state.keyed_state",
-        "MAX_WATERMARK_MS": "actors.protocol.stream_elements",
-        "MIN_WATERMARK_MS": "actors.protocol.stream_elements",
-        "MapState": "actors.operators.state.keyed_state",
-        "MasterHook": "actors.sources.master_hooks",
-        "OperatorError": "actors.protocol.errors",
-        "OperatorListState": "actors.operators.state.operator_state",
+        "ListState": "operators.state.keyed_state",
+        "MAX_WATERMARK_MS": "protocol.stream_elements",
+        "MIN_WATERMARK_MS": "protocol.stream_elements",
+        "MapState": "operators.state.keyed_state",
+        "MasterHook": "connectors.master_hooks",
+        "OperatorError": "protocol.errors",
+        "OperatorListState": "operators.state.operator_state",
         "OutputTable": "api.tables.output_tables",
-        "OutputTag": "actors.protocol.side_outputs",
-        "Pickled": "actors.operators.state.state_types",
-        "ProcessBatchContext": "actors.operators.rows.process_functions",
-        "ProcessContext": "actors.operators.rows.process_functions",
-        "ProcessFunction": "actors.operators.rows.process_functions",
-        "ProcessWindowContext": "actors.operators.window_functions.process_windows",
-        "ProcessWindowFunction": "actors.operators.window_functions.process_windows",
-        "ReadResult": "actors.sources.source",
-        "ReducingState": "actors.operators.state.reducing_state",
+        "OutputTag": "protocol.side_outputs",
+        "Pickled": "operators.state.state_types",
+        "ProcessBatchContext": "operators.functions.process_functions",
+        "ProcessContext": "operators.functions.process_functions",
+        "ProcessFunction": "operators.functions.process_functions",
+        "ProcessWindowContext": "operators.windows.process_windows",
+        "ProcessWindowFunction": "operators.windows.process_windows",
+        "ReadResult": "connectors.source",
+        "ReducingState": "operators.state.reducing_state",
         "RestartStrategy": "recovery.restart_strategy",
         "RestoreReport": "api.submission.restore_report",
-        "Session": "actors.operators.windows.window_specs",
-        "Sink": "actors.operators.sinks.sink",
-        "SinkContext": "actors.operators.sinks.sink",
-        "Sliding": "actors.operators.windows.window_specs",
-        "Source": "actors.sources.source",
-        "SourceReader": "actors.sources.source",
-        "SourceSplit": "actors.sources.source",
-        "StateTtl": "actors.operators.state.ttl",
+        "Session": "operators.windows.window_specs",
+        "Sink": "operators.sinks.sink",
+        "SinkContext": "operators.sinks.sink",
+        "Sliding": "operators.windows.window_specs",
+        "Source": "connectors.source",
+        "SourceReader": "connectors.source",
+        "SourceSplit": "connectors.source",
+        "StateTtl": "operators.state.ttl",
         "StorageError": "storage.errors",
         "Stream": "api.streams.stream",
         "StreamEnvironment": "api.environment",
         "TableError": "storage.errors",
         "TidegateError": "storage.errors",
-        "TimeDomain": "actors.operators.state.timers",
-        "TimerService": "actors.operators.state.timers",
-        "Tumbling": "actors.operators.windows.window_specs",
-        "ValueState": "actors.operators.state.keyed_state",
-        "WatermarkAlignment": "actors.operators.watermarks.alignment",
+        "TimeDomain": "operators.state.timers",
+        "TimerService": "operators.state.timers",
+        "Tumbling": "operators.windows.window_specs",
+        "ValueState": "operators.state.keyed_state",
+        "WatermarkAlignment": "operators.watermarks.alignment",
         "WindowedStream": "api.streams.windowed_stream",
-        "approx_count_distinct": "actors.operators.aggregates.functions.sketches",
-        "approx_quantile": "actors.operators.aggregates.functions.sketches",
-        "arg_max": "actors.operators.aggregates.aggregate",
-        "arg_min": "actors.operators.aggregates.aggregate",
-        "bool_and": "actors.operators.aggregates.aggregate",
-        "bool_or": "actors.operators.aggregates.aggregate",
-        "collect_list": "actors.operators.aggregates.aggregate",
-        "count": "actors.operators.aggregates.aggregate",
-        "count_distinct": "actors.operators.aggregates.aggregate",
-        "first": "actors.operators.aggregates.aggregate",
-        "last": "actors.operators.aggregates.aggregate",
+        "approx_count_distinct": "operators.aggregates.functions.sketches",
+        "approx_quantile": "operators.aggregates.functions.sketches",
+        "arg_max": "operators.aggregates.aggregate",
+        "arg_min": "operators.aggregates.aggregate",
+        "bool_and": "operators.aggregates.aggregate",
+        "bool_or": "operators.aggregates.aggregate",
+        "collect_list": "operators.aggregates.aggregate",
+        "count": "operators.aggregates.aggregate",
+        "count_distinct": "operators.aggregates.aggregate",
+        "first": "operators.aggregates.aggregate",
+        "last": "operators.aggregates.aggregate",
         "load_config": "api.config.config_file",
-        "max": "actors.operators.aggregates.aggregate",
-        "mean": "actors.operators.aggregates.aggregate",
-        "min": "actors.operators.aggregates.aggregate",
+        "max": "operators.aggregates.aggregate",
+        "mean": "operators.aggregates.aggregate",
+        "min": "operators.aggregates.aggregate",
         "open_table": "api.tables.output_tables",
-        "stddev_pop": "actors.operators.aggregates.aggregate",
-        "stddev_samp": "actors.operators.aggregates.aggregate",
-        "sum": "actors.operators.aggregates.aggregate",
-        "udaf": "actors.operators.aggregates.aggregate",
-        "var_pop": "actors.operators.aggregates.aggregate",
-        "var_samp": "actors.operators.aggregates.aggregate",
+        "stddev_pop": "operators.aggregates.aggregate",
+        "stddev_samp": "operators.aggregates.aggregate",
+        "sum": "operators.aggregates.aggregate",
+        "udaf": "operators.aggregates.aggregate",
+        "var_pop": "operators.aggregates.aggregate",
+        "var_samp": "operators.aggregates.aggregate",
     }
     __getattr__, __dir__ = lazy_names(__name__, _HOME_OF, submodules=("recovery", "testing"))
 

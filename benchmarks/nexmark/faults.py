@@ -20,17 +20,17 @@ import tidegate as tg
 from nexmark import run
 from nexmark.queries import QUERIES
 from nexmark.workload import Workload
-from tidegate.actors.sources.source import Source
-from tidegate.simulation.pipelines.cut_source import CutSource
-from tidegate.simulation.pipelines.draw import Scenario, draw
-from tidegate.simulation.pipelines.trickling_source import TricklingSource
-from tidegate.simulation.report import SimulationReport, report_of
-from tidegate.simulation.runtime.run import Action, JobRun, JobSetting, Simulation
-from tidegate.simulation.scenarios import faults_of, setting_of
-from tidegate.simulation.world.faults import Faults
+from tidegate.connectors.source import Source
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.errors import TidegateError
 from tidegate.storage.tables.table_files import read_table
+from tidegate.testing.pipelines.cut_source import CutSource
+from tidegate.testing.pipelines.draw import Scenario, draw
+from tidegate.testing.pipelines.trickling_source import TricklingSource
+from tidegate.testing.report import SimulationReport, report_of
+from tidegate.testing.runtime.run import Action, JobRun, JobSetting, Simulation
+from tidegate.testing.scenarios import faults_of, setting_of
+from tidegate.testing.world.faults import Faults
 
 TABLE = "sim://result"
 SETTLE_MS_MAX = 600_000

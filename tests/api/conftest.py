@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tidegate.actors.hosts.coordinator import coordinator_host
+from tidegate.actors.drivers import coordinator_host
 
 if TYPE_CHECKING:
     from fake_queries import Streaming

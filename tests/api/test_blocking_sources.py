@@ -11,8 +11,8 @@ import pytest
 from local_jobs import NO_RESTART, GatedSource, config, local, opening
 
 import tidegate as tg
-from tidegate.actors.hosts.worker import IO_THREADS, IoPool, io_pool
-from tidegate.actors.runtimes.local import local_job
+from tidegate.actors.drivers.worker import IO_THREADS, IoPool, io_pool
+from tidegate.actors.local import local_job
 
 
 class BlockingSource(GatedSource):

@@ -12,7 +12,7 @@ import pytest
 from local_jobs import NO_RESTART, config, finish, local
 
 import tidegate as tg
-from tidegate.actors.operators.windows.window_rows import bounds_of
+from tidegate.operators.windows.window_rows import bounds_of
 
 LAST_NS, FIRST_NS, DAY_NS = 2**63 - 1, -(2**63), 86_400 * 10**9
 Keyed = tg.Stream

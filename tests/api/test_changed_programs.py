@@ -15,7 +15,7 @@ from command_line import CommandRunner
 from local_jobs import NO_RESTART, GatedSource, config, local, opening
 
 import tidegate as tg
-from tidegate.cli import app
+from tidegate.cli.main import app
 
 ROWS, GATE = 60, 37
 Step = Callable[[Any], Any]

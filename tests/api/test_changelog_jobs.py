@@ -15,7 +15,7 @@ from waiting import until
 
 import tidegate as tg
 from tidegate import recovery
-from tidegate.actors.state_backends.common.options import StateBackendOptions
+from tidegate.state.common.options import StateBackendOptions
 from tidegate.storage.checkpoints.metadata import SubtaskState
 
 pytestmark = pytest.mark.slow

@@ -14,12 +14,12 @@ from local_jobs import finish, local, rows
 from waiting import until
 
 import tidegate as tg
-from tidegate.actors.operators.batches.batch_function import BatchContext
-from tidegate.actors.operators.joins import lookup_join
-from tidegate.actors.operators.joins.join_columns import JoinSides
-from tidegate.actors.operators.joins.lookup_join import FAILED_REFRESHES, Lookup, LookupTable
-from tidegate.actors.operators.operator import OperatorContext
-from tidegate.actors.operators.user_metrics import UserMetrics
+from tidegate.operators.functions.batch_function import BatchContext
+from tidegate.operators.joins import lookup_join
+from tidegate.operators.joins.join_columns import JoinSides
+from tidegate.operators.joins.lookup_join import FAILED_REFRESHES, Lookup, LookupTable
+from tidegate.operators.operator import OperatorContext
+from tidegate.operators.user_metrics import UserMetrics
 from tidegate.storage.ids import OperatorUid, SubtaskIndex
 
 BIDS = pa.table({"auction": [n * n % 7 for n in range(300)], "price": range(300), "t": [10 * n for n in range(300)]})

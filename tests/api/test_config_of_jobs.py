@@ -13,8 +13,8 @@ from local_jobs import local
 
 import tidegate as tg
 from tidegate.actors.coordinator.job.job_spec import CheckpointSettings, JobSpec, Retention
-from tidegate.actors.hosts.process_settings import ProcessSettings
-from tidegate.actors.runtimes.local.local_runtime import LocalRuntime
+from tidegate.actors.drivers.process_settings import ProcessSettings
+from tidegate.actors.local.local_runtime import LocalRuntime
 from tidegate.actors.runtimes.running_job import Submission
 from tidegate.api.config.config_file import load_config
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import tidegate as tg
-from tidegate.actors.state_backends.common.options import StateBackendOptions
 from tidegate.actors.task.channels.output_gate import BufferLimits
+from tidegate.state.common.options import StateBackendOptions
 from tidegate.storage.rocksdb.tuning import DatabaseTuning
 
 _NO_NUMBERS: tuple[object, ...] = (True, 1.5, "2", [1])

@@ -13,8 +13,8 @@ from local_jobs import NO_RESTART, GatedSource, config, local, opening
 from waiting import until
 
 import tidegate as tg
+from tidegate.actors.local.local_runtime import LocalRuntime
 from tidegate.actors.restore.restore_task import subtasks_of
-from tidegate.actors.runtimes.local.local_runtime import LocalRuntime
 from tidegate.storage.checkpoints.layout import parse_pointer
 from tidegate.storage.checkpoints.metadata_file import read_pointed
 from tidegate.storage.files.file_system_store import FileSystemStore

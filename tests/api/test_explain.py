@@ -12,7 +12,7 @@ from failed_once import job_that_failed_once
 
 import tidegate as tg
 from tidegate import recovery
-from tidegate.cli import app
+from tidegate.cli.main import app
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ from local_jobs import NO_RESTART, config, local
 from waiting import until
 
 import tidegate as tg
-from tidegate.actors.sources.files.file_source import FileForm, FolderSource
-from tidegate.actors.sources.files.patterns import FilePattern
+from tidegate.connectors.files.file_source import FileForm, FolderSource
+from tidegate.connectors.files.patterns import FilePattern
 from tidegate.storage.files.file_system import FileInfo
 from tidegate.testing import Faults, simulate
 

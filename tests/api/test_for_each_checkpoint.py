@@ -12,7 +12,7 @@ from local_jobs import NO_RESTART, GatedSource, await_events, config, finish, lo
 from waiting import until
 
 import tidegate as tg
-from tidegate.actors.hosts.task import held_sources
+from tidegate.actors.drivers import held_sources
 from tidegate.api import checkpoint_calls
 from tidegate.api.accompanied_job import AccompaniedJob
 

@@ -25,8 +25,8 @@ from waiting import until
 
 import tidegate as tg
 from tidegate import recovery
-from tidegate.actors.runtimes.local.local_runtime import LocalRuntime
-from tidegate.actors.runtimes.ray.memory_store import open_store_on_ray
+from tidegate.actors.local.local_runtime import LocalRuntime
+from tidegate.actors.ray.memory_store import open_store_on_ray
 from tidegate.api.submission.job import Job
 from tidegate.storage.errors import CheckpointError, StorageError
 from tidegate.storage.ids import JobId

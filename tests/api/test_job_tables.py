@@ -24,7 +24,7 @@ from waiting import until
 
 import tidegate as tg
 from tidegate import recovery
-from tidegate.actors.runtimes.local.local_runtime import LocalRuntime
+from tidegate.actors.local.local_runtime import LocalRuntime
 
 # --- tables -------------------------------------------------------------------------------------------------------
 

@@ -13,8 +13,8 @@ from waiting import until
 
 import tidegate as tg
 from tidegate import recovery
-from tidegate.actors.hosts.coordinator import log_writer
-from tidegate.cli import app
+from tidegate.actors.drivers import log_writer
+from tidegate.cli.main import app
 from tidegate.storage.checkpoints.event_log import EventLog
 from tidegate.storage.files.file_system_store import open_store
 

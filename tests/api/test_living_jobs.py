@@ -15,7 +15,7 @@ from local_jobs import NO_RESTART, GatedSource, config, finish, local, numbers
 import tidegate as tg
 from tidegate.api.submission import job_names
 from tidegate.api.submission.job_names import await_end, name_taken
-from tidegate.cli import app
+from tidegate.cli.main import app
 from tidegate.storage.checkpoints.lease import CLOCKS_DIFFER_MS_MAX, Lease, delete_lease, read_lease, write_lease
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import JobId

@@ -88,7 +88,7 @@ def test_what_killed_tasks_left_of_rocksdb_goes_with_the_next_attempt_and_the_jo
     def none_is_deleted(*arguments: Any, **options: Any) -> None:
         """What a process does that is killed."""
 
-    monkeypatch.setattr("tidegate.actors.state_backends.rocksdb.folders.weakref.finalize", none_is_deleted)
+    monkeypatch.setattr("tidegate.state.rocksdb.folders.weakref.finalize", none_is_deleted)
     with tg.StreamEnvironment.local(1) as env:
         rows = env.from_batches(pa.table({"k": [1, 2, 3]})).key_by("k")
         rows.process(Killed(), schema=pa.schema({"k": pa.int64()})).collect()

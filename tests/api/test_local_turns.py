@@ -10,8 +10,8 @@ import pyarrow as pa
 from local_jobs import config
 
 import tidegate as tg
-from tidegate.actors.runtimes.local.local_job import LocalJob
-from tidegate.actors.runtimes.local.local_ports import LocalSubtask
+from tidegate.actors.local.local_job import LocalJob
+from tidegate.actors.local.local_ports import LocalSubtask
 from tidegate.storage.ids import AttemptNumber
 
 

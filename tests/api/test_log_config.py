@@ -12,9 +12,9 @@ import pytest
 from local_jobs import NO_RESTART, config
 
 import tidegate as tg
-from tidegate.actors.hosts.log_lines import LogSettings
+from tidegate.actors.drivers.log_lines import LogSettings
 
-TASKS = "tidegate.actors.hosts.task.task_host"
+TASKS = "tidegate.actors.drivers.task_host"
 
 
 def run(folder: Path, settings: dict[str, object], **arguments: str) -> None:

@@ -11,7 +11,7 @@ from local_jobs import NO_RESTART, WAIT_S, GatedSource, config, opening
 from waiting import until
 
 import tidegate as tg
-from tidegate.actors.runtimes.local.local_runtime import LocalRuntime
+from tidegate.actors.local.local_runtime import LocalRuntime
 from tidegate.storage.files.file_system_store import FileSystemStore
 
 

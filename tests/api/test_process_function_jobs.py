@@ -14,7 +14,7 @@ from local_jobs import GatedSource, config, finish, local, opening, rows
 
 import tidegate as tg
 from tidegate.actors.graph.stream_graph import translate
-from tidegate.actors.protocol.partitioning import PartitioningKind
+from tidegate.protocol.partitioning import PartitioningKind
 
 SESSION = pa.schema({"k": pa.int64(), "first": pa.int64(), "last": pa.int64(), "n": pa.int64()})
 GAP_MS = 100

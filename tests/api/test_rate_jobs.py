@@ -14,7 +14,7 @@ import pytest
 from local_jobs import NO_RESTART, config, local
 
 import tidegate as tg
-from tidegate.actors.sources.rate_source import RateSource
+from tidegate.connectors.rate_source import RateSource
 from tidegate.testing import Faults, simulate
 
 

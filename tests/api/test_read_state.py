@@ -18,7 +18,7 @@ from local_jobs import NO_RESTART, GatedSource, local, opening
 
 import tidegate as tg
 from tidegate import recovery
-from tidegate.actors.state_backends.common.options import StateBackendOptions
+from tidegate.state.common.options import StateBackendOptions
 
 FIRST, SECOND = 150, 250
 LATE = SECOND - 3

@@ -16,7 +16,7 @@ from local_jobs import NO_RESTART, GatedSource, config, local, opening
 
 import tidegate as tg
 from tidegate import recovery
-from tidegate.cli import app
+from tidegate.cli.main import app
 from tidegate.spark_bridge.dataframes.manifest import write_manifest
 from tidegate.spark_bridge.dataframes.parquet_source import ParquetSource
 from tidegate.spark_bridge.dataframes.parquet_writer import FileLimits, write_files

@@ -12,8 +12,8 @@ import pytest
 from local_jobs import NO_RESTART, GatedSource, config, opening
 
 import tidegate as tg
-from tidegate.actors.hosts.coordinator import log_writer
-from tidegate.actors.runtimes.local.local_runtime import LocalRuntime
+from tidegate.actors.drivers import log_writer
+from tidegate.actors.local.local_runtime import LocalRuntime
 from tidegate.storage.files.file_system_store import FileSystemStore
 from tidegate.storage.files.store import Buffer
 

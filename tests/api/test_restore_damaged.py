@@ -23,7 +23,7 @@ from local_jobs import (
 
 import tidegate as tg
 from tidegate import recovery
-from tidegate.actors.runtimes.local.local_runtime import LocalRuntime
+from tidegate.actors.local.local_runtime import LocalRuntime
 from tidegate.actors.runtimes.running_job import SnapshotRequest
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.errors import StorageError

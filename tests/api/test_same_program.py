@@ -22,7 +22,7 @@ from random_program import DOINGS, FAR_MS, KEYS, TOLD, Model, Program, Row, Stop
 
 import tidegate as tg
 from tidegate import recovery
-from tidegate.actors.state_backends.common.options import StateBackendOptions
+from tidegate.state.common.options import StateBackendOptions
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, SnapshotKind
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.files.store import Store

@@ -13,7 +13,7 @@ from local_jobs import NO_RESTART, GatedSource, config, local, opening
 
 import tidegate as tg
 from tidegate import recovery
-from tidegate.commands.json_text import to_json
+from tidegate.cli.json_text import to_json
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, SavepointFormat, SubtaskState
 from tidegate.storage.state.snapshot import StateTable
 from tidegate.storage.state.spool import Spool, SpooledTables

@@ -96,7 +96,7 @@ def test_a_job_is_asked_saved_and_stopped(tmp_path: Path, capfd: pytest.CaptureF
 
 def test_a_job_that_is_over_keeps_its_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one that ended before the server looked at all, and behind many others: as long as the environment lives."""
-    from tidegate.actors.runtimes.local import local_runtime
+    from tidegate.actors.local import local_runtime
 
     monkeypatch.setattr(local_runtime, "ENDED_MAX", 2)
     with local(1) as env:

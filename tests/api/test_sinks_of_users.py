@@ -12,7 +12,7 @@ from sink_contract import FolderSink, SqliteSink, check_sink
 from waiting import until
 
 import tidegate as tg
-from tidegate.actors.hosts.coordinator import own_sinks
+from tidegate.actors.drivers import own_sinks
 
 ROWS = pa.table({"k": [x % 5 for x in range(300)], "x": list(range(300))})
 

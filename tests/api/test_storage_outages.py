@@ -16,9 +16,8 @@ from waiting import until
 
 import tidegate as tg
 from tidegate.actors.coordinator.state import coordinator_context
-from tidegate.actors.hosts.coordinator import log_writer
-from tidegate.actors.hosts.task import task_host
-from tidegate.actors.runtimes.local.local_runtime import LocalRuntime
+from tidegate.actors.drivers import log_writer, task_host
+from tidegate.actors.local.local_runtime import LocalRuntime
 from tidegate.storage.errors import StorageError
 from tidegate.storage.files import retrying_store as retrying
 from tidegate.storage.files.file_system_store import FileSystemStore

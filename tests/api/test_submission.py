@@ -124,7 +124,7 @@ def test_refused_programs(tmp_path: Path, build: Callable[[tg.StreamEnvironment]
 @pytest.mark.parametrize("place", ["checkpoints", "table"])
 def test_storage_without_conditional_create_is_refused(tmp_path: Path, place: str) -> None:
     """Fencing rests on it, for jobs and for tables, so a store that overwrites is found out before the job starts."""
-    from tidegate.actors.runtimes.local.local_runtime import LocalRuntime
+    from tidegate.actors.local.local_runtime import LocalRuntime
     from tidegate.storage.files.file_system_store import FileSystemStore
     from tidegate.storage.files.store import Buffer
 

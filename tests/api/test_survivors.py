@@ -14,8 +14,8 @@ from waiting import until
 
 import tidegate as tg
 from tidegate.actors.coordinator.messages.events import TaskReady
-from tidegate.actors.kernels.hashing import hash_columns
-from tidegate.actors.protocol.state_origin import StateOrigin
+from tidegate.protocol.state_origin import StateOrigin
+from tidegate.state.kernels.hashing import hash_columns
 from tidegate.storage.subtasks import subtask_state
 
 ROWS, GATE, LAST_GATE, KEYS = 2_000, 1_000, 1_500, 5

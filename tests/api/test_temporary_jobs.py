@@ -34,7 +34,7 @@ MANY = """
 import collections, gc, json, sys, tempfile, threading
 import pyarrow as pa
 import tidegate as tg
-from tidegate.actors.runtimes.local import local_runtime
+from tidegate.actors.local import local_runtime
 tempfile.tempdir = sys.argv[1]
 local_runtime.ENDED_MAX = 2
 

@@ -16,7 +16,7 @@ from waiting import until
 import tidegate as tg
 from tidegate import recovery
 from tidegate.actors.coordinator.invariants import COPIES_MAX
-from tidegate.actors.runtimes.local.local_runtime import LocalRuntime
+from tidegate.actors.local.local_runtime import LocalRuntime
 from tidegate.storage.checkpoints.layout import METADATA_NAME
 from tidegate.storage.errors import StorageError
 from tidegate.storage.files.file_system_store import FileSystemStore

@@ -11,7 +11,7 @@ from command_line import CommandRunner
 from local_jobs import NO_RESTART, GatedSource, config, finish, local, opening, rows
 
 import tidegate as tg
-from tidegate.cli import app
+from tidegate.cli.main import app
 
 
 def data_files(folder: Path) -> int:

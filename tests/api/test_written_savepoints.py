@@ -22,8 +22,8 @@ from local_jobs import NO_RESTART, GatedSource, config, finish, local, opening
 
 import tidegate as tg
 from tidegate import recovery
-from tidegate.cli import app
-from tidegate.offline.row_files import rows_of_files
+from tidegate.cli.main import app
+from tidegate.recovery.state_processor.row_files import rows_of_files
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 
 ROWS, GATE = 40, 20

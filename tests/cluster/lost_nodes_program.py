@@ -22,8 +22,8 @@ from story import tell
 from waiting import until
 
 import tidegate as tg
-from tidegate.actors.runtimes.ray.driver.ray_job import RayJob
-from tidegate.actors.sources.memory_source import MemorySource
+from tidegate.actors.ray.driver.ray_job import RayJob
+from tidegate.connectors.memory_source import MemorySource
 from tidegate.storage.errors import JobFailedError
 
 ROWS = 600

@@ -19,7 +19,7 @@ from story import tell
 from waiting import until
 
 import tidegate as tg
-from tidegate.actors.sources.memory_source import MemorySource
+from tidegate.connectors.memory_source import MemorySource
 
 WIDTH = 6
 WAIT_S = 60.0

@@ -25,7 +25,7 @@ from topology import spark_on, standalone
 from waiting import until
 
 import tidegate as tg
-from tidegate.actors.sources.memory_source import MemorySource
+from tidegate.connectors.memory_source import MemorySource
 from tidegate.spark_bridge import ensure_java
 from tidegate.storage.errors import TidegateError
 

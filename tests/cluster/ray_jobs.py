@@ -15,18 +15,18 @@ from ray import cloudpickle
 from watched_jobs import watch_jobs
 
 from tidegate.actors.coordinator.job.job_spec import ADOPTION_TIMEOUT_MS, CheckpointSettings, JobSpec
+from tidegate.actors.drivers.heartbeat_settings import HeartbeatSettings
+from tidegate.actors.drivers.job_context import DataPlaneOptions, JobContext
 from tidegate.actors.graph.stream_graph import StreamNode, translate
-from tidegate.actors.hosts.heartbeat_settings import HeartbeatSettings
-from tidegate.actors.hosts.job_context import DataPlaneOptions, JobContext
-from tidegate.actors.operators.aggregates import aggregate as aggregates
-from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
-from tidegate.actors.operators.batches.map_and_filter import MapBatches
-from tidegate.actors.operators.sinks.table_sink import TableSink
-from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.actors.runtimes.running_job import JobProgress, Submission
-from tidegate.actors.sources.memory_source import MemorySource
-from tidegate.actors.sources.source import ReadResult, Source, SourceReader, SourceSplit
 from tidegate.actors.task.pipeline.split_positions import SplitPosition
+from tidegate.connectors.memory_source import MemorySource
+from tidegate.connectors.source import ReadResult, Source, SourceReader, SourceSplit
+from tidegate.operators.aggregates import aggregate as aggregates
+from tidegate.operators.aggregates.keyed_aggregate import KeyedAggregate
+from tidegate.operators.functions.map_and_filter import MapBatches
+from tidegate.operators.sinks.table_sink import TableSink
+from tidegate.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import JobId, OperatorUid

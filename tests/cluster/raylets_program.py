@@ -21,7 +21,7 @@ from story import tell
 from waiting import until
 
 import tidegate as tg
-from tidegate.actors.sources.memory_source import MemorySource
+from tidegate.connectors.memory_source import MemorySource
 from tidegate.spark_bridge import ensure_java
 
 _JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"

@@ -15,8 +15,8 @@ from story import tell
 from waiting import until
 
 import tidegate as tg
-from tidegate.actors.sources.memory_source import MemorySource
 from tidegate.api.submission import job_names
+from tidegate.connectors.memory_source import MemorySource
 from tidegate.storage.checkpoints.lease import Lease
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.store import Store

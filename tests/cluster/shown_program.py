@@ -17,7 +17,7 @@ from story import tell
 from waiting import until
 
 import tidegate as tg
-from tidegate.actors.sources.memory_source import MemorySource
+from tidegate.connectors.memory_source import MemorySource
 
 AT_ONCE = tg.RestartStrategy.fixed_delay(attempts=3, delay="1ms")
 

@@ -11,7 +11,7 @@ from ray_jobs import Gated
 from story import tell
 
 import tidegate as tg
-from tidegate.actors.sources.memory_source import MemorySource
+from tidegate.connectors.memory_source import MemorySource
 
 
 def main(folder: Path) -> None:

@@ -13,8 +13,8 @@ import user_functions
 from ray import cloudpickle
 
 import tidegate as tg
-from tidegate.actors.operators.aggregates.aggregate_function import Groups, NewState
-from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime, SlotPlacement
+from tidegate.actors.ray.ray_runtime import RayRuntime, SlotPlacement
+from tidegate.operators.aggregates.aggregate_function import Groups, NewState
 from tidegate.spark_bridge import RayDPSession
 
 # Processes of the job cannot import the modules of the tests: they are sent by value.

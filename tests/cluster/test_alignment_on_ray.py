@@ -15,7 +15,7 @@ from waiting import until
 
 import tidegate as tg
 from tidegate import recovery
-from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime, SlotPlacement
+from tidegate.actors.ray.ray_runtime import RayRuntime, SlotPlacement
 from tidegate.spark_bridge import RayDPSession
 
 ROWS, GATE, DRIFT, BATCH = 5_000, 100, 200, 50

@@ -17,8 +17,8 @@ from pyspark.sql import functions as F
 from source_contract import check_source
 
 import tidegate as tg
-from tidegate.actors.sources.files.open_file import UnreadableFileError
-from tidegate.actors.sources.files.parquet_rows import ParquetRows, parquet_schema
+from tidegate.connectors.files.open_file import UnreadableFileError
+from tidegate.connectors.files.parquet_rows import ParquetRows, parquet_schema
 from tidegate.spark_bridge import DataFrameSource, ParquetSource, RayDPSession
 from tidegate.spark_bridge.dataframes.in_place import files_in_place
 from tidegate.spark_bridge.dataframes.in_place.files_in_place import FilesInPlace, placed_files

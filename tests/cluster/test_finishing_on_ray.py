@@ -14,8 +14,8 @@ from ray_jobs import Gated, until
 
 import tidegate as tg
 from tidegate.actors.coordinator.messages.events import TaskFinished
-from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime, SlotPlacement
-from tidegate.actors.sources.memory_source import MemorySource
+from tidegate.actors.ray.ray_runtime import RayRuntime, SlotPlacement
+from tidegate.connectors.memory_source import MemorySource
 from tidegate.spark_bridge import RayDPSession
 
 SPLITS = 8

@@ -16,9 +16,9 @@ import pyarrow.compute as pc
 from ray import cloudpickle
 
 import tidegate as tg
-from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime, SlotPlacement
-from tidegate.actors.sources.memory_source import MemorySource
-from tidegate.actors.sources.source import ReadResult, SourceReader, SourceSplit
+from tidegate.actors.ray.ray_runtime import RayRuntime, SlotPlacement
+from tidegate.connectors.memory_source import MemorySource
+from tidegate.connectors.source import ReadResult, SourceReader, SourceSplit
 from tidegate.spark_bridge import RayDPSession
 
 # Processes of the job cannot import the modules of the tests: they are sent by value.

@@ -10,9 +10,9 @@ from pathlib import Path
 import pyarrow as pa
 from ray_jobs import keyed_job, until
 
-from tidegate.actors.hosts.heartbeat_settings import HeartbeatSettings
-from tidegate.actors.runtimes.ray.process.stacks import state_of
-from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime, SlotPlacement
+from tidegate.actors.drivers.heartbeat_settings import HeartbeatSettings
+from tidegate.actors.ray.process.stacks import state_of
+from tidegate.actors.ray.ray_runtime import RayRuntime, SlotPlacement
 from tidegate.actors.runtimes.running_job import JobProgress
 from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.spark_bridge import RayDPSession

@@ -18,8 +18,8 @@ from ray import cloudpickle
 from waiting import until
 
 import tidegate as tg
-from tidegate.actors.runtimes.ray.metrics import labels
-from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime, SlotPlacement
+from tidegate.actors.ray.metrics import labels
+from tidegate.actors.ray.ray_runtime import RayRuntime, SlotPlacement
 from tidegate.spark_bridge import RayDPSession
 
 NAME = "watched"

@@ -12,7 +12,7 @@ import sink_contract
 from ray import cloudpickle
 
 import tidegate as tg
-from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime, SlotPlacement
+from tidegate.actors.ray.ray_runtime import RayRuntime, SlotPlacement
 from tidegate.spark_bridge import RayDPSession
 
 # Processes of the job cannot import the modules of the tests: they are sent by value.

@@ -15,8 +15,8 @@ from waiting import until
 
 import tidegate as tg
 from tidegate import recovery
-from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime, SlotPlacement
-from tidegate.actors.sources.memory_source import MemorySource
+from tidegate.actors.ray.ray_runtime import RayRuntime, SlotPlacement
+from tidegate.connectors.memory_source import MemorySource
 from tidegate.spark_bridge import RayDPSession
 
 ROWS = 40_000

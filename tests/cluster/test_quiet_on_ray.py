@@ -12,7 +12,7 @@ import ray
 from waiting import until
 
 import tidegate as tg
-from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime, SlotPlacement
+from tidegate.actors.ray.ray_runtime import RayRuntime, SlotPlacement
 from tidegate.spark_bridge import RayDPSession
 
 MARK = "the job is over, and this was printed behind it"

@@ -20,10 +20,10 @@ from source_contract import check_source
 from waiting import until
 
 import tidegate as tg
-from tidegate.actors.sources.memory_source import MemorySource
-from tidegate.actors.sources.source import is_unbounded
-from tidegate.ray_data import table_dataset
-from tidegate.ray_data.dataset_source import RayDataError, RayDatasetSource
+from tidegate.connectors.memory_source import MemorySource
+from tidegate.connectors.ray_data import table_dataset
+from tidegate.connectors.ray_data.dataset_source import RayDataError, RayDatasetSource
+from tidegate.connectors.source import is_unbounded
 from tidegate.spark_bridge import ParquetSource
 from tidegate.storage.errors import AlreadyExistsError, NotFoundError
 

@@ -14,7 +14,7 @@ from same_program import bounded, expected_totals, expected_values, streamed
 from story import Story
 
 import tidegate as tg
-from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime, SlotPlacement
+from tidegate.actors.ray.ray_runtime import RayRuntime, SlotPlacement
 from tidegate.spark_bridge import RayDPSession
 
 

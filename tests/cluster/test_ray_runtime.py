@@ -16,16 +16,16 @@ from ray_jobs import ROWS, keyed_job, until
 
 from tidegate.actors.coordinator.messages.events import MetadataWritten, TaskReady
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
-from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.protocol.state_origin import StateOrigin
-from tidegate.actors.runtimes.ray.fleet.fleet import worker_actor
-from tidegate.actors.runtimes.ray.process.calls import NAMESPACE
-from tidegate.actors.runtimes.ray.process.orders import Held
-from tidegate.actors.runtimes.ray.ray_runtime import RayJob, RayRuntime, SlotPlacement
+from tidegate.actors.ray.fleet.fleet import worker_actor
+from tidegate.actors.ray.process.calls import NAMESPACE
+from tidegate.actors.ray.process.orders import Held
+from tidegate.actors.ray.ray_runtime import RayJob, RayRuntime, SlotPlacement
 from tidegate.actors.runtimes.running_job import JobProgress, SnapshotRequest, progress_of
-from tidegate.actors.state_backends.common.options import StateBackendOptions
+from tidegate.protocol.identity import TaskId
+from tidegate.protocol.state_origin import StateOrigin
 from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.spark_bridge import RayDPSession
+from tidegate.state.common.options import StateBackendOptions
 from tidegate.storage.checkpoints.event_log import EventLog
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.errors import CheckpointError, ConfigurationError

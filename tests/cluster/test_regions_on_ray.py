@@ -11,9 +11,9 @@ from ray_jobs import Gated
 from waiting import until
 
 import tidegate as tg
-from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime
+from tidegate.actors.ray.ray_runtime import RayRuntime
 from tidegate.actors.runtimes.running_job import TaskProcessInfo
-from tidegate.actors.sources.memory_source import MemorySource
+from tidegate.connectors.memory_source import MemorySource
 from tidegate.spark_bridge import RayDPSession
 
 DEATHS = 2

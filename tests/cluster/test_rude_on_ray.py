@@ -14,7 +14,7 @@ from ray import cloudpickle
 from ray_jobs import ROWS, keyed_job
 
 from tidegate.actors.coordinator.messages.events import TaskFailed
-from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime
+from tidegate.actors.ray.ray_runtime import RayRuntime
 from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.storage.checkpoints.event_log import EventLog
 from tidegate.storage.files.file_system_store import open_store

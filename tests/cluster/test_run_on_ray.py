@@ -48,7 +48,7 @@ def test_processes_have_the_runtime_environment(raydp_session: RayDPSession, tmp
         "state.checkpoints.dir": str(tmp_path / "checkpoints"),
     }
     words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-    command = [sys.executable, "-c", "from tidegate.cli import main; main()", "run", f"{program}:main"]
+    command = [sys.executable, "-c", "from tidegate.cli.main import main; main()", "run", f"{program}:main"]
     command += ["--runtime-env", json.dumps(wanted)]
     done = subprocess.run([*command, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

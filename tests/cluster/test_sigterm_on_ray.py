@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from ray_jobs import keyed_job, until
 
-from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime
+from tidegate.actors.ray.ray_runtime import RayRuntime
 from tidegate.recovery.restart_strategy import RestartStrategy
 
 WAIT_S = 240.0

@@ -14,7 +14,7 @@ from ray_jobs import keyed_job, until
 
 import tidegate as tg
 from tidegate import recovery
-from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime, SlotPlacement
+from tidegate.actors.ray.ray_runtime import RayRuntime, SlotPlacement
 from tidegate.actors.runtimes.running_job import RunningJob, SnapshotRequest
 from tidegate.spark_bridge import RayDPSession
 from tidegate.storage.checkpoints.metadata import SnapshotKind

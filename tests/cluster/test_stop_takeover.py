@@ -12,7 +12,7 @@ import pytest
 import waiting
 from ray_jobs import keyed_job, until
 
-from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime, SlotPlacement
+from tidegate.actors.ray.ray_runtime import RayRuntime, SlotPlacement
 from tidegate.actors.runtimes.running_job import SnapshotRequest
 from tidegate.spark_bridge import RayDPSession
 from tidegate.storage.checkpoints.metadata import SnapshotKind

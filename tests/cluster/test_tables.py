@@ -15,8 +15,8 @@ from pyspark.sql import types as T
 from source_contract import check_source
 
 import tidegate as tg
-from tidegate.actors.sources.files.delta_source import DeltaSource
-from tidegate.actors.sources.files.file_source import source_of_files
+from tidegate.connectors.files.delta_source import DeltaSource
+from tidegate.connectors.files.file_source import source_of_files
 from tidegate.spark_bridge import RayDPSession, table_to_dataframe
 from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.errors import ConfigurationError, TableError

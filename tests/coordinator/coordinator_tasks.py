@@ -13,8 +13,8 @@ from shared_files import SharedFiles, layer
 
 from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.coordinator.messages import instructions as do
-from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
-from tidegate.actors.protocol.identity import TaskId
+from tidegate.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.protocol.identity import TaskId
 from tidegate.storage.checkpoints.metadata import SnapshotKind, StateHandle
 from tidegate.storage.ids import AttemptNumber, CheckpointId
 

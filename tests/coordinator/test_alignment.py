@@ -11,8 +11,8 @@ from tidegate.actors.coordinator.coordinator_machine import CoordinatorMachine
 from tidegate.actors.coordinator.job.job_spec import AlignedSource
 from tidegate.actors.coordinator.messages.watermarks import WatermarkReported
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
-from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
+from tidegate.protocol.identity import TaskId
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.storage.ids import AttemptNumber, SubtaskIndex, VertexId
 
 A, B, C, D = (TaskId(VertexId(name), SubtaskIndex(0)) for name in "abcd")

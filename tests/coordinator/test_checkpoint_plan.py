@@ -13,9 +13,9 @@ from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.requests.checkpoint_plan import CheckpointPlan, NoPlan, make_plan
 from tidegate.actors.coordinator.requests.request_decider import RETRIES_MAX
 from tidegate.actors.coordinator.state.coordinator_state import JobStatus
-from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
-from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.runtimes.running_job import Answer, answers_of
+from tidegate.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.protocol.identity import TaskId
 from tidegate.storage.checkpoints.metadata import SnapshotKind, SubtaskState
 from tidegate.storage.ids import AttemptNumber, CheckpointId, SubtaskIndex, VertexId
 

@@ -13,8 +13,8 @@ from coordinators import (
 
 from tidegate.actors.coordinator.job.job_spec import RestorePoint
 from tidegate.actors.coordinator.messages import events as ev
-from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason as Reason
-from tidegate.actors.protocol.snapshot_metrics import SnapshotMetrics
+from tidegate.protocol.failure_reasons import CheckpointFailureReason as Reason
+from tidegate.protocol.snapshot_metrics import SnapshotMetrics
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId
 
 ELSEWHERE = RestorePoint("memory://old", JobId("job-00000000"), CheckpointId(7), final=False)

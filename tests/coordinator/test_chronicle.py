@@ -15,7 +15,7 @@ from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.narrator import Narrator
 from tidegate.actors.coordinator.state.coordinator_state import JobStatus
-from tidegate.actors.protocol.snapshot_metrics import SnapshotMetrics
+from tidegate.protocol.snapshot_metrics import SnapshotMetrics
 from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.storage.ids import CheckpointId
 

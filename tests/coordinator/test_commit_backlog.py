@@ -14,9 +14,9 @@ from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.requests.request_decider import COMMITS_WAITING_MAX
 from tidegate.actors.coordinator.state.coordinator_state import JobStatus
+from tidegate.actors.drivers.coordinator_effects import CoordinatorEffects
+from tidegate.actors.drivers.job_context import JobContext
 from tidegate.actors.graph.stream_graph import translate
-from tidegate.actors.hosts.coordinator.coordinator_effects import CoordinatorEffects
-from tidegate.actors.hosts.job_context import JobContext
 from tidegate.storage.checkpoints.metadata import OpenCommits, TableHead
 from tidegate.storage.errors import StorageError
 from tidegate.storage.files.file_system_store import FileSystemStore

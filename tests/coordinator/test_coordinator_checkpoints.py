@@ -15,8 +15,8 @@ from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.requests.request_decider import REQUESTS_MAX
 from tidegate.actors.coordinator.state.coordinator_state import JobStatus
-from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
-from tidegate.actors.protocol.identity import TaskId
+from tidegate.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.protocol.identity import TaskId
 from tidegate.storage.ids import CheckpointId, SubtaskIndex, VertexId
 
 TOLERANT = spec(tolerable_failures=5)

@@ -54,7 +54,7 @@ HEAD = """
 from typing import Any
 from tidegate.storage.checkpoints import permits
 from tidegate.actors.coordinator.messages import instructions as do
-from tidegate.actors.hosts.coordinator import coordinator_effects as effects
+from tidegate.actors.drivers import coordinator_effects as effects
 from tidegate.recovery import savepoints
 from tidegate.recovery.cleanup import deletion, end_of_job, sweeper
 from tidegate.storage.ids import CheckpointId, JobId
@@ -81,9 +81,10 @@ def errors_of_mypy(folder: Path, lines: list[str]) -> list[str]:
     snippet = folder / "snippet.py"
     snippet.write_text(HEAD + "".join(f"    {line}\n" for line in lines))
     files = (
-        "actors/coordinator/messages/instructions.py", "actors/hosts/coordinator/coordinator_effects.py",
-        "recovery/cleanup/deletion.py", "recovery/cleanup/end_of_job.py", "recovery/cleanup/sweeper.py",
-        "recovery/savepoints.py", "storage/checkpoints/permits.py", "storage/ids.py",
+        "tidegate/actors/coordinator/messages/instructions.py", "tidegate/actors/drivers/coordinator_effects.py",
+        "tidegate/recovery/cleanup/deletion.py", "tidegate/recovery/cleanup/end_of_job.py",
+        "tidegate/recovery/cleanup/sweeper.py",
+        "tidegate/recovery/savepoints.py", "tidegate/storage/checkpoints/permits.py", "tidegate/storage/ids.py",
     )  # fmt: skip
     options = "--config-file=", "--follow-imports=skip", "--no-site-packages", "--cache-dir=/dev/null"
     result = subprocess.run(
@@ -146,8 +147,8 @@ def test_a_permit_is_not_forged(cls: type[Any], forge: Callable[[Any], object], 
 def test_the_invariants_alone_decide() -> None:
     """What makes permits is named in the module that defines it, and in the one that looks first."""
     named = {path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py") if "_DECIDED" in path.read_text()}
-    decide = {"actors/coordinator/invariants.py", "recovery/cleanup/decisions.py"}
-    assert named == {*decide, "storage/checkpoints/permits.py"}
+    decide = {"tidegate/actors/coordinator/invariants.py", "tidegate/recovery/cleanup/decisions.py"}
+    assert named == {*decide, "tidegate/storage/checkpoints/permits.py"}
 
 
 def test_the_permit_of_another_checkpoint_makes_no_instruction() -> None:

@@ -14,8 +14,8 @@ from tidegate.actors.coordinator.job.outages import pause_ms
 from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.state.coordinator_state import JobStatus
-from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason as Reason
 from tidegate.actors.runtimes.running_job import Answer, answers_of
+from tidegate.protocol.failure_reasons import CheckpointFailureReason as Reason
 from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.ids import CheckpointId

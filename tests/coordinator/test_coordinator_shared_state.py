@@ -13,7 +13,7 @@ from tidegate.actors.coordinator.coordinator_machine import CoordinatorMachine
 from tidegate.actors.coordinator.job.job_spec import Retention
 from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.coordinator.messages import instructions as do
-from tidegate.actors.protocol.snapshot_metrics import SnapshotMetrics
+from tidegate.protocol.snapshot_metrics import SnapshotMetrics
 from tidegate.storage.checkpoints.metadata import NativeFile, NativeState, SavepointFormat, SnapshotKind, StateHandle
 from tidegate.storage.codec import decode, encode
 from tidegate.storage.ids import CheckpointId

@@ -16,8 +16,8 @@ from tidegate.actors.coordinator.job.phases import PendingPhase
 from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.state.coordinator_state import JobStatus
-from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason as Reason
-from tidegate.actors.protocol.stream_elements import Alignment, BarrierOptions
+from tidegate.protocol.failure_reasons import CheckpointFailureReason as Reason
+from tidegate.protocol.stream_elements import Alignment, BarrierOptions
 from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.storage.checkpoints.metadata import SnapshotKind, TableHead
 from tidegate.storage.ids import AttemptNumber, CheckpointId

@@ -11,8 +11,8 @@ from tidegate.actors.coordinator.job.job_spec import JobSpec, RestorePoint
 from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.narrator import Line, Narrator, bytes_text, seconds_text
-from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
-from tidegate.actors.protocol.snapshot_metrics import SnapshotMetrics
+from tidegate.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.protocol.snapshot_metrics import SnapshotMetrics
 from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.ids import CheckpointId, Generation, JobId

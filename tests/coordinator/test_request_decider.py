@@ -22,7 +22,7 @@ from tidegate.actors.coordinator.requests.request_decider import (
     decide,
     enqueue,
 )
-from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.protocol.failure_reasons import CheckpointFailureReason
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 
 SETTINGS = CheckpointSettings(interval_ms=1_000, min_pause_ms=500, max_concurrent=2)

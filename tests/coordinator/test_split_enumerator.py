@@ -16,8 +16,8 @@ from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState, JobStatus
 from tidegate.actors.coordinator.state.untaken_splits import UntakenSplits
-from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.sources.source import SOURCE_STATE
+from tidegate.connectors.source import SOURCE_STATE
+from tidegate.protocol.identity import TaskId
 from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.storage.checkpoints.metadata import (
     OperatorInfo,

@@ -9,7 +9,7 @@ import pytest
 
 from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.coordinator.messages.words import in_words
-from tidegate.actors.protocol.identity import TaskId
+from tidegate.protocol.identity import TaskId
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.ids import SubtaskIndex, VertexId
 

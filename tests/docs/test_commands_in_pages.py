@@ -12,7 +12,7 @@ import typer
 import yaml
 
 from tidegate.actors.runtimes.metrics import registry
-from tidegate.cli import app
+from tidegate.cli.main import app
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))

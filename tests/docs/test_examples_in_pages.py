@@ -26,7 +26,7 @@ from command_line import CommandRunner
 
 import tidegate as tg
 from tidegate import testing
-from tidegate.cli import app
+from tidegate.cli.main import app
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = re.compile(

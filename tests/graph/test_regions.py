@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.actors.graph.regions import Joined, pipelined_regions
-from tidegate.actors.protocol.identity import TaskId
+from tidegate.protocol.identity import TaskId
 from tidegate.storage.ids import SubtaskIndex, VertexId
 
 Parallelism = dict[VertexId, int]

@@ -10,9 +10,9 @@ from link import BY_X, node
 
 from tidegate.actors.graph.resources import Resources
 from tidegate.actors.graph.stream_graph import StreamNode, translate
-from tidegate.actors.operators.operator import Operator
-from tidegate.actors.protocol.partitioning import PartitioningKind
-from tidegate.actors.protocol.side_outputs import OutputTag
+from tidegate.operators.operator import Operator
+from tidegate.protocol.partitioning import PartitioningKind
+from tidegate.protocol.side_outputs import OutputTag
 from tidegate.storage.errors import ConfigurationError
 
 GPU = Resources.of("step", num_gpus=1)

@@ -15,11 +15,11 @@ from ray_fakes import SINK, SOURCE, source_to_sink
 from tidegate.actors.graph.job_graph import JobEdge, JobGraph, JobVertex
 from tidegate.actors.graph.resources import Resources
 from tidegate.actors.graph.slot_plan import Placement, WorkerId, slot_order, slot_plan, strategy_of
-from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
-from tidegate.actors.runtimes.ray.fleet_options import FleetOptions, SlotPlacement
-from tidegate.actors.runtimes.ray.slots.job_slots import JobSlots, Slot
-from tidegate.actors.runtimes.ray.slots.own_slots import common_slots
+from tidegate.actors.ray.fleet_options import FleetOptions, SlotPlacement
+from tidegate.actors.ray.slots.job_slots import JobSlots, Slot
+from tidegate.actors.ray.slots.own_slots import common_slots
+from tidegate.protocol.identity import TaskId
+from tidegate.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import JobId, SubtaskIndex, VertexId

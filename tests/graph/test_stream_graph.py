@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,10 +11,9 @@ from link import BY_X, node
 
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.graph.stream_graph import StreamNode, default_max_parallelism, translate
-from tidegate.actors.operators.operator import Operator
-from tidegate.actors.protocol.identity import ChannelId
-from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
-from tidegate.actors.protocol.side_outputs import OutputTag
+from tidegate.operators.operator import Operator
+from tidegate.protocol.identity import ChannelId
+from tidegate.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import OperatorUid, SubtaskIndex
 from tidegate.storage.state.key_groups import MAX_PARALLELISM_LIMIT

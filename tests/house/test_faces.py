@@ -69,7 +69,7 @@ def test_an_error_is_there_without_the_house() -> None:
 
 def test_help_of_the_command_loads_no_data_libraries() -> None:
     """`tidegate --help` answers at once: it loads the library of the command line, and little else."""
-    code = "import sys; sys.argv = ['tidegate', '--help']\nfrom tidegate.cli import main\n"
+    code = "import sys; sys.argv = ['tidegate', '--help']\nfrom tidegate.cli.main import main\n"
     code += "try:\n    main()\nexcept SystemExit:\n    pass"
     ours, libraries = ours_and_libraries(loaded_by(code))
     assert libraries & {"numpy", "pyarrow", "polars", "numba", "ray", "pyspark", "fsspec", "rich", "pydantic"} == set()
@@ -79,7 +79,7 @@ def test_help_of_the_command_loads_no_data_libraries() -> None:
 @pytest.mark.slow
 def test_a_process_of_a_job_loads_no_library_that_the_job_may_not_need() -> None:
     """Starting one is most of what a job's start costs, and of its recovery where no spare process waits."""
-    _, libraries = ours_and_libraries(loaded_by("import tidegate.actors.runtimes.ray.task.worker_actor"))
+    _, libraries = ours_and_libraries(loaded_by("import tidegate.actors.ray.task.worker_actor"))
     assert libraries & {"polars", "pandas", "pyspark", "raydp", "rocksdict", "s3fs", "pydantic"} == set()
 
 

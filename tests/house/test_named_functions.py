@@ -127,9 +127,13 @@ def test_every_name_of_the_walks_is_one_of_ours() -> None:
 
 def test_what_is_lost_is_found() -> None:
     """The rule bites: a name in another module, one that is nowhere, a member that went."""
-    assert lost("`StoreFile` (`storage/ids.py`), (`attic`,\n`storage/codec.py`), `TaskMachine.attic`") == [
-        "StoreFile in storage/ids.py",
-        "attic in storage/codec.py",
+    assert lost(
+        "`StoreFile` (`tidegate/storage/ids.py`), (`attic`,\n`tidegate/storage/codec.py`), `TaskMachine.attic`"
+    ) == [
+        "StoreFile in tidegate/storage/ids.py",
+        "attic in tidegate/storage/codec.py",
         "TaskMachine.attic",
     ]
-    assert lost("`JobId` (`storage/ids.py`), `attic` in words, `TaskMachine.handle`, `read` (`docs/x.py`)") == []
+    assert (
+        lost("`JobId` (`tidegate/storage/ids.py`), `attic` in words, `TaskMachine.handle`, `read` (`docs/x.py`)") == []
+    )

@@ -26,7 +26,7 @@ OPTIONAL = {name for names in EXTRAS.values() for name in names} | {
     "py4j",
 }
 LATE = re.compile(
-    r"actors/runtimes/ray/|ray_data/|spark_bridge/|actors/state_backends/rocksdb/|storage/rocksdb/|storage/files/s3_\w+\.py$"
+    r"tidegate/actors/ray/|ray_data/|tidegate/spark_bridge/|tidegate/state/rocksdb/|tidegate/storage/rocksdb/|storage/files/s3_\w+\.py$"
     r"|api/sql/|web/(actor|app|ray_jobs|server)\.py$|web/security/|web/rest/|web/page/"
 )
 """Modules that only those load who have asked for the library. Nothing else may import one when it is loaded."""

@@ -13,15 +13,15 @@ TESTS = ROOT / "tests"
 OF_ALL_ROOMS = {"cluster", "docs", "house", "support"}
 """Whole jobs on Ray and Spark, pages, the repository itself, and what tests of several folders share."""
 
-PLACES = {"cli": "commands", "testing": "simulation"}
-"""Where modules are tested that lie in no room."""
+PLACES = {"testing": "simulation"}
+"""Where the folder of tests has another name."""
 
 
 def room_of(module: Path) -> str:
     """The folder of the tests of a module of the package."""
     *folders, name = module.relative_to(PACKAGE).with_suffix("").parts
     rooms = folders[1:] if folders[:1] == ["actors"] else folders
-    return rooms[0] if rooms else PLACES.get(name, "api")
+    return PLACES.get(rooms[0], rooms[0]) if rooms else "api"
 
 
 @cache
@@ -71,8 +71,8 @@ def test_folders_of_tests_are_rooms() -> None:
 
 
 def test_a_test_that_is_called_like_a_module_lies_where_it_does() -> None:
-    """`tests/task/test_input_gate.py` tests `actors/task/channels/input_gate.py`, and nothing else is so called."""
-    rooms: dict[str, set[str]] = {}
+    """`tests/task/test_input_gate.py` tests `tidegate/actors/task/channels/input_gate.py`, and nothing else is so
+    called.""" rooms: dict[str, set[str]] = {}
     for module in package_files():
         rooms.setdefault(f"test_{module.stem}", set()).add(room_of(module))
     misplaced = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidegate.actors.kernels.jit import Kernel
+from tidegate.state.kernels.jit import Kernel
 
 
 @pytest.fixture(autouse=True)

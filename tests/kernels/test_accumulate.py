@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from kernel_reference import accumulate_reference
 from numpy.typing import NDArray
 
-from tidegate.actors.kernels import accumulate
-from tidegate.actors.kernels.columns import NO_MASK
-from tidegate.actors.kernels.paged import PAGE_ROWS
-from tidegate.actors.state_backends.common.backend import ValueSpec
-from tidegate.actors.state_backends.common.pages import PagedColumn
+from tidegate.state.common.backend import ValueSpec
+from tidegate.state.common.pages import PagedColumn
+from tidegate.state.kernels import accumulate
+from tidegate.state.kernels.columns import NO_MASK
+from tidegate.state.kernels.paged import PAGE_ROWS
 
 _SLOTS = 5
 # The last slots of one page and the first of the next.

@@ -13,11 +13,11 @@ from kernel_reference import upsert_reference
 from memory_end import ending_with_memory
 from numpy.typing import NDArray
 
-from tidegate.actors.kernels import hashing
-from tidegate.actors.kernels.columns import NO_MASK, Strings, key_column, key_form
-from tidegate.actors.kernels.key_index.bytes_index import BytesIndex
-from tidegate.actors.kernels.key_index.bytes_words import SHORT_BYTES, hash_keys
-from tidegate.actors.kernels.key_index.key_index import KeyIndex
+from tidegate.state.kernels import hashing
+from tidegate.state.kernels.columns import NO_MASK, Strings, key_column, key_form
+from tidegate.state.key_index.bytes_index import BytesIndex
+from tidegate.state.key_index.bytes_words import SHORT_BYTES, hash_keys
+from tidegate.state.key_index.key_index import KeyIndex
 
 _TEXT = "wörter mit gleichem Anfang, länger als jeder Eintrag"
 _ZEROS = bytes(SHORT_BYTES + 2)

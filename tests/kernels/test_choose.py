@@ -11,11 +11,11 @@ from aggregate_model import model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.actors.kernels import choose
-from tidegate.actors.kernels.columns import NO_MASK, Strings, key_form
-from tidegate.actors.kernels.paged import PAGE_ROWS
-from tidegate.actors.state_backends.common.backend import ValueSpec
-from tidegate.actors.state_backends.common.pages import PagedColumn
+from tidegate.state.common.backend import ValueSpec
+from tidegate.state.common.pages import PagedColumn
+from tidegate.state.kernels import choose
+from tidegate.state.kernels.columns import NO_MASK, Strings, key_form
+from tidegate.state.kernels.paged import PAGE_ROWS
 
 _FIRST = PAGE_ROWS - 2
 _BY = st.none() | st.sampled_from([0.5, -1.0, 2.0, math.nan, math.inf])

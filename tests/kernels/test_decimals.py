@@ -10,10 +10,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tidegate.actors.kernels import decimals
-from tidegate.actors.kernels.columns import NO_MASK, valid_mask
-from tidegate.actors.state_backends.common.backend import ValueSpec
-from tidegate.actors.state_backends.common.pages import PagedColumn
+from tidegate.state.common.backend import ValueSpec
+from tidegate.state.common.pages import PagedColumn
+from tidegate.state.kernels import decimals
+from tidegate.state.kernels.columns import NO_MASK, valid_mask
 
 _MOST = 10**38 - 1
 _SIZES = (1, 2**63, 2**64, _MOST)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_reference import hash_columns_reference
 
-from tidegate.actors.kernels.hashing import hash_columns
+from tidegate.state.kernels.hashing import hash_columns
 from tidegate.storage.errors import ConfigurationError
 
 _VALUES: dict[pa.DataType, st.SearchStrategy[object]] = {

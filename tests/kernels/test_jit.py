@@ -16,16 +16,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from tidegate.actors.kernels import accumulate, choose, hashing, partition
-from tidegate.actors.kernels.jit import Kernel
-from tidegate.actors.kernels.key_index import bytes_index
-from tidegate.actors.kernels.machine_code import compiling, images
-from tidegate.actors.kernels.page_size import PAGE_ROWS
+from tidegate.state.kernels import accumulate, choose, hashing, partition
+from tidegate.state.kernels.jit import Kernel
+from tidegate.state.kernels.machine_code import compiling, images
+from tidegate.state.kernels.page_size import PAGE_ROWS
+from tidegate.state.key_index import bytes_index
 
 GENERAL = Kernel.general
 SOURCE = """
 import numpy as np
-from tidegate.actors.kernels.jit import kernel
+from tidegate.state.kernels.jit import kernel
 
 @kernel
 def inner(x):

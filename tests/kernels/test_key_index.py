@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_reference import upsert_reference
 
-from tidegate.actors.kernels.columns import NO_MASK
-from tidegate.actors.kernels.key_index.entries import (
+from tidegate.state.kernels.columns import NO_MASK
+from tidegate.state.key_index.entries import (
     CAPACITY_MIN,
     SLOTS_MAX,
     capacity_after,
@@ -21,8 +21,8 @@ from tidegate.actors.kernels.key_index.entries import (
     home_of,
     keys_max,
 )
-from tidegate.actors.kernels.key_index.key_index import KeyIndex
-from tidegate.actors.kernels.key_index.word_index import WordIndex
+from tidegate.state.key_index.key_index import KeyIndex
+from tidegate.state.key_index.word_index import WordIndex
 from tidegate.storage.errors import ConfigurationError
 
 _SMALL: dict[pa.DataType, st.SearchStrategy[object]] = {

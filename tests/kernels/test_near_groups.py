@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.actors.kernels.columns import NO_MASK, Words
-from tidegate.actors.kernels.key_index.near_groups import ROWS_A_PLACE, Groups, NearGroups
+from tidegate.state.kernels.columns import NO_MASK, Words
+from tidegate.state.key_index.near_groups import ROWS_A_PLACE, Groups, NearGroups
 
 LEAST, GREATEST = -(2**63), 2**63 - 1
 Column = list[int | None]

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_reference import upsert_reference
 
-from tidegate.actors.kernels.columns import NO_MASK, Words
-from tidegate.actors.kernels.key_index.near_pairs import LEFT_MAX, WORDS_A_PAIR, WORDS_A_ROW, NearPairs
-from tidegate.actors.kernels.key_index.pair_index import PairIndex
+from tidegate.state.kernels.columns import NO_MASK, Words
+from tidegate.state.key_index.near_pairs import LEFT_MAX, WORDS_A_PAIR, WORDS_A_ROW, NearPairs
+from tidegate.state.key_index.pair_index import PairIndex
 
 LEAST, GREATEST = -(2**63), 2**63 - 1
 Batch = list[tuple[int | None, int | None]]

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from kernel_reference import upsert_reference
 from numpy.typing import NDArray
 
-from tidegate.actors.kernels.columns import NO_MASK
-from tidegate.actors.kernels.key_index import word_index
-from tidegate.actors.kernels.key_index.entries import SLOTS_MAX
-from tidegate.actors.kernels.key_index.near_words import WORDS_A_KEY, NearWords
-from tidegate.actors.kernels.key_index.word_index import WordIndex
+from tidegate.state.kernels.columns import NO_MASK
+from tidegate.state.key_index import word_index
+from tidegate.state.key_index.entries import SLOTS_MAX
+from tidegate.state.key_index.near_words import WORDS_A_KEY, NearWords
+from tidegate.state.key_index.word_index import WordIndex
 from tidegate.storage.errors import ConfigurationError
 
 LEAST, GREATEST = -(2**63), 2**63 - 1

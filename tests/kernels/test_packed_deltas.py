@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.actors.kernels.packed_deltas import PackedNumbers, longest_plain_text, read_packed_numbers
+from tidegate.state.kernels.packed_deltas import PackedNumbers, longest_plain_text, read_packed_numbers
 
 NUMBERS = st.lists(st.integers(0, 9) | st.integers(0, 2**31 - 1), min_size=1, max_size=400)
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_reference import by_group_reference, partition_reference
 
-from tidegate.actors.kernels.partition import gather, partition, placed, places_by_group, subtask_table
+from tidegate.state.kernels.partition import gather, partition, placed, places_by_group, subtask_table
 from tidegate.storage.state.key_groups import key_group_range
 
 

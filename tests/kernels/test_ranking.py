@@ -7,10 +7,10 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.actors.kernels import ranking
-from tidegate.actors.kernels.paged import NO_PAGES, PAGE_ROWS
-from tidegate.actors.state_backends.common.backend import ValueSpec
-from tidegate.actors.state_backends.common.pages import PagedColumn
+from tidegate.state.common.backend import ValueSpec
+from tidegate.state.common.pages import PagedColumn
+from tidegate.state.kernels import ranking
+from tidegate.state.kernels.paged import NO_PAGES, PAGE_ROWS
 
 _FIRST = PAGE_ROWS - 2
 """The last slots of one page and the first of the next."""

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tidegate.actors.kernels import accumulate, decimals, moments, running
-from tidegate.actors.kernels.columns import NO_MASK
-from tidegate.actors.kernels.paged import PAGE_ROWS
-from tidegate.actors.state_backends.common.backend import ValueSpec
-from tidegate.actors.state_backends.common.pages import PagedColumn
+from tidegate.state.common.backend import ValueSpec
+from tidegate.state.common.pages import PagedColumn
+from tidegate.state.kernels import accumulate, decimals, moments, running
+from tidegate.state.kernels.columns import NO_MASK
+from tidegate.state.kernels.paged import PAGE_ROWS
 
 _SLOTS = 5
 # The last slots of one page and the first of the next.

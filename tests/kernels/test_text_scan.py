@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.actors.kernels.text_scan import (
+from tidegate.state.kernels.text_scan import (
     BLANK,
     CONTROL_CHARACTER,
     NO_OBJECT,

@@ -13,9 +13,9 @@ from aggregate_model import Row, model
 from hypothesis import strategies as st
 from user_functions import Longest, Product
 
-from tidegate.actors.operators.aggregates import aggregate as tg
-from tidegate.actors.operators.aggregates.aggregate import Aggregate
-from tidegate.actors.operators.aggregates.functions.value_sets import ValueSet, with_value_sets
+from tidegate.operators.aggregates import aggregate as tg
+from tidegate.operators.aggregates.aggregate import Aggregate
+from tidegate.operators.aggregates.functions.value_sets import ValueSet, with_value_sets
 
 SCHEMA = pa.schema(
     {

@@ -11,8 +11,8 @@ import pyarrow as pa
 from frozen_tables import tables_of
 from operator_harness import context, cut, kept_in
 
-from tidegate.actors.operators.joins.join_operator import JoinOperator
 from tidegate.actors.task.pipeline.partitioners import HashPartitioner
+from tidegate.operators.joins.join_operator import JoinOperator
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.state.key_groups import key_group_range

@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 from frozen_tables import tables_of
 
-from tidegate.actors.kernels.hashing import hash_columns
-from tidegate.actors.operators.operator import Operator, OperatorContext
-from tidegate.actors.state_backends.common.options import StateBackendOptions
 from tidegate.actors.task.pipeline.partitioners import HashPartitioner
+from tidegate.operators.operator import Operator, OperatorContext
+from tidegate.state.common.options import StateBackendOptions
+from tidegate.state.kernels.hashing import hash_columns
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.ids import CheckpointId, OperatorUid, SubtaskIndex
 from tidegate.storage.state.key_groups import key_group_range

@@ -10,14 +10,14 @@ import pyarrow as pa
 from frozen_tables import tables_of
 from operator_harness import CUT, cut
 
-from tidegate.actors.operators.operator import OperatorContext, ProcessingTime
-from tidegate.actors.operators.rows.process_batches import process_operator
-from tidegate.actors.operators.rows.process_functions import CoProcessFunction, ProcessFunction
-from tidegate.actors.operators.rows.process_operator import ProcessOperator
-from tidegate.actors.protocol.side_outputs import OutputTag
-from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
-from tidegate.actors.state_backends.common.options import StateBackendOptions
 from tidegate.actors.task.pipeline.partitioners import HashPartitioner
+from tidegate.operators.functions.process_batches import process_operator
+from tidegate.operators.functions.process_functions import CoProcessFunction, ProcessFunction
+from tidegate.operators.functions.process_operator import ProcessOperator
+from tidegate.operators.operator import OperatorContext, ProcessingTime
+from tidegate.protocol.side_outputs import OutputTag
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
+from tidegate.state.common.options import StateBackendOptions
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.ids import OperatorUid, SubtaskIndex
 from tidegate.storage.state.key_groups import key_group_range

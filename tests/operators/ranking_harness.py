@@ -10,9 +10,9 @@ import pyarrow as pa
 from frozen_tables import tables_of
 from operator_harness import context, cut, kept_in
 
-from tidegate.actors.operators.operator import Operator
-from tidegate.actors.state_backends.common.options import StateBackendOptions
 from tidegate.actors.task.pipeline.partitioners import HashPartitioner
+from tidegate.operators.operator import Operator
+from tidegate.state.common.options import StateBackendOptions
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.state.key_groups import key_group_range

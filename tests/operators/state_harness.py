@@ -8,13 +8,13 @@ from typing import Any
 import pyarrow as pa
 from frozen_tables import tables_of
 
-from tidegate.actors.operators.operator import OperatorContext, ProcessingTime
-from tidegate.actors.operators.state.key_scope import KeyScope
-from tidegate.actors.operators.state.keyed_state import S
-from tidegate.actors.operators.state.keyed_state_store import KeyedStates
-from tidegate.actors.operators.state.keys import KeyCodec
-from tidegate.actors.operators.state.state_names import StateNames
-from tidegate.actors.state_backends.common.options import StateBackendOptions
+from tidegate.operators.operator import OperatorContext, ProcessingTime
+from tidegate.operators.state.key_scope import KeyScope
+from tidegate.operators.state.keyed_state import S
+from tidegate.operators.state.keyed_state_store import KeyedStates
+from tidegate.operators.state.keys import KeyCodec
+from tidegate.operators.state.state_names import StateNames
+from tidegate.state.common.options import StateBackendOptions
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.ids import CheckpointId, OperatorUid, SubtaskIndex
 from tidegate.storage.state.snapshot import Cut, FrozenState, StateTable

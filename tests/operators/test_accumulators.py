@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from operator_harness import context
 
-from tidegate.actors.operators.aggregates import aggregate as tg
-from tidegate.actors.operators.aggregates.accumulators import Accumulator, make_accumulator, value_specs
-from tidegate.actors.operators.aggregates.aggregate import Aggregate
-from tidegate.actors.operators.state.keys import key_columns
-from tidegate.actors.operators.state.operator_backend import make_backend
-from tidegate.actors.state_backends.common.backend import VectorTable
+from tidegate.operators.aggregates import aggregate as tg
+from tidegate.operators.aggregates.accumulators import Accumulator, make_accumulator, value_specs
+from tidegate.operators.aggregates.aggregate import Aggregate
+from tidegate.operators.state.keys import key_columns
+from tidegate.operators.state.operator_backend import make_backend
+from tidegate.state.common.backend import VectorTable
 
 
 class Accumulators:

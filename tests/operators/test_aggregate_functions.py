@@ -12,12 +12,12 @@ from frozen_tables import tables_of
 from operator_harness import opened, run
 from user_functions import Longest, Product
 
-from tidegate.actors.operators.aggregates import aggregate as tg
-from tidegate.actors.operators.aggregates.aggregate_function import BatchAggregateFunction
-from tidegate.actors.operators.aggregates.changing_aggregate import ChangingAggregate
-from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
-from tidegate.actors.operators.changes import CHANGE
-from tidegate.actors.protocol.errors import OperatorError
+from tidegate.operators.aggregates import aggregate as tg
+from tidegate.operators.aggregates.aggregate_function import BatchAggregateFunction
+from tidegate.operators.aggregates.changing_aggregate import ChangingAggregate
+from tidegate.operators.aggregates.keyed_aggregate import KeyedAggregate
+from tidegate.operators.changes import CHANGE
+from tidegate.protocol.errors import OperatorError
 from tidegate.storage.errors import ConfigurationError, IncompatibleStateError
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.state.snapshot import Cut

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from operator_harness import context, run
 
-from tidegate.actors.operators.aggregates import aggregate as tg
-from tidegate.actors.operators.aggregates.aggregate import Aggregate
-from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
-from tidegate.actors.protocol.errors import OperatorError
-from tidegate.actors.state_backends.common.options import StateBackendOptions
+from tidegate.operators.aggregates import aggregate as tg
+from tidegate.operators.aggregates.aggregate import Aggregate
+from tidegate.operators.aggregates.keyed_aggregate import KeyedAggregate
+from tidegate.protocol.errors import OperatorError
+from tidegate.state.common.options import StateBackendOptions
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import CheckpointId

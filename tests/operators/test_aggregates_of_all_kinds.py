@@ -18,12 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from operator_harness import Subtasks, context, opened, run
 
-from tidegate.actors.operators.aggregates import aggregate as tg
-from tidegate.actors.operators.aggregates.aggregate import Aggregate
-from tidegate.actors.operators.aggregates.aggregate_kinds import AggregateKind
-from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
-from tidegate.actors.protocol.errors import OperatorError
-from tidegate.actors.state_backends.common.options import StateBackendOptions
+from tidegate.operators.aggregates import aggregate as tg
+from tidegate.operators.aggregates.aggregate import Aggregate
+from tidegate.operators.aggregates.aggregate_kinds import AggregateKind
+from tidegate.operators.aggregates.keyed_aggregate import KeyedAggregate
+from tidegate.protocol.errors import OperatorError
+from tidegate.state.common.options import StateBackendOptions
 from tidegate.storage.errors import ConfigurationError, IncompatibleStateError
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.state.snapshot import Cut, StateTable

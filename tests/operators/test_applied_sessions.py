@@ -12,12 +12,12 @@ from test_changing_sessions import STEPS, Model, held
 from window_harness import Backend, Windows, applied_operator, dropped, follow, rows_batch
 
 import tidegate as tg
-from tidegate.actors.operators.window_functions import timed_windows
-from tidegate.actors.operators.window_functions.process_windows import FunctionCalls
-from tidegate.actors.operators.window_functions.window_buffer import WindowBuffer
-from tidegate.actors.operators.window_functions.window_calls import WindowCall, WindowCalls
-from tidegate.actors.operators.windows.window_specs import Session
-from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
+from tidegate.operators.windows import timed_windows
+from tidegate.operators.windows.process_windows import FunctionCalls
+from tidegate.operators.windows.window_buffer import WindowBuffer
+from tidegate.operators.windows.window_calls import WindowCall, WindowCalls
+from tidegate.operators.windows.window_specs import Session
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.storage.errors import ConfigurationError
 
 TOLD = pa.schema([pa.field("n", pa.int64(), nullable=False), ("values", pa.string())])

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from test_sliced_windows import windows_of
 from window_harness import Backend, Windows, applied_operator, follow, rows_batch
 
-from tidegate.actors.operators.window_functions import timed_windows
-from tidegate.actors.operators.window_functions.window_buffer import WindowBuffer
-from tidegate.actors.operators.window_functions.window_calls import WindowCalls, WindowResult, derived_schema
-from tidegate.actors.operators.windows.window_specs import Clock, Count, Cumulating, Session, Sliding, Tumbling
-from tidegate.actors.protocol.errors import OperatorError
-from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
+from tidegate.operators.windows import timed_windows
+from tidegate.operators.windows.window_buffer import WindowBuffer
+from tidegate.operators.windows.window_calls import WindowCalls, WindowResult, derived_schema
+from tidegate.operators.windows.window_specs import Clock, Count, Cumulating, Session, Sliding, Tumbling
+from tidegate.protocol.errors import OperatorError
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.state.snapshot import StateTable
 

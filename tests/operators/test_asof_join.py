@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from join_subtasks import JoinSubtasks
 
-from tidegate.actors.operators.joins import asof_join
-from tidegate.actors.operators.joins.asof_join import AsOfJoin
-from tidegate.actors.operators.joins.join_columns import JoinHow, JoinSides
-from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
+from tidegate.operators.joins import asof_join
+from tidegate.operators.joins.asof_join import AsOfJoin
+from tidegate.operators.joins.join_columns import JoinHow, JoinSides
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.storage.errors import ConfigurationError
 
 LEFT = pa.schema({"k": pa.int64(), "t": pa.int64(), "n": pa.int64()})

@@ -11,8 +11,8 @@ import pytest
 from operator_harness import context, opened, run
 
 import tidegate as tg
-from tidegate.actors.operators.batches.batch_function import MapWithLife, batch_operator
-from tidegate.actors.protocol.errors import OperatorError
+from tidegate.operators.functions.batch_function import MapWithLife, batch_operator
+from tidegate.protocol.errors import OperatorError
 
 _BATCH = pa.record_batch({"x": [1, 2, 3]})
 

@@ -10,9 +10,9 @@ from link import BY_X, WORK, Subject, Summing, describe, node, work_graph
 
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.graph.stream_graph import translate
-from tidegate.actors.operators.batch_rows import BatchRows
-from tidegate.actors.operators.batches.map_and_filter import FlatMap
 from tidegate.actors.task.messages import events as ev
+from tidegate.operators.batch_rows import BatchRows
+from tidegate.operators.functions.map_and_filter import FlatMap
 from tidegate.storage.ids import VertexId
 
 

@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from process_harness import Driven, Row
 
-from tidegate.actors.operators.rows.process_functions import ProcessBatchContext, ProcessContext, ProcessFunction
-from tidegate.actors.operators.state.keyed_state import ValueState
-from tidegate.actors.operators.state.ttl import StateTtl
-from tidegate.actors.state_backends.common.options import StateBackendOptions
+from tidegate.operators.functions.process_functions import ProcessBatchContext, ProcessContext, ProcessFunction
+from tidegate.operators.state.keyed_state import ValueState
+from tidegate.operators.state.ttl import StateTtl
+from tidegate.state.common.options import StateBackendOptions
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.state.snapshot import Cut, StateTable
 

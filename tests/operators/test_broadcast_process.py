@@ -11,17 +11,17 @@ import pyarrow as pa
 import pytest
 from operator_harness import context
 
-from tidegate.actors.operators.rows.broadcast_process import (
+from tidegate.operators.functions.broadcast_process import (
     BroadcastContext,
     BroadcastProcessFunction,
     BroadcastProcessOperator,
     KeyedBroadcastProcessFunction,
 )
-from tidegate.actors.operators.rows.process_functions import BaseProcessFunction, ProcessContext
-from tidegate.actors.operators.state.keyed_state import ListState, MapState, ValueState
-from tidegate.actors.protocol.errors import OperatorError
-from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
-from tidegate.actors.state_backends.common.options import StateBackendOptions
+from tidegate.operators.functions.process_functions import BaseProcessFunction, ProcessContext
+from tidegate.operators.state.keyed_state import ListState, MapState, ValueState
+from tidegate.protocol.errors import OperatorError
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
+from tidegate.state.common.options import StateBackendOptions
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import TidegateError
 from tidegate.storage.ids import CheckpointId

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from tidegate.actors.operators.changes import CHANGE, kinds_of, rows_that_come
+from tidegate.operators.changes import CHANGE, kinds_of, rows_that_come
 
 KINDS = ["+I", "-U", "+U", "-D", "+I"]
 COMES = [True, False, True, False, True]

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from operator_harness import opened, run
 from ranking_harness import Running
 
-from tidegate.actors.operators.aggregates import aggregate as tg
-from tidegate.actors.operators.aggregates.changing_aggregate import ChangingAggregate
-from tidegate.actors.operators.aggregates.functions.multisets import kept_values
-from tidegate.actors.operators.changes import CHANGE
-from tidegate.actors.protocol.errors import OperatorError
+from tidegate.operators.aggregates import aggregate as tg
+from tidegate.operators.aggregates.changing_aggregate import ChangingAggregate
+from tidegate.operators.aggregates.functions.multisets import kept_values
+from tidegate.operators.changes import CHANGE
+from tidegate.protocol.errors import OperatorError
 from tidegate.storage.errors import ConfigurationError
 
 _ROWS = pa.schema([("k", pa.string()), ("v", pa.int64()), ("d", pa.decimal128(5, 1)), ("c", pa.bool_())])

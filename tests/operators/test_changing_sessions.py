@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from window_harness import Backend, Windows, follow, rows_batch
 
-from tidegate.actors.operators.aggregates import aggregate as tg
-from tidegate.actors.operators.windows import session_windows
-from tidegate.actors.operators.windows.session_windows import SessionWindows
-from tidegate.actors.operators.windows.window_specs import Session
+from tidegate.operators.aggregates import aggregate as tg
+from tidegate.operators.windows import session_windows
+from tidegate.operators.windows.session_windows import SessionWindows
+from tidegate.operators.windows.window_specs import Session
 
 Row = tuple[int, int, int]
 AGGREGATES = {"n": tg.count(), "total": tg.sum("x"), "least": tg.min("x"), "mean": tg.mean("x")}

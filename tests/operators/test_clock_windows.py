@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from window_harness import Windows, rows_batch
 
-from tidegate.actors.operators.aggregates import aggregate as tg
-from tidegate.actors.operators.operator import Operator
-from tidegate.actors.operators.windows.session_windows import SessionWindows
-from tidegate.actors.operators.windows.sliced_windows import SlicedWindows
-from tidegate.actors.operators.windows.window_specs import Clock, Cumulating, Session, Sliding, Tumbling
-from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
+from tidegate.operators.aggregates import aggregate as tg
+from tidegate.operators.operator import Operator
+from tidegate.operators.windows.session_windows import SessionWindows
+from tidegate.operators.windows.sliced_windows import SlicedWindows
+from tidegate.operators.windows.window_specs import Clock, Cumulating, Session, Sliding, Tumbling
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
 
 AGGREGATES = {"n": tg.count(), "total": tg.sum("x")}
 

@@ -12,14 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from window_harness import VALUES, Backend, Windows, applied_operator, rows_batch, told_of
 
-from tidegate.actors.operators.aggregates import aggregate as tg
-from tidegate.actors.operators.window_functions import timed_windows
-from tidegate.actors.operators.window_functions.window_calls import WindowCalls
-from tidegate.actors.operators.windows import due_keys, sliding_counts
-from tidegate.actors.operators.windows.count_windows import CountWindows
-from tidegate.actors.operators.windows.sliding_counts import SlidingCountWindows
-from tidegate.actors.operators.windows.window_specs import Count
-from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
+from tidegate.operators.aggregates import aggregate as tg
+from tidegate.operators.windows import due_keys, sliding_counts, timed_windows
+from tidegate.operators.windows.count_windows import CountWindows
+from tidegate.operators.windows.sliding_counts import SlidingCountWindows
+from tidegate.operators.windows.window_calls import WindowCalls
+from tidegate.operators.windows.window_specs import Count
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
 
 Row = tuple[int, int, int | None]
 AGGREGATES = {"n": tg.count(), "total": tg.sum("x"), "least": tg.min("x"), "opens": tg.first("x"), "ends": tg.last("x")}

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from operator_harness import context, opened, run
 from ranking_harness import Running, stored_by
 
-from tidegate.actors.operators.ranking.deduplicate import Deduplicate, Keep
-from tidegate.actors.protocol.errors import OperatorError
-from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
+from tidegate.operators.ranking.deduplicate import Deduplicate, Keep
+from tidegate.protocol.errors import OperatorError
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError
 

@@ -10,11 +10,11 @@ import pytest
 from operator_harness import Subtasks, opened, run
 from process_harness import Driven, Row
 
-from tidegate.actors.operators.aggregates import aggregate as aggregates
-from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
-from tidegate.actors.operators.rows.process_functions import ProcessContext, ProcessFunction
-from tidegate.actors.operators.sinks.table_sink import TableSink
-from tidegate.actors.operators.state.keyed_state import KeyedState, ListState, MapState, ValueState
+from tidegate.operators.aggregates import aggregate as aggregates
+from tidegate.operators.aggregates.keyed_aggregate import KeyedAggregate
+from tidegate.operators.functions.process_functions import ProcessContext, ProcessFunction
+from tidegate.operators.sinks.table_sink import TableSink
+from tidegate.operators.state.keyed_state import KeyedState, ListState, MapState, ValueState
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.state.snapshot import StateTable
 

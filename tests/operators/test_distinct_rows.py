@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from operator_harness import Subtasks, opened, run
 
-from tidegate.actors.operators.aggregates import aggregate as tg
-from tidegate.actors.operators.aggregates.aggregate_all import KEY, MergedAggregate, PartialAggregate
-from tidegate.actors.operators.ranking.distinct_rows import DistinctRows
+from tidegate.operators.aggregates import aggregate as tg
+from tidegate.operators.aggregates.aggregate_all import KEY, MergedAggregate, PartialAggregate
+from tidegate.operators.ranking.distinct_rows import DistinctRows
 from tidegate.storage.errors import ConfigurationError
 
 _ROWS = st.lists(

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from test_sliced_windows import windows_of
 from window_harness import Backend, Windows, rows_batch
 
-from tidegate.actors.operators.aggregates import aggregate as tg
-from tidegate.actors.operators.windows import early_results, sliced_windows
-from tidegate.actors.operators.windows.sliced_windows import SlicedWindows
-from tidegate.actors.operators.windows.window_specs import Cumulating, Sliding, Tumbling
-from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
+from tidegate.operators.aggregates import aggregate as tg
+from tidegate.operators.windows import early_results, sliced_windows
+from tidegate.operators.windows.sliced_windows import SlicedWindows
+from tidegate.operators.windows.window_specs import Cumulating, Sliding, Tumbling
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
 
 AGGREGATES = {"n": tg.count(), "total": tg.sum("x")}
 EVERY_MS = 100

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from join_subtasks import JoinSubtasks
 from operator_harness import context
 
-from tidegate.actors.operators.joins.join_operator import JoinOperator
-from tidegate.actors.operators.rows import event_time_order
-from tidegate.actors.operators.rows.event_time_order import EventTimeOrder
-from tidegate.actors.protocol.errors import ChangedTypeError, OperatorError
-from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
+from tidegate.operators.functions import event_time_order
+from tidegate.operators.functions.event_time_order import EventTimeOrder
+from tidegate.operators.joins.join_operator import JoinOperator
+from tidegate.protocol.errors import ChangedTypeError, OperatorError
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.storage.errors import ConfigurationError
 
 ROWS = pa.schema({"k": pa.int64(), "t": pa.int64(), "n": pa.int64()})

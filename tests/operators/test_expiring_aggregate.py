@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from operator_harness import opened, run
 from ranking_harness import Running
 
-from tidegate.actors.operators.aggregates import aggregate as tg
-from tidegate.actors.operators.aggregates import expiring_aggregate
-from tidegate.actors.operators.aggregates.expiring_aggregate import ExpiringAggregate
-from tidegate.actors.protocol.errors import OperatorError
-from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
+from tidegate.operators.aggregates import aggregate as tg
+from tidegate.operators.aggregates import expiring_aggregate
+from tidegate.operators.aggregates.expiring_aggregate import ExpiringAggregate
+from tidegate.protocol.errors import OperatorError
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.storage.errors import ConfigurationError
 
 _SCHEMA = pa.schema([("k", pa.string()), ("t", pa.int64()), ("x", pa.int64()), ("s", pa.string())])

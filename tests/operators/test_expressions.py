@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from operator_harness import opened, run
 
-from tidegate.actors.operators.batches.expressions import FilterExpr, Select, WithColumns
-from tidegate.actors.operators.operator import Operator
-from tidegate.actors.protocol.errors import OperatorError
+from tidegate.operators.functions.expressions import FilterExpr, Select, WithColumns
+from tidegate.operators.operator import Operator
+from tidegate.protocol.errors import OperatorError
 from tidegate.storage.errors import ConfigurationError
 
 _BATCH = pa.record_batch(

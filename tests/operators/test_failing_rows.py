@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 from operator_harness import context
 
-from tidegate.actors.operators.batch_rows import OUTPUT_ROWS_MAX
-from tidegate.actors.operators.batches.failing_rows import GuardedFilter, GuardedFlatMap, GuardedMap, error_tag
-from tidegate.actors.operators.operator import Operator
-from tidegate.actors.protocol.side_outputs import OutputTag
+from tidegate.operators.batch_rows import OUTPUT_ROWS_MAX
+from tidegate.operators.functions.failing_rows import GuardedFilter, GuardedFlatMap, GuardedMap, error_tag
+from tidegate.operators.operator import Operator
+from tidegate.protocol.side_outputs import OutputTag
 from tidegate.storage.errors import ConfigurationError
 
 SCHEMA = pa.schema([("x", pa.int32()), ("s", pa.dictionary(pa.int8(), pa.string()))])

@@ -10,13 +10,13 @@ import pytest
 from window_harness import Backend, Windows, applied_operator, rows_batch
 
 import tidegate as tg
-from tidegate.actors.operators.batches.failing_rows import error_tag
-from tidegate.actors.operators.window_functions.process_windows import FunctionCalls
-from tidegate.actors.operators.window_functions.window_buffer import WindowBuffer
-from tidegate.actors.operators.window_functions.window_calls import WindowCalls
-from tidegate.actors.operators.windows.window_specs import EventTimeWindow, Session, Tumbling
-from tidegate.actors.protocol.errors import OperatorError
-from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
+from tidegate.operators.functions.failing_rows import error_tag
+from tidegate.operators.windows.process_windows import FunctionCalls
+from tidegate.operators.windows.window_buffer import WindowBuffer
+from tidegate.operators.windows.window_calls import WindowCalls
+from tidegate.operators.windows.window_specs import EventTimeWindow, Session, Tumbling
+from tidegate.protocol.errors import OperatorError
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.storage.errors import StorageError
 
 COUNTED = pa.schema([("n", pa.int64())])

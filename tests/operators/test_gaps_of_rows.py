@@ -19,15 +19,14 @@ from test_changing_sessions import EmitMode, Model, held
 from test_session_windows import AGGREGATES
 from window_harness import Backend, Windows, applied_operator, dropped, follow, rows_batch
 
-from tidegate.actors.operators.window_functions import timed_windows
-from tidegate.actors.operators.window_functions.window_buffer import WindowBuffer
-from tidegate.actors.operators.window_functions.window_calls import WindowCall, WindowCalls
-from tidegate.actors.operators.windows import session_windows
-from tidegate.actors.operators.windows.session_windows import SessionWindows
-from tidegate.actors.operators.windows.window_rows import WINDOW_START
-from tidegate.actors.operators.windows.window_specs import Session
-from tidegate.actors.protocol.errors import OperatorError
-from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
+from tidegate.operators.windows import session_windows, timed_windows
+from tidegate.operators.windows.session_windows import SessionWindows
+from tidegate.operators.windows.window_buffer import WindowBuffer
+from tidegate.operators.windows.window_calls import WindowCall, WindowCalls
+from tidegate.operators.windows.window_rows import WINDOW_START
+from tidegate.operators.windows.window_specs import Session
+from tidegate.protocol.errors import OperatorError
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.storage.errors import ConfigurationError
 
 GAPS = Session("x")
@@ -215,7 +214,7 @@ def test_a_row_without_a_gap_is_refused_with_its_values(function: bool, gap: pa.
     def made() -> Any:
         if not function:
             return SessionWindows(keys, spec, {"n": AGGREGATES["n"]}, "t")
-        from tidegate.actors.operators.window_functions.applied_sessions import AppliedSessions
+        from tidegate.operators.windows.applied_sessions import AppliedSessions
 
         calls = WindowCalls(lambda rows: {"n": rows.num_rows}, keys, pa.schema({"n": pa.int64()}), pa.int64())
         return AppliedSessions(keys, spec, "t", batch.schema, calls)

@@ -16,15 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from operator_harness import context, cut, kept_in
 
-from tidegate.actors.operators.joins import window_join
-from tidegate.actors.operators.joins.interval_join import IntervalJoin
-from tidegate.actors.operators.joins.join_columns import JoinHow, JoinSides
-from tidegate.actors.operators.joins.join_operator import JoinOperator
-from tidegate.actors.operators.joins.window_join import WindowJoin
-from tidegate.actors.operators.windows.window_specs import Session, Sliding, Tumbling
-from tidegate.actors.protocol.errors import OperatorError
-from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.actors.task.pipeline.partitioners import HashPartitioner
+from tidegate.operators.joins import window_join
+from tidegate.operators.joins.interval_join import IntervalJoin
+from tidegate.operators.joins.join_columns import JoinHow, JoinSides
+from tidegate.operators.joins.join_operator import JoinOperator
+from tidegate.operators.windows.window_join import WindowJoin
+from tidegate.operators.windows.window_specs import Session, Sliding, Tumbling
+from tidegate.protocol.errors import OperatorError
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import CheckpointId
@@ -203,7 +203,7 @@ def test_window_joins_are_nested_loops(steps: list[Any], how: JoinHow, window: A
 def test_interval_joins_are_nested_loops(steps: list[Any], how: JoinHow, bounds: tuple[int, int]) -> None:
     """Of rows that were not late each pair in the interval comes once, and so does each row of which it is decided."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("tidegate.actors.operators.joins.interval_join._SWEEP_MS_MIN", 1)
+        patched.setattr("tidegate.operators.joins.interval_join._SWEEP_MS_MIN", 1)
         emitted, came = run(lambda: IntervalJoin(SIDES, SCHEMAS, *bounds, how), steps)
     left, right = ([r for s, r, mark in came if s == side and time_of(s, r) > mark] for side in (0, 1))
 
@@ -242,7 +242,7 @@ def test_rows_leave_the_state_when_time_is_past_them() -> None:
 @pytest.mark.parametrize("how", get_args(JoinHow))
 def test_partners_stay_until_it_is_decided(how: JoinHow, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row has a partner also if that could find no other one for long when the row's interval is over."""
-    monkeypatch.setattr("tidegate.actors.operators.joins.interval_join._SWEEP_MS_MIN", 1)
+    monkeypatch.setattr("tidegate.operators.joins.interval_join._SWEEP_MS_MIN", 1)
     for bounds, times in (((-5, 10), (10, 10)), ((-10, 5), (10, 10)), ((-9, -2), (10, 3)), ((2, 9), (3, 10))):
         job = Job(lambda bounds=bounds: IntervalJoin(SIDES, SCHEMAS, *bounds, how))  # type: ignore[misc]
         left, right = ([_row(side, 0, times[side], 1)] for side in (0, 1))

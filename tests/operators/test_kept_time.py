@@ -7,7 +7,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from tidegate.actors.operators.watermarks.kept_time import KeptTime
+from tidegate.operators.watermarks.kept_time import KeptTime
 from tidegate.storage.errors import ConfigurationError
 
 

@@ -16,13 +16,13 @@ from test_sliced_windows import windows_of
 from window_harness import Backend, Windows, applied_operator, dropped, follow, rows_batch
 
 import tidegate as tg
-from tidegate.actors.operators.window_functions import timed_windows
-from tidegate.actors.operators.window_functions.process_windows import FunctionCalls
-from tidegate.actors.operators.window_functions.window_buffer import KEPT_STATE, ROWS_STATE, WindowBuffer
-from tidegate.actors.operators.windows.fired_groups import FIRED_STATE
-from tidegate.actors.operators.windows.window_specs import Clock, Count, Cumulating, Session, Sliding, Tumbling
-from tidegate.actors.protocol.errors import OperatorError
-from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
+from tidegate.operators.windows import timed_windows
+from tidegate.operators.windows.fired_groups import FIRED_STATE
+from tidegate.operators.windows.process_windows import FunctionCalls
+from tidegate.operators.windows.window_buffer import KEPT_STATE, ROWS_STATE, WindowBuffer
+from tidegate.operators.windows.window_specs import Clock, Count, Cumulating, Session, Sliding, Tumbling
+from tidegate.protocol.errors import OperatorError
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError
 

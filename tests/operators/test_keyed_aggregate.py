@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from operator_harness import CUT, Subtasks, context, opened, run
 
-from tidegate.actors.kernels.hashing import hash_columns
-from tidegate.actors.operators.aggregates import aggregate as tg
-from tidegate.actors.operators.aggregates.aggregate import Aggregate
-from tidegate.actors.operators.aggregates.aggregate_kinds import AggregateKind
-from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
-from tidegate.actors.protocol.errors import OperatorError
+from tidegate.operators.aggregates import aggregate as tg
+from tidegate.operators.aggregates.aggregate import Aggregate
+from tidegate.operators.aggregates.aggregate_kinds import AggregateKind
+from tidegate.operators.aggregates.keyed_aggregate import KeyedAggregate
+from tidegate.protocol.errors import OperatorError
+from tidegate.state.kernels.hashing import hash_columns
 from tidegate.storage.errors import ConfigurationError, CorruptionError, IncompatibleStateError
 from tidegate.storage.state.snapshot import StateTable
 

@@ -11,17 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.actors.graph.job_graph import OperatorSpec
-from tidegate.actors.operators.aggregates.aggregate import count, sum
-from tidegate.actors.operators.operator import Operator
-from tidegate.actors.operators.watermarks.watermark_generator import WatermarkGenerator
-from tidegate.actors.operators.windows.session_windows import SessionWindows
-from tidegate.actors.operators.windows.sliced_windows import SlicedWindows
-from tidegate.actors.operators.windows.window_specs import Cumulating, Session, Sliding, Tumbling
-from tidegate.actors.protocol.side_outputs import SideOutput
-from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.actors.task.pipeline.operator_chain import OperatorChain
-from tidegate.simulation.pipelines.window_models import Row, Timed, judged, late_in_split, read_in_order
+from tidegate.operators.aggregates.aggregate import count, sum
+from tidegate.operators.operator import Operator
+from tidegate.operators.watermarks.watermark_generator import WatermarkGenerator
+from tidegate.operators.windows.session_windows import SessionWindows
+from tidegate.operators.windows.sliced_windows import SlicedWindows
+from tidegate.operators.windows.window_specs import Cumulating, Session, Sliding, Tumbling
+from tidegate.protocol.side_outputs import SideOutput
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.storage.ids import OperatorUid, SubtaskIndex
+from tidegate.testing.pipelines.window_models import Row, Timed, judged, late_in_split, read_in_order
 
 BOUND = 5
 WINDOWS: tuple[Timed, ...] = (Tumbling(10), Sliding(20, 10), Sliding(35, 15), Cumulating(5, 15), Session(7))

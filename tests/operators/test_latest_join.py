@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from join_subtasks import JoinSubtasks
 
-from tidegate.actors.operators.joins.join_columns import JoinSides
-from tidegate.actors.operators.joins.latest_join import LatestEmit, LatestJoin
+from tidegate.operators.joins.join_columns import JoinSides
+from tidegate.operators.joins.latest_join import LatestEmit, LatestJoin
 from tidegate.storage.errors import ConfigurationError
 
 LEFT = pa.schema({"k": pa.int64(), "v": pa.string(), "t": pa.int64()})

@@ -10,14 +10,14 @@ import pyarrow as pa
 import pytest
 from operator_harness import CUT, context, opened, run
 
-from tidegate.actors.operators.aggregates import aggregate as tg
-from tidegate.actors.operators.aggregates.aggregate import Aggregate
-from tidegate.actors.operators.aggregates.changing_aggregate import ChangingAggregate
-from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
-from tidegate.actors.operators.operator import Operator
-from tidegate.actors.operators.windows.session_windows import SessionWindows
-from tidegate.actors.operators.windows.sliced_windows import SlicedWindows
-from tidegate.actors.operators.windows.window_specs import Session, Tumbling
+from tidegate.operators.aggregates import aggregate as tg
+from tidegate.operators.aggregates.aggregate import Aggregate
+from tidegate.operators.aggregates.changing_aggregate import ChangingAggregate
+from tidegate.operators.aggregates.keyed_aggregate import KeyedAggregate
+from tidegate.operators.operator import Operator
+from tidegate.operators.windows.session_windows import SessionWindows
+from tidegate.operators.windows.sliced_windows import SlicedWindows
+from tidegate.operators.windows.window_specs import Session, Tumbling
 from tidegate.storage.ids import CheckpointId
 
 AGGREGATES: dict[str, Aggregate] = {

@@ -11,13 +11,13 @@ import pyarrow as pa
 import pytest
 from operator_harness import context
 
-from tidegate.actors.operators.rows.process_functions import ProcessContext, ProcessFunction
-from tidegate.actors.operators.rows.process_operator import ProcessOperator
-from tidegate.actors.operators.state.keyed_state import ListState, MapState, ValueState
-from tidegate.actors.operators.state.operator_state import BroadcastState, OperatorListState
-from tidegate.actors.operators.state.state_types import Pickled
-from tidegate.actors.operators.state.ttl import StateTtl
-from tidegate.actors.protocol.errors import OperatorError
+from tidegate.operators.functions.process_functions import ProcessContext, ProcessFunction
+from tidegate.operators.functions.process_operator import ProcessOperator
+from tidegate.operators.state.keyed_state import ListState, MapState, ValueState
+from tidegate.operators.state.operator_state import BroadcastState, OperatorListState
+from tidegate.operators.state.state_types import Pickled
+from tidegate.operators.state.ttl import StateTtl
+from tidegate.protocol.errors import OperatorError
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError, CorruptionError
 from tidegate.storage.files.file_system_store import open_store

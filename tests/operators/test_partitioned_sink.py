@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from operator_harness import opened, run
 
-from tidegate.actors.operators.sinks.partitioned_sink import PARTITIONS_MAX, PartitionedTableSink, table_sink
-from tidegate.actors.operators.sinks.staging import StagedRows
-from tidegate.actors.operators.sinks.table_sink import TableSink
-from tidegate.actors.protocol.errors import OperatorError
+from tidegate.operators.sinks.partitioned_sink import PARTITIONS_MAX, PartitionedTableSink, table_sink
+from tidegate.operators.sinks.staging import StagedRows
+from tidegate.operators.sinks.table_sink import TableSink
+from tidegate.protocol.errors import OperatorError
 from tidegate.storage.tables.hidden_columns import VERSION_COLUMN
 from tidegate.storage.tables.partitions import HIVE_NULL, folder_name
 from tidegate.storage.tables.table_info import TableInfo

@@ -10,13 +10,13 @@ import pyarrow as pa
 import pytest
 from process_harness import Driven, Row
 
-from tidegate.actors.operators.rows.process_batches import process_operator
-from tidegate.actors.operators.rows.process_functions import ProcessBatchContext, ProcessContext, ProcessFunction
-from tidegate.actors.operators.state.keyed_state import ListState, ValueState
-from tidegate.actors.operators.state.state_types import Pickled
-from tidegate.actors.operators.state.timers import TimeDomain
-from tidegate.actors.operators.state.ttl import StateTtl
-from tidegate.actors.protocol.errors import OperatorError
+from tidegate.operators.functions.process_batches import process_operator
+from tidegate.operators.functions.process_functions import ProcessBatchContext, ProcessContext, ProcessFunction
+from tidegate.operators.state.keyed_state import ListState, ValueState
+from tidegate.operators.state.state_types import Pickled
+from tidegate.operators.state.timers import TimeDomain
+from tidegate.operators.state.ttl import StateTtl
+from tidegate.protocol.errors import OperatorError
 from tidegate.storage.errors import ConfigurationError
 
 _RECORD = pa.struct({"n": pa.int64(), "last": pa.int64()})

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 from process_harness import Driven, Row
 
-from tidegate.actors.operators.rows.process_functions import ProcessContext, ProcessFunction
-from tidegate.actors.operators.state.keyed_state import KeyedState, MapState, ValueState
-from tidegate.actors.operators.state.state_types import Pickled
-from tidegate.actors.operators.state.ttl import StateTtl
-from tidegate.actors.state_backends.common.options import StateBackendOptions
+from tidegate.operators.functions.process_functions import ProcessContext, ProcessFunction
+from tidegate.operators.state.keyed_state import KeyedState, MapState, ValueState
+from tidegate.operators.state.state_types import Pickled
+from tidegate.operators.state.ttl import StateTtl
+from tidegate.state.common.options import StateBackendOptions
 from tidegate.storage.checkpoints.layout import escape
 from tidegate.storage.checkpoints.metadata import NativeState
 from tidegate.storage.errors import ConfigurationError

@@ -11,11 +11,11 @@ import pytest
 from operator_harness import CUT, context
 from process_harness import Driven, Row
 
-from tidegate.actors.operators.rows.process_functions import CoProcessFunction, ProcessContext, ProcessFunction, Rows
-from tidegate.actors.operators.rows.process_operator import ProcessOperator
-from tidegate.actors.operators.state.keyed_state import ListState, ValueState
-from tidegate.actors.protocol.errors import OperatorError
-from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
+from tidegate.operators.functions.process_functions import CoProcessFunction, ProcessContext, ProcessFunction, Rows
+from tidegate.operators.functions.process_operator import ProcessOperator
+from tidegate.operators.state.keyed_state import ListState, ValueState
+from tidegate.protocol.errors import OperatorError
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.storage.errors import ConfigurationError
 
 

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from operator_harness import CUT, context
 from process_harness import Driven, Row
 
-from tidegate.actors.operators.rows.process_functions import ProcessContext, ProcessFunction
-from tidegate.actors.operators.rows.process_operator import ProcessOperator
-from tidegate.actors.operators.state.keyed_state import ListState, MapState, ValueState
-from tidegate.actors.operators.state.timers import TimeDomain
-from tidegate.actors.protocol.errors import OperatorError
+from tidegate.operators.functions.process_functions import ProcessContext, ProcessFunction
+from tidegate.operators.functions.process_operator import ProcessOperator
+from tidegate.operators.state.keyed_state import ListState, MapState, ValueState
+from tidegate.operators.state.timers import TimeDomain
+from tidegate.protocol.errors import OperatorError
 from tidegate.storage.errors import ConfigurationError, CorruptionError
 from tidegate.storage.state.snapshot import StateTable
 

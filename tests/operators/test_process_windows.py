@@ -9,9 +9,9 @@ import pytest
 from window_harness import Backend, Windows, applied_operator, rows_batch
 
 import tidegate as tg
-from tidegate.actors.operators.window_functions.process_windows import FunctionCalls
-from tidegate.actors.operators.window_functions.window_buffer import ROWS_STATE, WindowBuffer
-from tidegate.actors.protocol.errors import OperatorError
+from tidegate.operators.windows.process_windows import FunctionCalls
+from tidegate.operators.windows.window_buffer import ROWS_STATE, WindowBuffer
+from tidegate.protocol.errors import OperatorError
 from tidegate.storage.errors import ConfigurationError
 
 SCHEMA = rows_batch([(1, 1, 1)]).schema

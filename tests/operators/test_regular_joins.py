@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from join_subtasks import JoinSubtasks
 
-from tidegate.actors.operators.joins.join_columns import JoinHow, JoinSides
-from tidegate.actors.operators.joins.regular_join import RegularJoin
-from tidegate.actors.protocol.errors import OperatorError
-from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
+from tidegate.operators.joins.join_columns import JoinHow, JoinSides
+from tidegate.operators.joins.regular_join import RegularJoin
+from tidegate.protocol.errors import OperatorError
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.storage.errors import ConfigurationError
 
 LEFT = pa.schema({"k": pa.int64(), "v": pa.string(), "t": pa.int64()})

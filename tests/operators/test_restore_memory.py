@@ -12,16 +12,16 @@ from frozen_tables import tables_of
 from operator_harness import CUT, context
 
 from tidegate.actors.graph.job_graph import OperatorSpec
-from tidegate.actors.operators.aggregates import aggregate as aggregates
-from tidegate.actors.operators.aggregates import keyed_aggregate
-from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
-from tidegate.actors.operators.operator import Operator
-from tidegate.actors.operators.rows.process_functions import ProcessContext, ProcessFunction
-from tidegate.actors.operators.rows.process_operator import ProcessOperator
-from tidegate.actors.operators.state.keyed_state import ListState, ValueState
-from tidegate.actors.state_backends.columnar import frozen_slots
-from tidegate.actors.state_backends.columnar.columnar_backend import ColumnarBackend
 from tidegate.actors.task.pipeline.operator_chain import OperatorChain
+from tidegate.operators.aggregates import aggregate as aggregates
+from tidegate.operators.aggregates import keyed_aggregate
+from tidegate.operators.aggregates.keyed_aggregate import KeyedAggregate
+from tidegate.operators.functions.process_functions import ProcessContext, ProcessFunction
+from tidegate.operators.functions.process_operator import ProcessOperator
+from tidegate.operators.operator import Operator
+from tidegate.operators.state.keyed_state import ListState, ValueState
+from tidegate.state.columnar import frozen_slots
+from tidegate.state.columnar.columnar_backend import ColumnarBackend
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.ids import OperatorUid, SubtaskIndex
 from tidegate.storage.state import handover

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from operator_harness import opened, run
 from ranking_harness import Running
 
-from tidegate.actors.operators.aggregates import aggregate as tg
-from tidegate.actors.operators.aggregates import aggregate_function
-from tidegate.actors.operators.aggregates.aggregate_function import BatchAggregateFunction
-from tidegate.actors.operators.aggregates.expiring_aggregate import ExpiringAggregate
-from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
-from tidegate.actors.operators.combined_rows import combined_rows
-from tidegate.actors.protocol.errors import OperatorError
+from tidegate.operators.aggregates import aggregate as tg
+from tidegate.operators.aggregates import aggregate_function
+from tidegate.operators.aggregates.aggregate_function import BatchAggregateFunction
+from tidegate.operators.aggregates.expiring_aggregate import ExpiringAggregate
+from tidegate.operators.aggregates.keyed_aggregate import KeyedAggregate
+from tidegate.operators.combined_rows import combined_rows
+from tidegate.protocol.errors import OperatorError
 
 Row = dict[str, Any]
 _RESTARTS = st.tuples(st.integers(1, 3), st.sampled_from(["columnar", "incremental", "rocksdb", "crowded"]))

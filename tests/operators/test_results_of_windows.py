@@ -10,13 +10,13 @@ import pyarrow as pa
 import pytest
 from window_harness import Backend, Windows, rows_batch
 
-from tidegate.actors.operators.aggregates import aggregate as tg
-from tidegate.actors.operators.operator import Operator
-from tidegate.actors.operators.watermarks.window_end import WindowEnd
-from tidegate.actors.operators.windows.session_windows import SessionWindows
-from tidegate.actors.operators.windows.sliced_windows import SlicedWindows
-from tidegate.actors.operators.windows.window_specs import Session, Sliding, Tumbling
-from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
+from tidegate.operators.aggregates import aggregate as tg
+from tidegate.operators.operator import Operator
+from tidegate.operators.watermarks.window_end import WindowEnd
+from tidegate.operators.windows.session_windows import SessionWindows
+from tidegate.operators.windows.sliced_windows import SlicedWindows
+from tidegate.operators.windows.window_specs import Session, Sliding, Tumbling
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
 
 ROWS = [(key, time + key, 1) for time in range(0, 120, 7) for key in (1, 2, 3) if (time * key) % 5]
 FIRST: dict[str, Callable[[], Operator]] = {

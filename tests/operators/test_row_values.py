@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from operator_harness import opened, run
 from process_harness import Driven
 
-from tidegate.actors.operators.batches.map_and_filter import FlatMap, Map, MapBatches
-from tidegate.actors.operators.row_values import InexactValueError, exact_array
-from tidegate.actors.operators.rows.process_functions import ProcessContext, ProcessFunction
-from tidegate.actors.operators.state.keyed_state import ValueState
-from tidegate.actors.operators.state.state_types import StateType
-from tidegate.actors.protocol.errors import OperatorError
+from tidegate.operators.functions.map_and_filter import FlatMap, Map, MapBatches
+from tidegate.operators.functions.process_functions import ProcessContext, ProcessFunction
+from tidegate.operators.row_values import InexactValueError, exact_array
+from tidegate.operators.state.keyed_state import ValueState
+from tidegate.operators.state.state_types import StateType
+from tidegate.protocol.errors import OperatorError
 
 _NAIVE = dt.datetime(2020, 1, 2, 3, 4, 5, 678901)
 _AWARE = _NAIVE.replace(tzinfo=dt.UTC)

@@ -16,14 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from window_harness import Windows, applied_operator, dropped, rows_batch
 
-from tidegate.actors.operators.aggregates import aggregate as tg
-from tidegate.actors.operators.operator import Operator
-from tidegate.actors.operators.window_functions import timed_windows
-from tidegate.actors.operators.window_functions.window_calls import WindowCalls
-from tidegate.actors.operators.windows import session_windows
-from tidegate.actors.operators.windows.session_windows import SessionWindows
-from tidegate.actors.operators.windows.window_specs import Cumulating, EventTimeWindow, Session, Sliding, Tumbling
-from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
+from tidegate.operators.aggregates import aggregate as tg
+from tidegate.operators.operator import Operator
+from tidegate.operators.windows import session_windows, timed_windows
+from tidegate.operators.windows.session_windows import SessionWindows
+from tidegate.operators.windows.window_calls import WindowCalls
+from tidegate.operators.windows.window_specs import Cumulating, EventTimeWindow, Session, Sliding, Tumbling
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
 
 AGGREGATES = {"n": tg.count(), "total": tg.sum("x")}
 TOLD = pa.schema([pa.field("n", pa.int64(), nullable=False), ("values", pa.string())])

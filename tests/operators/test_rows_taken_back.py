@@ -13,19 +13,19 @@ from hypothesis import strategies as st
 from operator_harness import kept_in
 from process_harness import Driven, Row
 
-from tidegate.actors.operators.batches.failing_rows import error_tag
-from tidegate.actors.operators.rows.process_functions import (
+from tidegate.operators.functions.failing_rows import error_tag
+from tidegate.operators.functions.process_functions import (
     CoProcessFunction,
     ProcessBatchContext,
     ProcessContext,
     ProcessFunction,
 )
-from tidegate.actors.operators.state.keyed_state import ListState, MapState, ValueState
-from tidegate.actors.operators.state.reducing_state import ReducingState
-from tidegate.actors.operators.state.state_types import Pickled
-from tidegate.actors.operators.state.ttl import StateTtl
-from tidegate.actors.protocol.errors import OperatorError
-from tidegate.actors.protocol.side_outputs import OutputTag
+from tidegate.operators.state.keyed_state import ListState, MapState, ValueState
+from tidegate.operators.state.reducing_state import ReducingState
+from tidegate.operators.state.state_types import Pickled
+from tidegate.operators.state.ttl import StateTtl
+from tidegate.protocol.errors import OperatorError
+from tidegate.protocol.side_outputs import OutputTag
 from tidegate.storage.errors import ConfigurationError, StorageError
 
 IN = pa.schema([("k", pa.string()), ("ops", pa.list_(pa.int64())), ("fails", pa.bool_())])

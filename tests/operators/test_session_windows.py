@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from window_harness import VALUES, Backend, Windows, dropped, follow, rows_batch, told_of
 
-from tidegate.actors.operators.aggregates import aggregate as tg
-from tidegate.actors.operators.windows import session_windows
-from tidegate.actors.operators.windows.session_windows import SessionWindows
-from tidegate.actors.operators.windows.window_specs import Session
-from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
+from tidegate.operators.aggregates import aggregate as tg
+from tidegate.operators.windows import session_windows
+from tidegate.operators.windows.session_windows import SessionWindows
+from tidegate.operators.windows.window_specs import Session
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
 
 Row = tuple[int, int, int | None]
 AGGREGATES = {"n": tg.count(), "total": tg.sum("x"), "least": tg.min("x"), "mean": tg.mean("x")}

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 from operator_harness import context
 
-from tidegate.actors.operators.batch_rows import OUTPUT_ROWS_MAX
-from tidegate.actors.operators.rows.process_functions import ProcessContext, ProcessFunction
-from tidegate.actors.operators.rows.process_operator import ProcessOperator
-from tidegate.actors.protocol.errors import OperatorError
-from tidegate.actors.protocol.side_outputs import OutputTag
+from tidegate.operators.batch_rows import OUTPUT_ROWS_MAX
+from tidegate.operators.functions.process_functions import ProcessContext, ProcessFunction
+from tidegate.operators.functions.process_operator import ProcessOperator
+from tidegate.protocol.errors import OperatorError
+from tidegate.protocol.side_outputs import OutputTag
 from tidegate.storage.errors import ConfigurationError
 
 SCHEMA = pa.schema([("x", pa.int32())])

@@ -11,13 +11,13 @@ from frozen_tables import tables_of
 from operator_harness import opened, run
 from window_harness import Windows
 
-from tidegate.actors.operators.aggregates.aggregate import Aggregate
-from tidegate.actors.operators.aggregates.changing_aggregate import ChangingAggregate
-from tidegate.actors.operators.aggregates.functions.sketches import approx_count_distinct, approx_quantile
-from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
-from tidegate.actors.operators.windows.sliced_windows import SlicedWindows
-from tidegate.actors.operators.windows.window_specs import Sliding
-from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
+from tidegate.operators.aggregates.aggregate import Aggregate
+from tidegate.operators.aggregates.changing_aggregate import ChangingAggregate
+from tidegate.operators.aggregates.functions.sketches import approx_count_distinct, approx_quantile
+from tidegate.operators.aggregates.keyed_aggregate import KeyedAggregate
+from tidegate.operators.windows.sliced_windows import SlicedWindows
+from tidegate.operators.windows.window_specs import Sliding
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.state.snapshot import Cut, StateTable

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tidegate.actors.operators.windows.slices import SlidingSlices, due, slices_of, with_nodes
-from tidegate.actors.operators.windows.window_specs import Cumulating, Sliding, Tumbling
-from tidegate.actors.protocol.stream_elements import MIN_WATERMARK_MS
+from tidegate.operators.windows.slices import SlidingSlices, due, slices_of, with_nodes
+from tidegate.operators.windows.window_specs import Cumulating, Sliding, Tumbling
+from tidegate.protocol.stream_elements import MIN_WATERMARK_MS
 
 _HOUR_MS = 3_600_000
 _AROUND_ZERO: NDArray[np.int64] = np.arange(-200, 200, dtype=np.int64)
@@ -76,7 +76,7 @@ def test_few_nodes_are_looked_up_as_many_are(
         if window is not None:
             few = slices.parts(nodes, window, fired_ms)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("tidegate.actors.operators.windows.slices._FEW_NODES", -1)
+                patch.setattr("tidegate.operators.windows.slices._FEW_NODES", -1)
                 assert slices.parts(nodes, window, fired_ms) == few
             ended = due(slices, nodes, fired_ms, fired_ms + 100, 9)
             if ended:

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from window_harness import VALUES, Backend, Windows, dropped, follow, rows_batch, told_of
 
-from tidegate.actors.operators.aggregates import aggregate as tg
-from tidegate.actors.operators.windows import bundled_windows, sliced_windows
-from tidegate.actors.operators.windows.sliced_windows import SlicedWindows
-from tidegate.actors.operators.windows.window_specs import Cumulating, Sliding, Tumbling
-from tidegate.actors.protocol.errors import OperatorError
-from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
+from tidegate.operators.aggregates import aggregate as tg
+from tidegate.operators.windows import bundled_windows, sliced_windows
+from tidegate.operators.windows.sliced_windows import SlicedWindows
+from tidegate.operators.windows.window_specs import Cumulating, Sliding, Tumbling
+from tidegate.protocol.errors import OperatorError
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.storage.errors import ConfigurationError, IncompatibleStateError
 
 Spec = Tumbling | Sliding | Cumulating

@@ -15,9 +15,9 @@ import pyarrow as pa
 import pytest
 from state_harness import Keyed, stored, table
 
-from tidegate.actors.operators.state.keyed_state import KeyedState, ListState, MapState, ValueState
-from tidegate.actors.operators.state.reducing_state import ReducingState
-from tidegate.actors.operators.state.state_types import SERIALIZER_KEY, Pickled, StateType
+from tidegate.operators.state.keyed_state import KeyedState, ListState, MapState, ValueState
+from tidegate.operators.state.reducing_state import ReducingState
+from tidegate.operators.state.state_types import SERIALIZER_KEY, Pickled, StateType
 from tidegate.storage.errors import ConfigurationError
 
 

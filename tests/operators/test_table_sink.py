@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from operator_harness import CUT, opened, run
 
-from tidegate.actors.operators.operator import Operator
-from tidegate.actors.operators.sinks.table_sink import TableSink
-from tidegate.actors.protocol.errors import OperatorError
+from tidegate.operators.operator import Operator
+from tidegate.operators.sinks.table_sink import TableSink
+from tidegate.protocol.errors import OperatorError
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.state.snapshot import StateTable

@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from process_harness import MAX_PARALLELISM, Driven, Row
 
-from tidegate.actors.kernels.hashing import hash_columns
-from tidegate.actors.operators.rows.process_functions import ProcessContext, ProcessFunction, Rows
-from tidegate.actors.operators.state import timer_chains
-from tidegate.actors.operators.state.keys import KeyCodec, sort_key
-from tidegate.actors.operators.state.timer_step import TimerStep
-from tidegate.actors.operators.state.timers import TimeDomain
-from tidegate.actors.protocol.errors import OperatorError
-from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
-from tidegate.actors.state_backends.common.timers import DueTimers
+from tidegate.operators.functions.process_functions import ProcessContext, ProcessFunction, Rows
+from tidegate.operators.state import timer_chains
+from tidegate.operators.state.keys import KeyCodec, sort_key
+from tidegate.operators.state.timer_step import TimerStep
+from tidegate.operators.state.timers import TimeDomain
+from tidegate.protocol.errors import OperatorError
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
+from tidegate.state.common.timers import DueTimers
+from tidegate.state.kernels.hashing import hash_columns
 
 
 class Alarms(ProcessFunction):

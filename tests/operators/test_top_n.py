@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from operator_harness import opened, run
 from ranking_harness import Running
 
-from tidegate.actors.operators.ranking.top_n import Ranking, TopN
-from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
+from tidegate.operators.ranking.top_n import Ranking, TopN
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.storage.errors import ConfigurationError
 
 _SCHEMA = pa.schema([("v", pa.float64()), ("k", pa.string()), ("w", pa.int64()), ("t", pa.int64()), ("n", pa.string())])

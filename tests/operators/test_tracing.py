@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from operator_harness import opened, run
 
-from tidegate.actors.operators.batches.map_and_filter import FilterRows, Map
-from tidegate.actors.operators.batches.tracing.code_rules import UntraceableError
-from tidegate.actors.operators.batches.tracing.trace import trace_filter, trace_map
-from tidegate.actors.operators.operator import Operator
-from tidegate.actors.protocol.errors import OperatorError
+from tidegate.operators.functions.map_and_filter import FilterRows, Map
+from tidegate.operators.operator import Operator
+from tidegate.operators.tracing.code_rules import UntraceableError
+from tidegate.operators.tracing.trace import trace_filter, trace_map
+from tidegate.protocol.errors import OperatorError
 
 _SCHEMA = pa.schema(
     [

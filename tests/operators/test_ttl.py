@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from state_harness import COLUMNAR, WHOLE, Keyed, rows_of, stored, table
 
-from tidegate.actors.kernels.hashing import hash_columns
-from tidegate.actors.operators.state.keyed_state import KeyedState, ListState, MapState, ValueState
-from tidegate.actors.operators.state.reducing_state import AggregatingState, ReducingState
-from tidegate.actors.operators.state.state_types import SERIALIZER_KEY, Pickled
-from tidegate.actors.operators.state.ttl import StateTtl
-from tidegate.actors.state_backends.common.options import StateBackendOptions
+from tidegate.operators.state.keyed_state import KeyedState, ListState, MapState, ValueState
+from tidegate.operators.state.reducing_state import AggregatingState, ReducingState
+from tidegate.operators.state.state_types import SERIALIZER_KEY, Pickled
+from tidegate.operators.state.ttl import StateTtl
+from tidegate.state.common.options import StateBackendOptions
+from tidegate.state.kernels.hashing import hash_columns
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.state.snapshot import Cut

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tidegate.actors.operators.user_metrics import HISTOGRAM_VALUES_MAX, METRICS_MAX, QUANTILES, UserMetric, UserMetrics
 from tidegate.actors.runtimes.metrics.task_values import user_values
+from tidegate.operators.user_metrics import HISTOGRAM_VALUES_MAX, METRICS_MAX, QUANTILES, UserMetric, UserMetrics
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import OperatorUid
 

@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from operator_harness import context, opened
 
-from tidegate.actors.operators.source_splits import SourceSplits
-from tidegate.actors.operators.watermarks.watermark_generator import (
+from tidegate.operators.source_splits import SourceSplits
+from tidegate.operators.watermarks.watermark_generator import (
     WatermarkGenerator,
     check_event_time,
     check_timestamp_column,
     event_times_ms,
 )
-from tidegate.actors.protocol.errors import OperatorError
-from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
+from tidegate.protocol.errors import OperatorError
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.storage.errors import ConfigurationError
 
 

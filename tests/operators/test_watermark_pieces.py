@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.actors.operators.source_splits import DueByAge, as_they_are
-from tidegate.actors.operators.watermarks import watermark_pieces
-from tidegate.actors.operators.watermarks.watermark_pieces import Piece, Times, pieces_of
-from tidegate.actors.operators.windows.window_specs import (
+from tidegate.operators.source_splits import DueByAge, as_they_are
+from tidegate.operators.watermarks import watermark_pieces
+from tidegate.operators.watermarks.watermark_pieces import Piece, Times, pieces_of
+from tidegate.operators.windows.window_specs import (
     Cumulating,
     DueByWindows,
     EventTimeWindow,
@@ -20,7 +20,7 @@ from tidegate.actors.operators.windows.window_specs import (
     Sliding,
     Tumbling,
 )
-from tidegate.actors.protocol.stream_elements import MIN_WATERMARK_MS
+from tidegate.protocol.stream_elements import MIN_WATERMARK_MS
 
 TIMES = st.lists(st.integers(-200, 200) | st.just(MIN_WATERMARK_MS), min_size=1, max_size=60)
 BEFORE = st.just(MIN_WATERMARK_MS) | st.integers(-200, 200)

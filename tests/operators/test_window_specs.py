@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tidegate.actors.operators.windows.window_specs import (
+from tidegate.operators.windows.window_specs import (
     TIME_MS_MAX,
     Count,
     Cumulating,

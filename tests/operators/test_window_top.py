@@ -14,13 +14,13 @@ from operator_harness import opened
 from test_sliced_windows import windows_of
 from window_harness import Backend, Windows, dropped
 
-from tidegate.actors.operators.ranking.top_n import Ranking
-from tidegate.actors.operators.window_top import local_top, window_top
-from tidegate.actors.operators.window_top.local_top import LocalTop
-from tidegate.actors.operators.window_top.window_top import WindowTop
-from tidegate.actors.operators.windows.window_specs import Cumulating, Sliding, Tumbling
-from tidegate.actors.protocol.errors import OperatorError
-from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
+from tidegate.operators.ranking.top_n import Ranking
+from tidegate.operators.windows import local_top, window_top
+from tidegate.operators.windows.local_top import LocalTop
+from tidegate.operators.windows.window_specs import Cumulating, Sliding, Tumbling
+from tidegate.operators.windows.window_top import WindowTop
+from tidegate.protocol.errors import OperatorError
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.storage.errors import ConfigurationError
 
 SCHEMA = pa.schema([("k", pa.int64()), ("t", pa.int64()), ("x", pa.int64()), ("i", pa.int64())])

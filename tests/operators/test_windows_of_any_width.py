@@ -11,15 +11,15 @@ import pytest
 from user_functions import Product
 from window_harness import Backend, Windows
 
-from tidegate.actors.operators.aggregates import aggregate as tg
-from tidegate.actors.operators.aggregates.aggregate import Aggregate
-from tidegate.actors.operators.aggregates.functions.value_sets import with_value_sets
-from tidegate.actors.operators.operator import Operator
-from tidegate.actors.operators.windows.count_windows import CountWindows
-from tidegate.actors.operators.windows.session_windows import SessionWindows
-from tidegate.actors.operators.windows.sliced_windows import SlicedWindows
-from tidegate.actors.operators.windows.window_specs import Count, Cumulating, Session, Sliding, Tumbling
-from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
+from tidegate.operators.aggregates import aggregate as tg
+from tidegate.operators.aggregates.aggregate import Aggregate
+from tidegate.operators.aggregates.functions.value_sets import with_value_sets
+from tidegate.operators.operator import Operator
+from tidegate.operators.windows.count_windows import CountWindows
+from tidegate.operators.windows.session_windows import SessionWindows
+from tidegate.operators.windows.sliced_windows import SlicedWindows
+from tidegate.operators.windows.window_specs import Count, Cumulating, Session, Sliding, Tumbling
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
 
 _WHAT: Mapping[str, Aggregate] = {
     "least": tg.min("text"),

@@ -14,14 +14,14 @@ from frozen_tables import tables_of
 from hypothesis import strategies as st
 from operator_harness import context, kept_in
 
-from tidegate.actors.kernels.hashing import hash_columns
-from tidegate.actors.operators.operator import Operator
-from tidegate.actors.operators.window_functions.applied_counts import AppliedCounts, AppliedSlidingCounts
-from tidegate.actors.operators.window_functions.applied_sessions import AppliedSessions
-from tidegate.actors.operators.window_functions.applied_windows import AppliedWindows
-from tidegate.actors.operators.window_functions.window_buffer import WindowBuffer
-from tidegate.actors.operators.window_functions.window_calls import WindowCalls
-from tidegate.actors.operators.windows.window_specs import (
+from tidegate.actors.task.pipeline.partitioners import HashPartitioner
+from tidegate.operators.operator import Operator
+from tidegate.operators.windows.applied_counts import AppliedCounts, AppliedSlidingCounts
+from tidegate.operators.windows.applied_sessions import AppliedSessions
+from tidegate.operators.windows.applied_windows import AppliedWindows
+from tidegate.operators.windows.window_buffer import WindowBuffer
+from tidegate.operators.windows.window_calls import WindowCalls
+from tidegate.operators.windows.window_specs import (
     Clock,
     Count,
     Cumulating,
@@ -30,8 +30,8 @@ from tidegate.actors.operators.windows.window_specs import (
     Sliding,
     Tumbling,
 )
-from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
-from tidegate.actors.task.pipeline.partitioners import HashPartitioner
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
+from tidegate.state.kernels.hashing import hash_columns
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.state.key_groups import key_group_range, key_groups_of

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import tidegate as tg
 from tidegate import recovery
-from tidegate.offline import state_rows
+from tidegate.recovery.state_processor import state_rows
 
 SEEN = tg.ListState("seen", pa.int64())
 ROWS = st.lists(st.tuples(st.integers(0, 200), st.none() | st.lists(st.integers(0, 9), max_size=3)), max_size=40)

@@ -16,7 +16,7 @@ from dying_store import DiedError, deaths
 from typer.testing import Result
 
 from tidegate import recovery
-from tidegate.cli import app
+from tidegate.cli.main import app
 from tidegate.recovery.savepoints import write_savepoint
 from tidegate.storage.checkpoints.layout import CheckpointLayout
 from tidegate.storage.checkpoints.lease import Lease, write_lease

@@ -14,7 +14,7 @@ from typer.testing import Result
 
 import tidegate as tg
 from tidegate import recovery
-from tidegate.cli import app
+from tidegate.cli.main import app
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 

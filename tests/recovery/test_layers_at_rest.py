@@ -13,7 +13,7 @@ from command_line import CommandRunner
 from layers_on_disk import applied, complete_layer
 
 from tidegate import recovery
-from tidegate.cli import app
+from tidegate.cli.main import app
 from tidegate.recovery.savepoints import write_savepoint
 from tidegate.storage.checkpoints.layout import CheckpointLayout
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata

@@ -13,7 +13,7 @@ from checkpoints_on_disk import MAX_PARALLELISM, UID, complete, flip_bit
 from command_line import CommandRunner
 
 from tidegate import recovery
-from tidegate.cli import app
+from tidegate.cli.main import app
 from tidegate.recovery.savepoints import write_savepoint
 from tidegate.storage.checkpoints.layout import CheckpointLayout
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata

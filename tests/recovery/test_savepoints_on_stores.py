@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 from any_permit import ANY_PERMIT, any_permit
 
-from tidegate.offline.relocation import relocate
 from tidegate.recovery.checkpoints import verify
 from tidegate.recovery.cleanup.deletion import delete
 from tidegate.recovery.savepoints import clear_folder, discard_savepoint, write_savepoint
+from tidegate.recovery.state_processor.relocation import relocate
 from tidegate.storage.checkpoints.layout import METADATA_NAME, CheckpointLayout
 from tidegate.storage.checkpoints.metadata import (
     METADATA_VERSION,

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from restored_graphs import REBALANCE, checkpoint_of, complete, graph_of
 
-from tidegate.actors.operators.operator import OperatorContext
-from tidegate.actors.operators.rows.process_functions import ProcessContext, ProcessFunction
-from tidegate.actors.operators.rows.process_operator import ProcessOperator
-from tidegate.actors.operators.state.keyed_state import ListState, MapState
-from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.restore.restore_task import restore_task
+from tidegate.operators.functions.process_functions import ProcessContext, ProcessFunction
+from tidegate.operators.functions.process_operator import ProcessOperator
+from tidegate.operators.operator import OperatorContext
+from tidegate.operators.state.keyed_state import ListState, MapState
+from tidegate.protocol.identity import TaskId
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import CheckpointId, OperatorUid, SubtaskIndex, VertexId
 from tidegate.storage.state.snapshot import Cut, StateTable

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 from restored_graphs import BY_KEY, FORWARD, REBALANCE, Edge, check_fits, checkpoint_of, complete, graph_of
 
-from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.restore.restore_task import RestoredTask, restore_task
-from tidegate.actors.sources.source import SourceSplit
 from tidegate.actors.task.pipeline.split_positions import FrozenPositions, SplitPosition, positions_from_tables
+from tidegate.connectors.source import SourceSplit
+from tidegate.protocol.identity import TaskId
 from tidegate.storage.checkpoints.metadata import StateHandle, StateKind
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store

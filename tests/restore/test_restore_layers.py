@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from restored_graphs import BY_KEY, MAX_PARALLELISM, check_fits, checkpoint_of, complete, graph_of
 
-from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.restore.restore_task import restore_task
+from tidegate.protocol.identity import TaskId
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, NativeState, StateHandle
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store

@@ -9,13 +9,13 @@ import pyarrow as pa
 import pytest
 from restored_graphs import BY_KEY, MAX_PARALLELISM, checkpoint_of, complete, graph_of
 
-from tidegate.actors.kernels.hashing import hash_columns
-from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.restore.restore_task import restore_task
-from tidegate.actors.state_backends.common.backend import KeyedBackend
-from tidegate.actors.state_backends.common.cells import CellSpec, ValueCells
-from tidegate.actors.state_backends.common.options import BackendPlace, StateBackendOptions
-from tidegate.actors.state_backends.factory import open_backend
+from tidegate.protocol.identity import TaskId
+from tidegate.state.common.backend import KeyedBackend
+from tidegate.state.common.cells import CellSpec, ValueCells
+from tidegate.state.common.options import BackendPlace, StateBackendOptions
+from tidegate.state.factory import open_backend
+from tidegate.state.kernels.hashing import hash_columns
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata
 from tidegate.storage.errors import CorruptionError
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store

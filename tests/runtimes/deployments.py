@@ -13,18 +13,18 @@ from ray_fakes import SINK, SOURCE, LaterMailbox, Method, source_to_sink
 
 from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.coordinator.messages import instructions as do
-from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.runtimes.ray.coordinator.attempt_supervisor import AttemptSupervisor
-from tidegate.actors.runtimes.ray.fleet.fleet import Fleet
-from tidegate.actors.runtimes.ray.fleet.member import Member
-from tidegate.actors.runtimes.ray.fleet_options import FleetOptions, SlotPlacement
-from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
-from tidegate.actors.runtimes.ray.process.outbox import Ended
-from tidegate.actors.runtimes.ray.process.outcome import Outcome
-from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
-from tidegate.actors.runtimes.ray.slots.job_slots import JobSlots
-from tidegate.actors.runtimes.ray.slots.slots_elsewhere import NOWHERE, Nodes
+from tidegate.actors.ray.coordinator.attempt_supervisor import AttemptSupervisor
+from tidegate.actors.ray.fleet.fleet import Fleet
+from tidegate.actors.ray.fleet.member import Member
+from tidegate.actors.ray.fleet_options import FleetOptions, SlotPlacement
+from tidegate.actors.ray.process.mailbox import Mailbox
+from tidegate.actors.ray.process.outbox import Ended
+from tidegate.actors.ray.process.outcome import Outcome
+from tidegate.actors.ray.process.process_info import ProcessInfo
+from tidegate.actors.ray.slots.job_slots import JobSlots
+from tidegate.actors.ray.slots.slots_elsewhere import NOWHERE, Nodes
 from tidegate.actors.task.messages import events as ev
+from tidegate.protocol.identity import TaskId
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import AttemptNumber, CheckpointId
 

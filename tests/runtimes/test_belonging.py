@@ -19,14 +19,14 @@ from ray_fakes import (
     task_processes,
 )
 
-from tidegate.actors.runtimes.ray.coordinator.attempt_supervisor import AttemptSupervisor
-from tidegate.actors.runtimes.ray.fleet.fleet import Fleet
-from tidegate.actors.runtimes.ray.fleet.member import Member
-from tidegate.actors.runtimes.ray.fleet_options import FleetOptions
-from tidegate.actors.runtimes.ray.process import belonging
-from tidegate.actors.runtimes.ray.process.belonging import Belonging, Denials, Known, Step
-from tidegate.actors.runtimes.ray.process.orders import Order
-from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
+from tidegate.actors.ray.coordinator.attempt_supervisor import AttemptSupervisor
+from tidegate.actors.ray.fleet.fleet import Fleet
+from tidegate.actors.ray.fleet.member import Member
+from tidegate.actors.ray.fleet_options import FleetOptions
+from tidegate.actors.ray.process import belonging
+from tidegate.actors.ray.process.belonging import Belonging, Denials, Known, Step
+from tidegate.actors.ray.process.orders import Order
+from tidegate.actors.ray.process.process_info import ProcessInfo
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import AttemptNumber, Generation
 

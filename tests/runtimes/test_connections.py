@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 from waiting import received, until
 
-from tidegate.actors.runtimes.ray.exchange import connections as module
-from tidegate.actors.runtimes.ray.exchange.connections import Connection, Connections
-from tidegate.actors.runtimes.ray.exchange.link import LARGE_BYTES, Kind, Message
+from tidegate.actors.ray.exchange import connections as module
+from tidegate.actors.ray.exchange.connections import Connection, Connections
+from tidegate.actors.ray.exchange.link import LARGE_BYTES, Kind, Message
 
 TIMEOUT_S = 240.0
 SECRET = b"the secret of the job"
@@ -274,8 +274,8 @@ def test_a_connection_that_is_closed_while_both_live_is_heard_of_by_both(pair: t
 
 _OTHER = """
 import sys, threading, queue
-from tidegate.actors.runtimes.ray.exchange.connections import Connections
-from tidegate.actors.runtimes.ray.exchange.link import Kind
+from tidegate.actors.ray.exchange.connections import Connections
+from tidegate.actors.ray.exchange.link import Kind
 heard = queue.SimpleQueue()
 class Ear:
     def connected(self, connection): self.connection = connection

@@ -7,8 +7,8 @@ from concurrent.futures import Future
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError
 
-from tidegate.actors.runtimes.ray.fleet.member import Member, reason_of
-from tidegate.actors.runtimes.ray.process.death_words import death_of, memory_death, went_with_its_node
+from tidegate.actors.ray.fleet.member import Member, reason_of
+from tidegate.actors.ray.process.death_words import death_of, memory_death, went_with_its_node
 
 HEAD = "The actor died unexpectedly before finishing this task.\n\tclass_name: A\n\tactor_id: 3f37\n\tpid: 31865\n"
 

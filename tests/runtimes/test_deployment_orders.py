@@ -7,10 +7,10 @@ from deployments import FIRST, SECOND, Deployed, failed_tasks, started
 from ray_fakes import SINK, SOURCE
 
 from tidegate.actors.coordinator.messages import instructions as do
-from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.runtimes.ray.fleet.member import Member
-from tidegate.actors.runtimes.ray.process.orders import Order, Peer
-from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
+from tidegate.actors.ray.fleet.member import Member
+from tidegate.actors.ray.process.orders import Order, Peer
+from tidegate.actors.ray.process.process_info import ProcessInfo
+from tidegate.protocol.identity import TaskId
 
 TASKS = (SOURCE, SINK)
 

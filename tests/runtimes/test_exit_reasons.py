@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from ray.exceptions import ActorDiedError
 
-from tidegate.actors.runtimes.ray.fleet.member import Member, reason_of
-from tidegate.actors.runtimes.ray.process import exit_reasons
-from tidegate.actors.runtimes.ray.process.exit_reasons import Witness, end_text, last_lines
-from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
+from tidegate.actors.ray.fleet.member import Member, reason_of
+from tidegate.actors.ray.process import exit_reasons
+from tidegate.actors.ray.process.exit_reasons import Witness, end_text, last_lines
+from tidegate.actors.ray.process.process_info import ProcessInfo
 
 SEGFAULT = """\
 :job_id:01000000

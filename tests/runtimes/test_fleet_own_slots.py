@@ -14,15 +14,15 @@ from ray.util.placement_group import PlacementGroup
 from ray_fakes import SINK, SINK_WORKER, SOURCE, SOURCE_WORKER, Method, source_to_sink
 
 import tidegate as tg
+from tidegate.actors.drivers.process_settings import Standbys
 from tidegate.actors.graph.resources import Resources
-from tidegate.actors.hosts.process_settings import Standbys
-from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.runtimes.ray.fleet.fleet import Fleet
-from tidegate.actors.runtimes.ray.fleet.member import Member, places_of
-from tidegate.actors.runtimes.ray.fleet_options import FleetOptions, SlotPlacement
-from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
-from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime
-from tidegate.actors.runtimes.ray.slots.job_slots import Slot
+from tidegate.actors.ray.fleet.fleet import Fleet
+from tidegate.actors.ray.fleet.member import Member, places_of
+from tidegate.actors.ray.fleet_options import FleetOptions, SlotPlacement
+from tidegate.actors.ray.process.process_info import ProcessInfo
+from tidegate.actors.ray.ray_runtime import RayRuntime
+from tidegate.actors.ray.slots.job_slots import Slot
+from tidegate.protocol.identity import TaskId
 from tidegate.storage.files.file_system_store import open_store
 
 PLACEMENT = SlotPlacement(cast(PlacementGroup, "common"), (0,))

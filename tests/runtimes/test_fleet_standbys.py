@@ -16,16 +16,16 @@ from ray_fakes import SINK, SINK_WORKER, SOURCE, SOURCE_WORKER, Method, source_t
 
 import tidegate as tg
 from tidegate.actors.coordinator.job.job_spec import RestorePoint
-from tidegate.actors.hosts.process_settings import Standbys
-from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.runtimes.ray.fleet.fleet import Fleet
-from tidegate.actors.runtimes.ray.fleet.inheritance import Found
-from tidegate.actors.runtimes.ray.fleet.member import Member
-from tidegate.actors.runtimes.ray.fleet_options import FleetOptions, SlotPlacement
-from tidegate.actors.runtimes.ray.process.orders import Held
-from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
-from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime
-from tidegate.actors.runtimes.ray.slots.job_slots import Slot
+from tidegate.actors.drivers.process_settings import Standbys
+from tidegate.actors.ray.fleet.fleet import Fleet
+from tidegate.actors.ray.fleet.inheritance import Found
+from tidegate.actors.ray.fleet.member import Member
+from tidegate.actors.ray.fleet_options import FleetOptions, SlotPlacement
+from tidegate.actors.ray.process.orders import Held
+from tidegate.actors.ray.process.process_info import ProcessInfo
+from tidegate.actors.ray.ray_runtime import RayRuntime
+from tidegate.actors.ray.slots.job_slots import Slot
+from tidegate.protocol.identity import TaskId
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId
 
@@ -302,9 +302,7 @@ def test_the_settings_of_a_job_come_before_those_of_its_environment(
     tmp_path: Path, environment: Standbys, job: Standbys | None, kept: int
 ) -> None:
     """Three tasks, and two free slots."""
-    checkpoints = tg.CheckpointConfig(
-        storage=str(tmp_path), standbys=job, slot_request_timeout="1min"
-    )
+    checkpoints = tg.CheckpointConfig(storage=str(tmp_path), standbys=job, slot_request_timeout="1min")
     with tg.StreamEnvironment.local() as env:
         env.from_batches(pa.table({"k": [1]}), parallelism=2).collect()
         submission = env.plan("job", checkpoints=checkpoints)

@@ -13,17 +13,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.actors.protocol.stream_elements import Barrier, Element, EndOfPartition, Watermark
-from tidegate.actors.runtimes.ray.exchange.extents import ALIGNMENT, Extents
-from tidegate.actors.runtimes.ray.exchange.frames import FrameReader, FrameWriter, OneSchema, Place
-from tidegate.actors.runtimes.ray.exchange.messages import (
+from tidegate.actors.ray.exchange.extents import ALIGNMENT, Extents
+from tidegate.actors.ray.exchange.frames import FrameReader, FrameWriter, OneSchema, Place
+from tidegate.actors.ray.exchange.messages import (
     FramePacker,
     Head,
     pack_credit,
     unpack_credit,
     unpack_frame,
 )
-from tidegate.actors.runtimes.ray.exchange.shared_segment import FRAMES_MAX, ForeignSegment, OwnSegment
+from tidegate.actors.ray.exchange.shared_segment import FRAMES_MAX, ForeignSegment, OwnSegment
+from tidegate.protocol.stream_elements import Barrier, Element, EndOfPartition, Watermark
 from tidegate.storage.errors import ProtocolError
 from tidegate.storage.ids import CheckpointId
 

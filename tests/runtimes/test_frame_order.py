@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from ray_fakes import FIRST, ROWS, SINK, task_processes
 
 from tidegate.actors.coordinator.messages.events import TaskReachedEndOfData
-from tidegate.actors.protocol.identity import ChannelId
-from tidegate.actors.protocol.stream_elements import EndOfData, EndOfPartition, Watermark
-from tidegate.actors.runtimes.ray.task import frame_order
-from tidegate.actors.runtimes.ray.task.frame_order import GAP_MS_MAX, FrameOrder, OrderedFrames
-from tidegate.actors.runtimes.ray.task.worker_actor import WorkerProcess
+from tidegate.actors.ray.task import frame_order
+from tidegate.actors.ray.task.frame_order import GAP_MS_MAX, FrameOrder, OrderedFrames
+from tidegate.actors.ray.task.worker_actor import WorkerProcess
 from tidegate.actors.task.channels.input_gate import InputChannel
 from tidegate.actors.task.messages.events import FrameArrived
+from tidegate.protocol.identity import ChannelId
+from tidegate.protocol.stream_elements import EndOfData, EndOfPartition, Watermark
 from tidegate.storage.errors import ProtocolError
 from tidegate.storage.ids import SubtaskIndex
 

@@ -9,16 +9,16 @@ from typing import cast
 import pytest
 from ray_fakes import SINK, SINK_WORKER, SOURCE_WORKER, LaterMailbox, Method, source_to_sink
 
-from tidegate.actors.hosts.heartbeat_settings import HeartbeatSettings
-from tidegate.actors.runtimes.ray.fleet import given_up, heartbeats
-from tidegate.actors.runtimes.ray.fleet.fleet import Fleet
-from tidegate.actors.runtimes.ray.fleet.given_up import GivenUp
-from tidegate.actors.runtimes.ray.fleet.heartbeats import Heartbeats
-from tidegate.actors.runtimes.ray.fleet.member import Member
-from tidegate.actors.runtimes.ray.fleet_options import FleetOptions
-from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
-from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
-from tidegate.actors.runtimes.ray.process.signs_of_life import Pulse
+from tidegate.actors.drivers.heartbeat_settings import HeartbeatSettings
+from tidegate.actors.ray.fleet import given_up, heartbeats
+from tidegate.actors.ray.fleet.fleet import Fleet
+from tidegate.actors.ray.fleet.given_up import GivenUp
+from tidegate.actors.ray.fleet.heartbeats import Heartbeats
+from tidegate.actors.ray.fleet.member import Member
+from tidegate.actors.ray.fleet_options import FleetOptions
+from tidegate.actors.ray.process.mailbox import Mailbox
+from tidegate.actors.ray.process.process_info import ProcessInfo
+from tidegate.actors.ray.process.signs_of_life import Pulse
 from tidegate.storage.files.file_system_store import open_store
 
 SETTINGS = HeartbeatSettings(interval_ms=1_000, timeout_ms=3_000)

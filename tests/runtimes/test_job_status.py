@@ -9,10 +9,10 @@ import pytest
 from ray.exceptions import RayActorError
 
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState, JobStatus
-from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.runtimes.ray.driver import ray_job
-from tidegate.actors.runtimes.ray.driver.ray_job import RayJob
+from tidegate.actors.ray.driver import ray_job
+from tidegate.actors.ray.driver.ray_job import RayJob
 from tidegate.actors.runtimes.running_job import JobCard, not_taken, progress_of
+from tidegate.protocol.identity import TaskId
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import JobId, VertexId

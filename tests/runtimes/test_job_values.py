@@ -10,6 +10,8 @@ import yaml
 from coordinators import Coordinator, spec
 
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState, JobStatus
+from tidegate.actors.ray.coordinator import job_metrics
+from tidegate.actors.ray.coordinator.job_metrics import JobMetrics
 from tidegate.actors.runtimes.metrics import page
 from tidegate.actors.runtimes.metrics import registry as m
 from tidegate.actors.runtimes.metrics.job_values import (
@@ -21,8 +23,6 @@ from tidegate.actors.runtimes.metrics.job_values import (
 )
 from tidegate.actors.runtimes.metrics.recovery_times import Recovery
 from tidegate.actors.runtimes.metrics.registry import JOB_VALUES, METRICS, Metric
-from tidegate.actors.runtimes.ray.coordinator import job_metrics
-from tidegate.actors.runtimes.ray.coordinator.job_metrics import JobMetrics
 from tidegate.actors.runtimes.running_job import progress_of
 
 ROOT = Path(__file__).parents[2]

@@ -11,11 +11,11 @@ from coordinators import SPEC
 from ray_fakes import SINK, SOURCE, LaterMailbox
 
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState, JobStatus, PendingCheckpoint
-from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.runtimes.ray.fleet.late_checkpoints import LateCheckpoints
-from tidegate.actors.runtimes.ray.fleet.late_deployments import LateDeployments
-from tidegate.actors.runtimes.ray.fleet.late_tasks import ASKED_MAX, LATE_MS, SILENT, LateTasks
-from tidegate.actors.runtimes.ray.process.stacks import own_threads
+from tidegate.actors.ray.fleet.late_checkpoints import LateCheckpoints
+from tidegate.actors.ray.fleet.late_deployments import LateDeployments
+from tidegate.actors.ray.fleet.late_tasks import ASKED_MAX, LATE_MS, SILENT, LateTasks
+from tidegate.actors.ray.process.stacks import own_threads
+from tidegate.protocol.identity import TaskId
 from tidegate.storage.ids import AttemptNumber, CheckpointId, SubtaskIndex, VertexId
 
 

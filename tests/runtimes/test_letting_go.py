@@ -9,10 +9,10 @@ from typing import Any, cast
 import pytest
 from ray_fakes import SINK, SOURCE, LaterMailbox, Method
 
-from tidegate.actors.runtimes.ray.fleet.letting_go import LettingGo
-from tidegate.actors.runtimes.ray.fleet.member import Member
-from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
-from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
+from tidegate.actors.ray.fleet.letting_go import LettingGo
+from tidegate.actors.ray.fleet.member import Member
+from tidegate.actors.ray.process.mailbox import Mailbox
+from tidegate.actors.ray.process.process_info import ProcessInfo
 from tidegate.storage.ids import AttemptNumber, Generation
 
 ATTEMPT, GENERATION = AttemptNumber(3), Generation(2)

@@ -14,9 +14,9 @@ from ray_fakes import FIRST, SINK, TIMEOUT_S, Method, Process, task_processes
 from waiting import received, until
 
 from tidegate.actors.coordinator.messages import events as co
-from tidegate.actors.runtimes.ray.exchange import line as module
-from tidegate.actors.runtimes.ray.exchange.connections import Connections
-from tidegate.actors.runtimes.ray.exchange.line import COORDINATOR, Line
+from tidegate.actors.ray.exchange import line as module
+from tidegate.actors.ray.exchange.connections import Connections
+from tidegate.actors.ray.exchange.line import COORDINATOR, Line
 from tidegate.actors.task.messages import events as ev
 from tidegate.storage.ids import Generation
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.actors.runtimes.ray.exchange import link as links
-from tidegate.actors.runtimes.ray.exchange.link import LARGE_BYTES, MESSAGE_BYTES_MAX, PIECES_MAX, Kind, Link, Message
+from tidegate.actors.ray.exchange import link as links
+from tidegate.actors.ray.exchange.link import LARGE_BYTES, MESSAGE_BYTES_MAX, PIECES_MAX, Kind, Link, Message
 from tidegate.storage.errors import ProtocolError
 
 PROOF = b"1" * 16

@@ -20,17 +20,17 @@ from ray_fakes import (
     source_to_sink,
 )
 
-from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.runtimes.ray.fleet import lost_nodes, reconnections
-from tidegate.actors.runtimes.ray.fleet.fleet import Fleet
-from tidegate.actors.runtimes.ray.fleet.lost_nodes import LostNodes
-from tidegate.actors.runtimes.ray.fleet.member import Member
-from tidegate.actors.runtimes.ray.fleet.reconnections import ASKED_MS_MAX, BREAKS_MAX, FAILURES_MAX, Reconnections
-from tidegate.actors.runtimes.ray.fleet.suspect_nodes import SUSPECT_MS_MAX, SuspectNodes
-from tidegate.actors.runtimes.ray.fleet_options import FleetOptions, SlotPlacement
-from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
-from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
-from tidegate.actors.runtimes.ray.slots.job_slots import Slot
+from tidegate.actors.ray.fleet import lost_nodes, reconnections
+from tidegate.actors.ray.fleet.fleet import Fleet
+from tidegate.actors.ray.fleet.lost_nodes import LostNodes
+from tidegate.actors.ray.fleet.member import Member
+from tidegate.actors.ray.fleet.reconnections import ASKED_MS_MAX, BREAKS_MAX, FAILURES_MAX, Reconnections
+from tidegate.actors.ray.fleet.suspect_nodes import SUSPECT_MS_MAX, SuspectNodes
+from tidegate.actors.ray.fleet_options import FleetOptions, SlotPlacement
+from tidegate.actors.ray.process.mailbox import Mailbox
+from tidegate.actors.ray.process.process_info import ProcessInfo
+from tidegate.actors.ray.slots.job_slots import Slot
+from tidegate.protocol.identity import TaskId
 from tidegate.storage.files.file_system_store import open_store
 
 TIMEOUT_MS = 10_000

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ray_fakes import FIRST, SINK, SOURCE, task_processes
 
 from tidegate.actors.coordinator.messages import events as co
-from tidegate.actors.runtimes.ray.process.obedience import Obedience
+from tidegate.actors.ray.process.obedience import Obedience
 from tidegate.storage.ids import AttemptNumber, Generation
 
 SECOND, THIRD = AttemptNumber(1), AttemptNumber(2)

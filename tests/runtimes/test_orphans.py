@@ -6,10 +6,10 @@ import pytest
 import ray
 from waiting import until
 
-from tidegate.actors.runtimes.ray.fleet.fleet import worker_actor
-from tidegate.actors.runtimes.ray.fleet.named_actors import find_actor
-from tidegate.actors.runtimes.ray.process.calls import NAMESPACE
-from tidegate.actors.runtimes.ray.process.orphans import ActorRow, end_orphans, orphans
+from tidegate.actors.ray.fleet.fleet import worker_actor
+from tidegate.actors.ray.fleet.named_actors import find_actor
+from tidegate.actors.ray.process.calls import NAMESPACE
+from tidegate.actors.ray.process.orphans import ActorRow, end_orphans, orphans
 
 WAITS = ActorRow("job/rows (1/2)#0", "WorkerProcess", "01", "PENDING_CREATION")
 

@@ -12,12 +12,12 @@ from ray_fakes import CHECKPOINT, FIRST, ROWS, SINK, SOURCE, TIMEOUT_S, Process,
 from waiting import until, watched
 
 from tidegate.actors.coordinator.messages import events as co
-from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.runtimes.ray.exchange import connections
-from tidegate.actors.runtimes.ray.exchange.peer_links import PeerLink, Way
-from tidegate.actors.runtimes.ray.process.orders import Peer
-from tidegate.actors.runtimes.ray.task import worker_actor as ray_worker
+from tidegate.actors.ray.exchange import connections
+from tidegate.actors.ray.exchange.peer_links import PeerLink, Way
+from tidegate.actors.ray.process.orders import Peer
+from tidegate.actors.ray.task import worker_actor as ray_worker
 from tidegate.actors.task.messages import events as ev
+from tidegate.protocol.identity import TaskId
 from tidegate.storage.ids import AttemptNumber, Generation
 
 SECOND, THIRD = AttemptNumber(1), AttemptNumber(2)

@@ -8,11 +8,11 @@ import pytest
 from ray_fakes import LaterMailbox
 from waiting import until
 
-from tidegate.actors.hosts.heartbeat_settings import HeartbeatSettings
-from tidegate.actors.runtimes.ray.fleet.heartbeat_monitor import HeartbeatMonitor
-from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
-from tidegate.actors.runtimes.ray.slots.missing_room import NodeRoom
-from tidegate.actors.runtimes.ray.slots.pending_demand import (
+from tidegate.actors.drivers.heartbeat_settings import HeartbeatSettings
+from tidegate.actors.ray.fleet.heartbeat_monitor import HeartbeatMonitor
+from tidegate.actors.ray.process.mailbox import Mailbox
+from tidegate.actors.ray.slots.missing_room import NodeRoom
+from tidegate.actors.ray.slots.pending_demand import (
     BUSY_MS,
     LOOK_EVERY_MS,
     DemandForCalls,

@@ -14,10 +14,10 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutErro
 
 from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointStatistics
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
-from tidegate.actors.runtimes.ray.coordinator import answers as ray_answers
-from tidegate.actors.runtimes.ray.coordinator.answers import LOST, Answers, JobView
-from tidegate.actors.runtimes.ray.driver import ray_job
-from tidegate.actors.runtimes.ray.driver.ray_job import RayJob
+from tidegate.actors.ray.coordinator import answers as ray_answers
+from tidegate.actors.ray.coordinator.answers import LOST, Answers, JobView
+from tidegate.actors.ray.driver import ray_job
+from tidegate.actors.ray.driver.ray_job import RayJob
 from tidegate.actors.runtimes.running_job import Answer, JobCard, JobProgress, SnapshotRequest, progress_of
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.errors import CheckpointError, JobFailedError

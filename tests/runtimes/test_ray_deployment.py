@@ -15,17 +15,17 @@ from waiting import until
 
 from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.coordinator.messages import instructions as do
-from tidegate.actors.protocol.errors import OperatorError
-from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.runtimes.ray.coordinator import attempt_supervisor
-from tidegate.actors.runtimes.ray.fleet import lost_nodes
-from tidegate.actors.runtimes.ray.fleet.member import Member
-from tidegate.actors.runtimes.ray.fleet.reconnections import FAILURES_MAX
-from tidegate.actors.runtimes.ray.fleet_options import SlotPlacement
-from tidegate.actors.runtimes.ray.process.outbox import Ended
-from tidegate.actors.runtimes.ray.process.outcome import Outcome
-from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
+from tidegate.actors.ray.coordinator import attempt_supervisor
+from tidegate.actors.ray.fleet import lost_nodes
+from tidegate.actors.ray.fleet.member import Member
+from tidegate.actors.ray.fleet.reconnections import FAILURES_MAX
+from tidegate.actors.ray.fleet_options import SlotPlacement
+from tidegate.actors.ray.process.outbox import Ended
+from tidegate.actors.ray.process.outcome import Outcome
+from tidegate.actors.ray.process.process_info import ProcessInfo
 from tidegate.actors.task.messages import events as ev
+from tidegate.protocol.errors import OperatorError
+from tidegate.protocol.identity import TaskId
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import CheckpointId
 

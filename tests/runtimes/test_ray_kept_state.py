@@ -10,9 +10,9 @@ import pytest
 from ray_fakes import FIRST, SINK, SOURCE, Process, task_processes
 
 from tidegate.actors.coordinator.messages import events as co
-from tidegate.actors.hosts.task.task_host import TaskHost
-from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.runtimes.ray.task import worker_actor
+from tidegate.actors.drivers.task_host import TaskHost
+from tidegate.actors.ray.task import worker_actor
+from tidegate.protocol.identity import TaskId
 from tidegate.storage.ids import AttemptNumber
 
 _SECOND = AttemptNumber(FIRST + 1)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tidegate.actors.ray.metrics import labels, set_gauge
 from tidegate.actors.runtimes.metrics import registry as m
-from tidegate.actors.runtimes.ray.metrics import labels, set_gauge
 
 
 @pytest.mark.parametrize("name", ["Zählung", "ключ", "price < 10 …", "🦆"])

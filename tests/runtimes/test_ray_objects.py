@@ -11,12 +11,12 @@ import pyarrow as pa
 import pytest
 import ray
 
+from tidegate.actors.drivers.log_lines import LogSettings
 from tidegate.actors.graph.stream_graph import StreamNode, translate
-from tidegate.actors.hosts.log_lines import LogSettings
-from tidegate.actors.operators.batches.map_and_filter import MapBatches
-from tidegate.actors.runtimes.ray.driver.detached import warn_of_ray_objects
-from tidegate.actors.runtimes.ray.process import actor_log
-from tidegate.actors.sources.memory_source import MemorySource
+from tidegate.actors.ray.driver.detached import warn_of_ray_objects
+from tidegate.actors.ray.process import actor_log
+from tidegate.connectors.memory_source import MemorySource
+from tidegate.operators.functions.map_and_filter import MapBatches
 from tidegate.storage.ids import OperatorUid
 
 

@@ -27,26 +27,26 @@ from ray_fakes import (
 from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
 from tidegate.actors.graph.slot_plan import WorkerId, slot_plan
-from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.protocol.stream_elements import EndOfData, EndOfPartition
-from tidegate.actors.runtimes.ray.coordinator import attempt_supervisor
-from tidegate.actors.runtimes.ray.coordinator.attempt_supervisor import AttemptSupervisor
-from tidegate.actors.runtimes.ray.fleet import inheritance
-from tidegate.actors.runtimes.ray.fleet.fleet import Fleet
-from tidegate.actors.runtimes.ray.fleet.inheritance import Found, by_worker
-from tidegate.actors.runtimes.ray.fleet.member import Member
-from tidegate.actors.runtimes.ray.fleet.reconnections import FAILURES_MAX
-from tidegate.actors.runtimes.ray.fleet_options import FleetOptions
-from tidegate.actors.runtimes.ray.process import lifeline
-from tidegate.actors.runtimes.ray.process.lifeline import Lifeline
-from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
-from tidegate.actors.runtimes.ray.process.orders import Held
-from tidegate.actors.runtimes.ray.process.outbox import WAITING_MAX, Ended, Outbox, Report
-from tidegate.actors.runtimes.ray.process.outcome import Outcome
-from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
-from tidegate.actors.runtimes.ray.slots.job_slots import JobSlots
-from tidegate.actors.runtimes.ray.task import worker_actor as ray_worker
+from tidegate.actors.ray.coordinator import attempt_supervisor
+from tidegate.actors.ray.coordinator.attempt_supervisor import AttemptSupervisor
+from tidegate.actors.ray.fleet import inheritance
+from tidegate.actors.ray.fleet.fleet import Fleet
+from tidegate.actors.ray.fleet.inheritance import Found, by_worker
+from tidegate.actors.ray.fleet.member import Member
+from tidegate.actors.ray.fleet.reconnections import FAILURES_MAX
+from tidegate.actors.ray.fleet_options import FleetOptions
+from tidegate.actors.ray.process import lifeline
+from tidegate.actors.ray.process.lifeline import Lifeline
+from tidegate.actors.ray.process.mailbox import Mailbox
+from tidegate.actors.ray.process.orders import Held
+from tidegate.actors.ray.process.outbox import WAITING_MAX, Ended, Outbox, Report
+from tidegate.actors.ray.process.outcome import Outcome
+from tidegate.actors.ray.process.process_info import ProcessInfo
+from tidegate.actors.ray.slots.job_slots import JobSlots
+from tidegate.actors.ray.task import worker_actor as ray_worker
 from tidegate.actors.task.messages import events as ev
+from tidegate.protocol.identity import TaskId
+from tidegate.protocol.stream_elements import EndOfData, EndOfPartition
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation, JobId
 

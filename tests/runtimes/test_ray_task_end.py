@@ -9,10 +9,10 @@ import pytest
 from ray_fakes import FIRST, ROWS, SINK, SOURCE, Process, Reference, task_processes
 
 from tidegate.actors.coordinator.messages import events as co
-from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.protocol.stream_elements import EndOfData, EndOfPartition
-from tidegate.actors.runtimes.ray.process.outbox import Report
-from tidegate.actors.runtimes.ray.process.outcome import Outcome
+from tidegate.actors.ray.process.outbox import Report
+from tidegate.actors.ray.process.outcome import Outcome
+from tidegate.protocol.identity import TaskId
+from tidegate.protocol.stream_elements import EndOfData, EndOfPartition
 
 
 @pytest.fixture

@@ -16,15 +16,15 @@ from rude import RAISED
 from waiting import received
 
 from tidegate.actors.coordinator.messages import events as co
-from tidegate.actors.hosts.task.task_effects import TaskEffects
-from tidegate.actors.hosts.task.task_host import TaskHost
-from tidegate.actors.hosts.threads import EXIT_FORKED
-from tidegate.actors.operators.batches.map_and_filter import MapBatches
-from tidegate.actors.operators.operator import Operator
-from tidegate.actors.runtimes.ray.process import mailbox as ray_mailbox
-from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
-from tidegate.actors.runtimes.ray.process.outcome import Outcome
-from tidegate.actors.runtimes.ray.task import worker_actor as ray_worker
+from tidegate.actors.drivers.task_effects import TaskEffects
+from tidegate.actors.drivers.task_host import TaskHost
+from tidegate.actors.drivers.threads import EXIT_FORKED
+from tidegate.actors.ray.process import mailbox as ray_mailbox
+from tidegate.actors.ray.process.mailbox import Mailbox
+from tidegate.actors.ray.process.outcome import Outcome
+from tidegate.actors.ray.task import worker_actor as ray_worker
+from tidegate.operators.functions.map_and_filter import MapBatches
+from tidegate.operators.operator import Operator
 from tidegate.storage.ids import AttemptNumber
 
 SECOND = AttemptNumber(FIRST + 1)

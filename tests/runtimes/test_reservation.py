@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tidegate.actors.runtimes.ray.slots import reservation
-from tidegate.actors.runtimes.ray.slots.missing_room import NodeRoom
-from tidegate.actors.runtimes.ray.slots.reservation import TELL_EVERY_S, check_fits, release, reserve
-from tidegate.actors.runtimes.ray.slots.wanted import Wanted
+from tidegate.actors.ray.slots import reservation
+from tidegate.actors.ray.slots.missing_room import NodeRoom
+from tidegate.actors.ray.slots.reservation import TELL_EVERY_S, check_fits, release, reserve
+from tidegate.actors.ray.slots.wanted import Wanted
 from tidegate.storage.errors import ConfigurationError
 
 WANTED = Wanted("job (slots of steps)", [{"CPU": 1.0, "GPU": 1.0}] * 2, ["score"] * 2, "SPREAD")

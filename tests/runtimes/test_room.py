@@ -11,11 +11,11 @@ import pytest
 from ray_fakes import LaterMailbox
 from waiting import received
 
-from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
-from tidegate.actors.runtimes.ray.slots import room as room_module
-from tidegate.actors.runtimes.ray.slots.job_slots import JobSlots
-from tidegate.actors.runtimes.ray.slots.missing_room import NodeRoom
-from tidegate.actors.runtimes.ray.slots.room import LOOK_EVERY_MS, Room, look_at, what_is_missing
+from tidegate.actors.ray.process.mailbox import Mailbox
+from tidegate.actors.ray.slots import room as room_module
+from tidegate.actors.ray.slots.job_slots import JobSlots
+from tidegate.actors.ray.slots.missing_room import NodeRoom
+from tidegate.actors.ray.slots.room import LOOK_EVERY_MS, Room, look_at, what_is_missing
 
 WAIT_MS_MAX = 60_000
 

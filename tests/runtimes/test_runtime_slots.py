@@ -13,12 +13,12 @@ from ray.util.placement_group import PlacementGroup
 
 import tidegate as tg
 from tidegate.actors.graph.slot_plan import Placement
-from tidegate.actors.runtimes.ray import ray_runtime
-from tidegate.actors.runtimes.ray.driver import ray_job
-from tidegate.actors.runtimes.ray.driver.ray_job import RayJob
-from tidegate.actors.runtimes.ray.fleet_options import FleetOptions, SlotPlacement
-from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime
-from tidegate.actors.runtimes.ray.slots.wanted import Wanted
+from tidegate.actors.ray import ray_runtime
+from tidegate.actors.ray.driver import ray_job
+from tidegate.actors.ray.driver.ray_job import RayJob
+from tidegate.actors.ray.fleet_options import FleetOptions, SlotPlacement
+from tidegate.actors.ray.ray_runtime import RayRuntime
+from tidegate.actors.ray.slots.wanted import Wanted
 from tidegate.actors.runtimes.running_job import Submission
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import JobId

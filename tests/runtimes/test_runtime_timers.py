@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from tidegate.actors.coordinator.job.job_spec import CheckpointSettings
 from tidegate.actors.coordinator.requests.request_decider import Demand, Pause, Start, decide
-from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
-from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
+from tidegate.actors.ray.process.mailbox import Mailbox
 from tidegate.actors.runtimes.timers import Timers
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.storage import clock
 
 HOUR_MS = 3_600_000

@@ -11,14 +11,14 @@ import sys
 import pyarrow as pa
 import pytest
 
-from tidegate.actors.runtimes.ray.exchange.frames import FrameReader, Place
-from tidegate.actors.runtimes.ray.exchange.shared_segment import ForeignSegment, OwnSegment
+from tidegate.actors.ray.exchange.frames import FrameReader, Place
+from tidegate.actors.ray.exchange.shared_segment import ForeignSegment, OwnSegment
 
 _SENDER = """
 import socket, sys
 import pyarrow as pa
-from tidegate.actors.runtimes.ray.exchange.frames import FrameWriter, OneSchema
-from tidegate.actors.runtimes.ray.exchange.shared_segment import OwnSegment
+from tidegate.actors.ray.exchange.frames import FrameWriter, OneSchema
+from tidegate.actors.ray.exchange.shared_segment import OwnSegment
 own, schema, rows = OwnSegment(2**18), OneSchema(), [pa.record_batch({"n": pa.array(range(1_000), pa.int64())})]
 assert schema.is_that_of(rows)
 place = FrameWriter(own).write(rows, schema)

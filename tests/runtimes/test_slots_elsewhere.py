@@ -11,15 +11,15 @@ from ray.exceptions import RaySystemError
 from ray.util.placement_group import PlacementGroup
 from ray_fakes import SINK, SINK_WORKER, SOURCE, SOURCE_WORKER, LaterMailbox, source_to_sink
 
-from tidegate.actors.runtimes.ray.fleet.fleet import Fleet
-from tidegate.actors.runtimes.ray.fleet.member import Member
-from tidegate.actors.runtimes.ray.fleet_options import FleetOptions, SlotPlacement
-from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
-from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
-from tidegate.actors.runtimes.ray.slots import bundle_nodes
-from tidegate.actors.runtimes.ray.slots.bundle_nodes import BundleNodes, nodes_of
-from tidegate.actors.runtimes.ray.slots.job_slots import Slot
-from tidegate.actors.runtimes.ray.slots.slots_elsewhere import bundles_elsewhere
+from tidegate.actors.ray.fleet.fleet import Fleet
+from tidegate.actors.ray.fleet.member import Member
+from tidegate.actors.ray.fleet_options import FleetOptions, SlotPlacement
+from tidegate.actors.ray.process.mailbox import Mailbox
+from tidegate.actors.ray.process.process_info import ProcessInfo
+from tidegate.actors.ray.slots import bundle_nodes
+from tidegate.actors.ray.slots.bundle_nodes import BundleNodes, nodes_of
+from tidegate.actors.ray.slots.job_slots import Slot
+from tidegate.actors.ray.slots.slots_elsewhere import bundles_elsewhere
 from tidegate.storage.files.file_system_store import open_store
 
 NODES = {0: "north", 1: "south", 2: "west"}

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.actors.hosts.process_settings import Standbys
-from tidegate.actors.runtimes.ray.fleet.standby_plan import (
+from tidegate.actors.drivers.process_settings import Standbys
+from tidegate.actors.ray.fleet.standby_plan import (
     AUTO_MAX,
     Place,
     best_follower,

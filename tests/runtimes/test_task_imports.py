@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from tidegate.actors.kernels.key_index.word_index import WordIndex
+from tidegate.state.key_index.word_index import WordIndex
 
 OF_OTHERS = (
     "tidegate.actors.coordinator.messages.instructions",
@@ -26,8 +26,8 @@ COMPILER = "numba"
 
 PROGRAM = f"""
 import sys
-import tidegate.actors.runtimes.ray.task.worker_actor
-from tidegate.actors.kernels.key_index.word_index import WordIndex
+import tidegate.actors.ray.task.worker_actor
+from tidegate.state.key_index.word_index import WordIndex
 import numpy as np
 loaded = [name for name in {OF_OTHERS!r} if name in sys.modules]
 assert not loaded, f"a task loads {{loaded}}"

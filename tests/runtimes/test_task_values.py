@@ -7,11 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from tidegate.actors.drivers.task_host import TaskHost
 from tidegate.actors.graph.stream_graph import StreamNode, translate
-from tidegate.actors.hosts.task.task_host import TaskHost
-from tidegate.actors.protocol.identity import ChannelId, TaskId
-from tidegate.actors.protocol.snapshot_metrics import SnapshotMetrics
-from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, Watermark
 from tidegate.actors.runtimes.metrics import registry as m
 from tidegate.actors.runtimes.metrics.task_values import (
     TaskMeter,
@@ -25,12 +22,15 @@ from tidegate.actors.runtimes.metrics.task_values import (
     totals_of,
 )
 from tidegate.actors.runtimes.vertex_metrics import SubtaskMetrics
-from tidegate.actors.sources.memory_source import MemorySource
-from tidegate.actors.state_backends.common.state_size import StateSize
 from tidegate.actors.task.channels.output_gate import BufferLimits, OutputGate
 from tidegate.actors.task.channels.watermark_valve import WatermarkValve
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as do
+from tidegate.connectors.memory_source import MemorySource
+from tidegate.protocol.identity import ChannelId, TaskId
+from tidegate.protocol.snapshot_metrics import SnapshotMetrics
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, Watermark
+from tidegate.state.common.state_size import StateSize
 from tidegate.storage.files.request_counts import RequestCounts
 from tidegate.storage.ids import AttemptNumber, OperatorUid, SubtaskIndex, VertexId
 

@@ -17,21 +17,21 @@ from ray._private import arrow_serialization
 from ray_fakes import LaterMailbox, Method, Reference
 from waiting import until
 
-from tidegate.actors.hosts.transport import Transport
-from tidegate.actors.hosts.worker import QueueTransport
-from tidegate.actors.protocol.identity import ChannelId, TaskId
-from tidegate.actors.protocol.stream_elements import Barrier, Element, EndOfPartition, Watermark
-from tidegate.actors.runtimes.ray.exchange import link as links
-from tidegate.actors.runtimes.ray.exchange.connections import Connections
-from tidegate.actors.runtimes.ray.exchange.messages import Head, read_elements, read_head
-from tidegate.actors.runtimes.ray.exchange.peer_links import PeerLink, PeerLinks, Way
-from tidegate.actors.runtimes.ray.process.orders import Peer
-from tidegate.actors.runtimes.ray.task.deliveries import Deliveries
-from tidegate.actors.runtimes.ray.task.frame_order import OrderedFrames
-from tidegate.actors.runtimes.ray.task.peer_calls import PeerCalls
+from tidegate.actors.drivers.transport import Transport
+from tidegate.actors.drivers.worker import QueueTransport
+from tidegate.actors.ray.exchange import link as links
+from tidegate.actors.ray.exchange.connections import Connections
+from tidegate.actors.ray.exchange.messages import Head, read_elements, read_head
+from tidegate.actors.ray.exchange.peer_links import PeerLink, PeerLinks, Way
+from tidegate.actors.ray.process.orders import Peer
+from tidegate.actors.ray.task.deliveries import Deliveries
+from tidegate.actors.ray.task.frame_order import OrderedFrames
+from tidegate.actors.ray.task.peer_calls import PeerCalls
 from tidegate.actors.task.channels.input_gate import InputChannel
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as do
+from tidegate.protocol.identity import ChannelId, TaskId
+from tidegate.protocol.stream_elements import Barrier, Element, EndOfPartition, Watermark
 from tidegate.storage.errors import ProtocolError
 from tidegate.storage.ids import AttemptNumber, CheckpointId, SubtaskIndex, VertexId
 

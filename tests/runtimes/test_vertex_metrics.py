@@ -10,9 +10,9 @@ from ray_fakes import FIRST, ROWS, SINK, SOURCE, source_to_sink, task_processes
 
 from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
-from tidegate.actors.protocol.stream_elements import EndOfData, EndOfPartition, element_size_bytes
-from tidegate.actors.runtimes.ray.coordinator.task_reports import TaskReports
+from tidegate.actors.ray.coordinator.task_reports import TaskReports
 from tidegate.actors.runtimes.vertex_metrics import SubtaskMetrics, VertexMetrics, vertices_of
+from tidegate.protocol.stream_elements import EndOfData, EndOfPartition, element_size_bytes
 from tidegate.storage.ids import AttemptNumber
 
 SECOND = AttemptNumber(1)

@@ -11,9 +11,9 @@ from ray_fakes import FIRST, SINK, SOURCE, TIMEOUT_S, Actor, Process, task_proce
 from waiting import until
 
 from tidegate.actors.coordinator.job.job_spec import RestorePoint
-from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.runtimes.ray.process.orders import Order, Peer
-from tidegate.actors.runtimes.ray.task import warm_standby, worker_actor
+from tidegate.actors.ray.process.orders import Order, Peer
+from tidegate.actors.ray.task import warm_standby, worker_actor
+from tidegate.protocol.identity import TaskId
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId
 

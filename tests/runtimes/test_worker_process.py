@@ -15,10 +15,10 @@ from ray_fakes import FIRST, ROWS, SINK, SOURCE, TIMEOUT_S, Process, task_proces
 from waiting import received, until
 
 from tidegate.actors.coordinator.messages import events as co
-from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.runtimes.ray.process.outbox import Ended, Report
-from tidegate.actors.runtimes.ray.task import worker_actor
+from tidegate.actors.ray.process.outbox import Ended, Report
+from tidegate.actors.ray.task import worker_actor
 from tidegate.actors.task.messages import events as ev
+from tidegate.protocol.identity import TaskId
 from tidegate.storage.ids import AttemptNumber, CheckpointId
 
 SECOND = AttemptNumber(FIRST + 1)

@@ -39,9 +39,9 @@ from broken_time import TIME_FIXED, TIME_PATCHES
 from broken_undo import UNDO_FIXED, UNDO_PATCHES
 from broken_windows import WINDOW_FIXED, WINDOW_PATCHES
 
-from tidegate.simulation.pipelines.draw import draw
-from tidegate.simulation.scenarios import simulate_scenario
 from tidegate.testing import Protocol, SimulationReport
+from tidegate.testing.pipelines.draw import draw
+from tidegate.testing.scenarios import simulate_scenario
 
 
 @dataclass(frozen=True, slots=True)

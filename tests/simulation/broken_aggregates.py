@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 from broken_rules import Patch
 
-from tidegate.actors.state_backends.columnar.vector_table import ColumnarTable
-from tidegate.actors.state_backends.common.varying_column import VaryingColumn
+from tidegate.state.columnar.vector_table import ColumnarTable
+from tidegate.state.common.varying_column import VaryingColumn
 
 _extend = VaryingColumn.begin_extend
 

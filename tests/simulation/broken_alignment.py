@@ -9,8 +9,8 @@ from unittest.mock import patch
 
 from tidegate.actors.coordinator.alignment import Alignment
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
-from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.task.pipeline.split_alignment import SplitAlignment
+from tidegate.protocol.identity import TaskId
 
 Patch = Callable[[], AbstractContextManager[Any]]
 

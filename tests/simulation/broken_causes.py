@@ -9,10 +9,10 @@ from unittest.mock import patch
 
 from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.coordinator.messages import instructions as do
-from tidegate.actors.hosts.coordinator import log_writer
-from tidegate.actors.hosts.coordinator.causes import Causes
-from tidegate.actors.hosts.coordinator.coordinator_host import CoordinatorHost
-from tidegate.actors.hosts.coordinator.log_writer import StoredFold
+from tidegate.actors.drivers import log_writer
+from tidegate.actors.drivers.causes import Causes
+from tidegate.actors.drivers.coordinator_host import CoordinatorHost
+from tidegate.actors.drivers.log_writer import StoredFold
 from tidegate.storage.ids import EventId
 from tidegate.testing import Protocol
 

@@ -8,9 +8,9 @@ from unittest.mock import patch
 import pyarrow as pa
 from broken_rules import Patch
 
-from tidegate.actors.operators.local_aggregation import combiner
-from tidegate.actors.operators.local_aggregation.combiner import Combiner
-from tidegate.simulation.pipelines.window_topologies import PROGRAMS
+from tidegate.operators.local_aggregation import combiner
+from tidegate.operators.local_aggregation.combiner import Combiner
+from tidegate.testing.pipelines.window_topologies import PROGRAMS
 
 _combine = Combiner.combine
 

@@ -9,7 +9,7 @@ from without_faults import reliably
 
 from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.coordinator.messages import instructions as do
-from tidegate.actors.hosts.coordinator.coordinator_host import CoordinatorHost
+from tidegate.actors.drivers.coordinator_host import CoordinatorHost
 from tidegate.storage.checkpoints import permits
 from tidegate.storage.checkpoints.event_log import LogEntry
 from tidegate.storage.checkpoints.permits import CommitPermit

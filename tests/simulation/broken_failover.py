@@ -12,8 +12,8 @@ from tidegate.actors.coordinator.checkpoints.checkpoint_keeper import Checkpoint
 from tidegate.actors.coordinator.failover import Failover
 from tidegate.actors.coordinator.job.phases import JobStatus
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
-from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason as Reason
-from tidegate.actors.protocol.identity import TaskId
+from tidegate.protocol.failure_reasons import CheckpointFailureReason as Reason
+from tidegate.protocol.identity import TaskId
 
 Patch = Callable[[], AbstractContextManager[Any]]
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.coordinator.messages import instructions as do
-from tidegate.actors.hosts.coordinator.coordinator_host import CoordinatorHost
+from tidegate.actors.drivers.coordinator_host import CoordinatorHost
 from tidegate.testing import Protocol
 
 

@@ -11,14 +11,14 @@ from unittest.mock import patch
 from broken_tasks import restoring
 
 from tidegate.actors.coordinator.messages import instructions as do
-from tidegate.actors.hosts.coordinator.coordinator_host import CoordinatorHost
-from tidegate.actors.hosts.task.task_effects import TaskEffects
-from tidegate.actors.protocol.stream_elements import Barrier
-from tidegate.actors.state_backends.columnar.changes.dirty_slots import DirtySlots
+from tidegate.actors.drivers.coordinator_host import CoordinatorHost
+from tidegate.actors.drivers.task_effects import TaskEffects
 from tidegate.actors.task.checkpoints.snapshots import SnapshotPart, TaskSnapshot
 from tidegate.actors.task.incremental.lineage import Lineage, Lineages
 from tidegate.actors.task.messages import events as ev
+from tidegate.protocol.stream_elements import Barrier
 from tidegate.recovery.cleanup import end_of_job
+from tidegate.state.columnar.dirty_slots import DirtySlots
 from tidegate.storage.checkpoints.layout import CheckpointLayout
 from tidegate.storage.files.store import Store
 from tidegate.storage.state.snapshot import StateTable

@@ -13,7 +13,7 @@ from tidegate.actors.coordinator.job.phases import JobStatus
 from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.coordinator.state import relevance
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
-from tidegate.actors.protocol.identity import TaskId
+from tidegate.protocol.identity import TaskId
 
 Patch = Callable[[], AbstractContextManager[Any]]
 

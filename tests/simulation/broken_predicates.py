@@ -28,15 +28,15 @@ from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.requests import request_decider
 from tidegate.actors.coordinator.state.coordinator_state import CheckpointDiscard, PendingCheckpoint
 from tidegate.actors.coordinator.state.shared_state_registry import SharedStateRegistry
-from tidegate.actors.hosts.coordinator.coordinator_effects import CoordinatorEffects
-from tidegate.actors.hosts.coordinator.coordinator_host import CoordinatorHost
-from tidegate.actors.protocol.identity import ChannelId
+from tidegate.actors.drivers.coordinator_effects import CoordinatorEffects
+from tidegate.actors.drivers.coordinator_host import CoordinatorHost
 from tidegate.actors.task import invariants as of_task
 from tidegate.actors.task import task_machine
 from tidegate.actors.task.barriers.barrier_aligner import BarrierAligner
 from tidegate.actors.task.channels.input_gate import InputGate
 from tidegate.actors.task.checkpoints import snapshots
 from tidegate.actors.task.checkpoints.held_back import HeldBack
+from tidegate.protocol.identity import ChannelId
 from tidegate.storage.checkpoints import permits
 from tidegate.storage.ids import CheckpointId, Generation
 

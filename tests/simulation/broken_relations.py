@@ -11,21 +11,21 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tidegate.actors.operators.aggregates.expiring_aggregate import ExpiringAggregate
-from tidegate.actors.operators.aggregates.functions.multisets import KeptValues
-from tidegate.actors.operators.batches.async_map import AsyncMap
-from tidegate.actors.operators.changes import DELETE
-from tidegate.actors.operators.joins.asof_join import AsOfJoin
-from tidegate.actors.operators.joins.join_columns import RIGHT
-from tidegate.actors.operators.joins.join_operator import MOMENT, JoinOperator
-from tidegate.actors.operators.joins.regular_join import RegularJoin
-from tidegate.actors.operators.operator import Emit, OperatorContext
-from tidegate.actors.operators.ranking.top_n import TopN
-from tidegate.actors.operators.state.rows_operator import RowsOperator
-from tidegate.actors.operators.windows.early_results import EarlyResults
-from tidegate.simulation.pipelines.relation_topologies import PROGRAMS
+from tidegate.operators.aggregates.expiring_aggregate import ExpiringAggregate
+from tidegate.operators.aggregates.functions.multisets import KeptValues
+from tidegate.operators.changes import DELETE
+from tidegate.operators.functions.async_map import AsyncMap
+from tidegate.operators.joins.asof_join import AsOfJoin
+from tidegate.operators.joins.join_columns import RIGHT
+from tidegate.operators.joins.join_operator import MOMENT, JoinOperator
+from tidegate.operators.joins.regular_join import RegularJoin
+from tidegate.operators.operator import Emit, OperatorContext
+from tidegate.operators.ranking.top_n import TopN
+from tidegate.operators.state.rows_operator import RowsOperator
+from tidegate.operators.windows.early_results import EarlyResults
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.state.snapshot import StateTable
+from tidegate.testing.pipelines.relation_topologies import PROGRAMS
 
 Patch = Callable[[], AbstractContextManager[Any]]
 

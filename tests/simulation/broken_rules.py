@@ -22,14 +22,14 @@ from tidegate.actors.coordinator.job import phases
 from tidegate.actors.coordinator.job.phases import JobInput, JobStatus, PendingInput, PendingPhase
 from tidegate.actors.coordinator.requests.checkpoint_plan import CheckpointPlan, make_plan
 from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointStatistics
-from tidegate.actors.operators.rows.process_operator import ProcessOperator
-from tidegate.actors.operators.state.timers import Timers
-from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.actors.restore import restore_in_flight
-from tidegate.actors.state_backends.columnar.columnar_backend import ColumnarBackend
 from tidegate.actors.task.channels.input_gate import InputChannel
 from tidegate.actors.task.channels.output_gate import OutputGate
+from tidegate.operators.functions.process_operator import ProcessOperator
+from tidegate.operators.state.timers import Timers
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.recovery import savepoints as savepoint
+from tidegate.state.columnar.columnar_backend import ColumnarBackend
 from tidegate.storage.checkpoints.event_log import EventLog
 from tidegate.storage.state.snapshot import Cut, FrozenState, StateTable
 from tidegate.storage.state.timer_rows import TIMERS_STATE

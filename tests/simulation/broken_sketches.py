@@ -13,10 +13,10 @@ from broken_rules import Patch
 from numpy.typing import NDArray
 from sketch_topology import NAME, known
 
-from tidegate.actors.operators.aggregates.aggregate_function import Groups
-from tidegate.actors.operators.aggregates.functions import sketches
-from tidegate.actors.operators.aggregates.functions.sketches import ApproxQuantile
 from tidegate.actors.task.pipeline.operator_chain import OperatorChain
+from tidegate.operators.aggregates.aggregate_function import Groups
+from tidegate.operators.aggregates.functions import sketches
+from tidegate.operators.aggregates.functions.sketches import ApproxQuantile
 
 _open, _hash_forms, _added = OperatorChain.open, sketches.hash_forms, ApproxQuantile._added
 

@@ -12,15 +12,15 @@ from unittest.mock import patch
 from broken_failover import Both
 
 from tidegate.actors.coordinator.state.coordinator_state import PendingCheckpoint
+from tidegate.actors.drivers.worker import Subtask, Worker
 from tidegate.actors.graph.slot_plan import WorkerId
-from tidegate.actors.hosts.worker import Subtask, Worker
-from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.protocol.stream_elements import Barrier
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as do
-from tidegate.simulation.runtime import ports
-from tidegate.simulation.runtime.processes import SimulatedProcess, SimulatedProcesses
+from tidegate.protocol.identity import TaskId
+from tidegate.protocol.stream_elements import Barrier
 from tidegate.storage.checkpoints.metadata import SubtaskState
+from tidegate.testing.runtime import ports
+from tidegate.testing.runtime.processes import SimulatedProcess, SimulatedProcesses
 
 Patch = Callable[[], AbstractContextManager[Any]]
 

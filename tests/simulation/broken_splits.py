@@ -17,10 +17,10 @@ from tidegate.actors.coordinator.split_enumerator import Pools
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState, PendingCheckpoint
 from tidegate.actors.coordinator.state.taken_splits import TakenSplits
 from tidegate.actors.coordinator.state.untaken_splits import UntakenSplits
-from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.sources.source import SourceSplit
 from tidegate.actors.task.messages.events import SplitsAssigned
 from tidegate.actors.task.pipeline.split_requests import SplitRequests
+from tidegate.connectors.source import SourceSplit
+from tidegate.protocol.identity import TaskId
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata
 from tidegate.storage.ids import OperatorUid
 

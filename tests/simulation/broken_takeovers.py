@@ -18,17 +18,17 @@ from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.coordinator.messages.instructions import KillProcess
 from tidegate.actors.coordinator.state import relevance
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
-from tidegate.actors.hosts.coordinator import coordinator_effects
-from tidegate.actors.hosts.coordinator.coordinator_host import CoordinatorHost
-from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason as Reason
-from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.drivers import coordinator_effects
+from tidegate.actors.drivers.coordinator_host import CoordinatorHost
 from tidegate.actors.task import fence, task_machine
 from tidegate.actors.task.messages import instructions as do
+from tidegate.protocol.failure_reasons import CheckpointFailureReason as Reason
+from tidegate.protocol.identity import TaskId
 from tidegate.recovery import savepoints
-from tidegate.simulation.runtime import processes
-from tidegate.simulation.runtime.ports import SimulatedCoordinatorPort
-from tidegate.simulation.world.disk import SimulatedStore
 from tidegate.storage.ids import CheckpointId
+from tidegate.testing.runtime import processes
+from tidegate.testing.runtime.ports import SimulatedCoordinatorPort
+from tidegate.testing.world.disk import SimulatedStore
 
 Patch = Callable[[], AbstractContextManager[Any]]
 

@@ -9,9 +9,7 @@ from typing import Any
 import pyarrow as pa
 from without_faults import reliably
 
-from tidegate.actors.hosts.task.task_effects import TaskEffects
-from tidegate.actors.protocol.identity import ChannelId
-from tidegate.actors.protocol.stream_elements import Barrier, Element
+from tidegate.actors.drivers.task_effects import TaskEffects
 from tidegate.actors.task.barriers import BarrierAligner, BarrierInput, BarrierState, BarrierTracker, Outcome
 from tidegate.actors.task.barriers.collected import Step
 from tidegate.actors.task.channels.input_gate import InputChannel
@@ -20,6 +18,8 @@ from tidegate.actors.task.checkpoints.channel_recorder import ChannelRecorder
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as do
 from tidegate.actors.task.task_machine import TaskMachine
+from tidegate.protocol.identity import ChannelId
+from tidegate.protocol.stream_elements import Barrier, Element
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.state.snapshot import StateTable

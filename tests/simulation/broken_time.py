@@ -9,20 +9,20 @@ from unittest.mock import patch
 
 import pyarrow as pa
 
-from tidegate.actors.operators.batches.async_map import AsyncMap
-from tidegate.actors.operators.joins.join_operator import JoinOperator
-from tidegate.actors.operators.operator import Emit, Operator
-from tidegate.actors.operators.watermarks import watermark_generator
-from tidegate.actors.operators.watermarks.watermark_pieces import Due, Piece, Times
-from tidegate.actors.operators.window_functions.applied_windows import AppliedWindows
-from tidegate.actors.operators.window_top.window_top import WindowTop
-from tidegate.actors.protocol.stream_elements import MIN_WATERMARK_MS, Element, Watermark, WatermarkStatus
 from tidegate.actors.task.channels import input_gate, output_gate
 from tidegate.actors.task.channels.in_flight_elements import InFlightElement
 from tidegate.actors.task.channels.watermark_valve import WatermarkValve
 from tidegate.actors.task.checkpoints import channel_recorder
 from tidegate.actors.task.pipeline.source_cursor import SourceCursor
-from tidegate.simulation.pipelines.window_topologies import PROGRAMS
+from tidegate.operators.functions.async_map import AsyncMap
+from tidegate.operators.joins.join_operator import JoinOperator
+from tidegate.operators.operator import Emit, Operator
+from tidegate.operators.watermarks import watermark_generator
+from tidegate.operators.watermarks.watermark_pieces import Due, Piece, Times
+from tidegate.operators.windows.applied_windows import AppliedWindows
+from tidegate.operators.windows.window_top import WindowTop
+from tidegate.protocol.stream_elements import MIN_WATERMARK_MS, Element, Watermark, WatermarkStatus
+from tidegate.testing.pipelines.window_topologies import PROGRAMS
 
 Patch = Callable[[], AbstractContextManager[Any]]
 

@@ -9,10 +9,10 @@ from unittest.mock import patch
 
 import numpy as np
 
-from tidegate.actors.state_backends.columnar.cells import Cells
-from tidegate.actors.state_backends.columnar.changes.notes import CellNotes, TableNotes
-from tidegate.actors.state_backends.columnar.changes.undo_log import UndoLog
-from tidegate.actors.state_backends.columnar.vector_table import ColumnarTable
+from tidegate.state.columnar.cells import Cells
+from tidegate.state.columnar.notes import CellNotes, TableNotes
+from tidegate.state.columnar.undo_log import UndoLog
+from tidegate.state.columnar.vector_table import ColumnarTable
 from tidegate.storage.state.timer_rows import TIMERS_STATE
 
 Patch = Callable[[], AbstractContextManager[Any]]

@@ -12,21 +12,21 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tidegate.actors.operators.operator import Emit, OperatorContext
-from tidegate.actors.operators.window_functions.applied_sessions import AppliedSessions
-from tidegate.actors.operators.window_functions.kept_windows import KeptWindows
-from tidegate.actors.operators.window_functions.window_buffer import KEPT_STATE, TOLD_STATE, WindowBuffer
-from tidegate.actors.operators.window_functions.window_timers import WindowLife
-from tidegate.actors.operators.windows.count_windows import ROWS
-from tidegate.actors.operators.windows.fired_groups import FiredGroups
-from tidegate.actors.operators.windows.session_windows import END, START, SessionWindows
-from tidegate.actors.operators.windows.slices import CumulatingSlices, Merge
-from tidegate.actors.operators.windows.window_operator import WindowOperator
-from tidegate.actors.operators.windows.window_specs import Count, Cumulating, Session, Sliding, Tumbling
-from tidegate.actors.state_backends.columnar.row_table import ColumnarRows
-from tidegate.simulation.pipelines import window_topologies
-from tidegate.simulation.pipelines.window_topologies import PROGRAMS, Program
+from tidegate.operators.operator import Emit, OperatorContext
+from tidegate.operators.windows.applied_sessions import AppliedSessions
+from tidegate.operators.windows.count_windows import ROWS
+from tidegate.operators.windows.fired_groups import FiredGroups
+from tidegate.operators.windows.kept_windows import KeptWindows
+from tidegate.operators.windows.session_windows import END, START, SessionWindows
+from tidegate.operators.windows.slices import CumulatingSlices, Merge
+from tidegate.operators.windows.window_buffer import KEPT_STATE, TOLD_STATE, WindowBuffer
+from tidegate.operators.windows.window_operator import WindowOperator
+from tidegate.operators.windows.window_specs import Count, Cumulating, Session, Sliding, Tumbling
+from tidegate.operators.windows.window_timers import WindowLife
+from tidegate.state.columnar.row_table import ColumnarRows
 from tidegate.storage.state.snapshot import StateTable
+from tidegate.testing.pipelines import window_topologies
+from tidegate.testing.pipelines.window_topologies import PROGRAMS, Program
 
 Patch = Callable[[], AbstractContextManager[Any]]
 

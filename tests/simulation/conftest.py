@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tidegate.commands.seed_runs import quiet
+from tidegate.cli.seed_runs import quiet
 
 
 @pytest.fixture(autouse=True)

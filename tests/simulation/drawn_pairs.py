@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Hashable, Iterable
 
-from tidegate.simulation.pipelines.draw import CONTRADICTIONS, DIMENSIONS, Scenario
+from tidegate.testing.pipelines.draw import CONTRADICTIONS, DIMENSIONS, Scenario
 
 Pair = tuple[tuple[str, Hashable], tuple[str, Hashable]]
 

@@ -13,10 +13,10 @@ from unittest.mock import patch
 import polars as pl
 
 import tidegate as tg
-from tidegate.simulation.pipelines.draw import Scenario, draw
-from tidegate.simulation.pipelines.pieces import Data, Topology, source_of, table_of
-from tidegate.simulation.pipelines.topologies import TOPOLOGIES
-from tidegate.simulation.runtime.run import Rows, counted
+from tidegate.testing.pipelines.draw import Scenario, draw
+from tidegate.testing.pipelines.pieces import Data, Topology, source_of, table_of
+from tidegate.testing.pipelines.topologies import TOPOLOGIES
+from tidegate.testing.runtime.run import Rows, counted
 
 NAME = "sketches"
 

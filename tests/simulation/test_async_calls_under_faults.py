@@ -10,7 +10,7 @@ import pytest
 from pipelines import HARSH
 
 import tidegate as tg
-from tidegate.actors.operators.batches.async_map import AsyncMap
+from tidegate.operators.functions.async_map import AsyncMap
 from tidegate.testing import SimulatedPipeline
 
 ROWS = pa.table({"k": [n % 5 for n in range(90)], "t": [n * 10 for n in range(90)]})

@@ -9,9 +9,9 @@ from broken import BROKEN
 from broken_fallback import FALLBACK_BREAKS
 from broken_tables import TABLE_FIXED
 
-from tidegate.simulation.pipelines.draw import draw
-from tidegate.simulation.scenarios import simulate_scenario
 from tidegate.testing import SimulationReport
+from tidegate.testing.pipelines.draw import draw
+from tidegate.testing.scenarios import simulate_scenario
 
 SEEDS = (1, 9, 29, 400, 402, 413, 418, 421)
 """Short ones, in which checkpoints are damaged that would have been restored."""

@@ -14,11 +14,11 @@ import pytest
 from pipelines import HARSH
 
 import tidegate as tg
-from tidegate.simulation.pipelines.trickling_source import TricklingSource
-from tidegate.simulation.report import report_of
-from tidegate.simulation.runtime.run import STORAGE, Action, JobRun, JobSetting, Simulation
 from tidegate.storage.checkpoints.metadata import SavepointFormat, SnapshotKind
 from tidegate.storage.tables.table_files import read_table
+from tidegate.testing.pipelines.trickling_source import TricklingSource
+from tidegate.testing.report import report_of
+from tidegate.testing.runtime.run import STORAGE, Action, JobRun, JobSetting, Simulation
 from tidegate.testing.simulated import INLINE_BYTES, SMALL_BUFFERS
 
 TABLE = "sim://result"

@@ -8,8 +8,8 @@ from dataclasses import fields
 import pytest
 
 import tidegate as tg
-from tidegate.simulation.world.faults import FAULT_KINDS
 from tidegate.testing import Faults
+from tidegate.testing.world.faults import FAULT_KINDS
 
 _NO_NUMBERS: tuple[object, ...] = (None, True, "0.1", [1])
 _COUNT = "give a whole number from 0 up", (-1, 1.5, *_NO_NUMBERS)

@@ -9,13 +9,13 @@ from pipelines import keyed
 
 from tidegate.actors.coordinator.job.phases import JobStatus
 from tidegate.actors.coordinator.messages import events as co
-from tidegate.actors.hosts.job_context import DataPlaneOptions
+from tidegate.actors.drivers.job_context import DataPlaneOptions
 from tidegate.api.config.sections.checkpoint_config import CheckpointConfig
 from tidegate.recovery.restart_strategy import RestartStrategy
-from tidegate.simulation.runtime.run import SAVEPOINTS, STORAGE, JobRun, JobSetting, Simulation
-from tidegate.simulation.runtime.simulated_job import SimulatedJob
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.testing import Faults
+from tidegate.testing.runtime.run import SAVEPOINTS, STORAGE, JobRun, JobSetting, Simulation
+from tidegate.testing.runtime.simulated_job import SimulatedJob
 from tidegate.testing.simulated import SMALL_BUFFERS
 
 SETTLE_MS_MAX = 300_000

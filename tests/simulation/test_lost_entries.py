@@ -8,10 +8,10 @@ from unittest.mock import patch
 
 from pipelines import keyed
 
-from tidegate.simulation.pipelines.draw import draw
-from tidegate.simulation.scenarios import simulate_scenario
 from tidegate.storage.tables.table_log import TableLog
 from tidegate.testing import Faults, SimulationReport, simulate
+from tidegate.testing.pipelines.draw import draw
+from tidegate.testing.scenarios import simulate_scenario
 
 SEEDS = range(9, 16)
 LOSES_ROWS = 15

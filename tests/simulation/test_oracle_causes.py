@@ -9,14 +9,14 @@ from pipelines import keyed
 
 from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.coordinator.messages import instructions as do
-from tidegate.actors.hosts.coordinator.causes import CHECKPOINTS_MAX
-from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
-from tidegate.actors.protocol.identity import TaskId
-from tidegate.simulation.oracle.decisions.causes import CausesOracle, Truths
-from tidegate.simulation.oracle.violation import InvariantViolated
+from tidegate.actors.drivers.causes import CHECKPOINTS_MAX
+from tidegate.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.protocol.identity import TaskId
 from tidegate.storage.checkpoints.event_log import LogEntry
 from tidegate.storage.ids import AttemptNumber, CheckpointId, EventId, Generation, SubtaskIndex, VertexId
 from tidegate.testing import Faults, simulate
+from tidegate.testing.oracle.decisions.causes import CausesOracle, Truths
+from tidegate.testing.oracle.violation import InvariantViolated
 
 TASK = TaskId(VertexId("v"), SubtaskIndex(0))
 STARTED = co.CoordinatorStarted(0, Generation(1))

@@ -10,11 +10,11 @@ from restored_graphs import FIVE, JOB, graph_of
 
 from tidegate.actors.coordinator.job.job_spec import FailoverStrategy, RestorePoint
 from tidegate.actors.coordinator.messages import events as co
-from tidegate.actors.protocol.identity import TaskId
-from tidegate.simulation.oracle.coverage import Coverage
-from tidegate.simulation.oracle.decisions.failover import FailoverOracle
-from tidegate.simulation.oracle.violation import InvariantViolated
+from tidegate.protocol.identity import TaskId
 from tidegate.storage.ids import AttemptNumber, CheckpointId
+from tidegate.testing.oracle.coverage import Coverage
+from tidegate.testing.oracle.decisions.failover import FailoverOracle
+from tidegate.testing.oracle.violation import InvariantViolated
 
 GRAPH = graph_of({"a": 3})
 A0, A1, A2 = GRAPH.tasks()

@@ -16,11 +16,11 @@ from broken import BROKEN, Break
 from drawn_pairs import all_pairs, pairs_of
 from pipelines import keyed
 
-from tidegate.commands.seed_runs import quiet
-from tidegate.simulation.oracle.coverage import EFFECTS
-from tidegate.simulation.pipelines.draw import CONTRADICTIONS, Scenario, draw
-from tidegate.simulation.scenarios import simulate_scenario
+from tidegate.cli.seed_runs import quiet
 from tidegate.testing import Faults, SimulationReport, simulate, simulate_random
+from tidegate.testing.oracle.coverage import EFFECTS
+from tidegate.testing.pipelines.draw import CONTRADICTIONS, Scenario, draw
+from tidegate.testing.scenarios import simulate_scenario
 
 SEEDS = (*range(20), 23, 33, 46, 50, 57, 103, 120, 178, 317, 517, 545)
 """As few as show every effect."""

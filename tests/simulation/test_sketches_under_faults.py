@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sketch_topology import known, scenario_of
 
-from tidegate.simulation.scenarios import simulate_scenario
+from tidegate.testing.scenarios import simulate_scenario
 
 
 @pytest.mark.parametrize("seed", range(2))

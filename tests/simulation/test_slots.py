@@ -10,18 +10,18 @@ from restored_graphs import REBALANCE, graph_of
 
 from tidegate.actors.coordinator.job.phases import JobStatus
 from tidegate.actors.coordinator.messages import events as co
-from tidegate.actors.hosts.job_context import DataPlaneOptions
-from tidegate.actors.protocol.identity import ChannelId, TaskId
+from tidegate.actors.drivers.job_context import DataPlaneOptions
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as do
 from tidegate.api.config.sections.checkpoint_config import CheckpointConfig
-from tidegate.simulation.oracle.decisions.local_queues import LocalQueuesOracle
-from tidegate.simulation.oracle.violation import InvariantViolated
-from tidegate.simulation.runtime.run import STORAGE, JobRun, JobSetting, Simulation, Slots
-from tidegate.simulation.runtime.simulated_job import SimulatedJob
+from tidegate.protocol.identity import ChannelId, TaskId
 from tidegate.storage.errors import StorageError
 from tidegate.storage.ids import AttemptNumber, SubtaskIndex, VertexId
 from tidegate.testing import Faults
+from tidegate.testing.oracle.decisions.local_queues import LocalQueuesOracle
+from tidegate.testing.oracle.violation import InvariantViolated
+from tidegate.testing.runtime.run import STORAGE, JobRun, JobSetting, Simulation, Slots
+from tidegate.testing.runtime.simulated_job import SimulatedJob
 from tidegate.testing.simulated import SMALL_BUFFERS
 
 SETTLE_MS_MAX = 300_000

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from tidegate.simulation.oracle.violation import InvariantViolated
-from tidegate.simulation.pipelines import pieces
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.tables import table_log
 from tidegate.storage.tables.compaction import running_vacuum
@@ -21,6 +19,8 @@ from tidegate.storage.tables.log.log_fold import TableFold
 from tidegate.storage.tables.log.log_vacuum import Retention
 from tidegate.storage.tables.table_log import TableLog
 from tidegate.testing import simulate_random
+from tidegate.testing.oracle.violation import InvariantViolated
+from tidegate.testing.pipelines import pieces
 
 SEEDS = (0, 2, 3, 23, 103)
 HISTORY_MS = 1

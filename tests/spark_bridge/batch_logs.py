@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 from staged_values import stage_values
 
-from tidegate.actors.sources.source import SourceReader, SourceSplit
+from tidegate.connectors.source import SourceReader, SourceSplit
 from tidegate.spark_bridge.dataframes.manifest import StagedFile
 from tidegate.spark_bridge.streams.batch_log import BatchLog, LogBatch, LogHeader, batch_after, data_folder
 from tidegate.storage.files.file_system_store import open_store

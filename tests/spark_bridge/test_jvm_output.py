@@ -12,7 +12,7 @@ from typing import Any
 import pyspark.context
 import pytest
 
-from tidegate.actors.runtimes.ray.driver.worker_output import is_notice
+from tidegate.actors.ray.driver.worker_output import is_notice
 from tidegate.spark_bridge.session.jvm_output import filter_jvm_output, hand_on
 
 STAMP = "[2026-11-22 10:06:59,587 {} 10637 11078]"

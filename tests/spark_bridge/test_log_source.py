@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from source_contract import check_source
 
-from tidegate.actors.sources.source import SourceSplit
+from tidegate.connectors.source import SourceSplit
 from tidegate.spark_bridge.errors import QueryFailedError
 from tidegate.spark_bridge.streams.batch_log import BatchLog
 from tidegate.spark_bridge.streams.log_source import LogReader, LogSource, failure_path

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from source_contract import check_source
 
-from tidegate.actors.sources.pushed_filters import ColumnTest
-from tidegate.actors.sources.source import ReadResult, SourceSplit
+from tidegate.connectors.pushed_filters import ColumnTest
+from tidegate.connectors.source import ReadResult, SourceSplit
 from tidegate.spark_bridge.dataframes.manifest import MANIFEST_PATH, write_manifest
 from tidegate.spark_bridge.dataframes.parquet_source import ParquetReader, ParquetSource
 from tidegate.spark_bridge.dataframes.parquet_writer import FileLimits, write_files

@@ -15,8 +15,8 @@ from source_contract import check_source
 from waiting import until
 
 import tidegate as tg
-from tidegate.actors.sources import understood_filters
-from tidegate.actors.sources.source import ReadResult, SourceReader, SourceSplit
+from tidegate.connectors import understood_filters
+from tidegate.connectors.source import ReadResult, SourceReader, SourceSplit
 from tidegate.spark_bridge.dataframes.in_place import files_in_place
 from tidegate.spark_bridge.dataframes.in_place.files_in_place import FilesInPlace, place_files, placed_files
 from tidegate.spark_bridge.dataframes.in_place.plan import FilesOfPlan, FoundFile, NeedsSparkError

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.actors.sources.pushed_filters import ColumnTest
+from tidegate.connectors.pushed_filters import ColumnTest
 from tidegate.spark_bridge.dataframes.in_place.row_condition import RowCondition, column_tests, compared, mask_of
 from tidegate.storage.codec import decode, encode
 

@@ -11,8 +11,8 @@ import pytest
 from waiting import until
 
 import tidegate as tg
-from tidegate.actors.state_backends.common.options import StateBackendOptions
-from tidegate.actors.state_backends.factory import open_backend
+from tidegate.state.common.options import StateBackendOptions
+from tidegate.state.factory import open_backend
 from tidegate.storage.extras import EXTRAS, load, need
 from tidegate.storage.files.file_system_store import FileSystemStore
 

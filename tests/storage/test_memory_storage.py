@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from tidegate.actors.runtimes.ray.memory_store import HeldFiles, RayMemoryStore
+from tidegate.actors.ray.memory_store import HeldFiles, RayMemoryStore
 from tidegate.storage.checkpoints.memory_limit import STATE_BYTES_MAX_DEFAULT, MemoryStorage
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError, StorageError

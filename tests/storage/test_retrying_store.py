@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import tidegate as tg
-from tidegate.actors.runtimes.local.local_runtime import LocalRuntime
+from tidegate.actors.local.local_runtime import LocalRuntime
 from tidegate.storage.errors import (
     AlreadyExistsError,
     CorruptionError,

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.actors.state_backends.rocksdb.keys import packed_rows
+from tidegate.state.rocksdb.keys import packed_rows
 from tidegate.storage.checkpoints.metadata import NativeState
 from tidegate.storage.errors import CodecError, ConfigurationError, CorruptionError
 from tidegate.storage.ids import OperatorUid

@@ -15,10 +15,7 @@ import ray
 from ray.exceptions import RayError
 from waiting import until
 
-from tidegate.actors.runtimes.ray.memory_store import RayMemoryStore, actor_name, open_store_on_ray, start_memory
-from tidegate.simulation.world.disk import SimulatedDisk, SimulatedStore
-from tidegate.simulation.world.faults import Faults
-from tidegate.simulation.world.virtual_time import World
+from tidegate.actors.ray.memory_store import RayMemoryStore, actor_name, open_store_on_ray, start_memory
 from tidegate.storage.checkpoints.memory_limit import MemoryStorage
 from tidegate.storage.copies.local_copies import DuplicatingStore, LocalCopies
 from tidegate.storage.copies.local_first import LocalFirstStore
@@ -29,6 +26,9 @@ from tidegate.storage.files.file_system_store import FileSystemStore
 from tidegate.storage.files.retrying_store import RetryingStore
 from tidegate.storage.files.store import Store
 from tidegate.storage.ids import CheckpointId, JobId, SubtaskIndex, VertexId
+from tidegate.testing.world.disk import SimulatedDisk, SimulatedStore
+from tidegate.testing.world.faults import Faults
+from tidegate.testing.world.virtual_time import World
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from tidegate.actors.protocol.stream_elements import element_size_bytes
+from tidegate.protocol.stream_elements import element_size_bytes
 
 
 def batch(*values: int) -> pa.RecordBatch:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from tidegate.actors.operators.changes import CHANGE
+from tidegate.operators.changes import CHANGE
 
 
 class ChangeView:

@@ -1,7 +1,7 @@
 """`CommandRunner`: runs commands of `tidegate` in this process, as typer's own runner does.
 
 Typer makes all commands anew from their functions each time it is asked for them. That takes ten times as long as to
-run one, and they do not change once `tidegate.cli` has added its own: so they are made once in a process.
+run one, and they do not change once `tidegate.cli.main` has added its own: so they are made once in a process.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from unittest import mock
 
 from typer import Typer, testing
 
-import tidegate.cli  # noqa: F401 (it adds commands to those of recovery)
+import tidegate.cli.main  # noqa: F401 (it adds commands to those of recovery)
 
 _made = cache(testing._get_command)
 

@@ -13,8 +13,8 @@ from tidegate.actors.coordinator.job.job_spec import CheckpointSettings, JobEdge
 from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState, JobStatus
-from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
-from tidegate.actors.protocol.identity import TaskId
+from tidegate.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.protocol.identity import TaskId
 from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.storage.checkpoints.metadata import (
     CheckpointMetadata,

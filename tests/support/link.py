@@ -12,11 +12,19 @@ from batches import ONE_ROW_BYTES
 
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.graph.stream_graph import StreamNode, translate
-from tidegate.actors.operators.operator import Emit, Operator, OperatorContext
-from tidegate.actors.operators.sinks.table_sink import TableSink
-from tidegate.actors.protocol.identity import ChannelId, TaskId
-from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
-from tidegate.actors.protocol.stream_elements import (
+from tidegate.actors.task.channels.in_flight_elements import InFlightElement
+from tidegate.actors.task.channels.output_gate import BufferLimits
+from tidegate.actors.task.messages import events as ev
+from tidegate.actors.task.messages import instructions as do
+from tidegate.actors.task.pipeline.split_positions import SplitPosition
+from tidegate.actors.task.pipeline.task_descriptor import TaskDescriptor, describe_task
+from tidegate.actors.task.task_machine import TaskMachine
+from tidegate.connectors.memory_source import MemorySource
+from tidegate.operators.operator import Emit, Operator, OperatorContext
+from tidegate.operators.sinks.table_sink import TableSink
+from tidegate.protocol.identity import ChannelId, TaskId
+from tidegate.protocol.partitioning import Partitioning, PartitioningKind
+from tidegate.protocol.stream_elements import (
     ALIGNED_BARRIER,
     Alignment,
     Barrier,
@@ -25,14 +33,6 @@ from tidegate.actors.protocol.stream_elements import (
     Element,
     Watermark,
 )
-from tidegate.actors.sources.memory_source import MemorySource
-from tidegate.actors.task.channels.in_flight_elements import InFlightElement
-from tidegate.actors.task.channels.output_gate import BufferLimits
-from tidegate.actors.task.messages import events as ev
-from tidegate.actors.task.messages import instructions as do
-from tidegate.actors.task.pipeline.split_positions import SplitPosition
-from tidegate.actors.task.pipeline.task_descriptor import TaskDescriptor, describe_task
-from tidegate.actors.task.task_machine import TaskMachine
 from tidegate.storage.checkpoints.metadata import DataFile, StateHandle, StateKind
 from tidegate.storage.ids import AttemptNumber, CheckpointId, OperatorUid, SubtaskIndex, VertexId
 from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateChunk, StateTable

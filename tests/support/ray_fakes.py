@@ -16,26 +16,26 @@ import pytest
 from waiting import received, watched
 
 from tidegate.actors.coordinator.messages import events as co
+from tidegate.actors.drivers.job_context import DataPlaneOptions, JobContext
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.graph.resources import Resources
 from tidegate.actors.graph.slot_plan import WorkerId
 from tidegate.actors.graph.stream_graph import StreamNode, translate
-from tidegate.actors.hosts.job_context import DataPlaneOptions, JobContext
-from tidegate.actors.operators.batches.map_and_filter import MapBatches
-from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
-from tidegate.actors.protocol.stream_elements import Element, EndOfPartition
-from tidegate.actors.runtimes.ray.process import calls as ray_calls
-from tidegate.actors.runtimes.ray.process.orders import Order, Peer
-from tidegate.actors.runtimes.ray.process.outbox import Ended, Report
-from tidegate.actors.runtimes.ray.process.outcome import Outcome
-from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
-from tidegate.actors.runtimes.ray.task import deliveries
-from tidegate.actors.runtimes.ray.task import worker_actor as ray_worker
-from tidegate.actors.sources.memory_source import MemorySource
+from tidegate.actors.ray.process import calls as ray_calls
+from tidegate.actors.ray.process.orders import Order, Peer
+from tidegate.actors.ray.process.outbox import Ended, Report
+from tidegate.actors.ray.process.outcome import Outcome
+from tidegate.actors.ray.process.process_info import ProcessInfo
+from tidegate.actors.ray.task import deliveries
+from tidegate.actors.ray.task import worker_actor as ray_worker
 from tidegate.actors.task.channels.output_gate import BufferLimits
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.pipeline.split_positions import SplitPosition
+from tidegate.connectors.memory_source import MemorySource
+from tidegate.operators.functions.map_and_filter import MapBatches
+from tidegate.protocol.identity import TaskId
+from tidegate.protocol.partitioning import Partitioning, PartitioningKind
+from tidegate.protocol.stream_elements import Element, EndOfPartition
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation, JobId, OperatorUid, SubtaskIndex, VertexId
 

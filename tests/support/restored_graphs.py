@@ -8,10 +8,10 @@ import pyarrow as pa
 
 from tidegate.actors.coordinator.job.job_spec import RestorePoint
 from tidegate.actors.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorSpec, SourceSpec
-from tidegate.actors.operators.operator import Operator
-from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.actors.restore.restore_checks import misfits, refuse
-from tidegate.actors.sources.memory_source import MemorySource
+from tidegate.connectors.memory_source import MemorySource
+from tidegate.operators.operator import Operator
+from tidegate.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.storage.checkpoints.metadata import (
     METADATA_VERSION,
     CheckpointMetadata,

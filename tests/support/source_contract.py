@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from tidegate.actors.graph.job_graph import SourceSpec
 from tidegate.actors.graph.source_checks import checked_read
-from tidegate.actors.sources.source import Source, SourceReader, SourceSplit, is_unbounded
+from tidegate.connectors.source import Source, SourceReader, SourceSplit, is_unbounded
 from tidegate.storage.ids import OperatorUid
 
 SIZES = (1, 3, 1_000)

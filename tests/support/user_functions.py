@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tidegate.actors.operators.aggregates.aggregate_function import BatchAggregateFunction, Groups, NewState
+from tidegate.operators.aggregates.aggregate_function import BatchAggregateFunction, Groups, NewState
 
 
 class Product(BatchAggregateFunction):

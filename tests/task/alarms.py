@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tidegate.actors.operators.rows.process_functions import ProcessContext, ProcessFunction, Rows
-from tidegate.actors.operators.state.timers import TimeDomain
+from tidegate.operators.functions.process_functions import ProcessContext, ProcessFunction, Rows
+from tidegate.operators.state.timers import TimeDomain
 
 
 class Alarms(ProcessFunction):

@@ -17,16 +17,16 @@ from frozen_tables import tables_of
 from link import ATTEMPT, describe, handle_of
 
 from tidegate.actors.graph.job_graph import JobGraph
-from tidegate.actors.operators.operator import Emit, Operator, OperatorContext
-from tidegate.actors.protocol.identity import ChannelId, TaskId
-from tidegate.actors.protocol.stream_elements import BarrierOptions
-from tidegate.actors.sources.memory_source import MemorySource
 from tidegate.actors.task.channels.in_flight_elements import InFlightElement
 from tidegate.actors.task.channels.output_gate import BufferLimits
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as do
 from tidegate.actors.task.task_machine import TaskMachine
 from tidegate.actors.task.task_status import TaskStatus
+from tidegate.connectors.memory_source import MemorySource
+from tidegate.operators.operator import Emit, Operator, OperatorContext
+from tidegate.protocol.identity import ChannelId, TaskId
+from tidegate.protocol.stream_elements import BarrierOptions
 from tidegate.storage.checkpoints.metadata import StateHandle, StateKind
 from tidegate.storage.ids import CheckpointId, OperatorUid
 from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateChunk, StateTable

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from batches import batch
 
-from tidegate.actors.operators.source_splits import SourceSplits
-from tidegate.actors.sources.source import SourceSplit
 from tidegate.actors.task.messages.events import SourceBatchRead
 from tidegate.actors.task.messages.instructions import ReadSource
 from tidegate.actors.task.pipeline.source_cursor import SourceCursor
 from tidegate.actors.task.pipeline.split_positions import SplitPosition
+from tidegate.connectors.source import SourceSplit
+from tidegate.operators.source_splits import SourceSplits
 
 FIRST, SECOND = SourceSplit("a", b"\x00\xff", 4), SourceSplit("b", b"", -1)
 

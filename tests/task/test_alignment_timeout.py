@@ -17,11 +17,11 @@ from link import (
     worker,
 )
 
-from tidegate.actors.protocol.stream_elements import (
-    Alignment,
-)
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as do
+from tidegate.protocol.stream_elements import (
+    Alignment,
+)
 
 ALIGNMENT = ev.TaskTimer.ALIGNMENT
 HOUR_MS = 3_600_000

@@ -8,11 +8,11 @@ from typing import Any
 import pyarrow as pa
 
 from tidegate.actors.graph.job_graph import OperatorSpec
-from tidegate.actors.operators.batches.async_function import Answer, AsyncFunction
-from tidegate.actors.operators.batches.async_map import AsyncMap
-from tidegate.actors.operators.operator import Emit, Operator
 from tidegate.actors.task.pipeline.operator_chain import OperatorChain
 from tidegate.actors.task.task_status import TaskStatus
+from tidegate.operators.functions.async_function import Answer, AsyncFunction
+from tidegate.operators.functions.async_map import AsyncMap
+from tidegate.operators.operator import Emit, Operator
 from tidegate.storage.ids import OperatorUid, SubtaskIndex
 
 CALLS = OperatorUid("calls")

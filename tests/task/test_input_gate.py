@@ -10,10 +10,10 @@ from batches import ONE_ROW_BYTES, batch, values
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.actors.kernels.partition import compact
-from tidegate.actors.protocol.identity import ChannelId
-from tidegate.actors.protocol.stream_elements import Barrier, EndOfPartition, Watermark, element_size_bytes
 from tidegate.actors.task.channels.input_gate import InputChannel, InputGate
+from tidegate.protocol.identity import ChannelId
+from tidegate.protocol.stream_elements import Barrier, EndOfPartition, Watermark, element_size_bytes
+from tidegate.state.kernels.partition import compact
 from tidegate.storage.codec import decode, encode
 from tidegate.storage.errors import ProtocolError
 from tidegate.storage.ids import CheckpointId, SubtaskIndex

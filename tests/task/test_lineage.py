@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.actors.protocol.stream_elements import Barrier, BarrierOptions
 from tidegate.actors.task.incremental.lineage import (
     CHANGED_ROWS_MIN,
     DELTAS_BYTES_MIN,
@@ -15,6 +14,7 @@ from tidegate.actors.task.incremental.lineage import (
     Lineage,
     Lineages,
 )
+from tidegate.protocol.stream_elements import Barrier, BarrierOptions
 from tidegate.storage.checkpoints.metadata import (
     NativeFile,
     NativeState,

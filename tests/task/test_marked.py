@@ -10,12 +10,12 @@ from batches import ONE_ROW_BYTES, batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.actors.protocol.identity import ChannelId
-from tidegate.actors.protocol.stream_elements import Element, EndOfData, Watermark
 from tidegate.actors.task.channels import marked
 from tidegate.actors.task.channels.input_gate import InputChannel, InputGate
 from tidegate.actors.task.channels.marked import Marked, places
 from tidegate.actors.task.channels.output_gate import BufferLimits, OutputChannel, OutputGate
+from tidegate.protocol.identity import ChannelId
+from tidegate.protocol.stream_elements import Element, EndOfData, Watermark
 from tidegate.storage.ids import CheckpointId, SubtaskIndex
 
 WIDE = 10**9

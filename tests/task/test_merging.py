@@ -11,8 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from link import Subject, Summing, describe, work_graph
 
-from tidegate.actors.protocol.identity import ChannelId
-from tidegate.actors.protocol.stream_elements import (
+from tidegate.actors.task.channels.debloating import BATCHES_A_WINDOW
+from tidegate.actors.task.channels.input_gate import InputChannel
+from tidegate.actors.task.channels.merging import MERGED_BYTES_MAX
+from tidegate.actors.task.channels.output_gate import BufferLimits
+from tidegate.actors.task.messages.instructions import GrantCredit
+from tidegate.protocol.identity import ChannelId
+from tidegate.protocol.stream_elements import (
     Barrier,
     Element,
     EndOfPartition,
@@ -20,11 +25,6 @@ from tidegate.actors.protocol.stream_elements import (
     WatermarkStatus,
     element_size_bytes,
 )
-from tidegate.actors.task.channels.debloating import BATCHES_A_WINDOW
-from tidegate.actors.task.channels.input_gate import InputChannel
-from tidegate.actors.task.channels.merging import MERGED_BYTES_MAX
-from tidegate.actors.task.channels.output_gate import BufferLimits
-from tidegate.actors.task.messages.instructions import GrantCredit
 from tidegate.storage.ids import CheckpointId, SubtaskIndex, VertexId
 
 CHANNEL = ChannelId(0, SubtaskIndex(0), SubtaskIndex(0))

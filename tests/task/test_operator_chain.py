@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 
 from tidegate.actors.graph.job_graph import OperatorSpec
-from tidegate.actors.operators.operator import Emit, Operator
-from tidegate.actors.operators.watermarks.watermark_generator import WatermarkGenerator
-from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.actors.task.pipeline.operator_chain import OperatorChain
+from tidegate.operators.operator import Emit, Operator
+from tidegate.operators.watermarks.watermark_generator import WatermarkGenerator
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.storage.ids import OperatorUid, SubtaskIndex
 
 

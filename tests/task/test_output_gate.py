@@ -11,10 +11,10 @@ from batches import ONE_ROW_BYTES, batch, values
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.actors.protocol.identity import ChannelId
-from tidegate.actors.protocol.stream_elements import Barrier, Element, Watermark, element_size_bytes
 from tidegate.actors.task.channels.input_gate import InputGate
 from tidegate.actors.task.channels.output_gate import BufferLimits, OutputChannel, OutputGate
+from tidegate.protocol.identity import ChannelId
+from tidegate.protocol.stream_elements import Barrier, Element, Watermark, element_size_bytes
 from tidegate.storage.errors import ProtocolError
 from tidegate.storage.ids import CheckpointId, SubtaskIndex
 

@@ -11,8 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_reference import hash_columns_reference, owner_reference
 
-from tidegate.actors.kernels.hashing import hash_columns
-from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.actors.task.pipeline import partitioners
 from tidegate.actors.task.pipeline.partitioners import (
     BroadcastPartitioner,
@@ -22,6 +20,8 @@ from tidegate.actors.task.pipeline.partitioners import (
     RebalancePartitioner,
     make_partitioner,
 )
+from tidegate.protocol.partitioning import Partitioning, PartitioningKind
+from tidegate.state.kernels.hashing import hash_columns
 from tidegate.storage.codec import decode, encode
 from tidegate.storage.errors import ConfigurationError
 

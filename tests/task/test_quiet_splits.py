@@ -8,12 +8,12 @@ import pyarrow as pa
 import pytest
 from source_reads import answer, at
 
-from tidegate.actors.operators.operator import OperatorContext
-from tidegate.actors.operators.source_splits import SourceSplits
-from tidegate.actors.operators.watermarks.watermark_generator import WatermarkGenerator
-from tidegate.actors.sources.source import SourceSplit
 from tidegate.actors.task.pipeline.source_cursor import QUIET_MS, QUIET_NAMED_MAX, SourceCursor
 from tidegate.actors.task.pipeline.split_positions import SplitPosition
+from tidegate.connectors.source import SourceSplit
+from tidegate.operators.operator import OperatorContext
+from tidegate.operators.source_splits import SourceSplits
+from tidegate.operators.watermarks.watermark_generator import WatermarkGenerator
 from tidegate.storage.ids import OperatorUid, SubtaskIndex
 
 

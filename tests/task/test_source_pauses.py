@@ -8,8 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from source_reads import FIRST, SECOND, answer, at, cursor, read_of, unbounded
 
-from tidegate.actors.operators.source_splits import SourceSplits
-from tidegate.actors.sources.source import SourceSplit
 from tidegate.actors.task.pipeline.source_cursor import (
     IDLENESS_PARTS,
     PATIENCE_MS,
@@ -18,6 +16,8 @@ from tidegate.actors.task.pipeline.source_cursor import (
     SourceCursor,
 )
 from tidegate.actors.task.pipeline.split_positions import SplitPosition
+from tidegate.connectors.source import SourceSplit
+from tidegate.operators.source_splits import SourceSplits
 
 
 def missed(source: SourceCursor) -> list[int | None]:

@@ -7,17 +7,17 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from tidegate.actors.operators.operator import OperatorContext
-from tidegate.actors.operators.source_splits import SourceSplits
-from tidegate.actors.operators.watermarks.alignment import WatermarkAlignment
-from tidegate.actors.operators.watermarks.watermark_generator import WatermarkGenerator
-from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
-from tidegate.actors.sources.source import SourceSplit
 from tidegate.actors.task.messages.events import SourceBatchRead, TaskTimer, WatermarkAnnounced
 from tidegate.actors.task.messages.instructions import ReadSource, ReportWatermark, SetTaskTimer
 from tidegate.actors.task.pipeline.source_cursor import SourceCursor
 from tidegate.actors.task.pipeline.split_alignment import SplitAlignment
 from tidegate.actors.task.pipeline.split_positions import SplitPosition
+from tidegate.connectors.source import SourceSplit
+from tidegate.operators.operator import OperatorContext
+from tidegate.operators.source_splits import SourceSplits
+from tidegate.operators.watermarks.alignment import WatermarkAlignment
+from tidegate.operators.watermarks.watermark_generator import WatermarkGenerator
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.storage.ids import AttemptNumber, OperatorUid, SubtaskIndex
 
 ATTEMPT = AttemptNumber(2)

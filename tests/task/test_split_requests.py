@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from batches import batch
 
-from tidegate.actors.sources.source import SourceSplit
 from tidegate.actors.task.messages.events import SourceBatchRead, SplitsAssigned, TaskTimer
 from tidegate.actors.task.messages.instructions import ReadSource, RequestSplits, SetTaskTimer, TaskInstruction
 from tidegate.actors.task.pipeline.source_cursor import SourceCursor
 from tidegate.actors.task.pipeline.split_positions import SplitPosition
 from tidegate.actors.task.pipeline.split_requests import ASK_AGAIN_MS, SplitRequests
+from tidegate.connectors.source import SourceSplit
 from tidegate.storage.errors import ProtocolError
 from tidegate.storage.ids import AttemptNumber
 

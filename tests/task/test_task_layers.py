@@ -9,11 +9,11 @@ import pytest
 from batches import batch
 from link import WORK, FrozenSum, Subject, describe, only, work_graph
 
-from tidegate.actors.operators.operator import Emit, Operator
-from tidegate.actors.protocol.stream_elements import Barrier, BarrierOptions
 from tidegate.actors.task.incremental.lineage import Lineage
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as do
+from tidegate.operators.operator import Emit, Operator
+from tidegate.protocol.stream_elements import Barrier, BarrierOptions
 from tidegate.storage.checkpoints.metadata import NativeFile, NativeState, SnapshotKind, StateHandle
 from tidegate.storage.ids import CheckpointId, OperatorUid
 from tidegate.storage.state.snapshot import Cut, OperatorSnapshot

@@ -25,7 +25,12 @@ from link import (
     worker,
 )
 
-from tidegate.actors.protocol.stream_elements import (
+from tidegate.actors.task.channels.output_gate import BufferLimits
+from tidegate.actors.task.messages import events as ev
+from tidegate.actors.task.messages import instructions as do
+from tidegate.actors.task.task_machine import STAGED_FILES_IN_FLIGHT_MAX
+from tidegate.actors.task.task_status import TaskStatus
+from tidegate.protocol.stream_elements import (
     MAX_WATERMARK_MS,
     EndOfData,
     EndOfPartition,
@@ -33,11 +38,6 @@ from tidegate.actors.protocol.stream_elements import (
     WatermarkStatus,
     element_size_bytes,
 )
-from tidegate.actors.task.channels.output_gate import BufferLimits
-from tidegate.actors.task.messages import events as ev
-from tidegate.actors.task.messages import instructions as do
-from tidegate.actors.task.task_machine import STAGED_FILES_IN_FLIGHT_MAX
-from tidegate.actors.task.task_status import TaskStatus
 from tidegate.storage.errors import ProtocolError
 from tidegate.storage.ids import AttemptNumber, CheckpointId, OperatorUid
 

@@ -22,11 +22,11 @@ from link import (
     worker,
 )
 
-from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
-from tidegate.actors.protocol.stream_elements import EndOfData, EndOfPartition
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as do
 from tidegate.actors.task.pipeline.split_positions import SplitPosition, positions_from_tables
+from tidegate.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.protocol.stream_elements import EndOfData, EndOfPartition
 from tidegate.storage.ids import CheckpointId
 
 # --- the order of a snapshot --------------------------------------------------------------------------------------

@@ -14,10 +14,10 @@ from network import Collecting, Network, Parts
 
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.graph.stream_graph import translate
-from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
-from tidegate.actors.protocol.stream_elements import ALIGNED_BARRIER, BarrierOptions
 from tidegate.actors.task.channels.output_gate import BufferLimits
+from tidegate.protocol.identity import TaskId
+from tidegate.protocol.partitioning import Partitioning, PartitioningKind
+from tidegate.protocol.stream_elements import ALIGNED_BARRIER, BarrierOptions
 from tidegate.storage.ids import SubtaskIndex, VertexId
 
 ROWS = 36

@@ -23,12 +23,12 @@ from link import (
     worker,
 )
 
-from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, EndOfData, Watermark
 from tidegate.actors.task.channels.output_gate import BufferLimits
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as do
 from tidegate.actors.task.pipeline.split_positions import FrozenPositions, SplitPosition
 from tidegate.actors.task.task_status import TaskStatus
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, EndOfData, Watermark
 from tidegate.storage.errors import ProtocolError
 
 

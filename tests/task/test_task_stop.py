@@ -27,9 +27,14 @@ from link import (
 )
 
 from tidegate.actors.graph.stream_graph import translate
-from tidegate.actors.operators.operator import Emit, Operator
-from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
-from tidegate.actors.protocol.stream_elements import (
+from tidegate.actors.task.channels.output_gate import BufferLimits
+from tidegate.actors.task.messages import events as ev
+from tidegate.actors.task.messages import instructions as do
+from tidegate.actors.task.pipeline.split_positions import FrozenPositions
+from tidegate.actors.task.task_status import TaskStatus
+from tidegate.operators.operator import Emit, Operator
+from tidegate.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.protocol.stream_elements import (
     MAX_WATERMARK_MS,
     Alignment,
     Barrier,
@@ -40,11 +45,6 @@ from tidegate.actors.protocol.stream_elements import (
     EndOfPartition,
     Watermark,
 )
-from tidegate.actors.task.channels.output_gate import BufferLimits
-from tidegate.actors.task.messages import events as ev
-from tidegate.actors.task.messages import instructions as do
-from tidegate.actors.task.pipeline.split_positions import FrozenPositions
-from tidegate.actors.task.task_status import TaskStatus
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.ids import CheckpointId, VertexId
 

@@ -9,12 +9,12 @@ from frozen_tables import tables_of
 from link import ATTEMPT, BY_X, Subject, Summing, barrier, describe, node, only, sent
 
 from tidegate.actors.graph.stream_graph import translate
-from tidegate.actors.operators.rows.process_operator import ProcessOperator
-from tidegate.actors.operators.state.timers import TimeDomain
-from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, BarrierOptions, EndOfData, Watermark
 from tidegate.actors.task.channels.output_gate import BufferLimits
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as do
+from tidegate.operators.functions.process_operator import ProcessOperator
+from tidegate.operators.state.timers import TimeDomain
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, BarrierOptions, EndOfData, Watermark
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.ids import CheckpointId, VertexId
 

@@ -15,18 +15,18 @@ from hypothesis import strategies as st
 from link import ATTEMPT, BY_X, UNALIGNED, Subject, Summing, barrier, describe, node, only, sent
 
 from tidegate.actors.graph.stream_graph import translate
-from tidegate.actors.operators.rows.process_functions import ProcessContext, ProcessFunction, Rows
-from tidegate.actors.operators.rows.process_operator import ProcessOperator
-from tidegate.actors.operators.state.keyed_state import ListState
-from tidegate.actors.operators.state.timers import TimeDomain
-from tidegate.actors.operators.watermarks.watermark_generator import WatermarkGenerator
-from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, BarrierOptions, Element, EndOfData, Watermark
 from tidegate.actors.task.channels.output_gate import BufferLimits
 from tidegate.actors.task.channels.turn_pacer import ROWS_UNLIMITED, TURN_MS_MAX
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as do
 from tidegate.actors.task.pipeline.task_descriptor import TaskDescriptor
 from tidegate.actors.task.task_status import TaskStatus
+from tidegate.operators.functions.process_functions import ProcessContext, ProcessFunction, Rows
+from tidegate.operators.functions.process_operator import ProcessOperator
+from tidegate.operators.state.keyed_state import ListState
+from tidegate.operators.state.timers import TimeDomain
+from tidegate.operators.watermarks.watermark_generator import WatermarkGenerator
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, BarrierOptions, Element, EndOfData, Watermark
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.ids import CheckpointId, OperatorUid, VertexId
 from tidegate.storage.state.snapshot import StateTable

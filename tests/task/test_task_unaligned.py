@@ -28,17 +28,17 @@ from link import (
 )
 
 from tidegate.actors.graph.stream_graph import translate
-from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
-from tidegate.actors.protocol.stream_elements import (
+from tidegate.actors.task.channels.output_gate import BufferLimits
+from tidegate.actors.task.checkpoints.subtask_checkpoints import outgoing_options
+from tidegate.actors.task.messages import instructions as do
+from tidegate.protocol.partitioning import Partitioning, PartitioningKind
+from tidegate.protocol.stream_elements import (
     ALIGNED_BARRIER,
     Alignment,
     BarrierOptions,
     EndOfData,
     EndOfPartition,
 )
-from tidegate.actors.task.channels.output_gate import BufferLimits
-from tidegate.actors.task.checkpoints.subtask_checkpoints import outgoing_options
-from tidegate.actors.task.messages import instructions as do
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.ids import VertexId
 

@@ -10,8 +10,9 @@ from batches import ONE_ROW_BYTES, batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.actors.protocol.identity import ChannelId
-from tidegate.actors.protocol.stream_elements import (
+from tidegate.actors.task.channels.output_gate import BufferLimits, OutputChannel, OutputGate
+from tidegate.protocol.identity import ChannelId
+from tidegate.protocol.stream_elements import (
     MAX_WATERMARK_MS,
     Barrier,
     Element,
@@ -19,7 +20,6 @@ from tidegate.actors.protocol.stream_elements import (
     Watermark,
     WatermarkStatus,
 )
-from tidegate.actors.task.channels.output_gate import BufferLimits, OutputChannel, OutputGate
 from tidegate.storage.ids import CheckpointId, SubtaskIndex
 
 A = ChannelId(0, SubtaskIndex(0), SubtaskIndex(0))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.actors.protocol.identity import ChannelId
-from tidegate.actors.protocol.stream_elements import Watermark, WatermarkStatus
 from tidegate.actors.task.channels.watermark_valve import WatermarkValve
+from tidegate.protocol.identity import ChannelId
+from tidegate.protocol.stream_elements import Watermark, WatermarkStatus
 from tidegate.storage.ids import SubtaskIndex
 
 A, B = (ChannelId(0, SubtaskIndex(i), SubtaskIndex(0)) for i in range(2))

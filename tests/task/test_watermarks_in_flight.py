@@ -28,8 +28,12 @@ from link import (
 )
 
 from tidegate.actors.graph.stream_graph import translate
-from tidegate.actors.operators.operator import Emit, Operator
-from tidegate.actors.protocol.stream_elements import (
+from tidegate.actors.task.channels.in_flight_elements import InFlightElement, has_rows
+from tidegate.actors.task.channels.output_gate import OutputChannel
+from tidegate.actors.task.messages import events as ev
+from tidegate.actors.task.messages import instructions as do
+from tidegate.operators.operator import Emit, Operator
+from tidegate.protocol.stream_elements import (
     MAX_WATERMARK_MS,
     MIN_WATERMARK_MS,
     Element,
@@ -37,10 +41,6 @@ from tidegate.actors.protocol.stream_elements import (
     Watermark,
     WatermarkStatus,
 )
-from tidegate.actors.task.channels.in_flight_elements import InFlightElement, has_rows
-from tidegate.actors.task.channels.output_gate import OutputChannel
-from tidegate.actors.task.messages import events as ev
-from tidegate.actors.task.messages import instructions as do
 
 Judged = list[tuple[int, int]]
 """Rows, each with the watermark that it has met."""

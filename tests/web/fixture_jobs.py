@@ -17,9 +17,6 @@ from tidegate.actors.coordinator.state.checkpoint_statistics import (
     vertex_statistics,
 )
 from tidegate.actors.coordinator.state.coordinator_state import JobStatus
-from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
-from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.protocol.snapshot_metrics import SnapshotMetrics
 from tidegate.actors.runtimes.job_snapshot import (
     About,
     CheckpointsNow,
@@ -32,6 +29,9 @@ from tidegate.actors.runtimes.job_snapshot import (
 )
 from tidegate.actors.runtimes.running_job import JobCard, JobProgress
 from tidegate.actors.runtimes.vertex_metrics import SubtaskMetrics, VertexMetrics
+from tidegate.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.protocol.identity import TaskId
+from tidegate.protocol.snapshot_metrics import SnapshotMetrics
 from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.storage.checkpoints.metadata import SavepointFormat, SnapshotKind
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId, SubtaskIndex, VertexId

@@ -11,10 +11,10 @@ import pytest
 from fixture_jobs import running_job
 
 from tidegate.actors.coordinator.state.coordinator_state import JobStatus
+from tidegate.actors.ray.coordinator import shown
+from tidegate.actors.ray.coordinator.answers import Answers
+from tidegate.actors.ray.coordinator.shown import END_WAIT_S, Shown
 from tidegate.actors.runtimes.job_snapshot import JobSnapshot, Known
-from tidegate.actors.runtimes.ray.coordinator import shown
-from tidegate.actors.runtimes.ray.coordinator.answers import Answers
-from tidegate.actors.runtimes.ray.coordinator.shown import END_WAIT_S, Shown
 from tidegate.actors.runtimes.running_job import Answer
 from tidegate.storage.ids import CheckpointId
 

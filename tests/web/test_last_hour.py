@@ -9,10 +9,10 @@ from fixture_jobs import NOW_MS, SINK, START_MS, ended, failed_job, restarting_j
 from page_html import Read
 
 from tidegate.actors.coordinator.state.coordinator_state import JobStatus
-from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
-from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.actors.runtimes.job_snapshot import JobSnapshot
 from tidegate.actors.runtimes.vertex_metrics import VertexMetrics
+from tidegate.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.web.model import last_hour
 from tidegate.web.page.charts import HEIGHT, WIDTH, charts_of
 from tidegate.web.page.pages import job_page

@@ -18,8 +18,8 @@ from playwright.sync_api import Browser, Page, expect
 from starlette.applications import Starlette
 from waiting import until
 
-from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.runtimes.job_snapshot import PlanEdge, PlanVertex, TaskNow
+from tidegate.protocol.identity import TaskId
 from tidegate.storage.ids import SubtaskIndex, VertexId
 from tidegate.web.jobs import NotReachedError
 from tidegate.web.page.routes import page_routes

@@ -22,10 +22,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointStatistics
-from tidegate.actors.protocol.failure_reasons import error_text
 from tidegate.actors.runtimes.companions import Companion
 from tidegate.actors.runtimes.running_job import Answer, JobProgress, RunningJob, SnapshotRequest, TaskProcessInfo
 from tidegate.actors.runtimes.vertex_metrics import VertexMetrics
+from tidegate.protocol.failure_reasons import error_text
 from tidegate.storage.errors import JobFailedError, TidegateError
 
 log = logging.getLogger(__name__)

@@ -25,10 +25,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tidegate.actors.protocol.failure_reasons import error_text, log_failure
 from tidegate.actors.runtimes.companions import Companion
 from tidegate.api.config.sections.checkpoint_config import CheckpointConfig
 from tidegate.api.tables.output_tables import CollectedRows
+from tidegate.protocol.failure_reasons import error_text, log_failure
 from tidegate.storage.errors import ConfigurationError, FencedError, JobFailedError, StorageError
 from tidegate.storage.files.retrying_store import retrying
 from tidegate.storage.files.store import OpenStore

@@ -16,15 +16,13 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from tidegate.actors.drivers.threads import lacks_threads
 from tidegate.actors.graph.event_time import with_event_time
 from tidegate.actors.graph.filtered_sources import with_needed_rows
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.graph.needed_columns import with_needed_columns
 from tidegate.actors.graph.stream_graph import StreamNode, translate
-from tidegate.actors.hosts.threads import lacks_threads
-from tidegate.actors.operators.local_aggregation.combining_rule import CombiningMode
 from tidegate.actors.runtimes.running_job import RunningJob, Submission
-from tidegate.actors.sources.master_hooks import MasterHook
 from tidegate.api.accompanied_job import AccompaniedJob
 from tidegate.api.checkpoint_calls import CheckpointCalls, call_with_arrow, calling_with_spark, check_functions
 from tidegate.api.config.sections.checkpoint_config import CheckpointConfig
@@ -40,6 +38,8 @@ from tidegate.api.submission.restore_report import RestoreReport
 from tidegate.api.submission.submission import JobRequest, check_meaning, make_job_id, prepare, report_on
 from tidegate.api.submission.temporary_jobs import TemporaryJob, delete_unneeded, temporary_root
 from tidegate.api.topologies import Topologies
+from tidegate.connectors.master_hooks import MasterHook
+from tidegate.operators.local_aggregation.combining_rule import CombiningMode
 from tidegate.recovery.restart_strategy import RestartStrategy, default_strategy
 from tidegate.storage.checkpoints.layout import CheckpointLayout
 from tidegate.storage.clock import monotonic_ms
@@ -152,7 +152,7 @@ class StreamEnvironment(Topologies):
         ConfigurationError for a name that is taken, unless `replace` says so. Needs the extra `tidegate[sql]`.
         """
         need("StreamEnvironment.create_temporary_function", "sql")
-        from tidegate.api.sql.expressions import check_function_name
+        from tidegate.sql.expressions import check_function_name
 
         check_function_name(name)
         self._functions.add(name, function, returns, vectorized, replace)
@@ -177,7 +177,7 @@ class StreamEnvironment(Topologies):
         stands. Needs the extra `tidegate[sql]`.
         """
         need("StreamEnvironment.sql", "sql")
-        from tidegate.api.sql.queries import translate as translated
+        from tidegate.sql.queries import translate as translated
 
         return translated(query, self._program, self._program.views, emit, ttl, uid, self._functions)
 

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import get_args
 
-from tidegate.actors.operators.local_aggregation.combining_rule import CombiningMode
+from tidegate.operators.local_aggregation.combining_rule import CombiningMode
 from tidegate.storage.checkpoints.layout import escape
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.user_values import without_secrets

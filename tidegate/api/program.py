@@ -12,11 +12,11 @@ from typing import Any
 import pyarrow as pa
 
 from tidegate.actors.graph.stream_graph import StreamNode
-from tidegate.actors.sources.master_hooks import MasterHook
 from tidegate.api.checkpoint_calls import CheckpointFunction
 from tidegate.api.given_names import check_name, check_uid
 from tidegate.api.tables.output_tables import CollectedRows, OutputTable
 from tidegate.api.views import Views
+from tidegate.connectors.master_hooks import MasterHook
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.store import OpenStore
 from tidegate.storage.ids import OperatorUid

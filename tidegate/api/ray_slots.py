@@ -9,8 +9,8 @@ from tidegate.storage.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from tidegate.actors.graph.slot_plan import Placement
-    from tidegate.actors.runtimes.ray.driver.connection import Connection
-    from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime
+    from tidegate.actors.ray.driver.connection import Connection
+    from tidegate.actors.ray.ray_runtime import RayRuntime
 
 
 def check_slots(slots: int | None, placement: Placement, parallelism: int) -> None:
@@ -28,8 +28,8 @@ def runtime_on(
     connection: Connection, slots: int | None, placement: Placement, checkpoints: CheckpointConfig
 ) -> RayRuntime:
     """The runtime on a cluster that this process is connected to; where its slots cannot be had the connection ends."""
-    from tidegate.actors.runtimes.ray.process.orphans import end_orphans
-    from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime
+    from tidegate.actors.ray.process.orphans import end_orphans
+    from tidegate.actors.ray.ray_runtime import RayRuntime
 
     end_orphans()
     if slots is None:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import pyarrow as pa
 
-from tidegate.actors.hosts.job_context import DataPlaneOptions
-from tidegate.actors.hosts.process_settings import Standbys
+from tidegate.actors.drivers.job_context import DataPlaneOptions
+from tidegate.actors.drivers.process_settings import Standbys
+from tidegate.actors.local.local_runtime import ENDED_MAX, LocalRuntime
 from tidegate.actors.runtimes.companions import Companion
-from tidegate.actors.runtimes.local.local_runtime import ENDED_MAX, LocalRuntime
 from tidegate.actors.runtimes.running_job import Runtime
 from tidegate.api.accompanied_job import AccompaniedJob
 from tidegate.api.config.config_file import Config, load_config
@@ -26,9 +26,9 @@ from tidegate.api.config.sections.log_config import LogConfig
 from tidegate.api.config.sections.setting_values import check_runtime_env_is_mapping, spare_processes
 from tidegate.api.program import Program
 from tidegate.api.ray_slots import check_slots, runtime_on
-from tidegate.api.sql.user_functions import UserFunctions
 from tidegate.api.streams.stream_sources import StreamSources
 from tidegate.api.submission.temporary_jobs import TemporaryJob
+from tidegate.api.user_functions import UserFunctions
 from tidegate.api.web_access import WebAccess
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.extras import need
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tidegate.actors.graph.slot_plan import Placement
-    from tidegate.actors.runtimes.ray.driver.connection import Connection
+    from tidegate.actors.ray.driver.connection import Connection
     from tidegate.api.submission.job import Job
     from tidegate.spark_bridge import RayDPSession, RayOnSparkSession
 
@@ -166,10 +166,10 @@ class Topologies(StreamSources):
         settings = _settings(config, log_level, log_rows)
         where, kept = settings.topology, _standbys(standbys)
         need("StreamEnvironment.raydp", "raydp")
-        from tidegate.actors.runtimes.ray.driver.head_probe import refuse_ray_client
+        from tidegate.actors.ray.driver.head_probe import refuse_ray_client
 
         refuse_ray_client(_or(ray_address, where.address))
-        from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime, SlotPlacement
+        from tidegate.actors.ray.ray_runtime import RayRuntime, SlotPlacement
         from tidegate.spark_bridge import RayDPSession
 
         placement = where.placement if placement is None else placement
@@ -231,10 +231,10 @@ class Topologies(StreamSources):
         settings = _settings(config, log_level, log_rows)
         where, kept = settings.topology, _standbys(standbys)
         need("StreamEnvironment.on_spark", "ray", "spark")
-        from tidegate.actors.runtimes.ray.driver.head_probe import refuse_ray_client
+        from tidegate.actors.ray.driver.head_probe import refuse_ray_client
 
         refuse_ray_client()
-        from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime, SlotPlacement
+        from tidegate.actors.ray.ray_runtime import RayRuntime, SlotPlacement
         from tidegate.spark_bridge import RayOnSparkSession
 
         store = None if object_store_memory is None else parse_size_bytes(object_store_memory)
@@ -284,7 +284,7 @@ class Topologies(StreamSources):
         settings = _settings(config, log_level, log_rows)
         where, kept = settings.topology, _standbys(standbys)
         need("StreamEnvironment.ray", "ray")
-        from tidegate.actors.runtimes.ray.driver.connection import connect
+        from tidegate.actors.ray.driver.connection import connect
 
         slots, placement = _or(slots, where.slots), where.placement if placement is None else placement
         parallelism = _or(parallelism, _or(where.parallelism, 1))

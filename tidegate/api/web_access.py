@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from tidegate.actors.runtimes.local.local_runtime import LocalRuntime
+from tidegate.actors.local.local_runtime import LocalRuntime
 from tidegate.actors.runtimes.running_job import Runtime
 from tidegate.storage.extras import need
 from tidegate.storage.ids import JobId

@@ -1,8 +1,8 @@
 """Checkpoints at rest: find, verify, read and delete them, and decide whether a failed job restarts.
 
-`tidegate.recovery` is what people call after a crash, from a script or through the command line (`tidegate/commands/`).
+`tidegate.recovery` is what people call after a crash, from a script or through the command line (`tidegate/cli/`).
 It needs storage alone, and no running job. Functions that need more, the meaning of events, keys or Spark's types, are
-in `tidegate.offline`; their names are offered here as well.
+in `tidegate.recovery.state_processor`; their names are offered here as well.
 """
 
 from __future__ import annotations
@@ -10,11 +10,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tidegate.offline.explanations import Explanation, Step, explain, history
-    from tidegate.offline.job_states import JobState, job_state
-    from tidegate.offline.relocation import relocate
-    from tidegate.offline.savepoint_writer import SavepointWriter
-    from tidegate.offline.spark_state import read_state
     from tidegate.recovery.checkpoints import (
         CheckpointSummary,
         VerificationReport,
@@ -30,6 +25,11 @@ if TYPE_CHECKING:
     from tidegate.recovery.contents.state_catalog import StateInfo
     from tidegate.recovery.contents.state_reader import read_state_batches
     from tidegate.recovery.restart_strategy import RestartStrategy
+    from tidegate.recovery.state_processor.explanations import Explanation, Step, explain, history
+    from tidegate.recovery.state_processor.job_states import JobState, job_state
+    from tidegate.recovery.state_processor.relocation import relocate
+    from tidegate.recovery.state_processor.savepoint_writer import SavepointWriter
+    from tidegate.recovery.state_processor.spark_state import read_state
 else:
     from tidegate.lazy_names import lazy_names
 
@@ -37,30 +37,30 @@ else:
         "CheckpointDiff": "contents.differences",
         "CheckpointReport": "contents.inspection",
         "CheckpointSummary": "checkpoints",
-        "Explanation": "tidegate.offline.explanations",
-        "JobState": "tidegate.offline.job_states",
+        "Explanation": "tidegate.recovery.state_processor.explanations",
+        "JobState": "tidegate.recovery.state_processor.job_states",
         "KeyChanges": "contents.row_comparison",
         "OperatorDiff": "contents.differences",
         "OperatorReport": "contents.inspection",
         "RestartStrategy": "restart_strategy",
-        "SavepointWriter": "tidegate.offline.savepoint_writer",
+        "SavepointWriter": "tidegate.recovery.state_processor.savepoint_writer",
         "SplitDiff": "contents.differences",
         "StateDiff": "contents.differences",
         "StateInfo": "contents.state_catalog",
-        "Step": "tidegate.offline.explanations",
+        "Step": "tidegate.recovery.state_processor.explanations",
         "VerificationReport": "checkpoints",
         "delete": "cleanup.deletion",
         "diff": "contents.differences",
-        "explain": "tidegate.offline.explanations",
-        "history": "tidegate.offline.explanations",
+        "explain": "tidegate.recovery.state_processor.explanations",
+        "history": "tidegate.recovery.state_processor.explanations",
         "inspect": "contents.inspection",
-        "job_state": "tidegate.offline.job_states",
+        "job_state": "tidegate.recovery.state_processor.job_states",
         "latest": "checkpoints",
         "list_checkpoints": "checkpoints",
         "load_operator_state": "checkpoints",
-        "read_state": "tidegate.offline.spark_state",
+        "read_state": "tidegate.recovery.state_processor.spark_state",
         "read_state_batches": "contents.state_reader",
-        "relocate": "tidegate.offline.relocation",
+        "relocate": "tidegate.recovery.state_processor.relocation",
         "verify": "checkpoints",
     }
     __getattr__, __dir__ = lazy_names(__name__, _HOME_OF)

@@ -5,12 +5,12 @@ virtual time while processes crash and storage fails, and compares its rows with
 `simulate_random(seed)` needs no pipeline: the seed draws the topology, the configuration, the faults and what users do.
 """
 
-from tidegate.simulation.report import SimulationReport
-from tidegate.simulation.runtime.run import Protocol
-from tidegate.simulation.scenarios import simulate_random
-from tidegate.simulation.world.faults import Faults
 from tidegate.testing.process_harness import HarnessSnapshot, HarnessTimer, ProcessHarness
+from tidegate.testing.report import SimulationReport
+from tidegate.testing.runtime.run import Protocol
+from tidegate.testing.scenarios import simulate_random
 from tidegate.testing.simulated import SimulatedPipeline, simulate
+from tidegate.testing.world.faults import Faults
 
 __all__ = [
     "Faults",

@@ -19,28 +19,28 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from tidegate.actors.operators.aggregates.column_expressions import column_names
-from tidegate.actors.operators.batches.failing_rows import error_tag
-from tidegate.actors.operators.operator import OperatorContext, ProcessingTime
-from tidegate.actors.operators.output_schema import PinnedSchema, SchemaMismatchError
-from tidegate.actors.operators.owned_values import is_record, owned_row
-from tidegate.actors.operators.rows.broadcast_process import (
+from tidegate.api.streams.steps.method_checks import check_methods
+from tidegate.operators.aggregates.column_expressions import column_names
+from tidegate.operators.functions.broadcast_process import (
     BroadcastProcessFunction,
     BroadcastProcessOperator,
     KeyedBroadcastProcessFunction,
 )
-from tidegate.actors.operators.rows.event_time_order import EventTimeOrder
-from tidegate.actors.operators.rows.process_batches import process_operator
-from tidegate.actors.operators.rows.process_functions import CoProcessFunction, ProcessFunction
-from tidegate.actors.operators.rows.process_operator import ProcessOperator
-from tidegate.actors.operators.state.keyed_state import KeyedState, ListState, MapState, ValueState
-from tidegate.actors.operators.state.operator_state import OperatorListState
-from tidegate.actors.operators.state.reducing_state import AggregatingState, ReducingState
-from tidegate.actors.operators.state.timers import TimeDomain
-from tidegate.actors.operators.watermarks.late_rows import LATE
-from tidegate.actors.protocol.side_outputs import OutputTag
-from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
-from tidegate.api.streams.steps.method_checks import check_methods
+from tidegate.operators.functions.event_time_order import EventTimeOrder
+from tidegate.operators.functions.failing_rows import error_tag
+from tidegate.operators.functions.process_batches import process_operator
+from tidegate.operators.functions.process_functions import CoProcessFunction, ProcessFunction
+from tidegate.operators.functions.process_operator import ProcessOperator
+from tidegate.operators.operator import OperatorContext, ProcessingTime
+from tidegate.operators.output_schema import PinnedSchema, SchemaMismatchError
+from tidegate.operators.owned_values import is_record, owned_row
+from tidegate.operators.state.keyed_state import KeyedState, ListState, MapState, ValueState
+from tidegate.operators.state.operator_state import OperatorListState
+from tidegate.operators.state.reducing_state import AggregatingState, ReducingState
+from tidegate.operators.state.timers import TimeDomain
+from tidegate.operators.watermarks.late_rows import LATE
+from tidegate.protocol.side_outputs import OutputTag
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import CheckpointId, OperatorUid, SubtaskIndex
 from tidegate.storage.schemas.row_schemas import SchemaLike, as_schema, returned_schema

@@ -18,15 +18,15 @@ schedules. If its rows differ there as well, the report has `order_dependence` a
 
 from __future__ import annotations
 
-from tidegate.actors.hosts.job_context import DataPlaneOptions
+from tidegate.actors.drivers.job_context import DataPlaneOptions
 from tidegate.actors.task.channels.output_gate import BufferLimits
 from tidegate.api.config.sections.checkpoint_config import CheckpointConfig
-from tidegate.simulation.order_dependence import order_dependence
-from tidegate.simulation.report import SimulationReport, report_of
-from tidegate.simulation.runtime.run import STORAGE, Build, JobRun, JobSetting, Protocol, Rows, Simulation, difference
-from tidegate.simulation.shrink import shortest
-from tidegate.simulation.world.faults import Faults
 from tidegate.storage.errors import ConfigurationError
+from tidegate.testing.order_dependence import order_dependence
+from tidegate.testing.report import SimulationReport, report_of
+from tidegate.testing.runtime.run import STORAGE, Build, JobRun, JobSetting, Protocol, Rows, Simulation, difference
+from tidegate.testing.shrink import shortest
+from tidegate.testing.world.faults import Faults
 
 INLINE_BYTES = 1_000
 """Small, so that most state goes to files of its own."""

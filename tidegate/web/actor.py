@@ -19,10 +19,10 @@ import ray
 from ray.exceptions import ActorAlreadyExistsError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from tidegate.actors.runtimes.ray.fleet.named_actors import find_actor
-from tidegate.actors.runtimes.ray.process.calls import NAMESPACE
-from tidegate.actors.runtimes.ray.process.death_words import death_of
-from tidegate.actors.runtimes.ray.slots.reservation import started_here
+from tidegate.actors.ray.fleet.named_actors import find_actor
+from tidegate.actors.ray.process.calls import NAMESPACE
+from tidegate.actors.ray.process.death_words import death_of
+from tidegate.actors.ray.slots.reservation import started_here
 from tidegate.storage.clock import monotonic_ms
 from tidegate.storage.errors import ConfigurationError, TidegateError
 from tidegate.storage.files.store import OpenStore

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 
-from tidegate.actors.protocol.failure_reasons import error_text
+from tidegate.actors.local.local_job import LocalJob, jobs_here
 from tidegate.actors.runtimes.job_snapshot import About, JobSnapshot, Known, snapshot_of
-from tidegate.actors.runtimes.local.local_job import LocalJob, jobs_here
 from tidegate.actors.runtimes.running_job import Answer, SnapshotRequest
+from tidegate.protocol.failure_reasons import error_text
 from tidegate.recovery.cleanup.deletion import delete
 from tidegate.storage.clock import now_ms
 from tidegate.storage.errors import TidegateError

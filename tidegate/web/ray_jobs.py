@@ -18,14 +18,14 @@ from ray.exceptions import ActorDiedError, RayError
 
 from tidegate.actors.coordinator.chronicle import Chronicle
 from tidegate.actors.coordinator.state.coordinator_state import JobStatus
-from tidegate.actors.hosts.coordinator.coordinator_host import replay
+from tidegate.actors.drivers.coordinator_host import replay
+from tidegate.actors.ray.driver.listing import COORDINATOR_SUFFIX
+from tidegate.actors.ray.driver.ray_job import check_shared
+from tidegate.actors.ray.fleet.named_actors import find_actor
+from tidegate.actors.ray.process.calls import NAMESPACE
+from tidegate.actors.ray.process.death_words import death_of
+from tidegate.actors.ray.process.orders import Handle
 from tidegate.actors.runtimes.job_snapshot import JobSnapshot, snapshot_of
-from tidegate.actors.runtimes.ray.driver.listing import COORDINATOR_SUFFIX
-from tidegate.actors.runtimes.ray.driver.ray_job import check_shared
-from tidegate.actors.runtimes.ray.fleet.named_actors import find_actor
-from tidegate.actors.runtimes.ray.process.calls import NAMESPACE
-from tidegate.actors.runtimes.ray.process.death_words import death_of
-from tidegate.actors.runtimes.ray.process.orders import Handle
 from tidegate.actors.runtimes.running_job import JobCard, SnapshotRequest, answers_of, progress_of
 from tidegate.recovery.cleanup.deletion import delete
 from tidegate.storage.checkpoints.event_log import EventLog

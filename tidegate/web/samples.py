@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tidegate.actors.coordinator.state.coordinator_state import JobStatus
-from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.actors.runtimes.job_snapshot import About, JobSnapshot
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
 
 SAMPLE_MS = 10_000
 SAMPLES_MAX = 360

@@ -18,8 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from tidegate.actors.protocol.failure_reasons import log_failure
 from tidegate.actors.runtimes.running_job import Answer, SnapshotRequest
+from tidegate.protocol.failure_reasons import log_failure
 from tidegate.storage.clock import monotonic_ms, now_ms
 from tidegate.storage.ids import JobId
 from tidegate.web.jobs import Jobs, Look, NotReachedError, Question

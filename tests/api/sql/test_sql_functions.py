@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 import tidegate as tg
-from tidegate.actors.operators.batches.row_calls import RowCalls
+from tidegate.operators.functions.row_calls import RowCalls
 
 USERS = pa.table({"k": [1, 2, 3, 4], "mail": ["a@x", "b@y", None, "c@x"], "p": [1.5, 2.5, None, 4.0]})
 

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlglot import exp
 
-from tidegate.api.sql.expressions import Expressions
-from tidegate.api.sql.text.dialect import parse
-from tidegate.api.sql.values.patterns import like
-from tidegate.api.sql.values.typed import Typed, column
+from tidegate.sql.expressions import Expressions
+from tidegate.sql.text.dialect import parse
+from tidegate.sql.values.patterns import like
+from tidegate.sql.values.typed import Typed, column
 
 Row = dict[str, Any]
 NUMBERS, FLAGS, TEXTS = ("a", "b"), ("p", "q"), ("s", "t")

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import re
 
-from tidegate.actors.protocol.identity import ChannelId
-from tidegate.actors.protocol.stream_elements import Alignment, Barrier, BarrierOptions
 from tidegate.actors.task.barriers import BarrierHandler, Outcome
+from tidegate.protocol.identity import ChannelId
+from tidegate.protocol.stream_elements import Alignment, Barrier, BarrierOptions
 from tidegate.storage.ids import CheckpointId, SubtaskIndex
 
 TIMEOUT_MS = 100

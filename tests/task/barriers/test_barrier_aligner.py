@@ -7,8 +7,6 @@ import copy
 import pytest
 from barrier_script import TIMEOUT_MS, A, B, C, Script, barrier, channels_of
 
-from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
-from tidegate.actors.protocol.stream_elements import Alignment
 from tidegate.actors.task.barriers import (
     ANNOUNCED_MAX,
     REMEMBERED_ABORTS_MAX,
@@ -17,6 +15,8 @@ from tidegate.actors.task.barriers import (
     Outcome,
     make_handler,
 )
+from tidegate.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.protocol.stream_elements import Alignment
 from tidegate.storage.errors import ProtocolError
 from tidegate.storage.ids import CheckpointId
 

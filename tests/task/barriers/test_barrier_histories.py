@@ -13,9 +13,9 @@ from barrier_script import NAMES, barrier
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.actors.protocol.identity import ChannelId
-from tidegate.actors.protocol.stream_elements import Alignment, Barrier
 from tidegate.actors.task.barriers import BarrierAligner, BarrierHandler, BarrierTracker, Outcome
+from tidegate.protocol.identity import ChannelId
+from tidegate.protocol.stream_elements import Alignment, Barrier
 from tidegate.storage.ids import CheckpointId
 
 BATCH = "batch"

@@ -6,8 +6,8 @@ import pytest
 from barrier_script import A, B, Script, barrier, channels_of
 from test_barrier_aligner import fields_of
 
-from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
 from tidegate.actors.task.barriers import REMEMBERED_ABORTS_MAX, TRACKED_MAX, BarrierTracker, Outcome
+from tidegate.protocol.failure_reasons import CheckpointFailureReason
 from tidegate.storage.errors import ProtocolError
 from tidegate.storage.ids import CheckpointId
 

@@ -23,7 +23,7 @@ from tidegate.actors.coordinator.restarts import Restarts
 from tidegate.actors.coordinator.state.coordinator_context import CoordinatorContext
 from tidegate.actors.coordinator.state.coordinator_state import NEVER_MS
 from tidegate.actors.coordinator.takeover_invariants import check_answer
-from tidegate.actors.protocol.identity import TaskId
+from tidegate.protocol.identity import TaskId
 
 QUESTIONS = 5
 """How often a task is asked within the time that it has for an answer."""

@@ -20,8 +20,8 @@ from dataclasses import replace
 from tidegate.actors.coordinator.job.job_spec import AlignedSource, JobSpec
 from tidegate.actors.coordinator.messages.watermarks import AnnounceWatermark, WatermarkReported
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
-from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
+from tidegate.protocol.identity import TaskId
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
 
 
 class Alignment:

@@ -17,7 +17,7 @@ from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.narrator import Line, Narrator
 from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointRecord, SubtaskStatistics
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState, JobStatus, PendingCheckpoint
-from tidegate.actors.protocol.identity import TaskId
+from tidegate.protocol.identity import TaskId
 from tidegate.storage.checkpoints.metadata import SavepointFormat
 from tidegate.storage.ids import AttemptNumber, CheckpointId
 

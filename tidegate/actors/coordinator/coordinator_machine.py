@@ -38,8 +38,8 @@ from tidegate.actors.coordinator.state.coordinator_context import CoordinatorCon
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
 from tidegate.actors.coordinator.state.relevance import changes_nothing
 from tidegate.actors.coordinator.state.shared_state_registry import SharedStateRegistry
-from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason as Reason
-from tidegate.actors.protocol.identity import TaskId
+from tidegate.protocol.failure_reasons import CheckpointFailureReason as Reason
+from tidegate.protocol.identity import TaskId
 from tidegate.storage.errors import ProtocolError
 
 

@@ -26,7 +26,7 @@ from tidegate.actors.coordinator.split_enumerator import took_up
 from tidegate.actors.coordinator.state.checkpoint_statistics import RestoredCheckpoint
 from tidegate.actors.coordinator.state.coordinator_context import CoordinatorContext
 from tidegate.actors.coordinator.state.coordinator_state import NEVER_MS, CoordinatorState
-from tidegate.actors.protocol.identity import TaskId
+from tidegate.protocol.identity import TaskId
 
 NAMED_MAX = 4
 """So many tasks that are not ready are named."""

@@ -27,8 +27,8 @@ from tidegate.actors.coordinator.job.phases import JobInput, JobStatus, PendingP
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.state.coordinator_context import CoordinatorContext
 from tidegate.actors.graph.regions import pipelined_regions
-from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason as Reason
-from tidegate.actors.protocol.identity import TaskId
+from tidegate.protocol.failure_reasons import CheckpointFailureReason as Reason
+from tidegate.protocol.identity import TaskId
 from tidegate.storage.ids import VertexId
 
 

@@ -5,10 +5,11 @@ All parts of the coordinator call them. Each docstring says why its rule is so. 
 - Predicates look at the state and answer yes or no. They change nothing.
 - `check_*` raise `InvariantError` where a predicate says no. `check_state` checks what holds between any two events. It
   runs after each, and its cost does not grow with the number of tasks.
-- `permit_*` check, and return the permit (`storage/checkpoints/permits.py`) without which the step cannot be taken.
+- `permit_*` check, and return the permit (`tidegate/storage/checkpoints/permits.py`) without which the step cannot be
+  taken.
 
 Numbers in brackets are the invariants of `docs/architecture.md`. The oracle of the simulator checks the same rules from
-outside (`tidegate/simulation/oracle`). `tests/simulation/broken_predicates.py` weakens the predicates.
+outside (`tidegate/testing/oracle`). `tests/simulation/broken_predicates.py` weakens the predicates.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from tidegate.actors.coordinator.job.phases import JobStatus, PendingPhase
 from tidegate.actors.coordinator.requests.request_decider import REQUESTS_MAX
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState, PendingCheckpoint
 from tidegate.actors.graph.regions import cut_edge
-from tidegate.actors.protocol.identity import TaskId
+from tidegate.protocol.identity import TaskId
 from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.storage.checkpoints import permits
 from tidegate.storage.checkpoints.metadata import SnapshotKind

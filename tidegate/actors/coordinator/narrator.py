@@ -17,7 +17,7 @@ from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.messages.words import in_words
 from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointRecord, SubtaskStatistics
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState, PendingCheckpoint
-from tidegate.actors.protocol.identity import TaskId
+from tidegate.protocol.identity import TaskId
 from tidegate.storage.ids import AttemptNumber, CheckpointId
 
 _NAMED_TASKS_MAX = 4

@@ -1,7 +1,7 @@
 """Assigns the splits of bounded sources to subtasks, when they ask (Flink's `SplitEnumerator`, FLIP-27).
 
 A fast subtask asks more often, and so reads more. Splits of other sources are dealt out in turn, once, where a task is
-described (`actors/hosts/job_context.py`). Rules:
+described (`tidegate/actors/drivers/job_context.py`). Rules:
 
 - A split is in one place. What was given to a subtask is its own, until it is restored from a checkpoint that lacks it.
   Then the split goes back to the pool. The pool is what nobody has, so it is never stored apart from that.
@@ -30,8 +30,8 @@ from tidegate.actors.coordinator.split_invariants import (
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState, PendingCheckpoint
 from tidegate.actors.coordinator.state.taken_splits import TakenSplits
 from tidegate.actors.coordinator.state.untaken_splits import UntakenSplits
-from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.sources.source import SOURCE_STATE
+from tidegate.connectors.source import SOURCE_STATE
+from tidegate.protocol.identity import TaskId
 from tidegate.storage.checkpoints.metadata import SplitPool, SubtaskState
 from tidegate.storage.ids import OperatorUid, VertexId
 

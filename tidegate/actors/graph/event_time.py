@@ -21,9 +21,9 @@ from functools import partial
 from typing import TypeAlias
 
 from tidegate.actors.graph.job_graph import JobGraph, JobVertex, OperatorSpec
-from tidegate.actors.operators.operator import Operator, OperatorFactory
-from tidegate.actors.operators.source_splits import Due
-from tidegate.actors.operators.watermarks.watermark_generator import WatermarkGenerator
+from tidegate.operators.operator import Operator, OperatorFactory
+from tidegate.operators.source_splits import Due
+from tidegate.operators.watermarks.watermark_generator import WatermarkGenerator
 from tidegate.storage.ids import VertexId
 
 Dues: TypeAlias = tuple[Due, ...]

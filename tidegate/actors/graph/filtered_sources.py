@@ -18,8 +18,8 @@ from dataclasses import replace
 
 from tidegate.actors.graph.job_graph import JobGraph, SourceSpec
 from tidegate.actors.graph.stream_graph import StreamNode
-from tidegate.actors.sources.pushed_filters import Rows, either
-from tidegate.actors.sources.source import FilterableSource
+from tidegate.connectors.pushed_filters import Rows, either
+from tidegate.connectors.source import FilterableSource
 from tidegate.storage.ids import OperatorUid
 
 

@@ -10,16 +10,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from tidegate.actors.graph.resources import Resources
-from tidegate.actors.operators.batch_rows import BatchRows
-from tidegate.actors.operators.batches.async_function import AsyncFunction
-from tidegate.actors.operators.local_aggregation.local_aggregation import LocalAggregation
-from tidegate.actors.operators.operator import OperatorFactory
-from tidegate.actors.operators.sinks.sink import Sink
-from tidegate.actors.protocol.identity import ChannelId, TaskId
-from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
-from tidegate.actors.protocol.side_outputs import SideOutput
-from tidegate.actors.sources.pushed_filters import Rows
-from tidegate.actors.sources.source import Source
+from tidegate.connectors.pushed_filters import Rows
+from tidegate.connectors.source import Source
+from tidegate.operators.batch_rows import BatchRows
+from tidegate.operators.functions.async_function import AsyncFunction
+from tidegate.operators.local_aggregation.local_aggregation import LocalAggregation
+from tidegate.operators.operator import OperatorFactory
+from tidegate.operators.sinks.sink import Sink
+from tidegate.protocol.identity import ChannelId, TaskId
+from tidegate.protocol.partitioning import Partitioning, PartitioningKind
+from tidegate.protocol.side_outputs import SideOutput
 from tidegate.storage.checkpoints.metadata import OperatorInfo
 from tidegate.storage.checkpoints.state_meaning import StateMeaning
 from tidegate.storage.ids import OperatorUid, SubtaskIndex, VertexId

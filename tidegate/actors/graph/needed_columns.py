@@ -19,8 +19,8 @@ from dataclasses import replace
 
 from tidegate.actors.graph.job_graph import JobGraph, SourceSpec
 from tidegate.actors.graph.stream_graph import StreamNode
-from tidegate.actors.operators.operator import Columns, together
-from tidegate.actors.sources.source import ProjectableSource
+from tidegate.connectors.source import ProjectableSource
+from tidegate.operators.operator import Columns, together
 from tidegate.storage.ids import OperatorUid
 
 

@@ -26,7 +26,7 @@ from typing import Literal, TypeAlias
 
 from tidegate.actors.graph.job_graph import DEFAULT_GROUP, JobGraph
 from tidegate.actors.graph.resources import SLOT_CPUS, STEPS_OF_ONE, Resources
-from tidegate.actors.protocol.identity import TaskId
+from tidegate.protocol.identity import TaskId
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import SubtaskIndex, VertexId
 from tidegate.storage.user_values import repr_text

@@ -12,8 +12,8 @@ from __future__ import annotations
 import pyarrow as pa
 
 from tidegate.actors.graph.job_graph import SourceSpec
-from tidegate.actors.protocol.failure_reasons import error_text, interrupts
-from tidegate.actors.sources.source import FilterableSource, ReadResult, SourceSplit, is_unbounded
+from tidegate.connectors.source import FilterableSource, ReadResult, SourceSplit, is_unbounded
+from tidegate.protocol.failure_reasons import error_text, interrupts
 from tidegate.storage.errors import ConfigurationError, TidegateError
 from tidegate.storage.schemas.columns_text import columns_text
 from tidegate.storage.user_values import repr_text

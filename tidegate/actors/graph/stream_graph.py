@@ -26,16 +26,16 @@ from tidegate.actors.graph.job_graph import (
     SourceSpec,
 )
 from tidegate.actors.graph.resources import Resources
-from tidegate.actors.operators.batch_rows import BatchRows
-from tidegate.actors.operators.batches.async_function import AsyncFunction
-from tidegate.actors.operators.local_aggregation.combining_rule import CombiningMode
-from tidegate.actors.operators.local_aggregation.local_aggregation import LocalAggregation
-from tidegate.actors.operators.operator import OperatorFactory
-from tidegate.actors.operators.sinks.sink import Sink
-from tidegate.actors.operators.watermarks.kept_time import KeptTime
-from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
-from tidegate.actors.protocol.side_outputs import ErrorTag, OutputTag, SideOutput
-from tidegate.actors.sources.source import Source, is_unbounded
+from tidegate.connectors.source import Source, is_unbounded
+from tidegate.operators.batch_rows import BatchRows
+from tidegate.operators.functions.async_function import AsyncFunction
+from tidegate.operators.local_aggregation.combining_rule import CombiningMode
+from tidegate.operators.local_aggregation.local_aggregation import LocalAggregation
+from tidegate.operators.operator import OperatorFactory
+from tidegate.operators.sinks.sink import Sink
+from tidegate.operators.watermarks.kept_time import KeptTime
+from tidegate.protocol.partitioning import Partitioning, PartitioningKind
+from tidegate.protocol.side_outputs import ErrorTag, OutputTag, SideOutput
 from tidegate.storage.checkpoints.state_meaning import StateMeaning
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import OperatorUid, VertexId

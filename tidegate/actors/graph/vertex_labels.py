@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tidegate.actors.graph.job_graph import JobGraph
-from tidegate.actors.protocol.identity import TaskId
+from tidegate.protocol.identity import TaskId
 from tidegate.storage.ids import VertexId
 
 NAME_CHARACTERS_MAX = 48

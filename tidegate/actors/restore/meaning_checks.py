@@ -1,6 +1,7 @@
 """Compares what stored state means with what a restored program makes of it, before anything runs.
 
-Both sides are descriptions (`storage/checkpoints/state_meaning.py`); no operator is made and no state is read. Rules:
+Both sides are descriptions (`tidegate/storage/checkpoints/state_meaning.py`); no operator is made and no state is
+read. Rules:
 
 - Aggregates that were added start empty, and those that were removed are dropped if the user agrees
   (`allow_non_restored_state`). The types of an aggregate may widen.
@@ -19,9 +20,9 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from tidegate.actors.graph.job_graph import JobGraph
-from tidegate.actors.operators.aggregates.aggregate_kinds import SPREADS, AggregateKind
-from tidegate.actors.operators.aggregates.stored_layout import field_refusal
 from tidegate.actors.restore.restore_in_flight import edges_with_in_flight
+from tidegate.operators.aggregates.aggregate_kinds import SPREADS, AggregateKind
+from tidegate.operators.aggregates.stored_layout import field_refusal
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, OperatorInfo
 from tidegate.storage.checkpoints.state_meaning import MeaningColumns, MeaningPart, StateMeaning
 from tidegate.storage.ids import OperatorUid

@@ -21,15 +21,15 @@ from dataclasses import replace
 import pyarrow as pa
 
 from tidegate.actors.graph.job_graph import JobGraph, OperatorSpec
-from tidegate.actors.operators.operator import Operator, OperatorContext, ProcessingTime
-from tidegate.actors.operators.operator_errors import is_failure
-from tidegate.actors.operators.rows.process_operator import ProcessOperator
-from tidegate.actors.operators.state.state_names import UndeclaredStateError
-from tidegate.actors.protocol.errors import OperatorError
-from tidegate.actors.protocol.failure_reasons import error_text
 from tidegate.actors.restore.meaning_checks import Comparison
 from tidegate.actors.restore.restore_task import subtasks_of
-from tidegate.actors.state_backends.common.options import StateBackendOptions
+from tidegate.operators.functions.process_operator import ProcessOperator
+from tidegate.operators.operator import Operator, OperatorContext, ProcessingTime
+from tidegate.operators.operator_errors import is_failure
+from tidegate.operators.state.state_names import UndeclaredStateError
+from tidegate.protocol.errors import OperatorError
+from tidegate.protocol.failure_reasons import error_text
+from tidegate.state.common.options import StateBackendOptions
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata
 from tidegate.storage.clock import now_ms
 from tidegate.storage.errors import TidegateError

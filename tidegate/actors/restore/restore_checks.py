@@ -24,13 +24,13 @@ from difflib import get_close_matches
 
 from tidegate.actors.graph.job_graph import JobEdge, JobGraph, JobVertex
 from tidegate.actors.graph.source_checks import splits_of
-from tidegate.actors.protocol.partitioning import PartitioningKind
 from tidegate.actors.restore.meaning_checks import Comparison, comparisons
 from tidegate.actors.restore.rehearsal import rehearsed
 from tidegate.actors.restore.restore_in_flight import can_take_in_flight, edges_with_in_flight
 from tidegate.actors.restore.restore_task import subtasks_of
-from tidegate.actors.sources.source import DynamicSource, LastingInputSource, SourceSplit
 from tidegate.actors.task.pipeline.split_positions import SplitPosition, positions_from_tables
+from tidegate.connectors.source import DynamicSource, LastingInputSource, SourceSplit
+from tidegate.protocol.partitioning import PartitioningKind
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, OperatorInfo, SnapshotKind
 from tidegate.storage.errors import ConfigurationError, IncompatibleStateError
 from tidegate.storage.files.store import Store

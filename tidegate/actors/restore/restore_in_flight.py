@@ -27,13 +27,13 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.actors.graph.job_graph import JobEdge, JobGraph
-from tidegate.actors.kernels.hashing import hash_columns
-from tidegate.actors.kernels.partition import gather
-from tidegate.actors.protocol.identity import ChannelId, TaskId
-from tidegate.actors.protocol.partitioning import PartitioningKind
-from tidegate.actors.protocol.stream_elements import MIN_WATERMARK_MS, Watermark
 from tidegate.actors.restore.restored_event_time import event_time_goes_on, old_parallelism
 from tidegate.actors.task.channels.in_flight_elements import InFlightElement, has_rows
+from tidegate.protocol.identity import ChannelId, TaskId
+from tidegate.protocol.partitioning import PartitioningKind
+from tidegate.protocol.stream_elements import MIN_WATERMARK_MS, Watermark
+from tidegate.state.kernels.hashing import hash_columns
+from tidegate.state.kernels.partition import gather
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata
 from tidegate.storage.errors import ConfigurationError, CorruptionError
 from tidegate.storage.files.store import Store

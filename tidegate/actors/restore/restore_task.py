@@ -26,13 +26,13 @@ import pyarrow as pa
 
 from tidegate.actors.coordinator.job.job_spec import RestorePoint
 from tidegate.actors.graph.job_graph import JobGraph, JobVertex
-from tidegate.actors.operators.batches.async_map import WATERMARKS
-from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.protocol.state_origin import StateOrigin
 from tidegate.actors.restore.restore_in_flight import RestoredChannels, restore_in_flight
 from tidegate.actors.restore.restored_event_time import event_time_goes_on
-from tidegate.actors.state_backends.factory import backend_folder
 from tidegate.actors.task.pipeline.split_positions import FrozenPositions
+from tidegate.operators.functions.async_map import WATERMARKS
+from tidegate.protocol.identity import TaskId
+from tidegate.protocol.state_origin import StateOrigin
+from tidegate.state.factory import backend_folder
 from tidegate.storage.checkpoints.layout import NATIVE_MARK
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, OperatorInfo, SectionRef, StateKind, SubtaskState
 from tidegate.storage.checkpoints.metadata_file import read_metadata

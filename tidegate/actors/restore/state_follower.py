@@ -23,13 +23,13 @@ from dataclasses import dataclass, replace
 
 from tidegate.actors.coordinator.job.job_spec import RestorePoint
 from tidegate.actors.graph.job_graph import JobGraph, OperatorSpec
-from tidegate.actors.operators.operator import Operator, OperatorContext, ProcessingTime
-from tidegate.actors.protocol.failure_reasons import error_text
-from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.restore.restore_task import part_of
-from tidegate.actors.state_backends.common.backend import KeyedBackend
-from tidegate.actors.state_backends.common.options import StateBackendOptions
 from tidegate.actors.task.incremental.lineage import Lineage
+from tidegate.operators.operator import Operator, OperatorContext, ProcessingTime
+from tidegate.protocol.failure_reasons import error_text
+from tidegate.protocol.identity import TaskId
+from tidegate.state.common.backend import KeyedBackend
+from tidegate.state.common.options import StateBackendOptions
 from tidegate.storage.checkpoints.metadata import SectionRef, StateHandle, StateKind, SubtaskState
 from tidegate.storage.checkpoints.metadata_file import read_metadata
 from tidegate.storage.copies.local_first import LocalFirstStore

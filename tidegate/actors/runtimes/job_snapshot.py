@@ -22,13 +22,13 @@ from tidegate.actors.coordinator.state.checkpoint_statistics import (
     SubtaskStatistics,
 )
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState, JobStatus, PendingCheckpoint
+from tidegate.actors.drivers.job_context import JobContext
 from tidegate.actors.graph.job_graph import DEFAULT_GROUP, JobVertex
-from tidegate.actors.hosts.job_context import JobContext
-from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.runtimes.metrics.job_values import JobTimes, job_values
 from tidegate.actors.runtimes.metrics.recovery_times import RecoveryEnds
 from tidegate.actors.runtimes.running_job import Answer, JobCard, JobProgress, TaskProcessInfo
 from tidegate.actors.runtimes.vertex_metrics import VertexMetrics
+from tidegate.protocol.identity import TaskId
 from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.storage.checkpoints.metadata import SavepointFormat, SnapshotKind
 from tidegate.storage.ids import AttemptNumber, CheckpointId, VertexId

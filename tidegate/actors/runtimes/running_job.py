@@ -10,12 +10,12 @@ from tidegate.actors.coordinator.job.job_spec import JobSpec
 from tidegate.actors.coordinator.split_enumerator import splits_left
 from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointStatistics
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState, JobStatus
+from tidegate.actors.drivers.job_context import JobContext
 from tidegate.actors.graph.job_graph import JobGraph
-from tidegate.actors.hosts.job_context import JobContext
-from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason as Reason
-from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.runtimes.companions import Companion
 from tidegate.actors.runtimes.vertex_metrics import VertexMetrics
+from tidegate.protocol.failure_reasons import CheckpointFailureReason as Reason
+from tidegate.protocol.identity import TaskId
 from tidegate.storage.checkpoints.metadata import SavepointFormat, SnapshotKind
 from tidegate.storage.errors import CheckpointError, ConfigurationError
 from tidegate.storage.files.store import OpenStore

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from tidegate.actors.graph.job_graph import JobGraph
-from tidegate.actors.operators.user_metrics import UserMetric
-from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.state_backends.common.state_size import StateSize
+from tidegate.operators.user_metrics import UserMetric
+from tidegate.protocol.identity import TaskId
+from tidegate.state.common.state_size import StateSize
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ A lost message can break some rules. Then whoever asks raises `ProtocolError`, a
 Only a bug of the task itself can break the others. For these the `check_*` functions raise `InvariantError`.
 
 The numbers are those of the invariants in `docs/architecture.md`. The oracle of the simulator looks at the same rules
-from outside (`tidegate/simulation/oracle/invariants.py`); `tests/simulation/broken_tasks.py` breaks them, and
+from outside (`tidegate/testing/oracle/invariants.py`); `tests/simulation/broken_tasks.py` breaks them, and
 `broken_predicates.py` weakens the predicates.
 """
 

@@ -11,22 +11,6 @@ from functools import singledispatchmethod
 
 import pyarrow as pa
 
-from tidegate.actors.operators.user_metrics import UserMetric, UserMetrics
-from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
-from tidegate.actors.protocol.identity import ChannelId
-from tidegate.actors.protocol.side_outputs import RECORDS_IN_ERRORS, SideOutput
-from tidegate.actors.protocol.stream_elements import (
-    MAX_WATERMARK_MS,
-    Barrier,
-    CancelBarrier,
-    Element,
-    EndOfData,
-    EndOfPartition,
-    Watermark,
-    WatermarkStatus,
-)
-from tidegate.actors.sources.bad_rows import BAD_ROWS, RECORDS_LOST
-from tidegate.actors.state_backends.common.backend import KeyedBackend
 from tidegate.actors.task.barriers import make_handler
 from tidegate.actors.task.channels.input_endings import InputEndings
 from tidegate.actors.task.channels.input_gate import InputGate
@@ -48,6 +32,22 @@ from tidegate.actors.task.pipeline.source_cursor import SourceCursor
 from tidegate.actors.task.pipeline.source_start import begin_source, report_ready
 from tidegate.actors.task.pipeline.task_descriptor import TaskDescriptor
 from tidegate.actors.task.task_status import TaskStatus
+from tidegate.connectors.bad_rows import BAD_ROWS, RECORDS_LOST
+from tidegate.operators.user_metrics import UserMetric, UserMetrics
+from tidegate.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.protocol.identity import ChannelId
+from tidegate.protocol.side_outputs import RECORDS_IN_ERRORS, SideOutput
+from tidegate.protocol.stream_elements import (
+    MAX_WATERMARK_MS,
+    Barrier,
+    CancelBarrier,
+    Element,
+    EndOfData,
+    EndOfPartition,
+    Watermark,
+    WatermarkStatus,
+)
+from tidegate.state.common.backend import KeyedBackend
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.errors import ProtocolError
 from tidegate.storage.ids import AttemptNumber, CheckpointId, OperatorUid

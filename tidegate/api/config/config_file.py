@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from tidegate.actors.hosts.process_settings import Standbys
+from tidegate.actors.drivers.process_settings import Standbys
 from tidegate.api.config.restrictions import FIXED, refusal_of
 from tidegate.api.config.sections.buffer_settings import BufferSettings
 from tidegate.api.config.sections.checkpoint_config import CheckpointConfig

@@ -21,9 +21,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
-from tidegate.actors.protocol.failure_reasons import error_text
 from tidegate.actors.runtimes.running_job import RunningJob, Submission
 from tidegate.api.progress.meter import ProgressMeter, Reading, bounded_input
+from tidegate.protocol.failure_reasons import error_text
 from tidegate.storage.errors import ConfigurationError
 
 if TYPE_CHECKING:

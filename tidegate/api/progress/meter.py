@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tidegate.actors.runtimes.running_job import JobProgress, Submission
-from tidegate.actors.sources.source import is_unbounded
+from tidegate.connectors.source import is_unbounded
 from tidegate.storage.units import duration_text
 
 WINDOW_S = 30.0

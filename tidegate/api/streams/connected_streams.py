@@ -9,22 +9,22 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Generic, TypeVar, Unpack
 
-from tidegate.actors.operators.aggregates.column_expressions import column_names
-from tidegate.actors.operators.batches.failing_rows import error_tag
-from tidegate.actors.operators.rows.broadcast_process import (
-    BroadcastProcessFunction,
-    BroadcastProcessOperator,
-    KeyedBroadcastProcessFunction,
-)
-from tidegate.actors.operators.rows.process_functions import CoProcessFunction
-from tidegate.actors.operators.rows.process_operator import ProcessOperator
-from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
-from tidegate.actors.protocol.side_outputs import OutputTag
 from tidegate.api.streams.steps.columns import check_keys
 from tidegate.api.streams.steps.meanings import meaning
 from tidegate.api.streams.steps.method_checks import check_methods
 from tidegate.api.streams.steps.slot_options import SlotOptions
 from tidegate.api.streams.steps.stream_steps import StreamSteps
+from tidegate.operators.aggregates.column_expressions import column_names
+from tidegate.operators.functions.broadcast_process import (
+    BroadcastProcessFunction,
+    BroadcastProcessOperator,
+    KeyedBroadcastProcessFunction,
+)
+from tidegate.operators.functions.failing_rows import error_tag
+from tidegate.operators.functions.process_functions import CoProcessFunction
+from tidegate.operators.functions.process_operator import ProcessOperator
+from tidegate.protocol.partitioning import Partitioning, PartitioningKind
+from tidegate.protocol.side_outputs import OutputTag
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.dictionaries import decoded_type
 from tidegate.storage.schemas.row_schemas import SchemaLike, as_schema, returned_schema

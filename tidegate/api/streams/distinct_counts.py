@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
-from tidegate.actors.operators.aggregates.aggregate import Aggregate, count
-from tidegate.actors.operators.aggregates.aggregate_kinds import AggregateKind
-from tidegate.actors.operators.ranking.distinct_rows import DistinctRows
-from tidegate.actors.operators.ranking.distinct_views import VIEWS_MAX, DistinctViews
-from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.api.streams.steps.meanings import column_of, meaning
 from tidegate.api.streams.steps.stream_steps import StreamSteps
+from tidegate.operators.aggregates.aggregate import Aggregate, count
+from tidegate.operators.aggregates.aggregate_kinds import AggregateKind
+from tidegate.operators.ranking.distinct_rows import DistinctRows
+from tidegate.operators.ranking.distinct_views import VIEWS_MAX, DistinctViews
+from tidegate.protocol.partitioning import Partitioning, PartitioningKind
 
 S = TypeVar("S", bound=StreamSteps)
 _NAME_CHARACTERS = 100

@@ -14,22 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import pyarrow as pa
 
-from tidegate.actors.operators.aggregates.aggregate import Aggregate
-from tidegate.actors.operators.aggregates.column_expressions import column_names
-from tidegate.actors.operators.batches.failing_rows import error_tag
-from tidegate.actors.operators.batches.map_and_filter import Row
-from tidegate.actors.operators.ranking.deduplicate import Deduplicate
-from tidegate.actors.operators.rows.event_time_order import EventTimeOrder
-from tidegate.actors.operators.rows.process_batches import process_operator
-from tidegate.actors.operators.rows.process_functions import ProcessFunction
-from tidegate.actors.operators.rows.single_functions import MapGroups, Reduce, StatefulMap
-from tidegate.actors.operators.state.ttl import StateTtl
-from tidegate.actors.operators.watermarks.alignment import WatermarkAlignment
-from tidegate.actors.operators.watermarks.late_rows import LATE
-from tidegate.actors.operators.watermarks.window_end import WindowEnd, same_time
-from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
-from tidegate.actors.protocol.side_outputs import OutputTag
-from tidegate.actors.sources.bad_rows import BAD_ROWS
 from tidegate.api.streams.connected_streams import ConnectedStreams
 from tidegate.api.streams.steps.columns import check_keys
 from tidegate.api.streams.steps.event_time_use import uses_event_time
@@ -48,6 +32,22 @@ from tidegate.api.streams.stream_ranking import RankEmit, ranked_stream, ranked_
 from tidegate.api.streams.stream_tables import StreamTables
 from tidegate.api.streams.windowed_stream import WindowedStream, WindowsTaken, WindowTime
 from tidegate.api.tables.shown_rows import html_columns
+from tidegate.connectors.bad_rows import BAD_ROWS
+from tidegate.operators.aggregates.aggregate import Aggregate
+from tidegate.operators.aggregates.column_expressions import column_names
+from tidegate.operators.functions.event_time_order import EventTimeOrder
+from tidegate.operators.functions.failing_rows import error_tag
+from tidegate.operators.functions.map_and_filter import Row
+from tidegate.operators.functions.process_batches import process_operator
+from tidegate.operators.functions.process_functions import ProcessFunction
+from tidegate.operators.functions.single_functions import MapGroups, Reduce, StatefulMap
+from tidegate.operators.ranking.deduplicate import Deduplicate
+from tidegate.operators.state.ttl import StateTtl
+from tidegate.operators.watermarks.alignment import WatermarkAlignment
+from tidegate.operators.watermarks.late_rows import LATE
+from tidegate.operators.watermarks.window_end import WindowEnd, same_time
+from tidegate.protocol.partitioning import Partitioning, PartitioningKind
+from tidegate.protocol.side_outputs import OutputTag
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.columns_text import columns_text
 from tidegate.storage.schemas.row_schemas import SchemaLike, as_schema, returned_schema

@@ -14,28 +14,28 @@ from functools import partial
 from typing import Literal, TypeVar
 
 from tidegate.actors.graph.stream_graph import StreamNode
-from tidegate.actors.operators.aggregates.aggregate import Aggregate
-from tidegate.actors.operators.aggregates.aggregate_all import (
+from tidegate.api.streams.distinct_counts import Counted, by_keys, is_distinct, kept_columns, marked
+from tidegate.api.streams.steps.meanings import meaning, ttl_text
+from tidegate.api.streams.steps.stream_steps import StreamSteps
+from tidegate.operators.aggregates.aggregate import Aggregate
+from tidegate.operators.aggregates.aggregate_all import (
     KEY,
     ChangesOfAll,
     MergedAggregate,
     PartialAggregate,
 )
-from tidegate.actors.operators.aggregates.aggregate_kinds import AggregateKind
-from tidegate.actors.operators.aggregates.changing_aggregate import ChangingAggregate
-from tidegate.actors.operators.aggregates.column_expressions import ColumnExpression
-from tidegate.actors.operators.aggregates.expiring_aggregate import ExpiringAggregate
-from tidegate.actors.operators.aggregates.failing_inputs import InputCheck
-from tidegate.actors.operators.aggregates.functions.multisets import kept_values
-from tidegate.actors.operators.aggregates.functions.value_sets import with_value_sets
-from tidegate.actors.operators.aggregates.keyed_aggregate import KeyedAggregate
-from tidegate.actors.operators.batches.failing_rows import error_tag
-from tidegate.actors.operators.changes import CHANGE
-from tidegate.actors.operators.local_aggregation.local_aggregation import LocalAggregation
-from tidegate.actors.protocol.side_outputs import OutputTag
-from tidegate.api.streams.distinct_counts import Counted, by_keys, is_distinct, kept_columns, marked
-from tidegate.api.streams.steps.meanings import meaning, ttl_text
-from tidegate.api.streams.steps.stream_steps import StreamSteps
+from tidegate.operators.aggregates.aggregate_kinds import AggregateKind
+from tidegate.operators.aggregates.changing_aggregate import ChangingAggregate
+from tidegate.operators.aggregates.column_expressions import ColumnExpression
+from tidegate.operators.aggregates.expiring_aggregate import ExpiringAggregate
+from tidegate.operators.aggregates.failing_inputs import InputCheck
+from tidegate.operators.aggregates.functions.multisets import kept_values
+from tidegate.operators.aggregates.functions.value_sets import with_value_sets
+from tidegate.operators.aggregates.keyed_aggregate import KeyedAggregate
+from tidegate.operators.changes import CHANGE
+from tidegate.operators.functions.failing_rows import error_tag
+from tidegate.operators.local_aggregation.local_aggregation import LocalAggregation
+from tidegate.protocol.side_outputs import OutputTag
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.polars_frames import exact_column
 from tidegate.storage.schemas.reserved_names import check_not_reserved

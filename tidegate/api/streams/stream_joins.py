@@ -9,19 +9,6 @@ from typing import Literal, Self
 
 import pyarrow as pa
 
-from tidegate.actors.operators.aggregates.column_expressions import column_names
-from tidegate.actors.operators.batches.batch_function import batch_operator
-from tidegate.actors.operators.joins.asof_join import AsOfJoin
-from tidegate.actors.operators.joins.interval_join import IntervalJoin
-from tidegate.actors.operators.joins.join_columns import JoinHow, JoinSides
-from tidegate.actors.operators.joins.latest_join import LatestEmit, LatestJoin
-from tidegate.actors.operators.joins.lookup_join import Lookup, LookupTable
-from tidegate.actors.operators.joins.regular_join import RegularJoin
-from tidegate.actors.operators.joins.window_join import WindowJoin
-from tidegate.actors.operators.watermarks.window_end import WindowEnd
-from tidegate.actors.operators.windows.window_rows import WINDOW_END
-from tidegate.actors.operators.windows.window_specs import Sliding, Tumbling
-from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.api.streams.steps.event_time_use import uses_event_time
 from tidegate.api.streams.steps.given import check_stream
 from tidegate.api.streams.steps.known_columns import known_schema
@@ -30,6 +17,19 @@ from tidegate.api.streams.steps.stream_changes import StreamChanges
 from tidegate.api.streams.steps.stream_steps import StreamSteps
 from tidegate.api.streams.steps.updating import Updating
 from tidegate.api.tables.lookup_tables import LookedUp, reader_of, with_keys_of
+from tidegate.operators.aggregates.column_expressions import column_names
+from tidegate.operators.functions.batch_function import batch_operator
+from tidegate.operators.joins.asof_join import AsOfJoin
+from tidegate.operators.joins.interval_join import IntervalJoin
+from tidegate.operators.joins.join_columns import JoinHow, JoinSides
+from tidegate.operators.joins.latest_join import LatestEmit, LatestJoin
+from tidegate.operators.joins.lookup_join import Lookup, LookupTable
+from tidegate.operators.joins.regular_join import RegularJoin
+from tidegate.operators.watermarks.window_end import WindowEnd
+from tidegate.operators.windows.window_join import WindowJoin
+from tidegate.operators.windows.window_rows import WINDOW_END
+from tidegate.operators.windows.window_specs import Sliding, Tumbling
+from tidegate.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.storage.checkpoints.state_meaning import StateMeaning
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.columns_text import columns_text

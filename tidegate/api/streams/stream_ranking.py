@@ -11,20 +11,20 @@ from datetime import timedelta
 from functools import partial
 from typing import Literal, TypeVar
 
-from tidegate.actors.operators.aggregates.column_expressions import column_names
-from tidegate.actors.operators.ranking.top_n import Ranking, TopN
-from tidegate.actors.operators.watermarks.late_rows import LATE
-from tidegate.actors.operators.watermarks.window_end import WindowEnd
-from tidegate.actors.operators.window_top.local_top import LocalTop
-from tidegate.actors.operators.window_top.window_top import WindowTop
-from tidegate.actors.operators.windows.window_rows import WINDOW_END, WINDOW_START
-from tidegate.actors.operators.windows.window_specs import Cumulating, Sliding, Tumbling
-from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
-from tidegate.actors.protocol.side_outputs import OutputTag
 from tidegate.api.streams.steps.event_time_use import uses_event_time
 from tidegate.api.streams.steps.known_columns import known_schema
 from tidegate.api.streams.steps.meanings import meaning, ranking_facts, time_text, ttl_text, window_text, with_rows
 from tidegate.api.streams.steps.stream_steps import StreamSteps
+from tidegate.operators.aggregates.column_expressions import column_names
+from tidegate.operators.ranking.top_n import Ranking, TopN
+from tidegate.operators.watermarks.late_rows import LATE
+from tidegate.operators.watermarks.window_end import WindowEnd
+from tidegate.operators.windows.local_top import LocalTop
+from tidegate.operators.windows.window_rows import WINDOW_END, WINDOW_START
+from tidegate.operators.windows.window_specs import Cumulating, Sliding, Tumbling
+from tidegate.operators.windows.window_top import WindowTop
+from tidegate.protocol.partitioning import Partitioning, PartitioningKind
+from tidegate.protocol.side_outputs import OutputTag
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.units import parse_duration_ms
 

@@ -14,26 +14,26 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 
 from tidegate.actors.graph.stream_graph import StreamNode
-from tidegate.actors.operators.watermarks.alignment import WatermarkAlignment
-from tidegate.actors.protocol.side_outputs import OutputTag
-from tidegate.actors.sources.bad_rows import BAD_ROWS, BadRows, check_bad_rows
-from tidegate.actors.sources.files.delta_source import DeltaSource
-from tidegate.actors.sources.files.file_source import FileForm, FolderSource, source_of_files
-from tidegate.actors.sources.files.formats import FileFormat
-from tidegate.actors.sources.files.patterns import FilePattern
-from tidegate.actors.sources.kafka.client import Start, check_start, client_settings, kafka
-from tidegate.actors.sources.kafka.kafka_reader import OnMissing
-from tidegate.actors.sources.kafka.kafka_source import KafkaSource
-from tidegate.actors.sources.kafka.records import TIMESTAMP, RecordFormat
-from tidegate.actors.sources.memory_source import InMemory, MemorySource
-from tidegate.actors.sources.rate_source import RateSource
-from tidegate.actors.sources.socket_source import SocketSource
-from tidegate.actors.sources.source import DeadLetterSource, Source
 from tidegate.api.program import Program
 from tidegate.api.streams.given_rows import table_of_rows, without_pandas
 from tidegate.api.streams.steps.other_names import ENVIRONMENTS, OtherNames
 from tidegate.api.streams.steps.slot_options import checked_group
 from tidegate.api.streams.stream import Stream, timed
+from tidegate.connectors.bad_rows import BAD_ROWS, BadRows, check_bad_rows
+from tidegate.connectors.files.delta_source import DeltaSource
+from tidegate.connectors.files.file_source import FileForm, FolderSource, source_of_files
+from tidegate.connectors.files.formats import FileFormat
+from tidegate.connectors.files.patterns import FilePattern
+from tidegate.connectors.kafka.client import Start, check_start, client_settings, kafka
+from tidegate.connectors.kafka.kafka_reader import OnMissing
+from tidegate.connectors.kafka.kafka_source import KafkaSource
+from tidegate.connectors.kafka.records import TIMESTAMP, RecordFormat
+from tidegate.connectors.memory_source import InMemory, MemorySource
+from tidegate.connectors.rate_source import RateSource
+from tidegate.connectors.socket_source import SocketSource
+from tidegate.connectors.source import DeadLetterSource, Source
+from tidegate.operators.watermarks.alignment import WatermarkAlignment
+from tidegate.protocol.side_outputs import OutputTag
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.row_schemas import SchemaLike, as_schema
 from tidegate.storage.units import parse_duration_ms, parse_size_bytes
@@ -211,7 +211,7 @@ class StreamSources(OtherNames):
         takes its place. Columns of tensors and of pickled objects are refused by name, as are blocks that differ.
         `timestamp`, `max_out_of_orderness` and `alignment` are as with `from_dataframe`. See `docs/sources.md`.
         """
-        from tidegate.ray_data.dataset_source import RayDatasetSource
+        from tidegate.connectors.ray_data.dataset_source import RayDatasetSource
 
         source = RayDatasetSource(ds, None if schema is None else as_schema(schema, "from_ray_dataset"))
         stream = self.from_source(

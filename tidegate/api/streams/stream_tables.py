@@ -12,14 +12,6 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Unpack, get_args
 
-from tidegate.actors.operators.aggregates.column_expressions import column_names
-from tidegate.actors.operators.changes import CHANGE
-from tidegate.actors.operators.own_copies import own_copy
-from tidegate.actors.operators.sinks.own_sink import FLUSH_BYTES, OwnSink
-from tidegate.actors.operators.sinks.partitioned_sink import table_sink
-from tidegate.actors.operators.sinks.sink import Sink
-from tidegate.actors.operators.state.keys import key_schema
-from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.api.checkpoint_calls import CheckpointFunction, check_function
 from tidegate.api.given_names import location
 from tidegate.api.streams.steps.event_times import EventTimes
@@ -31,6 +23,14 @@ from tidegate.api.streams.stream_joins import StreamJoins
 from tidegate.api.tables.output_tables import CollectedRows, OutputTable
 from tidegate.api.tables.shown_rows import ROWS_SHOWN, check_count, grid
 from tidegate.api.tables.table_options import HISTORY_DEFAULT, SchemaEvolution, TableOptions
+from tidegate.operators.aggregates.column_expressions import column_names
+from tidegate.operators.changes import CHANGE
+from tidegate.operators.own_copies import own_copy
+from tidegate.operators.sinks.own_sink import FLUSH_BYTES, OwnSink
+from tidegate.operators.sinks.partitioned_sink import table_sink
+from tidegate.operators.sinks.sink import Sink
+from tidegate.operators.state.keys import key_schema
+from tidegate.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.storage.checkpoints.metadata import own_sink_place
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.tables.compaction.small_files import FILE_BYTES

@@ -14,34 +14,6 @@ from typing import Generic, Literal, TypeVar, Unpack
 
 import pyarrow as pa
 
-from tidegate.actors.operators.aggregates.aggregate import Aggregate
-from tidegate.actors.operators.batches.failing_rows import error_tag
-from tidegate.actors.operators.changes import with_kind
-from tidegate.actors.operators.local_aggregation.local_aggregation import LocalAggregation
-from tidegate.actors.operators.state.keys import key_schema
-from tidegate.actors.operators.watermarks.late_rows import LATE
-from tidegate.actors.operators.watermarks.window_end import WindowEnd
-from tidegate.actors.operators.window_functions.applied_counts import AppliedCounts, AppliedSlidingCounts
-from tidegate.actors.operators.window_functions.applied_sessions import AppliedSessions
-from tidegate.actors.operators.window_functions.applied_windows import AppliedWindows
-from tidegate.actors.operators.window_functions.process_windows import FunctionCalls, ProcessWindowFunction
-from tidegate.actors.operators.window_functions.window_buffer import WindowBuffer, plain_rows
-from tidegate.actors.operators.window_functions.window_calls import (
-    WindowCall,
-    WindowCalls,
-    check_no_doubles,
-    derived_schema,
-)
-from tidegate.actors.operators.windows.count_windows import CountWindows
-from tidegate.actors.operators.windows.row_gaps import GAP, check_gap_column
-from tidegate.actors.operators.windows.session_windows import SessionWindows
-from tidegate.actors.operators.windows.sliced_windows import SlicedWindows
-from tidegate.actors.operators.windows.sliding_counts import SlidingCountWindows
-from tidegate.actors.operators.windows.window_operator import WindowOperator
-from tidegate.actors.operators.windows.window_rows import WINDOW_END, WINDOW_START, bounds_type
-from tidegate.actors.operators.windows.window_specs import Clock, Count, Cumulating, Session, Sliding, Tumbling
-from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
-from tidegate.actors.protocol.side_outputs import OutputTag, check_tags
 from tidegate.api.streams.steps.event_time_use import uses_event_time
 from tidegate.api.streams.steps.known_columns import known_schema
 from tidegate.api.streams.steps.meanings import meaning, time_text, window_text, with_rows
@@ -53,6 +25,34 @@ from tidegate.api.streams.steps.updating import Updating
 from tidegate.api.streams.stream_aggregates import checked_inputs, windowed_inputs
 from tidegate.api.streams.stream_ranking import ranked_windows, ranking_of, window_keys
 from tidegate.api.streams.stream_tables import StreamTables
+from tidegate.operators.aggregates.aggregate import Aggregate
+from tidegate.operators.changes import with_kind
+from tidegate.operators.functions.failing_rows import error_tag
+from tidegate.operators.local_aggregation.local_aggregation import LocalAggregation
+from tidegate.operators.state.keys import key_schema
+from tidegate.operators.watermarks.late_rows import LATE
+from tidegate.operators.watermarks.window_end import WindowEnd
+from tidegate.operators.windows.applied_counts import AppliedCounts, AppliedSlidingCounts
+from tidegate.operators.windows.applied_sessions import AppliedSessions
+from tidegate.operators.windows.applied_windows import AppliedWindows
+from tidegate.operators.windows.count_windows import CountWindows
+from tidegate.operators.windows.process_windows import FunctionCalls, ProcessWindowFunction
+from tidegate.operators.windows.row_gaps import GAP, check_gap_column
+from tidegate.operators.windows.session_windows import SessionWindows
+from tidegate.operators.windows.sliced_windows import SlicedWindows
+from tidegate.operators.windows.sliding_counts import SlidingCountWindows
+from tidegate.operators.windows.window_buffer import WindowBuffer, plain_rows
+from tidegate.operators.windows.window_calls import (
+    WindowCall,
+    WindowCalls,
+    check_no_doubles,
+    derived_schema,
+)
+from tidegate.operators.windows.window_operator import WindowOperator
+from tidegate.operators.windows.window_rows import WINDOW_END, WINDOW_START, bounds_type
+from tidegate.operators.windows.window_specs import Clock, Count, Cumulating, Session, Sliding, Tumbling
+from tidegate.protocol.partitioning import Partitioning, PartitioningKind
+from tidegate.protocol.side_outputs import OutputTag, check_tags
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.row_schemas import SchemaLike, as_schema, returned_schema
 from tidegate.storage.units import parse_duration_ms
@@ -312,7 +312,7 @@ class WindowedStream(OtherNames, Generic[S]):
         if not isinstance(spec, Session) or spec.column is None:
             return stream, spec, ()
         if self._replaced:
-            from tidegate.actors.operators.batches.projection import columns_read
+            from tidegate.operators.functions.projection import columns_read
 
             column = spec.column
             read = {column} if isinstance(column, str) else columns_read((column.expression,)) or self._replaced

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 
 from tidegate.actors.coordinator.job.job_spec import AssignedSource
 from tidegate.actors.graph.job_graph import JobGraph
-from tidegate.actors.sources.source import is_assignable
 from tidegate.actors.task.pipeline.split_positions import SplitPosition
+from tidegate.connectors.source import is_assignable
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, StoredSplit
 from tidegate.storage.ids import OperatorUid
 

@@ -12,16 +12,16 @@ from types import CodeType
 import pyarrow as pa
 
 from tidegate.actors.graph.stream_graph import StreamNode
-from tidegate.actors.operators.batches.map_and_filter import Peek
-from tidegate.actors.operators.operator import Operator
-from tidegate.actors.operators.rows.process_operator import ProcessOperator
-from tidegate.actors.operators.watermarks.watermark_generator import (
+from tidegate.connectors.memory_source import MemorySource
+from tidegate.connectors.source import never_ends
+from tidegate.operators.functions.map_and_filter import Peek
+from tidegate.operators.functions.process_operator import ProcessOperator
+from tidegate.operators.operator import Operator
+from tidegate.operators.watermarks.watermark_generator import (
     WatermarkGenerator,
     look_like_seconds,
     seconds_advice,
 )
-from tidegate.actors.sources.memory_source import MemorySource
-from tidegate.actors.sources.source import never_ends
 
 _REGISTERS = "register_event_time_timer"
 

@@ -10,13 +10,13 @@ from itertools import islice
 from typing import Any, Literal
 
 from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointStatistics
-from tidegate.actors.operators.user_metrics import UserMetric
 from tidegate.actors.runtimes.running_job import JobProgress, RunningJob, SnapshotRequest, TaskProcessInfo
 from tidegate.actors.runtimes.vertex_metrics import VertexMetrics
 from tidegate.api.given_names import location
 from tidegate.api.submission.temporary_jobs import TemporaryJob, keep
 from tidegate.api.tables.shown_rows import html_facts
 from tidegate.api.web_access import WebAccess
+from tidegate.operators.user_metrics import UserMetric
 from tidegate.recovery.checkpoints import CheckpointSummary, list_checkpoints
 from tidegate.storage.checkpoints.event_log import EventLog
 from tidegate.storage.checkpoints.metadata import SavepointFormat, SnapshotKind

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from tidegate.actors.hosts.coordinator.lease_keeper import LeaseKeeper
+from tidegate.actors.drivers.lease_keeper import LeaseKeeper
 from tidegate.storage.checkpoints.lease import CLOCKS_DIFFER_MS_MAX, Lease, Life, delete_lease, life_of, read_lease
 from tidegate.storage.clock import now_ms
 from tidegate.storage.errors import ConfigurationError, CorruptionError, StorageError

@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from tidegate.actors.drivers.own_sinks import OwnSinks
 from tidegate.actors.graph.job_graph import JobGraph
-from tidegate.actors.hosts.coordinator.own_sinks import OwnSinks
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, Committable, is_own_sink
 from tidegate.storage.errors import ConfigurationError
 

@@ -16,7 +16,7 @@ from typing import Protocol, runtime_checkable
 from tidegate.actors.graph.job_graph import JobGraph, SourceSpec
 from tidegate.actors.runtimes.companions import Companion
 from tidegate.actors.runtimes.running_job import FedJob
-from tidegate.actors.sources.source import Source
+from tidegate.connectors.source import Source
 from tidegate.recovery.job_lineage import SOURCE, taskowned_url
 from tidegate.storage.errors import ConfigurationError, NotFoundError
 from tidegate.storage.ids import JobId, OperatorUid

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Iterator
 
 from tidegate.actors.coordinator.job.job_spec import RestorePoint
-from tidegate.actors.hosts.coordinator.coordinator_host import replay
+from tidegate.actors.drivers.coordinator_host import replay
 from tidegate.recovery.checkpoints import is_of_job, latest_and_damaged
 from tidegate.storage.checkpoints.event_log import EventLog
 from tidegate.storage.checkpoints.layout import (

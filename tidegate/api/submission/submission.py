@@ -21,17 +21,14 @@ from tidegate.actors.coordinator.job.job_spec import (
     RestorePoint,
     Retention,
 )
+from tidegate.actors.drivers.job_context import DataPlaneOptions, JobContext
+from tidegate.actors.drivers.log_lines import LogSettings
+from tidegate.actors.drivers.process_settings import ProcessSettings
+from tidegate.actors.drivers.write_pace import paused_ms_max
 from tidegate.actors.graph.filtered_sources import with_filtered_sources
 from tidegate.actors.graph.job_graph import JobGraph, OperatorSpec
 from tidegate.actors.graph.needed_columns import with_projected_sources
 from tidegate.actors.graph.source_checks import splits_of
-from tidegate.actors.hosts.job_context import DataPlaneOptions, JobContext
-from tidegate.actors.hosts.log_lines import LogSettings
-from tidegate.actors.hosts.process_settings import ProcessSettings
-from tidegate.actors.hosts.task.write_pace import paused_ms_max
-from tidegate.actors.operators.sinks.partitioned_sink import table_sink
-from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.protocol.partitioning import PartitioningKind
 from tidegate.actors.restore.meaning_checks import Comparison
 from tidegate.actors.restore.restore_checks import (
     check_restorable,
@@ -40,8 +37,6 @@ from tidegate.actors.restore.restore_checks import (
     with_key_groups_of,
 )
 from tidegate.actors.runtimes.running_job import FedJob, Submission
-from tidegate.actors.sources.master_hooks import MasterHook
-from tidegate.actors.state_backends.common.options import StateBackendOptions
 from tidegate.actors.task.channels.output_gate import BufferLimits
 from tidegate.actors.task.pipeline.split_positions import SplitPosition
 from tidegate.api.config.sections.checkpoint_config import CheckpointConfig
@@ -58,8 +53,13 @@ from tidegate.api.submission.staged_sources import check_fed_sources, with_stage
 from tidegate.api.submission.starting_checkpoint import checkpoints_up_to, restore_point
 from tidegate.api.submission.table_claims import check_tables, claim_tables
 from tidegate.api.tables.output_tables import CollectedRows, OutputTable
+from tidegate.connectors.master_hooks import MasterHook
+from tidegate.operators.sinks.partitioned_sink import table_sink
+from tidegate.protocol.identity import TaskId
+from tidegate.protocol.partitioning import PartitioningKind
 from tidegate.recovery.job_lineage import SOURCE, lineage, taskowned_url
 from tidegate.recovery.restart_strategy import RestartStrategy
+from tidegate.state.common.options import StateBackendOptions
 from tidegate.storage.checkpoints.layout import CheckpointPointer
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata
 from tidegate.storage.clock import now_ms

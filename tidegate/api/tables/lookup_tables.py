@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 
-from tidegate.actors.sources.files.parquet_rows import whole_parquet
 from tidegate.api.given_names import location
 from tidegate.api.tables.output_tables import OutputTable, open_table
+from tidegate.connectors.files.parquet_rows import whole_parquet
 from tidegate.storage.errors import ConfigurationError, TableError
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.schemas.plain_types import plain_schema, settled_type

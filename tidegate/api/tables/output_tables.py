@@ -129,7 +129,7 @@ class OutputTable:
         """
         need("table.to_ray", "ray")
         try:
-            from tidegate.ray_data.table_dataset import table_to_dataset
+            from tidegate.connectors.ray_data.table_dataset import table_to_dataset
         except ImportError as error:
             raise ConfigurationError(
                 f"table.to_ray needs Ray Data, which does not load ({error}): pip install 'ray[data]'"

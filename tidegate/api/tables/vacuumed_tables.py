@@ -2,10 +2,10 @@
 
 Rules:
 
-- What goes is said in the table's log first (`storage/tables/log/log_vacuum.py`). Then it is deleted. Whoever is
-  killed in between leaves files behind, and the next vacuum deletes them.
+- What goes is said in the table's log first (`tidegate/storage/tables/log/log_vacuum.py`). Then it is deleted. Whoever
+  is killed in between leaves files behind, and the next vacuum deletes them.
 - A job may run meanwhile. What it can fall back to stays: its checkpoints are looked up where its claim says they are.
-- What names deleted files alone is left out of the log afterwards (`storage/tables/log/log_cut.py`).
+- What names deleted files alone is left out of the log afterwards (`tidegate/storage/tables/log/log_cut.py`).
 - Files that no entry of the log names are not touched. They may be on their way into it.
 """
 

@@ -2,7 +2,7 @@
 
 A living job needs the checkpoints that it retains, deletes the others itself, and may be about to refer to their files.
 Its lease says whether it lives. With `force` the caller vouches that it is dead. `deletion.py` and `sweeper.py` ask
-here for a permit (`storage/checkpoints/permits.py`), and without one nothing is deleted.
+here for a permit (`tidegate/storage/checkpoints/permits.py`), and without one nothing is deleted.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Rules:
 
 - Nothing of a job that lives is deleted: `decisions.py` says why, and gives the permit. What the coordinator of a
-  living job may delete is decided in `actors/coordinator/invariants.py`.
+  living job may delete is decided in `tidegate/actors/coordinator/invariants.py`.
 - `_metadata` says first that the checkpoint is deleted, so that nobody finds it half deleted, and goes last. So a
   deletion that was interrupted is finished by the next one, which reads there what may be left.
 - A shared file stays as long as another checkpoint of the job refers to it. If one of these cannot be read, all shared

@@ -14,7 +14,7 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
-from tidegate.actors.sources.source import Source, SourceReader, SourceSplit
+from tidegate.connectors.source import Source, SourceReader, SourceSplit
 from tidegate.spark_bridge.dataframes.in_place.files_in_place import FilesInPlace, place_files, placed_files
 from tidegate.spark_bridge.dataframes.in_place.plan import NeedsSparkError, files_of
 from tidegate.spark_bridge.dataframes.parquet_source import ParquetSource

@@ -21,9 +21,9 @@ import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.utils import get_protocol
 
-from tidegate.actors.sources.files.row_groups import RowGroups
-from tidegate.actors.sources.pushed_filters import Rows
-from tidegate.actors.sources.source import ReadResult, SourceReader, SourceSplit
+from tidegate.connectors.files.row_groups import RowGroups
+from tidegate.connectors.pushed_filters import Rows
+from tidegate.connectors.source import ReadResult, SourceReader, SourceSplit
 from tidegate.spark_bridge.dataframes.manifest import StagedFile, read_manifest
 from tidegate.storage.codec import decode, encode
 from tidegate.storage.errors import ConfigurationError, CorruptionError, NotFoundError

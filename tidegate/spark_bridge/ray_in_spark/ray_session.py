@@ -31,13 +31,13 @@ from pyspark.sql import SparkSession
 from ray.util.placement_group import PlacementGroup
 from ray.util.spark import cluster_init
 
-from tidegate.actors.protocol.failure_reasons import bounded_text
-from tidegate.actors.runtimes.ray.driver.driver_signals import clean_end_at_sigterm
-from tidegate.actors.runtimes.ray.driver.worker_output import filter_worker_output
-from tidegate.actors.runtimes.ray.process.calls import NAMESPACE
-from tidegate.actors.runtimes.ray.slots.reservation import ask_for, await_room
-from tidegate.actors.runtimes.ray.slots.wanted import Wanted
-from tidegate.actors.runtimes.ray.token_check import is_on_spark
+from tidegate.actors.ray.driver.driver_signals import clean_end_at_sigterm
+from tidegate.actors.ray.driver.worker_output import filter_worker_output
+from tidegate.actors.ray.process.calls import NAMESPACE
+from tidegate.actors.ray.slots.reservation import ask_for, await_room
+from tidegate.actors.ray.slots.wanted import Wanted
+from tidegate.actors.ray.token_check import is_on_spark
+from tidegate.protocol.failure_reasons import bounded_text
 from tidegate.spark_bridge.bounded_calls import call_bounded
 from tidegate.spark_bridge.errors import SparkBridgeError, SparkLostError, SparkTimeoutError
 from tidegate.spark_bridge.ray_in_spark.executor_probe import here, look_at_hosts, refuse_scarce, refuse_unfit

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-from tidegate.actors.runtimes.ray.driver.auth_token import token_of_this_user
+from tidegate.actors.ray.driver.auth_token import token_of_this_user
 
 _MODE, _TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"
 _TOKEN_BYTES = 32

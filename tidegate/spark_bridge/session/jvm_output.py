@@ -18,7 +18,7 @@ from typing import Any
 
 from pyspark import context as spark_context
 
-from tidegate.actors.runtimes.ray.driver.worker_output import is_notice
+from tidegate.actors.ray.driver.worker_output import is_notice
 
 _LINE_BYTES_MAX = 64 * 1024
 _STDOUT, _STDERR = 1, 2

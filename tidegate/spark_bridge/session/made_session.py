@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
-from tidegate.actors.protocol.failure_reasons import bounded_text
+from tidegate.protocol.failure_reasons import bounded_text
 from tidegate.spark_bridge.bounded_calls import call_bounded
 from tidegate.spark_bridge.errors import SparkBridgeError, SparkTimeoutError
 from tidegate.spark_bridge.session.java import ensure_java

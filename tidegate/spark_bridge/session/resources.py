@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from tidegate.actors.graph.slot_plan import Placement, slot_order, strategy_of
-from tidegate.actors.runtimes.ray.slots.wanted import Wanted
+from tidegate.actors.ray.slots.wanted import Wanted
 from tidegate.storage.errors import ConfigurationError
 
 APP_MASTER_CPUS = 1

@@ -30,17 +30,17 @@ from ray.util.placement_group import PlacementGroup
 from raydp.spark.ray_cluster_master import RAYDP_SPARK_MASTER_SUFFIX
 
 from tidegate.actors.graph.slot_plan import Placement
-from tidegate.actors.runtimes.ray.driver.auth_token import close_token_file, make_token_file
-from tidegate.actors.runtimes.ray.driver.connection import (
+from tidegate.actors.ray.driver.auth_token import close_token_file, make_token_file
+from tidegate.actors.ray.driver.connection import (
     check_same_cluster,
     cluster_of_this_user,
     prepare_connection,
 )
-from tidegate.actors.runtimes.ray.driver.driver_signals import clean_end_at_sigterm
-from tidegate.actors.runtimes.ray.driver.head_probe import refuse_ray_client
-from tidegate.actors.runtimes.ray.driver.worker_output import filter_worker_output
-from tidegate.actors.runtimes.ray.process.calls import NAMESPACE
-from tidegate.actors.runtimes.ray.slots.reservation import ask_for, await_room, check_fits
+from tidegate.actors.ray.driver.driver_signals import clean_end_at_sigterm
+from tidegate.actors.ray.driver.head_probe import refuse_ray_client
+from tidegate.actors.ray.driver.worker_output import filter_worker_output
+from tidegate.actors.ray.process.calls import NAMESPACE
+from tidegate.actors.ray.slots.reservation import ask_for, await_room, check_fits
 from tidegate.spark_bridge.bounded_calls import call_bounded
 from tidegate.spark_bridge.errors import SparkBridgeError, SparkTimeoutError
 from tidegate.spark_bridge.session.cluster_java import check_cluster_java

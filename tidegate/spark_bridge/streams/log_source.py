@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from tidegate.actors.sources.source import ReadResult, SourceReader, SourceSplit
+from tidegate.connectors.source import ReadResult, SourceReader, SourceSplit
 from tidegate.spark_bridge.dataframes.parquet_source import ParquetReader, local_root
 from tidegate.spark_bridge.errors import QueryFailedError
 from tidegate.spark_bridge.streams.batch_log import BatchLog

@@ -25,7 +25,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery as SparkQuery
 
-from tidegate.actors.protocol.failure_reasons import error_text
+from tidegate.protocol.failure_reasons import error_text
 from tidegate.spark_bridge.bounded_calls import Outcome, call_bounded
 from tidegate.spark_bridge.dataframes.staging import marked_reason, reason_of
 from tidegate.spark_bridge.errors import SparkLostError, SparkTimeoutError

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame
 
 from tidegate.actors.runtimes.companions import Companion
 from tidegate.actors.runtimes.running_job import FedJob
-from tidegate.actors.sources.source import Source, SourceReader, SourceSplit
+from tidegate.connectors.source import Source, SourceReader, SourceSplit
 from tidegate.spark_bridge.dataframes.parquet_source import local_root
 from tidegate.spark_bridge.dataframes.spark_types import arrow_schema_of, readable_schema
 from tidegate.spark_bridge.errors import SparkBridgeError

@@ -2,7 +2,7 @@
 
 The names and types of stored columns do not tell a sum from a maximum. So each stateful step describes what makes its
 state: its functions, windows, keys, order, time to live. A restored program is compared with that before anything runs
-(`actors/restore/meaning_checks.py`). Rules:
+(`tidegate/actors/restore/meaning_checks.py`). Rules:
 
 - A description is made of values that the program was given, and of expressions by their structure. It never depends on
   how a library displays them.

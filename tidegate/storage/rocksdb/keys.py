@@ -2,7 +2,7 @@
 
 A row is its columns in order: a byte 0 for null, or a byte 1 and then 8 bytes (the canonical word of a type of fixed
 width, little-endian), or 8 bytes of length and the bytes themselves. So no row is the beginning of another one, and
-rows are equal exactly when the keys are. `actors/kernels/row_encoding.py` makes them; this module reads them.
+rows are equal exactly when the keys are. `tidegate/state/kernels/row_encoding.py` makes them; this module reads them.
 
 Canonical words: integers, booleans, dates and times as int64, floats as the bits of float64.
 """

@@ -1,6 +1,7 @@
 """The canonical form of keyed state: the same bytes for the same rows, whichever backend held them.
 
-Rules: rows are sorted by key group, then by the bytes of the key (`storage/rocksdb/keys.py` says which); entries of a
+Rules: rows are sorted by key group, then by the bytes of the key (`tidegate/storage/rocksdb/keys.py` says which);
+entries of a
 map are sorted by the bytes of the map key; a chunk ends at the first row with which it has `CHUNK_ROWS` rows or
 `CHUNK_BYTES` bytes, wherever the backend has cut. Arrays are those of `canonical_array`. So a savepoint can be compared
 byte by byte with that of another backend, and a state that is larger than memory is written a chunk at a time.

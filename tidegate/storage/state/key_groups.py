@@ -1,6 +1,7 @@
 """Key groups: the shares in which keyed state is dealt out (Flink's `KeyGroupRangeAssignment`).
 
-The hash of a key (`actors/kernels/hashing.py`) gives its key group. A job has `max_parallelism` of them for ever; each
+The hash of a key (`tidegate/state/kernels/hashing.py`) gives its key group. A job has `max_parallelism` of them for
+ever; each
 subtask owns a contiguous range, which another parallelism divides anew. Checkpoints store state by key group.
 
 Rule: change none of this. Stored state would go to subtasks that do not see its keys.

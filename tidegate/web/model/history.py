@@ -7,7 +7,7 @@ from typing import Any
 
 from tidegate.actors.coordinator.chronicle import FAILURES_MAX, LINES_MAX, Failure
 from tidegate.actors.coordinator.state.coordinator_state import JobStatus
-from tidegate.actors.protocol.identity import TaskId
+from tidegate.protocol.identity import TaskId
 from tidegate.web.model.states import ended_at_ms
 from tidegate.web.seen_job import SeenJob
 

@@ -1,7 +1,7 @@
 """The recoveries of a job and their parts: until the failure was noticed, the wait, the restore, until the first row.
 
-The chronicle of the coordinator knows the middle (`actors/coordinator/chronicle.py`), the runtime both ends
-(`actors/runtimes/metrics/recovery_times.py`). `web/page/recoveries.py` draws them.
+The chronicle of the coordinator knows the middle (`tidegate/actors/coordinator/chronicle.py`), the runtime both ends
+(`tidegate/actors/runtimes/metrics/recovery_times.py`). `web/page/recoveries.py` draws them.
 """
 
 from __future__ import annotations

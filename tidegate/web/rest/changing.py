@@ -15,8 +15,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from tidegate.actors.protocol.failure_reasons import log_failure
 from tidegate.actors.runtimes.running_job import Answer, SnapshotRequest
+from tidegate.protocol.failure_reasons import log_failure
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.errors import TidegateError
 from tidegate.web.model import job_state

@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl, quote, urlencode
 
 from starlette.requests import ClientDisconnect
 
-from tidegate.actors.protocol.failure_reasons import log_failure
+from tidegate.protocol.failure_reasons import log_failure
 from tidegate.web.security.access import COOKIE, Access, Refusal
 from tidegate.web.security.flood import Buckets
 

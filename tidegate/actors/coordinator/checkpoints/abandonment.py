@@ -28,7 +28,7 @@ from tidegate.actors.coordinator.requests.request_decider import RETRIES_MAX, Ch
 from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointRecord, vertex_statistics
 from tidegate.actors.coordinator.state.coordinator_context import CoordinatorContext
 from tidegate.actors.coordinator.state.coordinator_state import PendingCheckpoint
-from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason as Reason
+from tidegate.protocol.failure_reasons import CheckpointFailureReason as Reason
 from tidegate.storage.ids import CheckpointId
 
 _ATTEMPT_IS_OVER = frozenset({Reason.JOB_FAILOVER, Reason.COORDINATOR_LOST})

@@ -37,8 +37,8 @@ from tidegate.actors.coordinator.state.checkpoint_statistics import SubtaskStati
 from tidegate.actors.coordinator.state.coordinator_context import CoordinatorContext
 from tidegate.actors.coordinator.state.coordinator_state import NEVER_MS, AcknowledgeResult, PendingCheckpoint
 from tidegate.actors.coordinator.takeover_invariants import check_trigger, may_trigger
-from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason as Reason
-from tidegate.actors.protocol.identity import TaskId
+from tidegate.protocol.failure_reasons import CheckpointFailureReason as Reason
+from tidegate.protocol.identity import TaskId
 from tidegate.storage.checkpoints.metadata import StateKind, SubtaskState
 from tidegate.storage.ids import CheckpointId
 

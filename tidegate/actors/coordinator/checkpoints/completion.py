@@ -30,8 +30,8 @@ from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.split_enumerator import pools
 from tidegate.actors.coordinator.state.coordinator_context import CoordinatorContext
 from tidegate.actors.coordinator.state.coordinator_state import CompletedCheckpoint, PendingCheckpoint
-from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason as Reason
-from tidegate.actors.protocol.identity import TaskId
+from tidegate.protocol.failure_reasons import CheckpointFailureReason as Reason
+from tidegate.protocol.identity import TaskId
 from tidegate.storage.checkpoints.metadata import (
     METADATA_VERSION,
     CheckpointMetadata,

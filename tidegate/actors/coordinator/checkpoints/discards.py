@@ -16,7 +16,7 @@ from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.state.coordinator_context import CoordinatorContext
 from tidegate.actors.coordinator.state.coordinator_state import CheckpointDiscard, SavepointDiscard
-from tidegate.actors.protocol.identity import TaskId
+from tidegate.protocol.identity import TaskId
 from tidegate.storage.checkpoints.metadata import SubtaskState
 from tidegate.storage.ids import CheckpointId
 

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState, PendingCheckpoint
-from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.protocol.failure_reasons import CheckpointFailureReason
 
 
 def describe(reason: CheckpointFailureReason, detail: str = "") -> str:

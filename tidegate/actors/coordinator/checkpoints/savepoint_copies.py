@@ -24,7 +24,7 @@ from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.state.coordinator_context import CoordinatorContext
 from tidegate.actors.coordinator.state.coordinator_state import PendingCheckpoint
-from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason as Reason
+from tidegate.protocol.failure_reasons import CheckpointFailureReason as Reason
 from tidegate.storage.ids import CheckpointId
 
 

@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 
 from tidegate.actors.coordinator.job.outages import FIRST_PAUSE_MS, STORAGE_OUTAGE_MS
-from tidegate.actors.protocol.identity import TaskId
+from tidegate.protocol.identity import TaskId
 from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.storage.checkpoints.layout import CheckpointPointer
 from tidegate.storage.checkpoints.metadata import OperatorInfo, StoredSplit, TableHead

@@ -63,7 +63,7 @@ def render() -> str:
     """The page: of the job and of a checkpoint the table, and what its rows and columns mean."""
     return (
         "# States of the coordinator\n\n"
-        "Made by `python -m tidegate.actors.coordinator` from `actors/coordinator/job/phases.py`.\n\n"
+        "Made by `python -m tidegate.actors.coordinator` from `tidegate/actors/coordinator/job/phases.py`.\n\n"
         "The coordinator knows the *status* of its job, and the *phase* of each checkpoint that was triggered and is "
         "not over. A row of a table is where the job or the checkpoint is, a column is an input, and the field says "
         "where that leads. An empty field is an illegal transition: it raises `ProtocolError` and changes nothing.\n\n"

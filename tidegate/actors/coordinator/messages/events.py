@@ -15,10 +15,10 @@ from tidegate.actors.coordinator.messages.takeovers import CoordinatorStarted as
 from tidegate.actors.coordinator.messages.takeovers import ProcessGivenUp as ProcessGivenUp
 from tidegate.actors.coordinator.messages.takeovers import TaskAnswered as TaskAnswered
 from tidegate.actors.coordinator.messages.watermarks import WatermarkReported as WatermarkReported
-from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
-from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.protocol.snapshot_metrics import NO_METRICS, SnapshotMetrics
-from tidegate.actors.protocol.state_origin import StateOrigin
+from tidegate.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.protocol.identity import TaskId
+from tidegate.protocol.snapshot_metrics import NO_METRICS, SnapshotMetrics
+from tidegate.protocol.state_origin import StateOrigin
 from tidegate.storage.checkpoints.metadata import SavepointFormat, SnapshotKind, SubtaskState, TableHead
 from tidegate.storage.codec import wire
 from tidegate.storage.ids import AttemptNumber, CheckpointId

@@ -1,6 +1,7 @@
 """The instructions of the coordinator machine: what it asks its runtime to do. `CoordinatorHost` carries them out.
 
-What cannot be taken back carries a permit (`storage/checkpoints/permits.py`), which only the decision about it can
+What cannot be taken back carries a permit (`tidegate/storage/checkpoints/permits.py`), which only the decision about
+it can
 make. An instruction about a checkpoint raises InvariantError if the permit is for another one. These instructions are
 no wire types: a permit holds only in the process that gave it, and is stored nowhere.
 """
@@ -11,9 +12,9 @@ from dataclasses import dataclass, field
 
 from tidegate.actors.coordinator.job.job_spec import RestorePoint
 from tidegate.actors.coordinator.messages.splits import AssignSplits as AssignSplits
-from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
-from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.protocol.stream_elements import ALIGNED_BARRIER, BarrierOptions
+from tidegate.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.protocol.identity import TaskId
+from tidegate.protocol.stream_elements import ALIGNED_BARRIER, BarrierOptions
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, Committable, TableHead
 from tidegate.storage.checkpoints.permits import CommitPermit, CompletionPermit, DeletePermit, ExportPermit
 from tidegate.storage.codec import wire

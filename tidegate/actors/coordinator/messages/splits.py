@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tidegate.actors.protocol.identity import TaskId
+from tidegate.protocol.identity import TaskId
 from tidegate.storage.checkpoints.metadata import StoredSplit
 from tidegate.storage.codec import wire
 from tidegate.storage.ids import AttemptNumber

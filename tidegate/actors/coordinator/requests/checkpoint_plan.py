@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tidegate.actors.coordinator.job.job_spec import JobEdgeInfo, JobSpec
-from tidegate.actors.protocol.identity import TaskId
+from tidegate.protocol.identity import TaskId
 from tidegate.storage.ids import VertexId
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from tidegate.actors.coordinator.job.job_spec import CheckpointSettings, Retention
 from tidegate.actors.coordinator.job.phases import JobStatus
-from tidegate.actors.protocol.stream_elements import Alignment, BarrierOptions
+from tidegate.protocol.stream_elements import Alignment, BarrierOptions
 from tidegate.storage.checkpoints.metadata import SavepointFormat, SnapshotKind
 from tidegate.storage.codec import wire
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
-from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.protocol.snapshot_metrics import SnapshotMetrics
+from tidegate.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.protocol.identity import TaskId
+from tidegate.protocol.snapshot_metrics import SnapshotMetrics
 from tidegate.storage.checkpoints.metadata import SnapshotKind, SubtaskState
 from tidegate.storage.codec import wire
 from tidegate.storage.ids import CheckpointId, VertexId

@@ -26,7 +26,7 @@ from tidegate.actors.coordinator.requests.request_decider import CheckpointReque
 from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointStatistics, SubtaskStatistics
 from tidegate.actors.coordinator.state.shared_state_registry import SharedStateRegistry
 from tidegate.actors.coordinator.state.taken_splits import TakenSplits
-from tidegate.actors.protocol.identity import TaskId
+from tidegate.protocol.identity import TaskId
 from tidegate.recovery.failure_history import FailureHistory
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, Committable, StoredSplit, SubtaskState, TableHead
 from tidegate.storage.codec import wire

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from tidegate.actors.coordinator.job.phases import JobStatus, PendingPhase
 from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
-from tidegate.actors.protocol.identity import TaskId
+from tidegate.protocol.identity import TaskId
 from tidegate.storage.ids import AttemptNumber, CheckpointId
 
 _AFTER_THE_END = (

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from tidegate.actors.coordinator.job.job_spec import AssignedSource
 from tidegate.actors.coordinator.state.taken_splits import TakenSplits
-from tidegate.actors.protocol.identity import TaskId
+from tidegate.protocol.identity import TaskId
 
 
 class UntakenSplits:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from tidegate.actors.operators.user_metrics import QUANTILES
 from tidegate.actors.runtimes.metrics.job_values import STATUSES
 from tidegate.actors.runtimes.metrics.registry import (
     JOB_METRICS,
@@ -15,6 +14,7 @@ from tidegate.actors.runtimes.metrics.registry import (
     Kind,
     Metric,
 )
+from tidegate.operators.user_metrics import QUANTILES
 
 
 def render() -> str:
@@ -22,7 +22,7 @@ def render() -> str:
     statuses = ", ".join(f"`{status}`" for status in STATUSES)
     return (
         "# Metrics\n\n"
-        "Made by `python -m tidegate.actors.runtimes.metrics` from `actors/runtimes/metrics/registry.py`.\n\n"
+        "Made by `python -m tidegate.actors.runtimes.metrics` from `tidegate/actors/runtimes/metrics/registry.py`.\n\n"
         "A job on Ray publishes these through `ray.util.metrics`, so they are where Ray's own metrics are: Prometheus "
         "scrapes the metrics agent of each node, and `/tmp/ray/prom_metrics_service_discovery.json` on the head node "
         "names them all. Ray puts `ray_` in front of each name, and `_total` behind those of counters. Processes write "

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from tidegate.actors.coordinator.chronicle import RECOVERIES_MAX
 from tidegate.actors.graph.job_graph import JobGraph
-from tidegate.actors.protocol.identity import TaskId
+from tidegate.protocol.identity import TaskId
 from tidegate.storage.ids import AttemptNumber
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tidegate.actors.hosts.job_context import JobContext
-from tidegate.actors.hosts.task.task_host import TaskHost
-from tidegate.actors.operators.user_metrics import Histogram, UserMetric
-from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.protocol.snapshot_metrics import SnapshotMetrics
-from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
+from tidegate.actors.drivers.job_context import JobContext
+from tidegate.actors.drivers.task_host import TaskHost
 from tidegate.actors.runtimes.metrics import registry as m
 from tidegate.actors.runtimes.metrics.registry import Metric
 from tidegate.actors.runtimes.vertex_metrics import SubtaskMetrics
-from tidegate.actors.state_backends.common.state_size import StateSize
+from tidegate.operators.user_metrics import Histogram, UserMetric
+from tidegate.protocol.identity import TaskId
+from tidegate.protocol.snapshot_metrics import SnapshotMetrics
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
+from tidegate.state.common.state_size import StateSize
 from tidegate.storage.files.request_counts import RequestCounts
 
 SECOND_MS = 1_000

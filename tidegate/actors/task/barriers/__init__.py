@@ -7,7 +7,6 @@ interface: `BarrierAligner` for exactly-once (aligned, unaligned, or aligned wit
 
 from __future__ import annotations
 
-from tidegate.actors.protocol.identity import ChannelId
 from tidegate.actors.task.barriers.barrier_aligner import ANNOUNCED_MAX, BarrierAligner
 from tidegate.actors.task.barriers.barrier_handler import BarrierHandler, Outcome
 from tidegate.actors.task.barriers.barrier_tracker import TRACKED_MAX, BarrierTracker
@@ -15,6 +14,7 @@ from tidegate.actors.task.barriers.collected import timeout_at_ms_of
 from tidegate.actors.task.barriers.diagram import render, transition_table
 from tidegate.actors.task.barriers.remembered import REMEMBERED_ABORTS_MAX
 from tidegate.actors.task.barriers.states import BarrierInput, BarrierState
+from tidegate.protocol.identity import ChannelId
 
 __all__ = [
     "ANNOUNCED_MAX",

@@ -23,13 +23,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
-from tidegate.actors.protocol.identity import ChannelId
-from tidegate.actors.protocol.stream_elements import Alignment, Barrier
 from tidegate.actors.task.barriers.barrier_handler import NOTHING, BarrierHandler, Outcome
 from tidegate.actors.task.barriers.collected import Collected, Step, overtakes
 from tidegate.actors.task.barriers.states import BarrierInput, BarrierState
 from tidegate.actors.task.invariants import check_newer
+from tidegate.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.protocol.identity import ChannelId
+from tidegate.protocol.stream_elements import Alignment, Barrier
 from tidegate.storage.errors import ProtocolError
 from tidegate.storage.ids import CheckpointId
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
-from tidegate.actors.protocol.identity import ChannelId
-from tidegate.actors.protocol.stream_elements import Barrier
 from tidegate.actors.task.barriers.remembered import REMEMBERED_ABORTS_MAX, Channels, RememberedIds
+from tidegate.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.protocol.identity import ChannelId
+from tidegate.protocol.stream_elements import Barrier
 from tidegate.storage.ids import CheckpointId
 
 

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
-from tidegate.actors.protocol.identity import ChannelId
-from tidegate.actors.protocol.stream_elements import Barrier
 from tidegate.actors.task.barriers.barrier_handler import NOTHING, BarrierHandler, Outcome
 from tidegate.actors.task.barriers.remembered import REMEMBERED_ABORTS_MAX, RememberedIds
 from tidegate.actors.task.invariants import check_newer
+from tidegate.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.protocol.identity import ChannelId
+from tidegate.protocol.stream_elements import Barrier
 from tidegate.storage.ids import CheckpointId
 
 TRACKED_MAX = 50

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tidegate.actors.protocol.identity import ChannelId
-from tidegate.actors.protocol.stream_elements import Alignment, Barrier
+from tidegate.protocol.identity import ChannelId
+from tidegate.protocol.stream_elements import Alignment, Barrier
 from tidegate.storage.ids import CheckpointId
 
 

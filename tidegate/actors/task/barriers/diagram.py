@@ -17,7 +17,7 @@ def render() -> str:
     lines = [
         "# Barriers of an exactly-once task",
         "",
-        "Generated from the transition table in `actors/task/barriers`:",
+        "Generated from the transition table in `tidegate/actors/task/barriers`:",
         "`python -m tidegate.actors.task.barriers > docs/barriers.md`.",
         "",
         "A task in mode exactly-once has one aligner. It is told of every barrier, of each trigger and abort of the",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from tidegate.actors.protocol.identity import ChannelId
+from tidegate.protocol.identity import ChannelId
 from tidegate.storage.errors import ProtocolError
 from tidegate.storage.ids import CheckpointId
 

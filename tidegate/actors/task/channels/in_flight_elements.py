@@ -20,7 +20,7 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, Element, Watermark
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, Element, Watermark
 
 InFlightElement: TypeAlias = pa.RecordBatch | Watermark
 

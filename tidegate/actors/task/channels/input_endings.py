@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tidegate.actors.protocol.identity import ChannelId
-from tidegate.actors.protocol.stream_elements import EndOfData
+from tidegate.protocol.identity import ChannelId
+from tidegate.protocol.stream_elements import EndOfData
 
 
 class InputEndings:

@@ -17,8 +17,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import pyarrow as pa
 
-from tidegate.actors.protocol.identity import ChannelId
-from tidegate.actors.protocol.stream_elements import (
+from tidegate.actors.task import invariants
+from tidegate.actors.task.channels.debloating import BATCHES_A_WINDOW
+from tidegate.actors.task.channels.in_flight_elements import InFlightElement, keep_in_flight
+from tidegate.actors.task.channels.marked import Marked
+from tidegate.actors.task.channels.merging import MERGED_BYTES_MAX, merged, neighbours
+from tidegate.actors.task.channels.turn_pacer import ROWS_UNLIMITED
+from tidegate.protocol.identity import ChannelId
+from tidegate.protocol.stream_elements import (
     Element,
     EndOfData,
     EndOfPartition,
@@ -26,12 +32,6 @@ from tidegate.actors.protocol.stream_elements import (
     element_size_bytes,
     ends_in_flight,
 )
-from tidegate.actors.task import invariants
-from tidegate.actors.task.channels.debloating import BATCHES_A_WINDOW
-from tidegate.actors.task.channels.in_flight_elements import InFlightElement, keep_in_flight
-from tidegate.actors.task.channels.marked import Marked
-from tidegate.actors.task.channels.merging import MERGED_BYTES_MAX, merged, neighbours
-from tidegate.actors.task.channels.turn_pacer import ROWS_UNLIMITED
 from tidegate.storage.errors import ProtocolError
 from tidegate.storage.ids import CheckpointId
 

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
 
-from tidegate.actors.protocol.stream_elements import Element, element_size_bytes
+from tidegate.protocol.stream_elements import Element, element_size_bytes
 
 MERGED_ROWS_MAX = 32_768
 MERGED_BYTES_MAX = 1024 * 1024

@@ -24,8 +24,14 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from tidegate.actors.protocol.identity import ChannelId
-from tidegate.actors.protocol.stream_elements import (
+from tidegate.actors.task import invariants
+from tidegate.actors.task.channels.debloating import BATCHES_A_WINDOW, SenderPace
+from tidegate.actors.task.channels.in_flight_elements import InFlightElement, keep_in_flight
+from tidegate.actors.task.channels.marked import Marked
+from tidegate.actors.task.channels.merging import MERGED_ROWS_MAX
+from tidegate.actors.task.channels.turn_pacer import ROWS_UNLIMITED
+from tidegate.protocol.identity import ChannelId
+from tidegate.protocol.stream_elements import (
     MAX_WATERMARK_MS,
     Barrier,
     Control,
@@ -33,12 +39,6 @@ from tidegate.actors.protocol.stream_elements import (
     Watermark,
     element_size_bytes,
 )
-from tidegate.actors.task import invariants
-from tidegate.actors.task.channels.debloating import BATCHES_A_WINDOW, SenderPace
-from tidegate.actors.task.channels.in_flight_elements import InFlightElement, keep_in_flight
-from tidegate.actors.task.channels.marked import Marked
-from tidegate.actors.task.channels.merging import MERGED_ROWS_MAX
-from tidegate.actors.task.channels.turn_pacer import ROWS_UNLIMITED
 from tidegate.storage.argument_checks import check_whole
 from tidegate.storage.errors import ConfigurationError, ProtocolError
 from tidegate.storage.ids import CheckpointId

@@ -22,8 +22,8 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tidegate.actors.operators.batch_rows import BatchRows
-from tidegate.actors.operators.operator import StepPace
+from tidegate.operators.batch_rows import BatchRows
+from tidegate.operators.operator import StepPace
 
 TURN_MS_MAX = 100
 """A turn should take no longer."""

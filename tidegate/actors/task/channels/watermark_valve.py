@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tidegate.actors.protocol.identity import ChannelId
-from tidegate.actors.protocol.stream_elements import MIN_WATERMARK_MS, Watermark, WatermarkStatus
+from tidegate.protocol.identity import ChannelId
+from tidegate.protocol.stream_elements import MIN_WATERMARK_MS, Watermark, WatermarkStatus
 
 
 class WatermarkValve:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tidegate.actors.state_backends.common.options import StateBackendOptions
 from tidegate.actors.task.incremental.changelog import Chain, ChangeLog, ChangelogLimits
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as do
 from tidegate.actors.task.pipeline.operator_chain import OperatorChain
+from tidegate.state.common.options import StateBackendOptions
 from tidegate.storage.checkpoints.metadata import StateHandle
 from tidegate.storage.state.snapshot import Cut, OperatorSnapshot
 

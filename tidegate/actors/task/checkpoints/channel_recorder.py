@@ -18,10 +18,10 @@ from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
 
-from tidegate.actors.protocol.identity import ChannelId
-from tidegate.actors.protocol.stream_elements import Element, ends_in_flight
 from tidegate.actors.task.channels.in_flight_elements import InFlightElement, has_rows, keep_in_flight
 from tidegate.actors.task.messages.instructions import Direction, InFlight
+from tidegate.protocol.identity import ChannelId
+from tidegate.protocol.stream_elements import Element, ends_in_flight
 from tidegate.storage.ids import CheckpointId
 
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from tidegate.actors.protocol.identity import ChannelId
 from tidegate.actors.task.barriers import TRACKED_MAX
 from tidegate.actors.task.invariants import check_hold, may_hold
+from tidegate.protocol.identity import ChannelId
 from tidegate.storage.ids import CheckpointId
 
 HELD_MAX = TRACKED_MAX

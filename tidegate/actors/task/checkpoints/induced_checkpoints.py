@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidegate.actors.protocol.stream_elements import ALIGNED_BARRIER, Barrier
+from tidegate.protocol.stream_elements import ALIGNED_BARRIER, Barrier
 from tidegate.storage.ids import CheckpointId
 
 

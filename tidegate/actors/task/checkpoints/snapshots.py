@@ -15,11 +15,11 @@ import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from tidegate.actors.operators.sinks.staging import StagedRows
 from tidegate.actors.task.incremental.changelog import Chain
 from tidegate.actors.task.incremental.lineage import Lineage
 from tidegate.actors.task.invariants import may_acknowledge
 from tidegate.actors.task.messages.instructions import StageFile
+from tidegate.operators.sinks.staging import StagedRows
 from tidegate.storage.checkpoints.metadata import (
     Committable,
     DataFile,

@@ -17,10 +17,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
-from tidegate.actors.protocol.identity import ChannelId
-from tidegate.actors.protocol.snapshot_metrics import SnapshotMetrics
-from tidegate.actors.protocol.stream_elements import Alignment, Barrier, BarrierOptions, CancelBarrier, Element
 from tidegate.actors.task.barriers import BarrierHandler, Outcome, timeout_at_ms_of
 from tidegate.actors.task.channels.input_gate import InputGate
 from tidegate.actors.task.channels.output_gate import OutputGate
@@ -34,6 +30,10 @@ from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as do
 from tidegate.actors.task.pipeline.split_positions import FrozenPositions
 from tidegate.actors.task.pipeline.task_descriptor import TaskDescriptor
+from tidegate.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.protocol.identity import ChannelId
+from tidegate.protocol.snapshot_metrics import SnapshotMetrics
+from tidegate.protocol.stream_elements import Alignment, Barrier, BarrierOptions, CancelBarrier, Element
 from tidegate.storage.checkpoints.metadata import StoredSplit, SubtaskState
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.state.snapshot import OperatorSnapshot

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from tidegate.actors.protocol.stream_elements import Barrier
+from tidegate.protocol.stream_elements import Barrier
 from tidegate.storage.checkpoints.metadata import NativeState, StateHandle, StateKind, SubtaskState
 from tidegate.storage.codec import wire
 from tidegate.storage.ids import CheckpointId

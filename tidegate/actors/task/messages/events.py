@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from tidegate.actors.operators.batches.async_function import Answer
-from tidegate.actors.protocol.identity import ChannelId
-from tidegate.actors.protocol.state_origin import StateOrigin
-from tidegate.actors.protocol.stream_elements import ALIGNED_BARRIER, BarrierOptions, Element, Watermark
-from tidegate.actors.sources.source import SourceSplit
-from tidegate.actors.state_backends.common.backend import KeyedBackend
 from tidegate.actors.task.incremental.lineage import Lineage
+from tidegate.connectors.source import SourceSplit
+from tidegate.operators.functions.async_function import Answer
+from tidegate.protocol.identity import ChannelId
+from tidegate.protocol.state_origin import StateOrigin
+from tidegate.protocol.stream_elements import ALIGNED_BARRIER, BarrierOptions, Element, Watermark
+from tidegate.state.common.backend import KeyedBackend
 from tidegate.storage.checkpoints.metadata import DataFile, NativeState, StateHandle
 from tidegate.storage.codec import wire
 from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation, OperatorUid

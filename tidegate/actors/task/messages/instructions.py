@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from tidegate.actors.operators.batches.async_function import Call
-from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
-from tidegate.actors.protocol.identity import ChannelId
-from tidegate.actors.protocol.snapshot_metrics import SnapshotMetrics
-from tidegate.actors.protocol.state_origin import StateOrigin
-from tidegate.actors.protocol.stream_elements import Element, Watermark
-from tidegate.actors.sources.source import SourceSplit
 from tidegate.actors.task.incremental.changelog import Chain
 from tidegate.actors.task.incremental.lineage import Lineage
 from tidegate.actors.task.messages.events import TaskTimer
+from tidegate.connectors.source import SourceSplit
+from tidegate.operators.functions.async_function import Call
+from tidegate.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.protocol.identity import ChannelId
+from tidegate.protocol.snapshot_metrics import SnapshotMetrics
+from tidegate.protocol.state_origin import StateOrigin
+from tidegate.protocol.stream_elements import Element, Watermark
 from tidegate.storage.checkpoints.metadata import SnapshotKind, SubtaskState
 from tidegate.storage.codec import wire
 from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation, OperatorUid

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable, Sequence
 import pyarrow as pa
 
 from tidegate.actors.graph.job_graph import OperatorSpec
-from tidegate.actors.operators.batches.async_function import Answer
-from tidegate.actors.operators.batches.async_map import AsyncMap
 from tidegate.actors.task.messages.instructions import MakeCalls
 from tidegate.actors.task.pipeline.chain_links import Link
 from tidegate.actors.task.task_status import TaskStatus
+from tidegate.operators.functions.async_function import Answer
+from tidegate.operators.functions.async_map import AsyncMap
 from tidegate.storage.ids import OperatorUid
 
 _WORKING = (TaskStatus.RUNNING, TaskStatus.FINISHING)

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tidegate.actors.graph.job_graph import OperatorSpec
-from tidegate.actors.operators.operator import Emit, Operator
-from tidegate.actors.protocol.stream_elements import MIN_WATERMARK_MS
 from tidegate.actors.task.channels.turn_pacer import ROWS_UNLIMITED
+from tidegate.operators.operator import Emit, Operator
+from tidegate.protocol.stream_elements import MIN_WATERMARK_MS
 
 
 @dataclass(slots=True)

@@ -28,20 +28,20 @@ from types import MappingProxyType
 import pyarrow as pa
 
 from tidegate.actors.graph.job_graph import OperatorSpec
-from tidegate.actors.operators.batches.async_map import AsyncMap
-from tidegate.actors.operators.operator import Emit, EmitAside, OperatorContext, ProcessingTime, StepPace
-from tidegate.actors.operators.sinks.staging import StagedRows, StagingSink
-from tidegate.actors.operators.source_splits import SourceSplits
-from tidegate.actors.operators.user_metrics import UserMetric, UserMetrics
-from tidegate.actors.operators.watermarks.alignment import WatermarkAlignment
-from tidegate.actors.operators.watermarks.watermark_generator import WatermarkGenerator
-from tidegate.actors.protocol.side_outputs import SideOutput
-from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
-from tidegate.actors.state_backends.common.backend import KeyedBackend
-from tidegate.actors.state_backends.common.options import StateBackendOptions
-from tidegate.actors.state_backends.common.state_size import StateSize
 from tidegate.actors.task.pipeline.async_callers import AsyncCallers
 from tidegate.actors.task.pipeline.chain_links import Link, link_of
+from tidegate.operators.functions.async_map import AsyncMap
+from tidegate.operators.operator import Emit, EmitAside, OperatorContext, ProcessingTime, StepPace
+from tidegate.operators.sinks.staging import StagedRows, StagingSink
+from tidegate.operators.source_splits import SourceSplits
+from tidegate.operators.user_metrics import UserMetric, UserMetrics
+from tidegate.operators.watermarks.alignment import WatermarkAlignment
+from tidegate.operators.watermarks.watermark_generator import WatermarkGenerator
+from tidegate.protocol.side_outputs import SideOutput
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
+from tidegate.state.common.backend import KeyedBackend
+from tidegate.state.common.options import StateBackendOptions
+from tidegate.state.common.state_size import StateSize
 from tidegate.storage.ids import CheckpointId, OperatorUid, SubtaskIndex
 from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
 

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 
-from tidegate.actors.kernels.columns import key_forms
-from tidegate.actors.kernels.hashing import hash_columns
-from tidegate.actors.kernels.partition import compact, gather, partition, subtask_table
-from tidegate.actors.operators.local_aggregation.combining_rule import may_pay
-from tidegate.actors.operators.local_aggregation.local_aggregation import LocalAggregation
-from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
+from tidegate.operators.local_aggregation.combining_rule import may_pay
+from tidegate.operators.local_aggregation.local_aggregation import LocalAggregation
+from tidegate.protocol.partitioning import Partitioning, PartitioningKind
+from tidegate.state.kernels.columns import key_forms
+from tidegate.state.kernels.hashing import hash_columns
+from tidegate.state.kernels.partition import compact, gather, partition, subtask_table
 
 if TYPE_CHECKING:
-    from tidegate.actors.operators.local_aggregation.combiner import Combiner
+    from tidegate.operators.local_aggregation.combiner import Combiner
 
 Split = list[tuple[int, pa.RecordBatch]]
 
@@ -119,7 +119,7 @@ class CombiningPartitioner:
         if may_pay(self._combines.mode, batch.num_rows):
             if self._combiner is None:
                 # It brings along all aggregates and windows, which the task of a source has no use for.
-                from tidegate.actors.operators.local_aggregation.combiner import Combiner
+                from tidegate.operators.local_aggregation.combiner import Combiner
 
                 self._combiner = Combiner(self._combines)
             batch = self._combiner.combine(batch)

@@ -9,14 +9,14 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-from tidegate.actors.protocol.identity import ChannelId
-from tidegate.actors.protocol.side_outputs import SideOutput
-from tidegate.actors.protocol.stream_elements import Watermark, WatermarkStatus
 from tidegate.actors.task.channels.output_gate import OutputGate
 from tidegate.actors.task.messages import instructions as do
 from tidegate.actors.task.messages.events import TaskTimer
 from tidegate.actors.task.pipeline.partitioners import CombiningPartitioner, Partitioner, make_partitioner
 from tidegate.actors.task.pipeline.task_descriptor import TaskDescriptor
+from tidegate.protocol.identity import ChannelId
+from tidegate.protocol.side_outputs import SideOutput
+from tidegate.protocol.stream_elements import Watermark, WatermarkStatus
 
 
 class Emitter:

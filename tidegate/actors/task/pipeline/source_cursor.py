@@ -22,15 +22,15 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from tidegate.actors.operators.source_splits import SourceSplits
-from tidegate.actors.operators.watermarks.watermark_generator import WatermarkGenerator
-from tidegate.actors.sources.source import SourceSplit
 from tidegate.actors.task.channels.turn_pacer import ROWS_UNLIMITED
 from tidegate.actors.task.messages.events import SourceBatchRead, SplitsAssigned, TaskTimer, WatermarkAnnounced
 from tidegate.actors.task.messages.instructions import ReadSource, TaskInstruction
 from tidegate.actors.task.pipeline.split_alignment import SplitAlignment
 from tidegate.actors.task.pipeline.split_positions import FrozenPositions, SplitPosition
 from tidegate.actors.task.pipeline.split_requests import SplitRequests
+from tidegate.connectors.source import SourceSplit
+from tidegate.operators.source_splits import SourceSplits
+from tidegate.operators.watermarks.watermark_generator import WatermarkGenerator
 from tidegate.storage.errors import ConfigurationError, ProtocolError
 from tidegate.storage.ids import CheckpointId
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tidegate.actors.sources.source import is_unbounded
 from tidegate.actors.task.messages import instructions as do
 from tidegate.actors.task.messages.events import TaskRestored
 from tidegate.actors.task.pipeline.operator_chain import OperatorChain
@@ -13,6 +12,7 @@ from tidegate.actors.task.pipeline.split_alignment import SplitAlignment
 from tidegate.actors.task.pipeline.split_positions import positions_from_tables
 from tidegate.actors.task.pipeline.split_requests import SplitRequests
 from tidegate.actors.task.pipeline.task_descriptor import TaskDescriptor
+from tidegate.connectors.source import is_unbounded
 from tidegate.storage.ids import OperatorUid
 from tidegate.storage.state.snapshot import StateTable
 

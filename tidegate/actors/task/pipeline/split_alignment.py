@@ -1,7 +1,7 @@
 """`SplitAlignment`: which splits of a source task are too far ahead of their group in event time to be read now.
 
 `SourceCursor` asks before each read. The coordinator tells how far the slowest split of the group is
-(`actors/coordinator/alignment.py`). Rules, Flink's for watermark alignment:
+(`tidegate/actors/coordinator/alignment.py`). Rules, Flink's for watermark alignment:
 
 - A split is held while its watermark is more than `max_drift` ahead of the lowest one of the group. The slowest one is
   never held, so the group goes on.
@@ -18,12 +18,12 @@
 
 from __future__ import annotations
 
-from tidegate.actors.operators.source_splits import SourceSplits
-from tidegate.actors.operators.watermarks.alignment import WatermarkAlignment
-from tidegate.actors.operators.watermarks.watermark_generator import WatermarkGenerator
-from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.actors.task.messages import instructions as do
 from tidegate.actors.task.messages.events import TaskTimer
+from tidegate.operators.source_splits import SourceSplits
+from tidegate.operators.watermarks.alignment import WatermarkAlignment
+from tidegate.operators.watermarks.watermark_generator import WatermarkGenerator
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.storage.ids import AttemptNumber
 
 

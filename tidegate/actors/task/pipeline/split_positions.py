@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from tidegate.actors.operators.source_splits import EventTimes
-from tidegate.actors.sources.source import SOURCE_STATE, SourceSplit
+from tidegate.connectors.source import SOURCE_STATE, SourceSplit
+from tidegate.operators.source_splits import EventTimes
 from tidegate.storage.checkpoints.metadata import StateKind, StoredSplit
 from tidegate.storage.state.snapshot import StateChunk, StateTable
 

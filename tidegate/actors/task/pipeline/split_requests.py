@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tidegate.actors.sources.source import SourceSplit
 from tidegate.actors.task.messages import instructions as do
 from tidegate.actors.task.messages.events import SplitsAssigned, TaskTimer
+from tidegate.connectors.source import SourceSplit
 from tidegate.storage.errors import ProtocolError
 from tidegate.storage.ids import AttemptNumber
 

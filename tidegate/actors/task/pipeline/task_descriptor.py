@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tidegate.actors.graph.job_graph import JobGraph, OperatorSpec, SourceSpec
-from tidegate.actors.operators.batch_rows import BatchRows, rows_of_a_turn
-from tidegate.actors.operators.local_aggregation.local_aggregation import LocalAggregation
-from tidegate.actors.protocol.identity import ChannelId, TaskId
-from tidegate.actors.protocol.partitioning import Partitioning
-from tidegate.actors.protocol.side_outputs import SideOutput
-from tidegate.actors.sources.source import ExternallyInducedSource
-from tidegate.actors.state_backends.common.options import StateBackendOptions
 from tidegate.actors.task.channels.output_gate import BufferLimits
 from tidegate.actors.task.pipeline.split_positions import SplitPosition
+from tidegate.connectors.source import ExternallyInducedSource
+from tidegate.operators.batch_rows import BatchRows, rows_of_a_turn
+from tidegate.operators.local_aggregation.local_aggregation import LocalAggregation
+from tidegate.protocol.identity import ChannelId, TaskId
+from tidegate.protocol.partitioning import Partitioning
+from tidegate.protocol.side_outputs import SideOutput
+from tidegate.state.common.options import StateBackendOptions
 from tidegate.storage.ids import AttemptNumber
 
 

@@ -7,12 +7,12 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
-from tidegate.actors.hosts.job_context import DataPlaneOptions
-from tidegate.actors.state_backends.common.options import SEGMENT_BYTES
+from tidegate.actors.drivers.job_context import DataPlaneOptions
 from tidegate.actors.task.channels.output_gate import BufferLimits
 from tidegate.api.config.sections import setting_values as of
 from tidegate.api.config.sections.section import Section
 from tidegate.api.config.sections.setting_names import KEYS
+from tidegate.state.common.options import SEGMENT_BYTES
 from tidegate.storage.errors import ConfigurationError
 
 _LIMITS = BufferLimits()

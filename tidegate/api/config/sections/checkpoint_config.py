@@ -17,13 +17,13 @@ from pydantic import BeforeValidator, Field
 
 from tidegate.actors.coordinator.job.job_spec import ADOPTION_TIMEOUT_MS, DEPLOY_TIMEOUT_MS
 from tidegate.actors.coordinator.job.outages import STORAGE_OUTAGE_MS
-from tidegate.actors.hosts.heartbeat_settings import INTERVAL_MS, TIMEOUT_MS
-from tidegate.actors.hosts.process_settings import SLOT_REQUEST_TIMEOUT_MS
-from tidegate.actors.state_backends.common.options import CACHE_BYTES, MEMORY_BYTES, UNDO_BYTES
+from tidegate.actors.drivers.heartbeat_settings import INTERVAL_MS, TIMEOUT_MS
+from tidegate.actors.drivers.process_settings import SLOT_REQUEST_TIMEOUT_MS
 from tidegate.actors.task.channels.output_gate import DEBLOAT_TARGET_MS
 from tidegate.api.config.sections import setting_values as of
 from tidegate.api.config.sections.section import Section, SettingError
 from tidegate.api.config.sections.setting_names import KEYS
+from tidegate.state.common.options import CACHE_BYTES, MEMORY_BYTES, UNDO_BYTES
 from tidegate.storage.checkpoints.lease import LEASE_MS_DEFAULT
 from tidegate.storage.checkpoints.memory_limit import STATE_BYTES_MAX_DEFAULT
 from tidegate.storage.rocksdb.tuning import BLOCK_BYTES, OPEN_FILES_MAX, THREADS
@@ -228,7 +228,6 @@ class CheckpointConfig(Section):
         default=SLOT_REQUEST_TIMEOUT_MS, alias=KEYS["slot_request_timeout"][0]
     )
     """Milliseconds that an attempt waits for room in the cluster before it fails; at least 10."""
-
 
     def check(self) -> None:
         """Refuse settings that contradict each other."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidegate.actors.hosts.heartbeat_settings import HeartbeatSettings
+from tidegate.actors.drivers.heartbeat_settings import HeartbeatSettings
 from tidegate.api.config.sections.checkpoint_config import CheckpointConfig
 
 

@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from tidegate.actors.operators.local_aggregation.combining_rule import CombiningMode
 from tidegate.api.config.sections import setting_values as of
 from tidegate.api.config.sections.section import Section
 from tidegate.api.config.sections.setting_names import KEYS
+from tidegate.operators.local_aggregation.combining_rule import CombiningMode
 
 
 class JobSettings(Section):

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from tidegate.actors.hosts.log_lines import LogSettings, log_to, set_levels
+from tidegate.actors.drivers.log_lines import LogSettings, log_to, set_levels
 from tidegate.api.config.sections import setting_values as of
 from tidegate.api.config.sections.section import Section
 from tidegate.api.config.sections.setting_names import KEYS

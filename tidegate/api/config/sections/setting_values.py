@@ -12,7 +12,7 @@ from typing import cast
 
 from pydantic import ValidationInfo
 
-from tidegate.actors.hosts.process_settings import Standbys
+from tidegate.actors.drivers.process_settings import Standbys
 from tidegate.api.config.sections.setting_names import titled
 from tidegate.api.given_names import check_name, location
 from tidegate.storage.errors import ConfigurationError

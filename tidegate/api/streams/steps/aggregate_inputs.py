@@ -16,13 +16,13 @@ from typing import TypeVar
 import polars as pl
 import pyarrow as pa
 
-from tidegate.actors.operators.aggregates.aggregate import Aggregate
-from tidegate.actors.operators.aggregates.column_expressions import ColumnExpression, ColumnLike, column_like
-from tidegate.actors.operators.batches.expressions import Select
-from tidegate.actors.operators.batches.projection import columns_read
 from tidegate.api.streams.steps.columns import schema_after
 from tidegate.api.streams.steps.meanings import column_of as column_text
 from tidegate.api.streams.steps.stream_steps import StreamSteps
+from tidegate.operators.aggregates.aggregate import Aggregate
+from tidegate.operators.aggregates.column_expressions import ColumnExpression, ColumnLike, column_like
+from tidegate.operators.functions.expressions import Select
+from tidegate.operators.functions.projection import columns_read
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.polars_frames import exact_column
 

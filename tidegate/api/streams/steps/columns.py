@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from tidegate.actors.graph.stream_graph import StreamNode
-from tidegate.actors.operators.operator import Operator, OperatorContext
-from tidegate.actors.operators.output_schema import empty_frame
-from tidegate.actors.operators.watermarks.window_end import WindowEnd
-from tidegate.actors.protocol.errors import OperatorError
+from tidegate.operators.operator import Operator, OperatorContext
+from tidegate.operators.output_schema import empty_frame
+from tidegate.operators.watermarks.window_end import WindowEnd
+from tidegate.protocol.errors import OperatorError
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import OperatorUid, SubtaskIndex
 from tidegate.storage.schemas.columns_text import columns_text

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from tidegate.actors.graph.stream_graph import StreamNode
-from tidegate.actors.operators.watermarks.watermark_generator import event_times_ms
+from tidegate.operators.watermarks.watermark_generator import event_times_ms
 from tidegate.storage.errors import ConfigurationError
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from typing import Protocol
 import pyarrow as pa
 
 from tidegate.actors.graph.stream_graph import StreamNode
-from tidegate.actors.operators.operator import Operator, OperatorContext
-from tidegate.actors.protocol.partitioning import Partitioning
-from tidegate.actors.sources.files.file_source import FilesSource
-from tidegate.actors.sources.memory_source import MemorySource
+from tidegate.connectors.files.file_source import FilesSource
+from tidegate.connectors.memory_source import MemorySource
+from tidegate.operators.operator import Operator, OperatorContext
+from tidegate.protocol.partitioning import Partitioning
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import OperatorUid, SubtaskIndex
 from tidegate.storage.schemas.row_schemas import python_schema

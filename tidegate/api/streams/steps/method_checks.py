@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from types import FunctionType
 
-from tidegate.actors.operators.rows.process_functions import BaseProcessFunction, ProcessFunction
-from tidegate.actors.operators.window_functions.process_windows import ProcessWindowFunction
+from tidegate.operators.functions.process_functions import BaseProcessFunction, ProcessFunction
+from tidegate.operators.windows.process_windows import ProcessWindowFunction
 from tidegate.storage.errors import ConfigurationError
 
 _OTHER_METHODS: Mapping[str, str] = {

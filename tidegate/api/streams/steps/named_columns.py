@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from tidegate.actors.operators.aggregates.aggregate import Aggregate
-from tidegate.actors.operators.aggregates.column_expressions import column_like
+from tidegate.operators.aggregates.aggregate import Aggregate
+from tidegate.operators.aggregates.column_expressions import column_like
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.polars_frames import exact_column, is_polars_expression
 

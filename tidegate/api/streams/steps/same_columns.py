@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TypeVar
 
-from tidegate.actors.operators.batches.same_columns import SameColumns, united
 from tidegate.api.streams.steps.known_columns import known_schema
 from tidegate.api.streams.steps.stream_steps import StreamSteps
+from tidegate.operators.functions.same_columns import SameColumns, united
 
 S = TypeVar("S", bound=StreamSteps)
 

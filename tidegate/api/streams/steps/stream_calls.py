@@ -7,13 +7,13 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Self, Unpack
 
-from tidegate.actors.operators.batches.async_function import AsyncFunction
-from tidegate.actors.operators.batches.async_map import AsyncMap, rows_of_a_turn_max
-from tidegate.actors.operators.batches.failing_rows import error_tag
-from tidegate.actors.protocol.side_outputs import OutputTag
 from tidegate.api.streams.steps.meanings import meaning
 from tidegate.api.streams.steps.slot_options import SlotOptions
 from tidegate.api.streams.steps.stream_steps import StreamSteps
+from tidegate.operators.functions.async_function import AsyncFunction
+from tidegate.operators.functions.async_map import AsyncMap, rows_of_a_turn_max
+from tidegate.operators.functions.failing_rows import error_tag
+from tidegate.protocol.side_outputs import OutputTag
 from tidegate.storage.schemas.columns_text import columns_text
 from tidegate.storage.schemas.row_schemas import SchemaLike, as_schema, returned_schema
 from tidegate.storage.units import parse_duration_ms

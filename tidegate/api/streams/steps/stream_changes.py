@@ -7,11 +7,11 @@ from typing import Self
 
 import pyarrow as pa
 
-from tidegate.actors.operators.aggregates.column_expressions import column_names
-from tidegate.actors.operators.changes import CHANGE
 from tidegate.api.streams.steps.known_columns import known_schema
 from tidegate.api.streams.steps.stream_steps import StreamSteps
 from tidegate.api.streams.steps.updating import Updating
+from tidegate.operators.aggregates.column_expressions import column_names
+from tidegate.operators.changes import CHANGE
 from tidegate.storage.errors import ConfigurationError
 
 

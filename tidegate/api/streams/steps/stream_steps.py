@@ -14,26 +14,6 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 import pyarrow as pa
 
 from tidegate.actors.graph.stream_graph import StreamNode
-from tidegate.actors.operators.batch_rows import check_batch_rows
-from tidegate.actors.operators.batches.async_function import AsyncFunction
-from tidegate.actors.operators.batches.batch_function import BatchFunction, batch_operator
-from tidegate.actors.operators.batches.batch_results import BatchResult
-from tidegate.actors.operators.batches.failing_rows import (
-    GuardedFilter,
-    GuardedFlatMap,
-    GuardedMap,
-    GuardedMapBatches,
-    error_tag,
-)
-from tidegate.actors.operators.batches.map_and_filter import FilterRows, FlatMap, Map, Row
-from tidegate.actors.operators.local_aggregation.local_aggregation import LocalAggregation
-from tidegate.actors.operators.operator import OperatorFactory
-from tidegate.actors.operators.rows.process_batches import process_operator
-from tidegate.actors.operators.rows.process_functions import ProcessFunction
-from tidegate.actors.operators.sinks.sink import Sink
-from tidegate.actors.operators.watermarks.kept_time import KeptTime
-from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
-from tidegate.actors.protocol.side_outputs import OutputTag
 from tidegate.api.program import Program
 from tidegate.api.streams.steps.columns import computed_columns, passed_columns, schema_after, time_after
 from tidegate.api.streams.steps.event_time_use import gives_other_times
@@ -45,6 +25,26 @@ from tidegate.api.streams.steps.other_names import STREAMS, OtherNames
 from tidegate.api.streams.steps.slot_options import SlotOptions, slot_of
 from tidegate.api.streams.steps.updating import Updating, after_function
 from tidegate.api.tables.shown_rows import html_columns
+from tidegate.operators.batch_rows import check_batch_rows
+from tidegate.operators.functions.async_function import AsyncFunction
+from tidegate.operators.functions.batch_function import BatchFunction, batch_operator
+from tidegate.operators.functions.batch_results import BatchResult
+from tidegate.operators.functions.failing_rows import (
+    GuardedFilter,
+    GuardedFlatMap,
+    GuardedMap,
+    GuardedMapBatches,
+    error_tag,
+)
+from tidegate.operators.functions.map_and_filter import FilterRows, FlatMap, Map, Row
+from tidegate.operators.functions.process_batches import process_operator
+from tidegate.operators.functions.process_functions import ProcessFunction
+from tidegate.operators.local_aggregation.local_aggregation import LocalAggregation
+from tidegate.operators.operator import OperatorFactory
+from tidegate.operators.sinks.sink import Sink
+from tidegate.operators.watermarks.kept_time import KeptTime
+from tidegate.protocol.partitioning import Partitioning, PartitioningKind
+from tidegate.protocol.side_outputs import OutputTag
 from tidegate.storage.checkpoints.state_meaning import StateMeaning
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.columns_text import columns_text
@@ -231,7 +231,7 @@ class StreamSteps(OtherNames):
         if not is_polars_expression(condition):
             factory = partial(FilterRows, condition, traced)
             return self._then(factory, self.schema, name, uid, parallelism, batch_rows, slot)
-        from tidegate.actors.operators.batches.expressions import FilterExpr
+        from tidegate.operators.functions.expressions import FilterExpr
 
         schema_after(FilterExpr(condition), self.schema, name)
         if (updating := self._updating) is not None:
@@ -280,7 +280,7 @@ class StreamSteps(OtherNames):
         are_keys: bool = False,
     ) -> Self:
         """Add columns. `own`: those that are tidegate's own. `are_keys`: whether they are keys of the next step."""
-        from tidegate.actors.operators.batches.expressions import WithColumns
+        from tidegate.operators.functions.expressions import WithColumns
 
         expressions: Any = given  # `WithColumns` refuses what is no expression
         if self._updating is not None:
@@ -324,7 +324,7 @@ class StreamSteps(OtherNames):
         self, expressions: Sequence[pl.Expr | str], name: str, uid: str | None, parallelism: int | None
     ) -> Self:
         """Keep only these columns."""
-        from tidegate.actors.operators.batches.expressions import Select
+        from tidegate.operators.functions.expressions import Select
 
         if self._updating is not None:
             self._updating.check_kind_is_not_read(repr(name), expressions, self.schema)
@@ -381,7 +381,7 @@ class StreamSteps(OtherNames):
         schema = as_schema(given, f"{name}(schema=)") or returned_schema(fn)
         if schema is not None or not traced or self.schema is None:
             return schema
-        from tidegate.actors.operators.batches.tracing.trace import traced_schema
+        from tidegate.operators.tracing.trace import traced_schema
 
         return traced_schema(fn, self.schema)
 

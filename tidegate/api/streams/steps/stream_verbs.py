@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 import pyarrow as pa
 
-from tidegate.actors.operators.batches.explode import Explode
-from tidegate.actors.operators.batches.map_and_filter import Peek, Row
-from tidegate.actors.operators.rows.limit import Limit
-from tidegate.actors.operators.rows.process_batches import process_operator
-from tidegate.actors.protocol.side_outputs import OutputTag
 from tidegate.api.streams.steps.columns import schema_after
 from tidegate.api.streams.steps.given import check_function
 from tidegate.api.streams.steps.known_columns import known_schema
 from tidegate.api.streams.steps.meanings import meaning
 from tidegate.api.streams.steps.stream_steps import StreamSteps
 from tidegate.api.streams.steps.updating import after_function
+from tidegate.operators.functions.explode import Explode
+from tidegate.operators.functions.limit import Limit
+from tidegate.operators.functions.map_and_filter import Peek, Row
+from tidegate.operators.functions.process_batches import process_operator
+from tidegate.protocol.side_outputs import OutputTag
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.columns_text import columns_text
 from tidegate.storage.schemas.polars_frames import check_polars_has, exact_column, is_polars_expression

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from tidegate.actors.operators.changes import CHANGE
-from tidegate.actors.operators.output_schema import empty_frame
-from tidegate.actors.protocol.side_outputs import OutputTag
 from tidegate.api.streams.steps.columns import name_after, reads_only
 from tidegate.api.streams.steps.known_columns import Columns, known_schema
+from tidegate.operators.changes import CHANGE
+from tidegate.operators.output_schema import empty_frame
+from tidegate.protocol.side_outputs import OutputTag
 from tidegate.storage.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def _reads_kind(expression: pl.Expr | str, schema: pa.Schema | None) -> bool:
     """Whether an expression reads the column `CHANGE`, and does not just pass it on."""
     if isinstance(expression, str) or _is_kind(expression):
         return False
-    from tidegate.actors.operators.batches.projection import columns_read
+    from tidegate.operators.functions.projection import columns_read
 
     read = columns_read((expression,))
     if read is not None:

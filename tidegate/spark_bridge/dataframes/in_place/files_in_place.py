@@ -19,10 +19,10 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tidegate.actors.sources.files.lanes import FileAt
-from tidegate.actors.sources.files.open_file import Advice, OpenFile, TakenFile, UnreadableFileError
-from tidegate.actors.sources.pushed_filters import ColumnTest, Rows, rows_renamed
-from tidegate.actors.sources.source import ReadResult, SourceReader, SourceSplit
+from tidegate.connectors.files.lanes import FileAt
+from tidegate.connectors.files.open_file import Advice, OpenFile, TakenFile, UnreadableFileError
+from tidegate.connectors.pushed_filters import ColumnTest, Rows, rows_renamed
+from tidegate.connectors.source import ReadResult, SourceReader, SourceSplit
 from tidegate.spark_bridge.dataframes.in_place.footers import why_only_spark
 from tidegate.spark_bridge.dataframes.in_place.plan import FilesOfPlan, FoundFile, NeedsSparkError
 from tidegate.spark_bridge.dataframes.in_place.row_condition import RowCondition, column_tests, conjuncts, mask_of

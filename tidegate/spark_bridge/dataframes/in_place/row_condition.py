@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.actors.sources.pushed_filters import ColumnTest
+from tidegate.connectors.pushed_filters import ColumnTest
 from tidegate.storage.codec import wire
 
 _COMPARISONS = {"=": pc.equal, "<": pc.less, "<=": pc.less_equal, ">": pc.greater, ">=": pc.greater_equal}

@@ -1,0 +1,364 @@
+"""Topics of Kafka as a source: every record once, from any offset; bad records; new partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+from confluent_kafka import TopicPartition
+from kafka_broker import PARTITIONS, Broker, broker
+from kafka_reading import QUICK, SCHEMA, Reading, objects, partitions_of
+from source_contract import check_source
+from waiting import until
+
+from tidegate.connectors.bad_rows import BadRows
+from tidegate.connectors.kafka import kafka_reader
+from tidegate.connectors.kafka.client import Start, first_offset
+from tidegate.connectors.kafka.kafka_source import KafkaSource
+from tidegate.connectors.kafka.positions import PartitionAt, split_of
+from tidegate.connectors.kafka.records import LETTERS, RecordFormat
+from tidegate.connectors.source import ReadResult, SourceSplit
+from tidegate.storage.codec import decode
+from tidegate.storage.errors import ConfigurationError
+
+
+@pytest.fixture(scope="module")
+def kafka() -> Iterator[Broker]:
+    """A broker of this module; each test has topics of its own."""
+    with broker() as found:
+        yield found
+
+
+def source(kafka: Broker, topic: str, **settings: object) -> KafkaSource:
+    """Of one topic, as JSON."""
+    return KafkaSource(kafka.servers, (topic,), RecordFormat(SCHEMA), properties=QUICK, **settings)  # type: ignore[arg-type]
+
+
+def read_to_the_end(found: KafkaSource) -> list[dict[str, object]]:
+    """All rows of a bounded source."""
+    reader, rows = found.reader(), []
+    for split in found.splits():
+        reading = Reading(reader, split)
+        until("the end", lambda: reading.once().at_end, lambda: reading.rows)  # noqa: B023
+        rows += reading.rows
+    reader.close()
+    return rows
+
+
+@pytest.mark.slow
+def test_every_record_comes_once_and_in_order(kafka: Broker) -> None:
+    """From partitions that are read in turn, in small reads, by one reader and by the next."""
+    for partition in range(3):
+        kafka.add("once", partition, *objects(*range(partition * 100, partition * 100 + 20)))
+    found = source(kafka, "once")
+    reader = found.reader()
+    readings = [Reading(reader, split) for split in partitions_of(found)][:3]
+    for rows in (5, 12):
+        for reading in readings:
+            reading.until(rows, rows_max=2)
+    reader.close()
+    for number, reading in enumerate(readings):
+        reading.reader = found.reader()
+        assert reading.until(20, rows_max=3) == list(range(number * 100, number * 100 + 20))
+        reading.reader.close()
+    assert decode(readings[0].split.payload) == PartitionAt("once", 0, 20)
+
+
+@pytest.mark.slow
+def test_a_position_from_before_is_read_again(kafka: Broker) -> None:
+    """By a reader that is further, too; no record of the later position comes in between."""
+    kafka.add("again", 0, *objects(*range(30)))
+    found = source(kafka, "again")
+    reading = Reading(found.reader(), partitions_of(found)[0])
+    reading.until(10, rows_max=10)
+    reading.split, reading.rows = split_of(PartitionAt("again", 0, 4)), []
+    assert reading.until(26, rows_max=7) == list(range(4, 30))
+    reading.reader.close()
+
+
+@pytest.mark.slow
+def test_what_a_reader_holds_is_bounded(kafka: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However little of it is read at a time; all comes in the end."""
+    monkeypatch.setattr(kafka_reader, "BUFFERED_BYTES_MAX", 4 * 400)
+    monkeypatch.setattr(kafka_reader, "CONSUMED_MAX", 3)
+    for partition in (0, 1):
+        kafka.add("bounded", partition, *objects(*range(30)))
+    found = source(kafka, "bounded")
+    reader = found.reader()
+    readings = [Reading(reader, split) for split in partitions_of(found)[:2]]
+
+    def there() -> bool:
+        for reading in readings:
+            reading.once(rows_max=1)
+            held = [partition.size_bytes for partition in reader._partitions.values()]  # type: ignore[attr-defined]
+            assert sum(held) == reader._buffered_bytes <= 2 * 4 * 400  # type: ignore[attr-defined]
+        return all(len(reading.rows) == 30 for reading in readings)
+
+    until("all rows", there, lambda: [len(reading.rows) for reading in readings])
+    reader.close()
+
+
+class Waiting:
+    """A source whose reads wait until there is something or the end, as the contract's checks do not."""
+
+    unbounded = True
+
+    def __init__(self, found: KafkaSource) -> None:
+        self.found, self.schema = found, found.schema
+
+    def splits(self) -> list[SourceSplit]:
+        """Those of the source."""
+        return list(self.found.splits())
+
+    def reader(self) -> Waiting:
+        """A reader that waits."""
+        self.inner = self.found.reader()
+        return self
+
+    def read(self, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
+        """Rows, or the end."""
+        results: list[ReadResult] = []
+
+        def there() -> bool:
+            results.append(self.inner.read(split, offset, rows_max))
+            return results[-1].batch is not None or results[-1].at_end
+
+        until("rows or the end", there)
+        return results[-1]
+
+    def close(self) -> None:
+        """Close what reads."""
+        self.inner.close()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Waiting, (self.found,)
+
+
+def test_it_keeps_the_contract(kafka: Broker) -> None:
+    """Up to what is there at submission."""
+    kafka.add("contract", 0, *objects(1, 2, 3, 4))
+    kafka.add("contract", 2, *objects(5))
+    assert [row["x"] for row in check_source(Waiting(source(kafka, "contract", bounded=True)))] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("start", "expected"),
+    [
+        ("earliest", [0, 1, 2, 3]),
+        ("latest", []),
+        ({"start": dict.fromkeys(range(PARTITIONS), 0) | {0: 3}}, [3]),
+    ],
+)
+def test_where_it_begins_and_ends(kafka: Broker, start: object, expected: list[int]) -> None:
+    """The end is that of the submission, also for what comes before anybody reads."""
+    name = f"start-{type(start).__name__}-{len(expected)}"
+    kafka.add(name, 0, *objects(0, 1, 2, 3))
+    start = {name: start["start"]} if isinstance(start, dict) else start
+    found = source(kafka, name, start=start, bounded=True)
+    splits = found.splits()
+    kafka.add(name, 0, *objects(99))
+
+    class Begun(KafkaSource):
+        def splits(self) -> list[SourceSplit]:
+            return list(splits)
+
+    rows = read_to_the_end(Begun(found.servers, found.topics, found.form, found.start, True, properties=QUICK))
+    assert [row["x"] for row in rows] == expected
+
+
+class Times:
+    """A consumer that knows which offset a time has; the mock broker does not."""
+
+    def offsets_for_times(self, asked: list[TopicPartition], timeout: float) -> list[TopicPartition]:
+        """Offsets are seconds, up to five."""
+        (at,) = asked
+        return [TopicPartition(at.topic, at.partition, at.offset // 1_000 if at.offset <= 5_000 else -1)]
+
+    def get_watermark_offsets(self, partition: TopicPartition, timeout: float) -> tuple[int, int]:
+        """The first one that there is, and the one behind the last."""
+        return 1, 6
+
+
+@pytest.mark.parametrize(
+    ("start", "offset"),
+    [(4_000, 4), (datetime.fromtimestamp(3, UTC), 3), (9_000, 6), ("earliest", 1), ("latest", 6), ({"t": {0: 2}}, 2)],
+)
+def test_a_start_is_an_offset(start: Start, offset: int) -> None:
+    """The first record at a time or later; the end, if there is none."""
+    assert first_offset(Times(), "t", 0, start) == offset  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="no offset for partition 3 of 't'"):
+        first_offset(Times(), "t", 3, {"t": {0: 2}})  # type: ignore[arg-type]
+
+
+def test_columns_are_sparks_without_a_schema(kafka: Broker) -> None:
+    """Keys and values as they are; a record without a value has none."""
+    kafka.add("raw", 1, b"\xff\n", None, at_ms=5_000)
+    found = replace(source(kafka, "raw", bounded=True), form=RecordFormat("bytes"))
+    rows = read_to_the_end(found)
+    assert [(r["key"], r["value"], r["topic"], r["partition"], r["offset"]) for r in rows] == [
+        (b"1", b"\xff\n", "raw", 1, 0),
+        (b"1", None, "raw", 1, 1),
+    ]
+    assert rows[1]["timestamp"].timestamp() == 5.001  # type: ignore[attr-defined]
+
+
+def test_keys_and_times_beside_json(kafka: Broker) -> None:
+    """Line breaks within an object, fields that it lacks, and a record without a value."""
+    kafka.add("json", 2, b'{"s": "a",\n "x": 1}', b"{}", None, at_ms=7_000)
+    form = RecordFormat(SCHEMA, "string", ("timestamp", "tombstone"))
+    rows = read_to_the_end(replace(source(kafka, "json", bounded=True), form=form))
+    assert [(r["x"], r["s"], r["kafka_key"]) for r in rows] == [(1, "a", "2"), (None, None, "2"), (None, None, "2")]
+    assert [r["kafka_timestamp"].timestamp() for r in rows] == [7.0, 7.001, 7.002]  # type: ignore[attr-defined]
+    assert [r["kafka_tombstone"] for r in rows] == [False, False, True]
+
+
+def test_metadata_beside_values(kafka: Broker) -> None:
+    """On request, with a schema and without one."""
+    kafka.add("metadata", 1, b'{"x": 1}', None, at_ms=9_000)
+    names = ("headers", "offset", "partition", "topic", "tombstone")
+    rows = read_to_the_end(replace(source(kafka, "metadata", bounded=True), form=RecordFormat(SCHEMA, None, names)))
+    assert [[row[f"kafka_{name}"] for name in names] for row in rows] == [
+        [[], 0, 1, "metadata", False],
+        [[], 1, 1, "metadata", True],
+    ]
+    rows = read_to_the_end(replace(source(kafka, "metadata", bounded=True), form=RecordFormat("bytes", None, names)))
+    assert [(row["offset"], row["headers"], row["tombstone"]) for row in rows] == [(0, [], False), (1, [], True)]
+    with pytest.raises(ConfigurationError, match="there is no 'size'"):
+        RecordFormat("bytes", None, ("size",))
+
+
+@pytest.mark.parametrize("around", [0, 1, 2])
+def test_a_record_is_read_alike_wherever_it_stands(kafka: Broker, around: int) -> None:
+    """With a byte order mark, with white space and line breaks between its tokens."""
+    topic = f"alike-{around}"
+    odd = [b'\xef\xbb\xbf{"x": 1}', b' \n{"x": 2}\n', b'{"x":\r\n3}', '{"x": 4, "s": "ü"}'.encode()]
+    kafka.add(topic, 0, *objects(*range(10, 10 + around)), *odd, *objects(*range(20, 20 + around)))
+    rows = read_to_the_end(source(kafka, topic, bounded=True))
+    assert [row["x"] for row in rows] == [*range(10, 10 + around), 1, 2, 3, 4, *range(20, 20 + around)]
+
+
+BAD = [
+    b'{"s": "\xff"}',
+    b'{"s": "a\nb"}',
+    b'{"s": "a\rb"}',
+    b'{"s": "a\x01b"}',
+    b"null",
+    b" null ",
+    b'{"x": 1}\n{"x": 2}',
+    b'{"x": 1, "s": "\xe9"}',
+    b"\xef\xbb\xbf",
+    b'{"x"',
+    b'{"m": {"s": "\n"}}',
+    b"no json",
+    b'{"x": "text"}',
+    b"",
+    b"  ",
+    b'{"x": 1} {"x": 2}',
+    b"[1]",
+    b'{"x": 1.5}',
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bad", BAD)
+def test_a_record_that_cannot_be_read_is_named(kafka: Broker, bad: bytes) -> None:
+    """With its offset; what comes before it in the same read does not hide it."""
+    name = f"bad-{BAD.index(bad)}"
+    kafka.add(name, 0, *objects(1, 2), bad, *objects(3))
+    with pytest.raises(ConfigurationError, match=rf"offset 2 of partition 0 of '{name}' cannot be read: .*skip"):
+        read_to_the_end(source(kafka, name, bounded=True))
+
+
+@pytest.mark.parametrize("rows_max", [1, 7, 1_000])
+@pytest.mark.parametrize("policy", ["skip", "side"])
+def test_records_that_cannot_be_read_are_dead_letters(
+    kafka: Broker, caplog: pytest.LogCaptureFixture, policy: BadRows, rows_max: int
+) -> None:
+    """With their bytes, place and reason, however many are read at a time. All others come."""
+    topic = f"letters-{policy}-{rows_max}"
+    values: list[bytes] = [value for number, bad in enumerate(BAD) for value in (*objects(number), bad)]
+    kafka.add(topic, 0, *values)
+    kafka.add(topic, 1, b"bad")
+    found = source(kafka, topic, bounded=True, bad_rows=policy)
+    reader = found.reader()
+    readings = [Reading(reader, split) for split in found.splits()]
+    for reading in readings:
+        until("the end", lambda: reading.once(rows_max).at_end)  # noqa: B023
+    reader.close()
+    assert [row["x"] for reading in readings for row in reading.rows] == list(range(len(BAD)))
+    assert [reading.offset for reading in readings[:2]] == [2 * len(BAD), 1]
+    letters = [letter for reading in readings for letter in reading.letters]
+    expected = [(bad, topic, 0, 2 * number + 1) for number, bad in enumerate(BAD)] + [(b"bad", topic, 1, 0)]
+    assert [(row["raw"], row["topic"], row["partition"], row["offset"]) for row in letters] == expected
+    reasons = [letter["error"] for letter in letters]
+    assert reasons[:2] == [
+        "byte 7 of the row, 0xff, is not UTF-8",
+        "a string has a line break or another control character; JSON writes it as an escape",
+    ]
+    assert all(reasons)
+    assert f"offset 1 of partition 0 of '{topic}' is left out" in caplog.text
+    assert found.bad_rows_schema == (LETTERS if policy == "side" else None)
+
+
+def test_keys_and_values_that_are_no_text_are_dead_letters(kafka: Broker) -> None:
+    """Where they are read as strings: beside values of any kind, and both together."""
+    kafka.add("texts", 0, b"good", b"\xff", "ä".encode(), None)
+    found = replace(source(kafka, "texts", bounded=True, bad_rows="side"), form=RecordFormat("string", "string"))
+    reading = Reading(found.reader(), found.splits()[0])
+    until("the end", lambda: reading.once().at_end)
+    assert [(row["value"], row["offset"]) for row in reading.rows] == [("good", 0), ("ä", 2), (None, 3)]
+    assert [(row["raw"], row["offset"], row["error"]) for row in reading.letters] == [
+        (b"\xff", 1, "byte 0 of the value, 0xff, is not UTF-8")
+    ]
+    reading.reader.close()
+    for number, key in enumerate((b"k", b"\xff", b"\xff", b"k")):
+        kafka.add("keys", 0, *(b"bad" if number > 1 else value for value in objects(number)), key=key)
+    form = RecordFormat(SCHEMA, "string", ("offset",))
+    found = replace(source(kafka, "keys", bounded=True, bad_rows="side"), form=form)
+    reading = Reading(found.reader(), found.splits()[0])
+    until("the end", lambda: reading.once().at_end)
+    assert reading.rows == [{"x": 0, "s": "s0", "kafka_key": "k", "kafka_offset": 0}]
+    assert [(row["raw"], row["offset"], row["error"]) for row in reading.letters] == [
+        (objects(1)[0], 1, "byte 0 of the key, 0xff, is not UTF-8"),
+        (b"bad", 2, "byte 0 of the key, 0xff, is not UTF-8"),
+        (b"bad", 3, "the row is not a JSON object"),
+    ]
+    reading.reader.close()
+
+
+def test_a_topic_or_brokers_that_are_not_there(kafka: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Are found out at submission."""
+    with pytest.raises(ConfigurationError, match="there is no topic 'nowhere'"):
+        source(kafka, "nowhere").splits()
+    monkeypatch.setattr("tidegate.connectors.kafka.client.TIMEOUT_S", 0.01)
+    with pytest.raises(ConfigurationError, match=r"brokers at 127\.0\.0\.1:1 do not answer"):
+        replace(source(kafka, "nowhere"), servers="127.0.0.1:1").splits()
+
+
+def test_records_that_are_gone_are_an_error(kafka: Broker) -> None:
+    """An offset that the partition does not have is never skipped over."""
+    kafka.add("gone", 0, *objects(1))
+    reading = Reading(source(kafka, "gone").reader(), split_of(PartitionAt("gone", 0, 50)))
+    with pytest.raises(ConfigurationError, match=r"partition 0 of 'gone' .*deleted before they were read"):
+        reading.until(1)
+    reading.reader.close()
+
+
+def test_what_cannot_be_restored_is_refused() -> None:
+    """Other topics, or another end. A search for new partitions may begin and end at a restore."""
+    before = (split_of(PartitionAt("a", 0, 5)),)
+    base = KafkaSource("h:1", ("a",), RecordFormat("bytes"))
+    base.check_restored(before)
+    for other, named in [
+        (replace(base, topics=("b",)), "topic 'a' is missing"),
+        (replace(base, topics=("a", "b")), "topic 'b' was not there"),
+        (replace(base, bounded=True), "no end='latest'"),
+    ]:
+        with pytest.raises(ConfigurationError, match=named):
+            other.check_restored(before)
+    finding = replace(base, discover_ms=5)
+    finding.check_restored(before)
+    base.check_restored((*finding._finders({"a": 1}), *before))
+    replace(finding, topics=("a", "b")).check_restored((*finding._finders({"a": 1}), *before))

@@ -1,0 +1,139 @@
+"""`JobContext`: graph, storage and sizes of one job, sent to each of its processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from secrets import token_bytes
+
+from tidegate.actors.coordinator.job.outages import STORAGE_OUTAGE_MS
+from tidegate.actors.drivers.heartbeat_settings import HeartbeatSettings
+from tidegate.actors.drivers.log_lines import LogSettings
+from tidegate.actors.drivers.process_settings import ProcessSettings
+from tidegate.actors.drivers.work_folders import work_folder
+from tidegate.actors.graph.job_graph import JobGraph
+from tidegate.actors.task.channels.output_gate import BufferLimits
+from tidegate.actors.task.pipeline.split_positions import SplitPosition
+from tidegate.actors.task.pipeline.task_descriptor import TaskDescriptor, describe_task
+from tidegate.connectors.master_hooks import MasterHook
+from tidegate.protocol.identity import TaskId
+from tidegate.state.common.options import StateBackendOptions
+from tidegate.storage.argument_checks import check_folder, check_kind, check_switch, check_whole
+from tidegate.storage.checkpoints.layout import CheckpointLayout
+from tidegate.storage.checkpoints.lease import LEASE_MS_DEFAULT
+from tidegate.storage.ids import AttemptNumber, JobId, OperatorUid
+from tidegate.storage.tables.compaction.compaction_plan import CompactionSettings
+
+SECRET_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class DataPlaneOptions:
+    """Sizes of the data plane of a job.
+
+    Raises ConfigurationError, with the field, its value and what is allowed, for a value that a field does not take. An
+    environment also refuses what it would ignore: `exactly_once`, `inline_bytes_max`, `local_copies`,
+    `state_bytes_max`, `paused_ms_max` and most settings of `backend` are decided by its `CheckpointConfig`.
+    """
+
+    limits: BufferLimits = field(default_factory=BufferLimits)
+    source_rows_max: int = 262_144
+    shared_bytes: int = 16 * 1024 * 1024
+    """Memory for the rows that a worker sends to another one on its node, in bytes; 0: rows go over the socket."""
+    sockets: bool = True
+    """Whether processes on one node send each other frames, credit and orders over sockets, not by calls of Ray."""
+    inline_bytes_max: int = 20 * 1024
+    exactly_once: bool = True
+    """False: barriers block nothing, and rows may be processed twice after a failure."""
+    backend: StateBackendOptions = field(default_factory=StateBackendOptions)
+    """Where keyed state lives; its folder is that of all jobs of this user on a machine."""
+    local_copies: str | None = None
+    """Folder of each machine in which tasks keep copies of their newest state; None: they keep none."""
+    state_bytes_max: int | None = None
+    """How large a state of a subtask may be; None: as large as it likes."""
+    paused_ms_max: int = 0
+    """For how long whoever writes a large snapshot may pause in all, so that processing goes on; 0: not at all."""
+
+    def __post_init__(self) -> None:
+        check_kind(self, "limits", BufferLimits)
+        check_whole(self, "source_rows_max", least=1)
+        check_whole(self, "shared_bytes", "inline_bytes_max", "paused_ms_max", least=0)
+        check_switch(self, "sockets", "exactly_once")
+        check_kind(self, "backend", StateBackendOptions)
+        check_folder(self, "local_copies")
+        check_whole(self, "state_bytes_max", least=1, none=True)
+
+
+@dataclass(frozen=True, slots=True)
+class JobContext:
+    """One job, as its tasks and their runtime see it. Travels by cloudpickle."""
+
+    job_id: JobId
+    job_name: str
+    root: str
+    graph: JobGraph
+    splits: dict[OperatorUid, tuple[SplitPosition, ...]]
+    """All splits of each source."""
+    options: DataPlaneOptions = field(default_factory=DataPlaneOptions)
+    hooks: tuple[MasterHook, ...] = ()
+    lease_ms: int = LEASE_MS_DEFAULT
+    """After so long without a sign of life the job counts as dead."""
+    storage_outage_ms: int = STORAGE_OUTAGE_MS
+    """For how long the tasks wait for storage that does not answer."""
+    heartbeats: HeartbeatSettings = field(default_factory=HeartbeatSettings)
+    """When a process of a task counts as hung, in a runtime that has processes."""
+    processes: ProcessSettings = field(default_factory=ProcessSettings)
+    """Likewise which ones it keeps beside those of its tasks."""
+    handed_on: tuple[str, ...] = ()
+    """Tables whose commits somebody follows, who may hold the sources back."""
+    compactions: Mapping[str, CompactionSettings] = field(default_factory=dict)
+    """Tables whose small files are put together while the job runs, by URL."""
+    histories: Mapping[str, int] = field(default_factory=dict)
+    """For how long tables keep what they do not show any more, in ms, by URL; others keep it for ever."""
+    assigned: frozenset[OperatorUid] = frozenset()
+    """Sources whose splits the coordinator assigns."""
+    log: LogSettings = field(default_factory=LogSettings)
+    """How the processes of the job log."""
+    configuration: Mapping[str, str] = field(default_factory=dict)
+    """The settings in effect, by their keys, as people read them."""
+    temporary: bool = False
+    """Whether `root` is a temporary folder, from which the job is deleted when it is over and nothing needs it."""
+    secret: bytes = field(default_factory=partial(token_bytes, SECRET_BYTES), repr=False)
+    """What a process of the job shows another one that it connects to."""
+
+    @property
+    def layout(self) -> CheckpointLayout:
+        """Where the files of this job lie under `root`."""
+        return CheckpointLayout(self.job_id)
+
+    @property
+    def table_urls(self) -> list[str]:
+        """Where the output tables of this job are, in the order of their operators."""
+        return list(self.graph.table_urls)
+
+    def describe(self, task: TaskId, attempt: AttemptNumber) -> TaskDescriptor:
+        """Descriptor of one task; splits that the coordinator does not assign are dealt out round-robin."""
+        vertex = self.graph.vertex(task.vertex)
+        splits: tuple[SplitPosition, ...] = ()
+        asks_for_splits = vertex.source is not None and vertex.source.uid in self.assigned
+        if vertex.source is not None and not asks_for_splits:
+            splits = self.splits[vertex.source.uid][task.subtask :: vertex.parallelism]
+        return describe_task(
+            self.graph,
+            task,
+            attempt,
+            splits,
+            self.options.limits,
+            self.options.source_rows_max,
+            self.options.exactly_once,
+            self._backend_of(task, attempt),
+            asks_for_splits,
+        )
+
+    def _backend_of(self, task: TaskId, attempt: AttemptNumber) -> StateBackendOptions:
+        """The options of the backend with a folder that no other attempt uses: one that was given up may live on."""
+        backend = self.options.backend
+        if backend.directory is None:
+            return backend
+        return replace(backend, directory=work_folder(backend.directory, self.job_id, task, attempt))

@@ -1,0 +1,127 @@
+"""Renews the lease of a job, by a thread of its own: whatever else its process does, or waits for, the job is alive.
+
+The thread waits by the monotonic clock. A renewal that fails, whatever with, is tried again soon, for as long as the
+job goes on: a living job without a lease would be taken for dead, and its files for abandoned.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+
+from tidegate.actors.drivers.job_context import JobContext
+from tidegate.storage.checkpoints.lease import RENEWALS_A_LEASE, Lease, hold, let_go, read_lease, write_lease
+from tidegate.storage.clock import now_ms
+from tidegate.storage.files.store import OpenStore, Store
+from tidegate.storage.ids import JobId
+from tidegate.storage.process_id import ProcessId, this_process
+
+log = logging.getLogger(__name__)
+
+TRIES_A_RENEWAL = 5
+END_WAIT_S = 5.0
+"""How long a renewal under way is waited for, before the end is written beside it."""
+
+
+class LeaseKeeper:
+    """Keeps one job's lease from `start` to `end` or `abandon`.
+
+    `driver`: the process that starts this one again if it is lost. `own`: no other process goes on with the lease, so
+    within this one it is known at once when nobody renews it any more. `asking`: the lease asks for the name of the
+    job, until `take`.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        job_id: JobId,
+        job_name: str,
+        lease_ms: int,
+        driver: ProcessId | None = None,
+        clock: Callable[[], int] = now_ms,
+        own: bool = True,
+        asking: bool = False,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._token = uuid.uuid4().hex if own else ""
+        self._lease = Lease(
+            job_id, job_name, this_process(), self._token, clock(), lease_ms, driver=driver, asking=asking
+        )
+        self._renewing = threading.Lock()
+        self._renewed = True
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"tidegate-lease-{job_id}", daemon=True)
+
+    @staticmethod
+    def started(context: JobContext, open_store: OpenStore, driver: ProcessId | None = None) -> LeaseKeeper:
+        """Take the lease of a job that begins to run."""
+        root = open_store(context.root)
+        keeper = LeaseKeeper(root, context.job_id, context.job_name, context.lease_ms, driver)
+        keeper.start()
+        return keeper
+
+    def start(self) -> None:
+        """Takes the lease, and renews it from then on. A job runs without one while storage is away.
+
+        RuntimeError if the process may have no more threads. Then the lease is ended.
+        """
+        if self._token:
+            hold(self._token)
+        self._renew()
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self.end()
+            raise
+
+    def take(self) -> None:
+        """The name is the job's: the lease asks for it no longer. Raises StorageError where that cannot be written."""
+        with self._renewing:
+            self._lease = replace(self._lease.renewed(self._clock()), asking=False)
+            write_lease(self._store, self._lease)
+
+    def end(self, *, finished: bool = False) -> None:
+        """The job is over, and says so, and whether it has finished. Nothing more follows; may be called again."""
+        if not self.abandon():
+            return
+        try:
+            found = read_lease(self._store, self._lease.job_id)
+            if found is None or found.token == self._token:  # Else somebody else goes on with the job.
+                write_lease(self._store, self._lease.ended_at(self._clock(), finished=finished))
+        except Exception as error:  # noqa: BLE001 (it is the last that a job does, and must not keep it from its end)
+            log.warning("the lease of job %s was not ended, and will expire: %s", self._lease.job_id, error)
+
+    def abandon(self) -> bool:
+        """Stop renewing, and leave it to whoever goes on with the job. Whether that is new."""
+        if self._stopped.is_set():
+            return False
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join(END_WAIT_S)
+        let_go(self._token)
+        return True
+
+    def _run(self) -> None:
+        wait_s = self._lease.lease_ms / RENEWALS_A_LEASE / 1000
+        while not self._stopped.wait(wait_s if self._renewed else wait_s / TRIES_A_RENEWAL):
+            self._renew()
+
+    def _renew(self) -> None:
+        with self._renewing:
+            self._renew_alone()
+
+    def _renew_alone(self) -> None:
+        self._lease = self._lease.renewed(self._clock())
+        try:
+            write_lease(self._store, self._lease)
+        except Exception as error:  # noqa: BLE001 (see above)
+            # Once an outage, not once an attempt.
+            level = logging.WARNING if self._renewed else logging.DEBUG
+            log.log(level, "the lease of job %s was not renewed, which is tried again: %s", self._lease.job_id, error)
+            self._renewed = False
+        else:
+            self._renewed = True

@@ -1,0 +1,125 @@
+"""What the logs of tidegate's processes look like: one line a record, as text or as JSON.
+
+Rules:
+
+- A record is one line, whatever is in it: characters that cannot be printed are escaped, so that no value of a user can
+  pass for another record, or reach the terminal. A stack trace is bounded and escaped as well.
+- A message has a limit: values of users come into it only as excerpts, and what is longer loses its middle.
+- Values of users' rows are withheld unless `log_rows` is on (`tidegate/storage/user_values.py`).
+- With JSON a line is one object: time, level, logger, message, process, and what is known of job, job_id, attempt,
+  checkpoint, task, the event that the line tells of, and the event that caused it.
+- `tidegate`'s loggers alone get a handler; a program that logs by itself goes on doing that.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TextIO
+
+from tidegate.protocol.failure_reasons import bounded_text
+from tidegate.storage.user_values import logged_text, show_rows_in_logs
+
+TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+FIELDS = ("job", "job_id", "attempt", "checkpoint", "task", "event", "cause")
+_EXTRA = "tidegate_fields"
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    """How a job's processes log. `level` None: each process as it thinks fit."""
+
+    level: str | None = None
+    levels: Mapping[str, str] = field(default_factory=dict)
+    """Levels of single loggers, by name."""
+    as_json: bool = False
+    rows: bool = False
+    """Whether values of users' rows may be in logs, the event log, pages and REST."""
+
+
+def log_fields(**given: object) -> dict[str, object]:
+    """The `extra=` of a record with these of `FIELDS`; those that are None are left out."""
+    return {_EXTRA: {name: given[name] for name in FIELDS if given.get(name) is not None}}
+
+
+class _Thread(threading.local):
+    """The fields that the lines of one thread have."""
+
+    fields: Mapping[str, object] = {}
+
+
+_thread = _Thread()
+
+
+def lines_are_about(fields: Mapping[str, object]) -> None:
+    """State these of `FIELDS` in each line of JSON that this thread logs from now on, in place of those before."""
+    _thread.fields = fields
+
+
+def one_line(text: str) -> str:
+    """The text, bounded, with everything escaped that cannot be printed, such as the end of a line."""
+    bounded = bounded_text(text)
+    if bounded.isprintable():
+        return bounded
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in bounded)
+
+
+class LineFormatter(logging.Formatter):
+    """Formats a record as one line. `known` is what holds for all records of the process; it may change."""
+
+    def __init__(self, as_json: bool, known: Mapping[str, object]) -> None:
+        super().__init__(TEXT_FORMAT)
+        self._as_json = as_json
+        self._known = known
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, without its end."""
+        message = one_line(logged_text(bounded_text(record.getMessage())))
+        stack = one_line(logged_text(bounded_text(self.formatException(record.exc_info)))) if record.exc_info else None
+        if not self._as_json:
+            line = f"{self.formatTime(record)} {record.levelname} {record.name}: {message}"
+            return line if stack is None else f"{line} | {stack}"
+        said: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": message,
+            **self._known,
+            **_thread.fields,
+            **getattr(record, _EXTRA, {}),
+        }
+        if stack is not None:
+            said["stack"] = stack
+        return json.dumps(said, default=str)
+
+
+_handler: logging.Handler | None = None
+
+
+def log_to(stream: TextIO, settings: LogSettings, level: str, known: Mapping[str, object]) -> None:
+    """Let lines of tidegate's loggers appear on a stream; `level` is that of a process whose settings have none.
+
+    In place of what an earlier call has said.
+    """
+    global _handler
+    logger = logging.getLogger("tidegate")
+    if _handler is not None:
+        logger.removeHandler(_handler)
+    _handler = logging.StreamHandler(stream)
+    _handler.setFormatter(LineFormatter(settings.as_json, known))
+    logger.addHandler(_handler)
+    set_levels(settings, level)
+
+
+def set_levels(settings: LogSettings, level: str | None = None) -> None:
+    """Set the levels of tidegate's loggers and of those that are named, and whether their lines may have rows."""
+    show_rows_in_logs(settings.rows)
+    chosen = settings.level or level
+    if chosen is not None:
+        logging.getLogger("tidegate").setLevel(chosen)
+    for name, of_one in settings.levels.items():
+        logging.getLogger(name).setLevel(of_one)

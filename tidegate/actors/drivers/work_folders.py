@@ -1,0 +1,118 @@
+"""Makes and clears the local folders in which backends work, also those that dead processes have left.
+
+    <folder>/<job>/<vertex>-<subtask>/attempt-3/<operator uid>
+    <folder>/<job>/<vertex>-<subtask>/process-3
+
+Rules:
+
+- An attempt has a folder of its own, because one that was given up may live on for a while.
+- Beside it lies which process works in it, written before anything else. A process that is killed deletes nothing, and
+  its task may go on at another node, or its job be over.
+- Who begins an attempt deletes what earlier ones of the task have left on its node, and what processes of any job have
+  left there that are gone. Nothing is deleted for its age, because a job may live and be idle, nor where it cannot be
+  known whether the process is gone.
+- What a job leaves on the coordinator's node goes when it ends.
+- No deletion raises. The folder is this user's alone, or it is not used: files that lie in it are taken for the state
+  of a task, which may hold pickles.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from tidegate.protocol.identity import TaskId
+from tidegate.storage.checkpoints.layout import escape
+from tidegate.storage.codec import decode, encode
+from tidegate.storage.errors import CodecError, ConfigurationError, StorageError
+from tidegate.storage.files.private_folders import (
+    is_private,
+    list_inside,
+    make_inside,
+    make_private,
+    open_private,
+    remove_if_empty,
+    remove_inside,
+)
+from tidegate.storage.ids import AttemptNumber, JobId
+from tidegate.storage.process_id import ProcessId, is_there, this_process
+
+log = logging.getLogger(__name__)
+
+_WORK, _PROCESS = "attempt-", "process-"
+_TRIES_MAX = 10
+"""Whoever clears up may delete an empty folder before its first file is in it."""
+
+
+def work_folder(folder: str, job_id: JobId, task: TaskId, attempt: AttemptNumber) -> str:
+    """That of one task in one attempt; `folder` is the node's, for all jobs, and holds nothing else."""
+    return os.path.join(folder, _task_folder(job_id, task), f"{_WORK}{attempt}")
+
+
+def prepare_work(folder: str, job_id: JobId, task: TaskId, attempt: AttemptNumber) -> None:
+    """Make the node's folder, say that this process works in it, and delete what nobody works in any more.
+
+    ConfigurationError if the folder is not this user's alone, StorageError if it cannot be made.
+    """
+    own = _task_folder(job_id, task)
+    try:
+        make_private(folder)
+        _sign(folder, own, attempt)
+    except OSError as error:
+        raise StorageError(f"cannot make the local folder {folder} of the state backend: {error}") from error
+    for name in list_inside(folder, own):
+        number = name.removeprefix(_WORK).removeprefix(_PROCESS)
+        if name != number and number.isdecimal() and int(number) < attempt:
+            remove_inside(folder, os.path.join(own, name))
+    _remove_abandoned(folder)
+
+
+def remove_work(folder: str, job_id: JobId) -> None:
+    """Delete everything of a job that is over."""
+    try:
+        if is_private(folder):
+            remove_inside(folder, job_id)
+    except (ConfigurationError, OSError) as error:
+        log.warning("what the state backend may have left of job %s is not deleted: %s", job_id, error)
+
+
+def _sign(folder: str, own: str, attempt: AttemptNumber) -> None:
+    """Write down that this process works in the folder of an attempt."""
+    for tries_left in reversed(range(_TRIES_MAX)):
+        try:
+            path = os.path.join(make_inside(folder, own), f"{_PROCESS}{attempt}")
+            with open(path, "wb", opener=open_private) as file:
+                file.write(encode(this_process()))
+            return
+        except FileNotFoundError:
+            if not tries_left:
+                raise
+
+
+def _remove_abandoned(folder: str) -> None:
+    """Delete the folders of attempts, of any job, whose process is gone."""
+    for job in list_inside(folder):
+        for task in list_inside(folder, job):
+            below = os.path.join(job, task)
+            for name in list_inside(folder, below):
+                if name.startswith(_PROCESS) and _is_gone(os.path.join(folder, below, name)):
+                    remove_inside(folder, os.path.join(below, f"{_WORK}{name.removeprefix(_PROCESS)}"))
+                    # Last: who is interrupted leaves it to the next one.
+                    remove_inside(folder, os.path.join(below, name))
+            remove_if_empty(folder, below)
+        remove_if_empty(folder, job)
+
+
+def _is_gone(path: str) -> bool:
+    """Whether the process that a file names is known to be gone."""
+    try:
+        with open(path, "rb", opener=open_private) as file:
+            process = decode(file.read())
+    except (CodecError, OSError) as error:
+        log.debug("%s does not say whose folder it is: %s", path, error)
+        return False
+    return isinstance(process, ProcessId) and is_there(process) is False
+
+
+def _task_folder(job_id: JobId, task: TaskId) -> str:
+    return os.path.join(job_id, f"{escape(task.vertex)}-{task.subtask}")

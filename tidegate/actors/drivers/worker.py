@@ -1,0 +1,354 @@
+"""`Worker`: runs the subtasks of one slot side by side, by one loop on one thread.
+
+A slot holds subtask i of every step that shares it. Rules:
+
+- Subtasks take turns. A turn is the work on one batch at most. What subtasks of the worker send each other is appended
+  to one queue, without copying or encoding it, and taken in before the next turn, in the order in which it was sent.
+  `transport.py` says how frames travel in general.
+- What a subtask raises has failed that subtask alone; the others go on. The failure is reported before anything is
+  closed or logged, because that may fail too, or never return.
+- A subtask that is stopped leaves its keyed state to the next attempt of the same subtask in this worker.
+- What a subtask holds is closed once its I/O that is under way has returned. I/O that waits for a thread is dropped.
+- Nothing here knows Ray. A runtime makes the subtasks (`Subtask`) and takes their ends (`Wiring`).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import Future
+from functools import partial
+from typing import Protocol
+
+from tidegate.actors.coordinator.messages.events import CoordinatorEvent
+from tidegate.actors.drivers.log_lines import lines_are_about
+from tidegate.actors.drivers.ports import TryAgain
+from tidegate.actors.drivers.task_host import TaskHost
+from tidegate.actors.drivers.threads import WorkerPool, leave_if_forked
+from tidegate.actors.drivers.transport import Transport
+from tidegate.actors.graph.job_graph import JobGraph
+from tidegate.actors.task.messages import events as ev
+from tidegate.actors.task.messages import instructions as do
+from tidegate.protocol.identity import ChannelId, TaskId
+from tidegate.state.common.backend import KeyedBackend
+from tidegate.storage.clock import monotonic_ms, now_ms
+from tidegate.storage.ids import AttemptNumber, OperatorUid
+
+IO_THREADS = 4
+"""Threads of a worker for everything but reads of sources, and waiting for functions that are called asynchronously."""
+
+Kept = Mapping[OperatorUid, KeyedBackend]
+"""Keyed state that a subtask leaves to its next attempt."""
+
+
+class IoPool(WorkerPool):
+    """The threads for the I/O of subtasks that begin an attempt together. They end with the last of these subtasks."""
+
+    def __init__(self, threads: int, name: str, died: Callable[[BaseException], object]) -> None:
+        super().__init__(threads, name, died)
+        self._users = 0
+
+    def enter(self) -> None:
+        """One more subtask uses the threads."""
+        self._users += 1
+
+    def leave(self) -> None:
+        """A subtask that has used the threads is over: the last one closes them."""
+        self._users -= 1
+        if not self._users:
+            self.close()
+
+
+def io_pool(graph: JobGraph, tasks: Iterable[TaskId], name: str, died: Callable[[BaseException], object]) -> IoPool:
+    """Start the threads for the I/O of these subtasks in one attempt. RuntimeError if they cannot be started.
+
+    A read of a source may block for as long as it likes, so every source subtask has a thread to itself (it reads one
+    thing at a time), and so has every step that waits for functions. A read cannot be interrupted: the next attempt
+    gets new threads, and those of the old one end with their reads.
+    """
+    vertices = [graph.vertex(task.vertex) for task in tasks]
+    sources = sum(vertex.source is not None for vertex in vertices)
+    callers = sum(any(spec.calls is not None for spec in vertex.operators) for vertex in vertices)
+    return IoPool(IO_THREADS + sources + callers, name, died)
+
+
+class Wiring(Protocol):
+    """A runtime, as a worker uses it."""
+
+    def post(self, action: Callable[[], object]) -> None:
+        """Have an action run on the worker's thread. From any thread."""
+
+    def call_later(self, delay_ms: int, action: Callable[[], object]) -> None:
+        """Have an action run on the worker's thread after a while."""
+
+    def failed(self, subtask: Subtask, error: BaseException) -> None:
+        """A subtask has failed. Reports that before anything else."""
+
+    def finished(self, subtask: Subtask) -> None:
+        """A subtask has finished, and is not among the running ones any more."""
+
+    def acted(self, subtask: Subtask) -> None:
+        """A subtask has done something, and goes on."""
+
+
+class Subtask(ABC):
+    """One subtask in one attempt, and the world as it sees it (a `TaskPort`). A runtime adds what leaves the worker."""
+
+    virtual = False
+
+    def __init__(self, worker: Worker, task: TaskId, attempt: AttemptNumber, beside: Collection[TaskId]) -> None:
+        """`beside`: the subtasks that begin this attempt with it in the same worker."""
+        self.worker, self.task, self.attempt = worker, task, attempt
+        self._beside = beside
+        self.log_fields: Mapping[str, object] = {"task": str(task), "attempt": attempt}
+        self._transports: dict[ChannelId, Transport] = {}
+        self._host: TaskHost | None = None
+        self._pool: IoPool | None = None
+        self._lock = threading.Lock()
+        self._io_under_way = 0
+        self._retired = False
+
+    def begin(self, host: TaskHost, pool: IoPool | None) -> None:
+        """Set what drives the machine, and the threads for its I/O. None where a runtime has none."""
+        if pool is not None:
+            pool.enter()
+        self._host, self._pool = host, pool
+
+    @property
+    def host(self) -> TaskHost:
+        """The host that drives the machine."""
+        assert self._host is not None
+        return self._host
+
+    # --- what a runtime does ----------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def report(self, event: CoordinatorEvent) -> None:
+        """Report to the coordinator."""
+
+    @abstractmethod
+    def connect_out(self, neighbour: TaskId) -> Transport:
+        """Return the transport to a subtask that is not in this worker."""
+
+    # --- what every subtask does ------------------------------------------------------------------------------------
+
+    def now_ms(self) -> int:
+        return now_ms()
+
+    def monotonic_ms(self) -> int:
+        return monotonic_ms()
+
+    def connect(self, neighbour: TaskId) -> Transport:
+        """Return the transport to a neighbour for this attempt."""
+        if self.is_beside(neighbour):
+            return QueueTransport(neighbour, self.worker.queue, self.worker.deliver, self.now_ms)
+        return self.connect_out(neighbour)
+
+    def is_beside(self, task: TaskId) -> bool:
+        """Whether a subtask has begun this attempt in the same worker."""
+        return task in self._beside
+
+    def send_frame(self, frame: do.SendFrame) -> None:
+        channel = frame.channel
+        if channel not in self._transports:
+            self._transports[channel] = self.connect(self.worker.graph.receiver(channel))
+        self._transports[channel].send(frame)
+
+    def grant_credit(self, grant: do.GrantCredit) -> None:
+        channel = grant.channel
+        if channel not in self._transports:
+            self._transports[channel] = self.connect(self.worker.graph.sender(channel))
+        self._transports[channel].grant(grant)
+
+    def call_later(self, delay_ms: int, action: Callable[[], None]) -> None:
+        self.worker.wiring.call_later(delay_ms, partial(self.worker.guarded, self, action))
+
+    def later(self, action: Callable[[], None]) -> None:
+        """Have the subtask act on the worker's thread, if it still runs then. From any thread."""
+        self.worker.wiring.post(partial(self.worker.guarded, self, action))
+
+    def set_timer(self, instruction: do.SetTaskTimer, delay_ms: int) -> None:
+        # A timer may be far away: it must not keep the state of a subtask that is over until then.
+        worker, weak = self.worker, weakref.ref(self)
+
+        def fire() -> None:
+            if (subtask := weak()) is not None:
+                event = ev.TimerDue(subtask.now_ms(), instruction.timer, instruction.due_at_ms)
+                worker.guarded(subtask, partial(subtask.host.handle, event))
+
+        self.worker.wiring.call_later(delay_ms, fire)
+
+    def run_io(self, work: Callable[[], ev.TaskEvent | TryAgain | None]) -> None:
+        assert self._pool is not None
+
+        def run() -> ev.TaskEvent | TryAgain | None:
+            with self._lock:
+                if self._retired:
+                    return None
+                self._io_under_way += 1
+            lines_are_about(self.log_fields)
+            try:
+                return work()
+            finally:
+                lines_are_about({})
+                self._io_is_back()
+
+        def finish(future: Future[ev.TaskEvent | TryAgain | None]) -> None:
+            if (event := future.result()) is not None:
+                self.host.handle(event)
+
+        self._pool.submit(run, lambda future: self.later(partial(finish, future)))
+
+    def retire(self) -> None:
+        """The subtask is over: close what it holds once its I/O has returned. What that brings is dropped.
+
+        The threads for its I/O end unless another subtask uses them.
+        """
+        assert self._pool is not None
+        self.host.hurry()
+        with self._lock:
+            self._retired, closes = True, not self._io_under_way
+        try:
+            if closes:
+                self.host.close()
+        finally:
+            self._pool.leave()
+
+    def _io_is_back(self) -> None:
+        with self._lock:
+            self._io_under_way -= 1
+            closes = self._retired and not self._io_under_way
+        if closes:
+            self.host.close()
+
+
+class QueueTransport:
+    """The transport to a subtask in the same process, by a queue: nothing is copied or encoded."""
+
+    def __init__(
+        self,
+        to: TaskId,
+        queue: deque[Callable[[], object]],
+        deliver: Callable[[TaskId, AttemptNumber, ev.TaskEvent], object],
+        now_ms: Callable[[], int],
+    ) -> None:
+        """`deliver`: hands a fact to the subtask, when its turn in the queue comes."""
+        self._to, self._queue, self._deliver, self._now_ms = to, queue, deliver, now_ms
+
+    def send(self, frame: do.SendFrame) -> None:
+        """Append a frame to the queue."""
+        event = ev.FrameArrived(self._now_ms(), frame.attempt, frame.channel, frame.first_sequence, frame.elements)
+        self._queue.append(partial(self._deliver, self._to, frame.attempt, event))
+
+    def grant(self, grant: do.GrantCredit) -> None:
+        """Append a grant to the queue."""
+        event = ev.CreditGranted(self._now_ms(), grant.attempt, grant.channel, grant.total_bytes, grant.window_bytes)
+        self._queue.append(partial(self._deliver, self._to, grant.attempt, event))
+
+
+class Worker:
+    """The subtasks of one slot. Every method runs on the worker's thread, except `doing`."""
+
+    def __init__(self, graph: JobGraph, wiring: Wiring, queue: deque[Callable[[], object]] | None = None) -> None:
+        """`queue`: shared with what else runs on this thread and takes it in; None: the worker takes in its own."""
+        self.graph, self.wiring = graph, wiring
+        self.queue: deque[Callable[[], object]] = deque() if queue is None else queue
+        """What its subtasks have sent each other."""
+        self.subtasks: dict[TaskId, Subtask] = {}
+        """Those that run."""
+        self._kept: dict[TaskId, Kept] = {}
+        self._order: list[Subtask] = []
+        self._next = 0
+        """Which of them is offered the next turn first."""
+        self._pid = os.getpid()
+        self.doing: TaskId | None = None
+        """The subtask that acts now, or acted last. From any thread."""
+
+    def kept(self, task: TaskId) -> Kept:
+        """Take the keyed state that the last attempt of a subtask has left here; empty if there is none."""
+        return self._kept.pop(task, {})
+
+    def forget(self) -> None:
+        """Drop the keyed state that subtasks have left here: none of them begins another attempt."""
+        self._kept.clear()
+
+    def add(self, subtask: Subtask) -> None:
+        """Let a subtask run."""
+        assert subtask.task not in self.subtasks
+        self.subtasks[subtask.task] = subtask
+        self._order.append(subtask)
+
+    def stop(self, task: TaskId) -> Subtask | None:
+        """Stop a subtask, if it runs, and keep its keyed state. Returns it; `retire` lets go of what it holds."""
+        subtask = self._remove(task)
+        if subtask is not None:
+            self._kept[task] = subtask.host.hand_over()
+        return subtask
+
+    def deliver(self, task: TaskId, attempt: AttemptNumber, event: ev.TaskEvent) -> bool:
+        """Let a subtask take in a fact. Returns whether it runs in this attempt."""
+        subtask = self.subtasks.get(task)
+        if subtask is None or subtask.attempt != attempt:
+            return False
+        self.guarded(subtask, partial(subtask.host.handle, event))
+        return True
+
+    def turn(self) -> bool:
+        """Take in what subtasks have sent each other, then give one turn. Returns whether anything was done."""
+        busy = self.take_in()
+        return self.next_turn() or busy
+
+    def take_in(self) -> bool:
+        """Take in what subtasks have sent each other, in that order. Returns whether there was anything."""
+        busy = bool(self.queue)
+        while self.queue:
+            self.queue.popleft()()
+        return busy
+
+    def next_turn(self) -> bool:
+        """Give one turn, to the next subtask that has something to do. Returns whether there was one."""
+        order, count = self._order, len(self._order)
+        for index in range(count):
+            at = (self._next + index) % count
+            subtask = order[at]
+            if subtask.host.machine.runnable and self.guarded(subtask, subtask.host.turn):
+                self._next = at + 1
+                return True
+        return False
+
+    def guarded(self, subtask: Subtask, action: Callable[[], object]) -> bool:
+        """Let a subtask act if it still runs; what it raises has failed it. Returns whether it did something."""
+        if self.subtasks.get(subtask.task) is not subtask:
+            return False
+        self.doing = subtask.task
+        lines_are_about(subtask.log_fields)
+        try:
+            progressed = bool(action())
+        except BaseException as error:  # noqa: BLE001 (code of users: whatever it raises has failed the subtask)
+            leave_if_forked(self._pid)
+            self.fail(subtask, error)
+            return True
+        finally:
+            lines_are_about({})
+        if subtask.host.finished:
+            self._remove(subtask.task)
+            self.wiring.finished(subtask)
+        else:
+            self.wiring.acted(subtask)
+        return progressed
+
+    def fail(self, subtask: Subtask, error: BaseException) -> None:
+        """A subtask has failed: it does not run any more."""
+        self._remove(subtask.task)
+        self.wiring.failed(subtask, error)
+
+    def _remove(self, task: TaskId) -> Subtask | None:
+        subtask = self.subtasks.pop(task, None)
+        if subtask is not None:
+            # A new list: this may happen while `next_turn` looks at the old one.
+            self._order = [each for each in self._order if each is not subtask]
+        return subtask

@@ -1,0 +1,440 @@
+"""`LocalJob`: one job on the local runtime: a `Worker` for each slot, and the coordinator, in one process.
+
+One thread drives the coordinator and all workers; a small pool does the I/O. Messages between machines are appended to
+one queue, so nothing overtakes anything. Messages and timers go before turns, each of them: a barrier waits for no more
+than one turn of one subtask, however many have something to do. Workers take turns, and so do the subtasks of each.
+
+Rules: code of users runs on threads of the job, never on the driver's main thread. So whatever it raises, also an exit
+or an interrupt, has failed its task; Ctrl-C reaches whoever waits in the main thread. None of the threads keeps the
+driver from ending: a job that runs then is left as by a crash.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import queue
+import threading
+import time
+import uuid
+import weakref
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from tidegate.actors.coordinator.invariants import permit_sweep
+from tidegate.actors.coordinator.job.phases import JobStatus
+from tidegate.actors.coordinator.messages import events as co
+from tidegate.actors.coordinator.messages import instructions as do
+from tidegate.actors.coordinator.messages.events import CoordinatorEvent
+from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointStatistics
+from tidegate.actors.drivers.coordinator_effects import COPY_THREADS, CoordinatorEffects
+from tidegate.actors.drivers.coordinator_host import CoordinatorHost, replay
+from tidegate.actors.drivers.freed_memory import keep_freed_memory
+from tidegate.actors.drivers.lease_keeper import LeaseKeeper
+from tidegate.actors.drivers.task_effects import TaskEffects
+from tidegate.actors.drivers.task_host import TaskHost
+from tidegate.actors.drivers.threads import WorkerPool, join_all, leave_if_forked
+from tidegate.actors.drivers.worker import IO_THREADS, IoPool, Subtask, Worker, io_pool
+from tidegate.actors.graph.slot_plan import slot_plan
+from tidegate.actors.graph.vertex_labels import vertex_labels
+from tidegate.actors.local.local_ports import LocalCoordinatorPort, LocalSubtask, LocalWiring
+from tidegate.actors.local.task_looks import TaskLooks
+from tidegate.actors.runtimes.dropped_row_reports import EVERY_MS, DroppedRowReports
+from tidegate.actors.runtimes.metrics.recovery_times import RecoveryEnds
+from tidegate.actors.runtimes.running_job import (
+    Answer,
+    JobOverview,
+    JobProgress,
+    SnapshotRequest,
+    Submission,
+    TaskProcessInfo,
+    not_taken,
+    progress_of,
+)
+from tidegate.actors.runtimes.timers import Timers
+from tidegate.actors.runtimes.vertex_metrics import VertexMetrics
+from tidegate.actors.task.task_machine import TaskMachine
+from tidegate.protocol.failure_reasons import error_text, failure_text, fingerprint, is_permanent, log_failure
+from tidegate.protocol.identity import TaskId
+from tidegate.storage.checkpoints.event_log import EventLog
+from tidegate.storage.clock import now_ms
+from tidegate.storage.errors import JobTimeoutError
+from tidegate.storage.files.retrying_store import retrying
+from tidegate.storage.files.store import OpenStore
+from tidegate.storage.ids import AttemptNumber
+
+log = logging.getLogger(__name__)
+
+IDLE_S = 1.0
+GLANCE_S = 0.5
+"""How long a call that only looks waits for the job's thread."""
+CLOSE_WAIT_S = 10.0
+"""How long the end of a job waits for I/O of its coordinator that is under way."""
+WAIT_SLICE_S = 1.0
+"""A caller waits in slices: a signal that arrives just before a thread blocks is handled only when it wakes up."""
+LEAVE_WAIT_S = 2.0
+"""How long the end of the driver waits for jobs that still run to let go."""
+
+
+class LocalJob:
+    """One job, and the loop that drives it. Its ports (`local_ports`) see what begins with an underscore."""
+
+    def __init__(self, submission: Submission, open_store: OpenStore) -> None:
+        self._spec = submission.spec
+        self.card = submission.card
+        self.context = submission.context
+        self._open_store = open_store
+        self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self.messages: deque[Callable[[], object]] = deque()
+        self.timers = Timers()
+        graph, wiring = self.context.graph, LocalWiring(self)
+        plan = slot_plan(graph, vertex_labels(graph))
+        workers = {worker: Worker(graph, wiring, self.messages) for worker in plan.names}
+        self._workers = [*workers.values()]
+        self._worker_of = {task: workers[worker] for task, worker in plan.workers.items()}
+        self._next_worker = 0
+        """Which of the workers is offered the next turn first."""
+        self._looks = TaskLooks(graph)
+        self._dropped_rows = DroppedRowReports(graph)
+        self._dropped_rows_due_ms = now_ms() + EVERY_MS
+        self._pid = os.getpid()
+        self.requests: dict[str, Future[Answer]] = {}
+        self._done: Future[JobProgress] = Future()
+        self._thread = threading.Thread(target=self._run, name=f"tidegate-{self._spec.job_name}", daemon=True)
+        event_log = EventLog(open_store(self.context.root), self.context.job_id)
+        machine, position = replay(event_log)
+        self._effects = CoordinatorEffects(self.context, open_store, now_ms)
+        port, incarnation = LocalCoordinatorPort(self), uuid.uuid4().hex
+        self.coordinator = CoordinatorHost(
+            machine, position, event_log, self._effects, port, incarnation, log_rows=self.context.log.rows
+        )
+        with ExitStack() as opened:  # RuntimeError if the process may have no more threads: then none is left.
+            self._first_pool: IoPool | None = self._io_pool(graph.tasks())
+            """The threads for the I/O of the first attempt, until it begins."""
+            opened.callback(self._first_pool.close)
+            # Of its own: a source that blocks must not keep the coordinator from its work, nor a hook from its log.
+            self.coordinator_pool = WorkerPool(IO_THREADS, "tidegate-coordinator", self._thread_died)
+            opened.callback(self.coordinator_pool.close)
+            self.copy_pool = WorkerPool(COPY_THREADS, "tidegate-savepoints", self._thread_died)
+            opened.callback(self.copy_pool.close)
+            self.log_pool = WorkerPool(1, "tidegate-log", self._thread_died)
+            opened.pop_all()
+
+    # --- for users ------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the loop. RuntimeError if the process may have no more threads: then nothing of the job is left."""
+        keep_freed_memory()
+        with ExitStack() as opened:
+            for pool in (self._first_pool, self.coordinator_pool, self.copy_pool, self.log_pool):
+                if pool is not None:
+                    opened.callback(pool.close)
+            self._lease = LeaseKeeper.started(self.context, self._open_store)
+            opened.callback(self._lease.end)
+            self.post(self.coordinator.start)
+            self._tell_coordinator(lambda: co.JobSubmitted(now_ms(), self._spec))
+            self._thread.start()
+            opened.pop_all()
+        _alive.add(self)
+
+    @property
+    def name(self) -> str:
+        """The job's."""
+        return self._spec.job_name
+
+    @property
+    def over(self) -> bool:
+        """Whether the job has ended, or broken down."""
+        return self._done.done()
+
+    def progress(self) -> JobProgress:
+        """The job now."""
+        if self._done.done():
+            return self._done.result()
+        hosts = self._hosts()
+        rows_in: dict[str, int] = {}
+        for task, rows in (self._looks.rows_in() | {task: host.rows_in for task, host in hosts.items()}).items():
+            rows_in[task.vertex] = rows_in.get(task.vertex, 0) + rows
+        waiting = (self.coordinator.waits_for, *(host.waits_for for host in hosts.values()))
+        waits_for = next((each for each in waiting if each is not None), None)
+        return replace(progress_of(self.coordinator.machine.state, rows_in, self.coordinator), waits_for=waits_for)
+
+    def wait(self, timeout_s: float | None) -> JobProgress | None:
+        """Wait for a terminal status."""
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            left_s = WAIT_SLICE_S if deadline_s is None else deadline_s - time.monotonic()
+            try:
+                return self._done.result(max(0.0, min(left_s, WAIT_SLICE_S)))
+            except TimeoutError:
+                if left_s <= 0:
+                    return None
+
+    def cancel(self) -> None:
+        """Ask for cancellation."""
+        self._tell_coordinator(lambda: co.CancelRequested(now_ms()))
+
+    def overview(self) -> JobOverview:
+        """A line of a list of jobs."""
+        newest = self.statistics().latest_completed
+        return JobOverview(self.card, self.progress(), None if newest is None else newest.ended_at_ms)
+
+    def join(self, deadline_s: float) -> bool:
+        """Wait until the job has ended and let go of everything, by the monotonic clock; whether it has."""
+        self._thread.join(max(0.0, deadline_s - time.monotonic()))
+        return not self._thread.is_alive()
+
+    def abandon(self) -> None:
+        """The driver ends: stop where it is, as after a crash."""
+        self.post(lambda: self.break_down("the process in which it ran has ended"))
+
+    def tasks(self) -> tuple[TaskProcessInfo, ...]:
+        """All tasks run in this process."""
+        return ()
+
+    def vertices(self) -> tuple[VertexMetrics, ...]:
+        """What the tasks do. While a function of the user takes its time this is what was seen last."""
+        if not self._done.done():
+            looked: Future[Any] = Future()
+
+            def look() -> None:
+                self._looks.look(self._hosts())
+                looked.set_result(None)
+
+            self.post(look)
+            either: tuple[Future[Any], ...] = (looked, self._done)
+            wait(either, timeout=GLANCE_S, return_when=FIRST_COMPLETED)
+        return self._looks.vertices()
+
+    @property
+    def recovery_ends(self) -> Mapping[AttemptNumber, RecoveryEnds]:
+        """How the newest recoveries ended, as far as `vertices` has seen it."""
+        return self._looks.recoveries.ends
+
+    def statistics(self) -> CheckpointStatistics:
+        """Statistics of the checkpoints so far."""
+        return self.coordinator.machine.state.statistics.copy()
+
+    def request(self, wanted: SnapshotRequest, timeout_s: float) -> Answer:
+        """Take a checkpoint or savepoint and wait for it."""
+        if self._done.done():
+            # Nobody reads the inbox any more: what is put in would stay for as long as somebody holds the job.
+            raise not_taken(wanted.kind, f"the job is {self._done.result().status}")
+        request = uuid.uuid4().hex
+        future: Future[Answer] = Future()
+        self.requests[request] = future
+        try:
+            self._tell_coordinator(
+                lambda: co.CheckpointRequested(now_ms(), request, wanted.kind, wanted.target, wanted.savepoint_format)
+            )
+            if self._done.done() and not future.done():
+                raise not_taken(wanted.kind, f"the job is {self._done.result().status}")
+            answer = future.result(timeout_s)
+        except TimeoutError:
+            raise JobTimeoutError(
+                f"job {self._spec.job_name!r} has not completed the {wanted.kind.words} within {timeout_s:g} s"
+            ) from None
+        finally:
+            self.requests.pop(request, None)
+        if answer.checkpoint_id is None:
+            raise not_taken(wanted.kind, answer.error)
+        return answer
+
+    # --- the loop -------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._done.done():
+                self._step()
+        except BaseException as error:  # noqa: BLE001 (whatever ends the loop ends the job, and nothing else)
+            leave_if_forked(self._pid)
+            self.break_down(f"the local runtime broke down: {error_text(error)}")
+            log_failure(log, f"the local runtime of {self.name} broke down", error)
+        finally:
+            # A source that blocks for ever does not keep the job from ending; its thread ends with its read.
+            self._stop(self._worker_of)
+            for worker in self._workers:
+                worker.forget()
+            if self._first_pool is not None:
+                self._first_pool.close()
+            for request in list(self.requests.values()):  # Whoever asks now adds to it, and sees that the job is over.
+                if not request.done():
+                    request.set_result(Answer(None, "the job has ended"))
+            self._effects.close()
+            self.coordinator_pool.close()
+            self.copy_pool.close()  # Not waited for: the folder of a savepoint may be in a storage that is silent.
+            self.log_pool.close()
+            if not join_all((self.coordinator_pool, self.log_pool), CLOSE_WAIT_S):
+                log.warning("I/O of %s has not come back: it is left behind", self.name)
+            _alive.discard(self)
+
+    def break_down(self, reason: str) -> None:
+        """The job cannot go on, and its log cannot say so. On the loop."""
+        if not self._done.done():
+            progress = progress_of(self.coordinator.machine.state, {}, self.coordinator)
+            self.coordinator.halt()
+            self._lease.end()
+            self._done.set_result(replace(progress, status="failed", reason=reason))
+
+    def _thread_died(self, error: BaseException) -> None:
+        text = f"a thread of the local runtime died: {error_text(error)}"
+        self.post(lambda: self.break_down(text))
+
+    def _step(self) -> None:
+        if now_ms() >= self._dropped_rows_due_ms:
+            self._dropped_rows_due_ms = now_ms() + EVERY_MS
+            self._looks.look(self._hosts())
+            self._report_dropped_rows()
+        while self.messages:
+            self.messages.popleft()()
+        if self._done.done():
+            return  # The next timer may be that of a checkpoint, hours away.
+        busy = self._turn()
+        self._take_messages(block=not busy and not self.messages)
+
+    def _turn(self) -> bool:
+        """Give one turn, to a subtask of the next worker that has something to do. Returns whether there was one."""
+        count = len(self._workers)
+        for index in range(count):
+            at = (self._next_worker + index) % count
+            if self._workers[at].next_turn():
+                self._next_worker = at + 1
+                return True
+        return False
+
+    def _take_messages(self, block: bool) -> None:
+        wait_ms = self.timers.wait_ms if block else 0
+        wait_s = IDLE_S if wait_ms is None else wait_ms / 1000
+        try:
+            self.messages.append(self._inbox.get(timeout=wait_s) if wait_s > 0 else self._inbox.get_nowait())
+            while True:
+                self.messages.append(self._inbox.get_nowait())
+        except queue.Empty:
+            pass
+        while self.timers.due:
+            self.messages.append(self.timers.pop())
+
+    def _report_dropped_rows(self, over: bool = False) -> None:
+        for line in self._dropped_rows.lines(now_ms(), self._looks.vertices(), over):
+            log.warning("%s: %s", self.name, line)
+
+    def post(self, action: Callable[[], object]) -> None:
+        self._inbox.put(action)
+
+    def _tell_coordinator(self, event: Callable[[], CoordinatorEvent]) -> None:
+        self.post(lambda: self.coordinator.handle(event()))
+
+    # --- subtasks -------------------------------------------------------------------------------------------------
+
+    def worker_of(self, task: TaskId) -> Worker:
+        return self._worker_of[task]
+
+    def failed(self, subtask: Subtask, error: BaseException) -> None:
+        self._report_failure(subtask.task, subtask.attempt, error)
+        self.let_go(subtask)
+
+    def let_go(self, subtask: Subtask) -> None:
+        try:
+            self._looks.leave(subtask.task, subtask.host)
+        finally:
+            subtask.retire()
+
+    def _report_failure(self, task: TaskId, attempt: AttemptNumber, error: BaseException) -> None:
+        """The report comes first: nothing that follows may keep it back."""
+        reason, permanent, same = failure_text(error), is_permanent(error), fingerprint(error)
+        self.messages.append(
+            lambda: self.coordinator.handle(co.TaskFailed(now_ms(), attempt, task, reason, permanent, same))
+        )
+        log_failure(log, f"task {task} of attempt {attempt} failed", error)
+
+    def _hosts(self) -> dict[TaskId, TaskHost]:
+        """The hosts of the subtasks that run. From any thread."""
+        found = (subtask for worker in self._workers for subtask in list(worker.subtasks.values()))
+        return {subtask.task: subtask.host for subtask in found}
+
+    def _io_pool(self, tasks: Iterable[TaskId]) -> IoPool:
+        return io_pool(self.context.graph, tasks, "tidegate-io", self._thread_died)
+
+    def _stop(self, tasks: Iterable[TaskId]) -> None:
+        for task in tasks:
+            if (subtask := self._worker_of[task].stop(task)) is not None:
+                self.let_go(subtask)
+
+    # --- what the coordinator asks for ----------------------------------------------------------------------------
+
+    def deploy(self, instruction: do.DeployAttempt) -> None:
+        """Begin an attempt of these tasks (None: all), in place of those that run."""
+        attempt = instruction.attempt
+        tasks = self.context.graph.tasks() if instruction.tasks is None else instruction.tasks
+        self._stop(tasks)
+        # The first attempt has the threads that were started with the job; a later one leaves behind what blocks.
+        pool, self._first_pool = self._first_pool or self._io_pool(tasks), None
+        self._looks.recoveries.deployed(attempt, tasks, now_ms())
+        beside: dict[Worker, set[TaskId]] = {}
+        for task in tasks:
+            beside.setdefault(self._worker_of[task], set()).add(task)
+        begun = [self._begun(task, attempt, beside[self._worker_of[task]], pool) for task in tasks]
+        for subtask in begun:
+            if subtask is not None:
+                subtask.worker.guarded(subtask, partial(subtask.host.restore, instruction.restore))
+        if not any(begun):
+            pool.close()
+
+    def _begun(
+        self, task: TaskId, attempt: AttemptNumber, beside: Collection[TaskId], pool: IoPool
+    ) -> LocalSubtask | None:
+        """Make a subtask and let it run. Returns None, and its failure is reported, if it cannot be made."""
+        worker = self._worker_of[task]
+        subtask = LocalSubtask(self, worker, task, attempt, beside)
+        try:
+            descriptor = self.context.describe(task, attempt)
+            store = retrying(self._open_store)
+            effects = TaskEffects(self.context, descriptor, store, now_ms, kept=worker.kept(task))
+            host = TaskHost(TaskMachine(descriptor), effects, subtask)
+        except BaseException as error:  # noqa: BLE001 (a function of the user is copied here, by its own code)
+            leave_if_forked(self._pid)
+            self._report_failure(task, attempt, error)
+            return None
+        subtask.begin(host, pool)
+        worker.add(subtask)
+        self._looks.begin(task, attempt)
+        return subtask
+
+    def cancel_tasks(self, instruction: do.CancelAttempt) -> None:
+        """Tasks stop."""
+        self._stop(self._worker_of if instruction.tasks is None else instruction.tasks)
+
+    def end(self, instruction: do.EndJob) -> None:
+        """The job is over: sweep and tell."""
+        self._stop(self._worker_of)
+        self._report_dropped_rows(over=True)
+        state = self.coordinator.machine.state
+        self._effects.sweep(permit_sweep(state))
+        self.coordinator.halt()
+        self._lease.end(finished=state.status is JobStatus.FINISHED and not state.gave_up)
+        self._done.set_result(progress_of(state, {}, self.coordinator))
+
+
+_alive: weakref.WeakSet[LocalJob] = weakref.WeakSet()
+
+
+def jobs_here() -> list[LocalJob]:
+    """The jobs that run in this process, of all its environments."""
+    return [job for job in list(_alive) if not job.over]
+
+
+@atexit.register
+def _let_go() -> None:
+    """Threads that work while the interpreter is taken down can bring the process down in other ways."""
+    deadline_s = time.monotonic() + LEAVE_WAIT_S
+    jobs = list(_alive)
+    for job in jobs:
+        job.abandon()
+    for job in jobs:
+        job.join(deadline_s)

@@ -1,1 +1,0 @@
-"""Operators that give the first rows of each window, when it ends."""

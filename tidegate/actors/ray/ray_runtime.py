@@ -1,0 +1,299 @@
+"""`RayRuntime`: the Ray runtime as the driver sees it: one coordinator actor a job, and one actor a worker.
+
+Rules:
+
+- A job takes as many common slots as the widest vertex of each slot sharing group has subtasks, and keeps them until
+  it is over. Steps with resources have slots of their own, which are reserved when the job is submitted
+  (`slots/slot_plan.py`).
+- A job ends with its driver: all its processes are the driver's. A detached one is nobody's (`detached.py`): it has
+  slots of its own, and nothing that it needs lies in the driver.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Self
+
+import ray
+from ray.exceptions import ActorAlreadyExistsError
+from ray.util.placement_group import PlacementGroup
+
+from tidegate.actors.drivers.process_settings import Standbys
+from tidegate.actors.graph.job_graph import JobGraph
+from tidegate.actors.graph.slot_plan import SLOT_BUNDLE, Placement, SlotPlan, slot_plan, strategy_of
+from tidegate.actors.graph.vertex_labels import vertex_labels
+from tidegate.actors.ray.coordinator.coordinator_actor import CoordinatorProcess
+from tidegate.actors.ray.driver.detached import check_detachable, start_detached
+from tidegate.actors.ray.driver.listing import find, jobs_on_ray
+from tidegate.actors.ray.driver.ray_job import RayJob, check_shared
+from tidegate.actors.ray.fleet.standby_plan import standby_delay_ms, standbys_kept
+from tidegate.actors.ray.fleet_options import FleetOptions, SlotPlacement
+from tidegate.actors.ray.memory_store import open_store_on_ray, start_memory
+from tidegate.actors.ray.process.calls import CONCURRENCY_GROUPS, NAMESPACE
+from tidegate.actors.ray.process.orders import Handle
+from tidegate.actors.ray.process.orphans import end_orphans
+from tidegate.actors.ray.shared_value import SharedValue, share_modules_by_value
+from tidegate.actors.ray.slots.own_slots import ADVICE, COMMON, common_slots, own_slots
+from tidegate.actors.ray.slots.reservation import check_fits, release, reserve, started_here
+from tidegate.actors.ray.slots.wanted import Wanted
+from tidegate.actors.ray.token_check import is_on_spark, warn_if_open
+from tidegate.actors.restore.state_follower import can_follow
+from tidegate.actors.runtimes.running_job import JobCard, JobOverview, SilentJob, Submission
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.files.store import OpenStore
+from tidegate.storage.ids import JobId
+from tidegate.storage.process_id import ProcessId, this_process
+
+__all__ = ["RayJob", "RayRuntime", "SlotPlacement"]
+
+COORDINATOR_RESTARTS_MAX = 1_000
+STOP_TIMEOUT_S = 30.0
+ALONE_TIMEOUT_S = 30.0
+"""For so long a job waits for room that only processes can make which are just ending."""
+
+# Ray's types do not know of concurrency groups.
+_remote: Any = ray.remote
+_CoordinatorActor: Any = _remote(
+    num_cpus=0,
+    max_restarts=COORDINATOR_RESTARTS_MAX,
+    max_task_retries=0,
+    concurrency_groups=CONCURRENCY_GROUPS,
+)(CoordinatorProcess)
+
+
+class RayRuntime:
+    """Runs jobs on the Ray cluster that this process is connected to.
+
+    `placement` gives the slots of a reservation; without one, actors go where Ray puts them and reserve nothing, but
+    for those of steps with resources. `strategy` says how what is reserved for a job alone lies on nodes.
+    `standbys` is the number of spare processes of each job that names none itself: more of them survive more failures
+    at once without the start of a process, at some 200 MB of memory each (see `standby_plan.py`).
+    """
+
+    def __init__(
+        self,
+        placement: SlotPlacement | None = None,
+        namespace: str = NAMESPACE,
+        open_store: OpenStore = open_store_on_ray,
+        standbys: Standbys = "auto",
+        strategy: Placement = "spread",
+    ) -> None:
+        self._placement = placement
+        self._namespace = namespace
+        self.open_store = open_store
+        self._standbys = standbys
+        self._strategy = strategy
+        self._jobs: list[RayJob] = []
+        self._rented: PlacementGroup | None = None
+        """The common slots, where this object has reserved them."""
+        self._memory: Any = None
+        """The actor that holds checkpoints in memory, once there is one."""
+
+    @classmethod
+    def with_slots(cls, slots: int, strategy: Placement, timeout_s: float) -> Self:
+        """With common slots, a CPU each, from now until `stop`. ConfigurationError where there is no room in time."""
+        bundles, labels = [SLOT_BUNDLE] * slots, [COMMON] * slots
+        wanted = Wanted("tidegate (slots)", bundles, labels, strategy_of(strategy))
+        group = reserve(wanted, timeout_s, "Ask for fewer slots, or add nodes")
+        runtime = cls(SlotPlacement(group, tuple(range(slots))), strategy=strategy)
+        runtime._rented = group
+        return runtime
+
+    def check(self, graph: JobGraph, urls: Sequence[str]) -> None:
+        """Refuse what cannot run here. Raises ConfigurationError."""
+        if not ray.is_initialized():
+            raise ConfigurationError(
+                "this process is not connected to Ray; make the environment with StreamEnvironment.raydp(...), or call "
+                "ray.init first"
+            )
+        for url in urls:
+            check_shared(url)
+        plan = _plan(graph)
+        self._first_slot(graph, plan)
+        check_fits(own_slots(JobId("the job"), plan, self._strategy, detached=False))
+        warn_if_open(ray.get_runtime_context().gcs_address, os.environ, on_spark=is_on_spark())
+
+    @property
+    def sends_functions(self) -> bool:
+        """Tasks are actors."""
+        return True
+
+    @property
+    def memory_url(self) -> str:
+        """The memory of an actor, which is started when it is first asked for."""
+        url, self._memory = start_memory("tidegate")
+        return url
+
+    def submit(self, submission: Submission) -> RayJob:
+        """Start a job. Raises ConfigurationError as `check` does."""
+        graph = submission.context.graph
+        urls = (submission.context.root, *submission.context.table_urls)
+        self.check(graph, urls)
+        share_modules_by_value()
+        end_orphans(self._namespace)
+        if submission.detached:
+            return self._detach(submission, urls)
+        slots, free, plan = range(0), 0, _plan(graph)
+        if self._placement is not None:
+            first = self._first_slot(graph, plan)
+            slots, free = range(first, first + plan.width), self._placement.slots - len(self._busy()) - plan.width
+        options = self._fleet_options(submission, self._placement, slots.start, free, this_process())
+        own = self._reserve_own(submission, plan)
+        try:
+            coordinator, context = self._start_free(submission, replace(options, own_slots=own))
+        except BaseException:
+            release(own)
+            raise
+        job = RayJob(submission.card, coordinator, context, slots, self.open_store, own)
+        # A job that is over has given its slots back: nothing is left to do for it.
+        self._jobs = [each for each in self._jobs if not each.over]
+        self._jobs.append(job)
+        return job
+
+    def _start_free(self, submission: Submission, options: FleetOptions) -> tuple[Handle, SharedValue]:
+        """Start the coordinator, under the id of the job where its name is taken."""
+        # One copy in the object store, for the coordinator, its successors, and all tasks.
+        context = SharedValue(submission.context)
+        try:
+            return self._start(submission, context, options), context
+        except ActorAlreadyExistsError:
+            options = replace(options, prefix=submission.spec.job_id)
+            return self._start(submission, context, options), context
+
+    def check_detached(self, name: str, urls: Sequence[str]) -> None:
+        """Refuse a job that could not outlive its driver, and one whose name is taken on this Ray."""
+        check_detachable(name, self._namespace, urls)
+
+    def overviews(self) -> list[tuple[str, JobOverview | SilentJob]]:
+        """The jobs of all drivers on this Ray."""
+        return [(job.actor, job.overview) for job in jobs_on_ray(self._namespace)]
+
+    def attach(self, name: str) -> tuple[JobCard, RayJob]:
+        """A job of any driver on this Ray, by its name or id."""
+        if not ray.is_initialized():
+            raise ConfigurationError(f"attach({name!r}): this process is not connected to Ray")
+        card, coordinator = find(name, self._namespace)
+        return card, RayJob(card, coordinator, None, range(0), self.open_store)
+
+    def _detach(self, submission: Submission, urls: Sequence[str]) -> RayJob:
+        spec = submission.spec
+        self.check_detached(spec.job_name, urls)
+        options = self._fleet_options(submission, None, 0, 0, None)
+        options = self._with_detached_slots(submission, _plan(submission.context.graph), options)
+        coordinator = start_detached(submission, options, COORDINATOR_RESTARTS_MAX)
+        return RayJob(submission.card, coordinator, None, range(0), self.open_store)
+
+    def _with_detached_slots(self, submission: Submission, plan: SlotPlan, options: FleetOptions) -> FleetOptions:
+        """With common slots of the job alone, beside those of this session, and those of its steps with resources."""
+        own = self._reserve_own(submission, plan)
+        if self._placement is None:
+            return replace(options, own_slots=own)
+        wanted = common_slots(submission.spec.job_id, plan, self._strategy)
+        advice = f"A detached job has slots of its own, beside those of this session. {ADVICE}"
+        try:
+            group = reserve(wanted, self._patience_s(submission), advice)
+        except BaseException:
+            release(own)
+            raise
+        return replace(options, placement=SlotPlacement(group, tuple(range(plan.width))), own_slots=own)
+
+    def _reserve_own(self, submission: Submission, plan: SlotPlan) -> PlacementGroup | None:
+        """The slots of steps with resources, once there is room for all. ConfigurationError if not in time."""
+        wanted = own_slots(submission.spec.job_id, plan, self._strategy, detached=submission.detached)
+        if not wanted.bundles:
+            return None
+        for job in self._jobs:
+            _ = job.over  # Who has heard of the end of a job gives its slots back.
+        return reserve(wanted, self._patience_s(submission), ADVICE)
+
+    def _patience_s(self, submission: Submission) -> float:
+        """How long to wait for room: not long where nobody adds nodes and no job of this script may end."""
+        wait_s = submission.context.processes.slot_request_timeout_ms / 1_000
+        hopeless = started_here() and all(job.over for job in self._jobs)
+        return min(wait_s, ALONE_TIMEOUT_S) if hopeless else wait_s
+
+    def stop(self) -> None:
+        """Cancel what runs, wait for it, and end all processes."""
+        for job in self._jobs:
+            job.stop(STOP_TIMEOUT_S)
+        self._jobs.clear()
+        rented, self._rented = self._rented, None
+        release(rented)
+
+    def _fleet_options(
+        self,
+        submission: Submission,
+        placement: SlotPlacement | None,
+        first_slot: int,
+        free_slots: int,
+        driver: ProcessId | None,
+    ) -> FleetOptions:
+        settings = submission.context.processes
+        wanted = self._standbys if settings.standbys is None else settings.standbys
+        graph, backend = submission.context.graph, submission.context.options.backend
+        plan = _plan(graph)
+        keyed = graph.keyed_tasks() if wanted == "warm" and can_follow(backend) else ()
+        followed = [task for task in keyed if plan.workers[task] in plan.slots]
+        followers = len({plan.workers[task] for task in followed})
+        return FleetOptions(
+            prefix=submission.spec.job_name,
+            namespace=self._namespace,
+            placement=placement,
+            first_slot=first_slot,
+            standbys=standbys_kept(wanted, free_slots, len(plan.slots), followers),
+            open_store=self.open_store,
+            driver=driver,
+            slot_request_timeout_ms=settings.slot_request_timeout_ms,
+            followed=frozenset(followed),
+            standby_delay_ms=standby_delay_ms(wanted),
+        )
+
+    def _start(self, submission: Submission, context: SharedValue, options: FleetOptions) -> Handle:
+        name = f"{options.prefix}/coordinator"
+        actor = _CoordinatorActor.options(name=name, namespace=self._namespace)
+        return actor.remote(submission.spec, context.pickled, options, submission.card)
+
+    def _first_slot(self, graph: JobGraph, plan: SlotPlan) -> int:
+        """The first of a row of free common slots for a job."""
+        placement = self._placement
+        if placement is None:
+            return 0
+        width = plan.width
+        if width > placement.slots:
+            raise ConfigurationError(_too_few_slots(graph, plan, placement.slots))
+        busy = self._busy()
+        for first in range(placement.slots - width + 1):
+            if all(slot not in busy for slot in range(first, first + width)):
+                return first
+        names = sorted({job.name for job in busy.values()})
+        of_groups = f" ({plan.groups_text})" if plan.groups_text else ""
+        raise ConfigurationError(
+            f"the job needs {width} neighbouring task slots{of_groups}, and {len(busy)} of "
+            f"{placement.slots} are taken by {', '.join(names)}: wait for it or cancel it, or start the session with "
+            "more slots"
+        )
+
+    def _busy(self) -> dict[int, RayJob]:
+        """Slots that are taken, and the job that has each."""
+        return {slot: job for job in self._jobs if job.slots and not job.over for slot in job.slots}
+
+
+def _too_few_slots(graph: JobGraph, plan: SlotPlan, slots: int) -> str:
+    """The error of a job that needs more common slots than a reservation has."""
+    if len(plan.groups) > 1:
+        return (
+            f"the job needs {plan.width} task slots ({plan.groups_text}), because slot sharing groups share none, and "
+            f"there are {slots}: lower the parallelism, name fewer groups (slot_sharing_group=), or start the session "
+            "with more executors or slots_per_executor"
+        )
+    vertex = max((v for v in graph.vertices if v.resources is None), key=lambda v: v.parallelism)
+    return (
+        f"vertex {vertex.name!r} has parallelism {plan.width}, and there are {slots} task slots: lower "
+        "the parallelism, or start the session with more executors or slots_per_executor"
+    )
+
+
+def _plan(graph: JobGraph) -> SlotPlan:
+    return slot_plan(graph, vertex_labels(graph))

@@ -1,1 +1,0 @@
-"""The commands of `tidegate`: each group parses in a module `*_command.py`; `tidegate/cli.py` puts them together."""

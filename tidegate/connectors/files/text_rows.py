@@ -1,0 +1,346 @@
+"""`TextRows`: the rows of one file of text, in file order, from any row on; and its dead letters.
+
+Rules:
+
+- Rows are numbered as the file has them, the bad ones included. So a position means the same whatever the size of
+  blocks is. Text is read from its begin: from another row on, the rows before it are read again and dropped.
+- A record must fit into `size_max` bytes. Of a longer one the rest is passed over without being held.
+- Where bytes cannot be read any more (a file that was cut, or damaged), the rows before that place come first, all of
+  them, and then one dead letter for the rest.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.connectors.bad_rows import RowsRead
+from tidegate.connectors.files.store_file import StoreFile, text_stream
+from tidegate.connectors.formats.csv_records import CsvDecoder, csv_schema
+from tidegate.connectors.formats.json_records import JsonDecoder, json_schema
+from tidegate.connectors.formats.line_records import LINE_SCHEMA, LineDecoder
+from tidegate.connectors.formats.records import Decoder, too_long
+from tidegate.connectors.formats.text_options import DEFAULTS, UTF_8, TextOptions
+from tidegate.storage.errors import ConfigurationError
+
+BLOCK_BYTES = 4 * 2**20
+"""So many bytes are decoded at a time."""
+LETTER_BYTES_MAX = 64 * 2**10
+"""So many bytes of a bad record are kept in its dead letter."""
+LETTERS = pa.schema(
+    [
+        ("raw", pa.binary()),
+        ("file", pa.string()),
+        ("line", pa.int64()),
+        ("offset", pa.int64()),
+        ("error", pa.string()),
+    ]
+)
+"""The columns of dead letters of files. `line` begins at 1. `offset` is that of the first byte, without compression."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextFormat:
+    """How the files of a source are read: "csv", "json" or "text". `columns`: those of CSV without a header."""
+
+    kind: str
+    options: TextOptions = DEFAULTS
+    columns: tuple[str, ...] = ()
+    size_max: int = BLOCK_BYTES
+
+    def decoder(self, schema: pa.Schema, path: str) -> Decoder:
+        """The decoder of one file. Raises ConfigurationError for types that text cannot hold."""
+        if self.kind == "csv":
+            return CsvDecoder(schema, self.columns or schema.names, self.options, path)
+        if self.kind == "json":
+            return JsonDecoder(schema, self.options.encoding)
+        return LineDecoder(schema, self.options)
+
+    def schema_of(self, file: StoreFile, path: str) -> pa.Schema:
+        """The columns of a file, by its first block."""
+        if self.kind == "text":
+            return LINE_SCHEMA
+        blocks = Blocks(file, path, self.options.encoding)
+        block = blocks.read(self.size_max)
+        found = (csv_schema if self.kind == "csv" else json_schema)(block, len(block) < self.size_max, self.options)
+        if blocks.failure is not None and not len(found):
+            raise blocks.failure
+        return found
+
+
+class Blocks:
+    """The bytes of a file of text, decompressed, as UTF-8, without a BOM. Bytes of another encoding become UTF-8."""
+
+    def __init__(self, file: StoreFile, path: str, encoding: str) -> None:
+        self._file, self._path = file, path
+        self.encoding = encoding
+        self.failure: Exception | None = None
+        """Why there are no more bytes, if not because the file is at its end."""
+        self.bom_bytes = 0
+        self._read_bytes = 0
+        self._first = True
+        file.seek(0)
+        self._stream = self._open()
+        self._decode: codecs.IncrementalDecoder | None = None
+
+    def read(self, size: int) -> bytes:
+        """`size` bytes of the file, which may be fewer or more in UTF-8; none at the end. Raises StorageError."""
+        data = self._bytes(size)
+        if self._first:
+            while 0 < len(data) < _BOM_BYTES_MAX and (more := self._bytes(size)):
+                data += more
+            data = self._begin(data) or self._bytes(size)
+        if self._decode is None:
+            return data
+        text = self._decode.decode(data, final=not data)
+        while data and not text:
+            data = self._bytes(size)
+            text = self._decode.decode(data, final=not data)
+        return text.encode(UTF_8, "surrogatepass")
+
+    def _begin(self, data: bytes) -> bytes:
+        """Decide by the first bytes which encoding it is exactly. Returns them without a BOM."""
+        self._first = False
+        for bom, codec in _BOMS.get(self.encoding, ()):
+            if data.startswith(bom):
+                self.encoding, self.bom_bytes = codec, len(bom)
+                break
+        if self.encoding != UTF_8:
+            self._decode = codecs.getincrementaldecoder(self.encoding)(_KEEP)
+        return data[self.bom_bytes :]
+
+    def original_size(self, block: bytes) -> int:
+        """How many bytes of the file these are."""
+        return len(self.original(block))
+
+    def original(self, block: bytes) -> bytes:
+        """These bytes as the file has them."""
+        if self.encoding == UTF_8:
+            return block
+        parts = _KEPT.split(block.decode(UTF_8, "surrogatepass"))
+        return b"".join(
+            bytes(ord(each) - _LOW for each in part) if number % 2 else part.encode(self.encoding)
+            for number, part in enumerate(parts)
+        )
+
+    def _open(self) -> pa.NativeFile:
+        return text_stream(self._file, self._path)
+
+    def _bytes(self, size: int) -> bytes:
+        if self.failure is not None:
+            return b""
+        try:
+            data: bytes = self._stream.read(size)
+        except (OSError, pa.ArrowException) as error:
+            if self._file.failure is not None:
+                raise self._file.failure from error
+            data = self._up_to_failure(size)
+        self._read_bytes += len(data)
+        return data
+
+    def _up_to_failure(self, size: int) -> bytes:
+        """All bytes before the place that cannot be read, however many were asked for in one go."""
+        found = b""
+        for step in (_COARSE_BYTES, 1):
+            self._file.seek(0)
+            self._stream = self._open()
+            left = self._read_bytes + len(found)
+            while left:
+                left -= len(self._stream.read(min(left, BLOCK_BYTES)))
+            try:
+                while len(found) < size and (data := self._stream.read(min(step, size - len(found)))):
+                    found += data
+            except (OSError, pa.ArrowException) as error:
+                if self._file.failure is not None:
+                    raise self._file.failure from error
+                if step == 1:
+                    self.failure = error
+            else:
+                break
+        return found
+
+
+class TextRows:
+    """The rows of one open file."""
+
+    def __init__(
+        self,
+        file: StoreFile,
+        path: str,
+        form: TextFormat,
+        schema: pa.Schema,
+        complete: Callable[[pa.RecordBatch], pa.RecordBatch],
+        fails: bool,
+    ) -> None:
+        """`complete` adds the columns that the file does not have. `fails`: raise at the first bad record."""
+        self._file, self._path, self._form, self._schema = file, path, form, schema
+        self._complete = complete
+        self._fails = fails
+        self._parts: Iterator[_Part] = iter(())
+        self._part: _Part | None = None
+        self._first = -1
+        """The number of the first row of the part."""
+
+    def read(self, row: int, rows_max: int) -> RowsRead | None:
+        """Rows of what was parsed last; an earlier row begins the file anew. Raises ConfigurationError, StorageError.
+
+        ArrowInvalid, or whatever the reader of a compression raises, if a bad record is an error.
+        """
+        if self._first < 0 or row < self._first:
+            self._parts = self._parsed()
+            self._first, self._part = 0, next(self._parts, None)
+        while self._part is not None and row >= self._first + self._part.rows:
+            self._first += self._part.rows
+            self._part = next(self._parts, None)
+        return None if self._part is None else self._part.slice(row - self._first, rows_max)
+
+    def next_row(self, row: int) -> int:
+        """Nothing is known of text before it is read."""
+        return row
+
+    def _parsed(self) -> Iterator[_Part]:
+        if not self._file.size():
+            return
+        form = self._form
+        blocks = Blocks(self._file, self._path, form.options.encoding)
+        decoder = form.decoder(self._schema, self._file.url)
+        place = _Place(blocks)
+        block, final = b"", False
+        while not final:
+            more = blocks.read(BLOCK_BYTES)
+            block, final = block + more, not more
+            if not decoder.begun:
+                at = decoder.begin(block, final and blocks.failure is None)
+                if at is None:
+                    if len(block) > form.size_max:
+                        raise ConfigurationError(f"the header: {too_long(form.size_max)}")
+                    continue
+                place.passed(block[:at])
+                block = block[at:]
+                if not decoder.begun:
+                    break
+            decoded = decoder.decode(block, final and blocks.failure is None, form.size_max)
+            if decoded.records:
+                letters = [
+                    self._letter(
+                        block, int(decoded.starts[number]), int(decoded.ends[number]), decoded.bad[number], place
+                    )
+                    for number in sorted(decoded.bad)
+                ]
+                batch = decoded.batch if decoded.batch.num_rows else None
+                bad = np.array(sorted(decoded.bad), dtype=np.int64)
+                yield _Part(None if batch is None else self._complete(batch), bad, letters, decoded.records)
+            place.passed(block[: decoded.consumed])
+            block = block[decoded.consumed :]
+            if len(block) > form.size_max + 1:
+                letter = self._letter(block, 0, len(block), too_long(form.size_max), place)
+                block, final = self._skip(blocks, decoder, block, place)
+                yield _Part(None, np.zeros(1, dtype=np.int64), [letter], 1)
+        if blocks.failure is not None:
+            reason = f"the rest of the file cannot be read: {blocks.failure}"
+            if self._fails:
+                raise blocks.failure
+            yield _Part(None, np.zeros(1, dtype=np.int64), [self._letter(block, 0, len(block), reason, place)], 1)
+
+    def _skip(self, blocks: Blocks, decoder: Decoder, block: bytes, place: _Place) -> tuple[bytes, bool]:
+        """Pass over a record that is too long. Returns what follows it of the last block, and whether that is all."""
+        state = np.zeros(1, dtype=np.int64)
+        while (at := decoder.skip(block, state)) < 0:
+            place.passed(block)
+            block = blocks.read(BLOCK_BYTES)
+            if not block:
+                return b"", True
+        place.passed(block[:at])
+        return block[at:], False
+
+    def _letter(self, block: bytes, start: int, end: int, reason: str, place: _Place) -> dict[str, object]:
+        """A dead letter. Raises ConfigurationError if a bad record is an error."""
+        line, offset = place.of(block[:start])
+        if self._fails:
+            raise ConfigurationError(f"line {line:,} (byte {offset:,}): {reason}")
+        size = min(LETTER_BYTES_MAX, self._form.size_max)
+        raw = place.blocks.original(block[start : min(end, start + size)])
+        return {"raw": raw, "file": self._file.url, "line": line, "offset": offset, "error": reason}
+
+
+class _Place:
+    """Where a block begins: lines and bytes of the file before it."""
+
+    def __init__(self, blocks: Blocks) -> None:
+        self.blocks = blocks
+        self._lines = 1
+        self._bytes = 0
+        self._ends_in_return = False
+
+    def passed(self, data: bytes) -> None:
+        """These bytes are behind us."""
+        if data:
+            self._lines += _breaks(data, self._ends_in_return)
+            self._bytes += self.blocks.original_size(data)
+            self._ends_in_return = data.endswith(b"\r")
+
+    def of(self, before: bytes) -> tuple[int, int]:
+        """The line, from 1, and the byte, from 0, behind these bytes of the block."""
+        line = self._lines + (_breaks(before, self._ends_in_return) if before else 0)
+        return line, self.blocks.bom_bytes + self._bytes + self.blocks.original_size(before)
+
+
+def _breaks(data: bytes, after_return: bool) -> int:
+    both = data.count(b"\r\n") + (after_return and data.startswith(b"\n"))
+    return data.count(b"\n") + data.count(b"\r") - both
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Some records in a row. `bad`: the numbers of the bad ones among them, of which `letters` are the dead letters."""
+
+    batch: pa.RecordBatch | None
+    bad: np.ndarray[tuple[int], np.dtype[np.int64]]
+    letters: Sequence[dict[str, object]]
+    rows: int
+
+    def slice(self, start: int, rows_max: int) -> RowsRead:
+        """Up to so many of them."""
+        end = min(self.rows, start + rows_max)
+        first, last = np.searchsorted(self.bad, [start, end]).tolist()
+        good, batch = (end - last) - (start - first), None
+        if good:
+            assert self.batch is not None
+            batch = self.batch.slice(start - first, good)
+        letters = pa.RecordBatch.from_pylist(list(self.letters[first:last]), LETTERS) if last > first else None
+        return RowsRead(batch, letters, end - start)
+
+
+_COARSE_BYTES = 1_024
+_KEEP = "tidegate-keep"
+_LOW = 0xDC00
+_KEPT = re.compile("([\udc00-\udcff]+)")
+_BOM_BYTES_MAX = 4
+_UTF_16 = ((codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"), (b"", "utf-16-be"))
+_UTF_32 = ((codecs.BOM_UTF32_LE, "utf-32-le"), (codecs.BOM_UTF32_BE, "utf-32-be"), (b"", "utf-32-be"))
+_BOMS: Mapping[str, Sequence[tuple[bytes, str]]] = {
+    UTF_8: ((codecs.BOM_UTF8, UTF_8),),
+    "utf-8-sig": ((codecs.BOM_UTF8, UTF_8), (b"", UTF_8)),
+    "utf-16": _UTF_16,
+    "utf-16-le": ((codecs.BOM_UTF16_LE, "utf-16-le"),),
+    "utf-16-be": ((codecs.BOM_UTF16_BE, "utf-16-be"),),
+    "utf-32": _UTF_32,
+    "utf-32-le": ((codecs.BOM_UTF32_LE, "utf-32-le"),),
+    "utf-32-be": ((codecs.BOM_UTF32_BE, "utf-32-be"),),
+}
+"""By the encoding that was given: the BOMs that a file may begin with, and as what it is read then. Without one, UTF-16
+is big-endian, as in Java."""
+
+
+def _kept(error: UnicodeError) -> tuple[str, int]:
+    """Bytes that an encoding does not have become lone surrogates, which are not UTF-8."""
+    assert isinstance(error, UnicodeDecodeError)
+    return "".join(chr(_LOW + byte) for byte in error.object[error.start : error.end]), error.end
+
+
+codecs.register_error(_KEEP, _kept)

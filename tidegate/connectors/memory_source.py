@@ -1,0 +1,146 @@
+"""`MemorySource`: Arrow data that the driver holds in memory, for `from_batches` and for simulated programs.
+
+It can be replayed, because the data travels with the job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, TypeAlias
+
+import pyarrow as pa
+
+from tidegate.connectors.source import ReadResult, SourceReader, SourceSplit
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.owned_arrays import owned_table
+from tidegate.storage.schemas.plain_types import plain_schema, settled_type
+from tidegate.storage.schemas.polars_frames import arrow_of, is_polars_frame
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
+
+Frame: TypeAlias = "pa.Table | pa.RecordBatch | pl.DataFrame | pd.DataFrame"
+InMemory: TypeAlias = "Frame | Sequence[Frame]"
+"""What `from_batches` takes. It makes Arrow tables of pandas frames."""
+
+
+class MemorySource:
+    """Splits a table into `splits` ranges of consecutive rows."""
+
+    def __init__(self, data: pa.Table, splits: int) -> None:
+        if not isinstance(splits, int) or splits < 1:
+            raise ConfigurationError(f"from_batches(splits={splits!r}): at least 1 is needed, a whole number")
+        try:
+            self._batch = data.combine_chunks().to_batches()
+        except pa.ArrowInvalid as error:
+            raise ConfigurationError(
+                f"from_batches: the batches cannot be joined: {error}; where a dictionary column has more values in "
+                "all batches than its index type can count, cast it to pa.dictionary(pa.int32(), ...) first"
+            ) from error
+        self._schema = data.schema
+        self._rows = data.num_rows
+        self._splits = splits
+
+    @staticmethod
+    def of(data: InMemory, splits: int) -> MemorySource:
+        """A source of a table, a polars DataFrame, a record batch, or several of these with one schema."""
+        table = _as_table(data)
+        data = _joined(data) if table is None else table
+        plain = plain_schema(data.schema)
+        try:
+            # Strings that are not UTF-8 would make tables that other readers cannot open.
+            data.validate(full=True)
+            plain_data = data if plain is data.schema else data.cast(plain)
+        except ValueError as error:
+            raise ConfigurationError(f"from_batches: the data does not keep to its own schema: {error}") from error
+        return MemorySource(owned_table(plain_data), splits)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Schema of the data."""
+        return self._schema
+
+    def column(self, name: str) -> pa.ChunkedArray | None:
+        """All values of a column; None if there is no such column."""
+        if name not in self._schema.names:
+            return None
+        return pa.Table.from_batches(self._batch, self._schema).column(name)
+
+    def splits(self) -> Sequence[SourceSplit]:
+        """The ranges. The payload is the first row; the number in the id keeps empty ranges apart."""
+        bounds = [self._rows * i // self._splits for i in range(self._splits + 1)]
+        return [
+            SourceSplit(f"{number}: rows {start} to {stop}", f"{start}".encode(), stop - start)
+            for number, (start, stop) in enumerate(pairwise(bounds))
+        ]
+
+    def reader(self) -> SourceReader:
+        """A reader over the same memory."""
+        return _MemoryReader(pa.Table.from_batches(self._batch, self._schema))
+
+
+class _MemoryReader:
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+
+    def read(self, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
+        """Rows of one range."""
+        rows = min(rows_max, split.rows - offset)
+        if rows <= 0:
+            return ReadResult(None, offset, True)
+        start = int(split.payload) + offset
+        # Of more than 2 GiB of strings there are several: the others are read next.
+        batch = self._table.slice(start, rows).combine_chunks().to_batches()[0]
+        next_offset = offset + batch.num_rows
+        return ReadResult(batch, next_offset, next_offset >= split.rows)
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+def _table_of(frame: pl.DataFrame) -> pa.Table:
+    table = arrow_of(frame)
+    return table.cast(pa.schema([pa.field(field.name, settled_type(field.type)) for field in table.schema]))
+
+
+def _joined(given: object) -> pa.Table:
+    """The batches as one table. Raises ConfigurationError if there are none, or their schemas differ."""
+    if isinstance(given, str | bytes) or not isinstance(given, Sequence):
+        raise ConfigurationError(
+            "from_batches takes an Arrow table, a polars or pandas DataFrame, or a list of some, not "
+            f"{type(given).__name__}"
+        )
+    tables = []
+    for number, part in enumerate(given):
+        if (table := _as_table(part)) is None:
+            hint = "; for rows use from_rows" if isinstance(part, dict | tuple | str) else ""
+            raise ConfigurationError(
+                f"from_batches: item {number} is {type(part).__name__}, not an Arrow record batch{hint}"
+            )
+        tables.append(table)
+    if not tables:
+        raise ConfigurationError("from_batches needs at least one batch, for its schema; give an empty one")
+    first = tables[0].schema
+    for number, table in enumerate(tables):
+        if not table.schema.equals(first):
+            ours, theirs = set(_fields(first)), set(_fields(table.schema))
+            raise ConfigurationError(
+                f"from_batches: batch {number} has other columns than the first one: it lacks "
+                f"{sorted(ours - theirs) or 'none'} and has {sorted(theirs - ours) or 'none'} instead, or another order"
+            )
+    return pa.concat_tables(tables)
+
+
+def _as_table(given: object) -> pa.Table | None:
+    """Returns Arrow data or a polars frame as a table, or None for anything else."""
+    if isinstance(given, pa.Table):
+        return given
+    if isinstance(given, pa.RecordBatch):
+        return pa.Table.from_batches([given])
+    return _table_of(given) if is_polars_frame(given) else None
+
+
+def _fields(schema: pa.Schema) -> list[str]:
+    return [str(field).replace("\n", " ") for field in schema]

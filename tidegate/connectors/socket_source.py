@@ -1,0 +1,148 @@
+"""`SocketSource`: lines of text from a TCP connection, for demos (Spark's and Flink's socket source).
+
+It breaks the rule of sources: nobody can read a socket twice. After a restore it connects again and takes what comes
+from then on. Lines that were read and are in no checkpoint are lost. Whoever makes one has to accept that.
+
+A line that is not UTF-8, or has more than LINE_BYTES_MAX bytes, is a bad row.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import pyarrow as pa
+
+from tidegate.connectors.bad_rows import BadRows, BadRowsLog
+from tidegate.connectors.formats.line_records import LINE_SCHEMA
+from tidegate.connectors.formats.records import not_utf8
+from tidegate.connectors.source import ReadResult, SourceReader, SourceSplit
+from tidegate.storage.errors import ConfigurationError
+
+log = logging.getLogger(__name__)
+CONNECT_S = 10.0
+_BYTES = 256 * 1024
+LINE_BYTES_MAX = 1024 * 1024
+LETTER_BYTES_MAX = 64 * 1024
+"""So many bytes of a bad line are kept in its dead letter."""
+LETTERS = pa.schema([("raw", pa.binary()), ("address", pa.string()), ("line", pa.int64()), ("error", pa.string())])
+"""The columns of dead letters. `line` counts from 1 for each connection."""
+_PLACE = "line {line} from {address}"
+
+
+@dataclass(frozen=True, slots=True)
+class SocketSource:
+    """Lines that a server at `host` and `port` sends; it ends when the server closes the connection.
+
+    `bad_rows`: what to do with lines that cannot be read.
+    """
+
+    host: str
+    port: int
+    bad_rows: BadRows = "fail"
+    unbounded: Literal[True] = True
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Spark's: a line."""
+        return LINE_SCHEMA
+
+    @property
+    def bad_rows_schema(self) -> pa.Schema | None:
+        """The columns of dead letters, if they are a stream."""
+        return LETTERS if self.bad_rows == "side" else None
+
+    def splits(self) -> Sequence[SourceSplit]:
+        """One connection."""
+        return [SourceSplit(f"{self.host}:{self.port}", b"")]
+
+    def reader(self) -> SourceReader:
+        """A reader with a connection of its own."""
+        return _SocketReader(self)
+
+
+class _SocketReader:
+    def __init__(self, source: SocketSource) -> None:
+        self._source = source
+        self._address = f"{source.host}:{source.port}"
+        self._connection: socket.socket | None = None
+        self._rest = b""
+        """The begin of a line whose end has not come yet."""
+        self._passes = False
+        """Whether the bytes up to the next line feed belong to a line that was too long, and was given already."""
+        self._lines: list[bytes] = []
+        self._line = 1
+        """The number of the first of these lines."""
+        self._closed = False
+        self._log = BadRowsLog(log)
+
+    def read(self, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
+        """Lines that have come, without waiting. OSError without a connection, ConfigurationError for a bad line."""
+        if not self._lines and not self._closed:
+            self._receive()
+        lines, self._lines = self._lines[:rows_max], self._lines[rows_max:]
+        at_end = self._closed and not self._lines
+        if not lines:
+            return ReadResult(None, offset, at_end)
+        lines = [line.removesuffix(b"\r") for line in lines]
+        faults = {number: fault for number, line in enumerate(lines) if (fault := _fault(line)) is not None}
+        bad = self._letters(lines, faults) if faults else None
+        texts = [line.decode() for number, line in enumerate(lines) if number not in faults]
+        batch = pa.record_batch([pa.array(texts, pa.string())], schema=LINE_SCHEMA) if texts else None
+        self._line += len(lines)
+        return ReadResult(batch, offset + len(lines), at_end, bad=bad)
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _letters(self, lines: Sequence[bytes], faults: Mapping[int, str]) -> pa.RecordBatch:
+        """Dead letters. Raises ConfigurationError if a bad line fails the job."""
+        rows = [
+            {
+                "raw": lines[number][:LETTER_BYTES_MAX],
+                "address": self._address,
+                "line": self._line + number,
+                "error": fault,
+            }
+            for number, fault in faults.items()
+        ]
+        if self._source.bad_rows == "fail":
+            raise ConfigurationError(
+                f"from_socket: {_PLACE.format(**rows[0])} cannot be read: {rows[0]['error']}. Leave such lines out "
+                'with from_socket(bad_rows="skip"), or give them to a stream of their own with bad_rows="side"'
+            )
+        letters = pa.RecordBatch.from_pylist(rows, LETTERS)
+        return self._log.add(letters, _PLACE)
+
+    def _receive(self) -> None:
+        if self._connection is None:
+            self._connection = socket.create_connection((self._source.host, self._source.port), CONNECT_S)
+            self._connection.setblocking(False)
+        try:
+            data = self._connection.recv(_BYTES)
+        except BlockingIOError:
+            return
+        self._closed = not data
+        if self._passes:
+            _, found, data = data.partition(b"\n")
+            if not found:
+                return
+            self._passes = False
+        *lines, rest = (self._rest + data).split(b"\n")
+        # A carriage return may be the last byte of a line that just fits.
+        self._passes = len(rest) > LINE_BYTES_MAX + 1
+        if rest and (self._closed or self._passes):
+            lines, rest = [*lines, rest], b""
+        self._lines, self._rest = lines, rest
+
+
+def _fault(line: bytes) -> str | None:
+    if len(line) > LINE_BYTES_MAX:
+        return f"the line has more than {LINE_BYTES_MAX:,} bytes"
+    return not_utf8(line, "of the line")

@@ -1,0 +1,239 @@
+"""`Aggregate`: what a program wants to know about each key, as a value.
+
+Users make one with `tg.count`, `tg.sum`, …; `aggregate_state.py` says what it keeps, and accumulators compute it. Where
+Spark and Polars differ it is as in Spark (`docs/aggregates.md`). Rules:
+
+- Nulls are skipped, and so are rows for which `where` is not true. Anything but a count of nothing is null.
+- A sum of integers is int64, one of decimals has ten digits more; an overflow is an error. A sum of floats is float64.
+- A mean is float64. That of integers is an exact sum, divided once. That of decimals is a decimal.
+- Min and max keep the column's type. NaN is greater than any number.
+- First and last take a row as it is, with a null in it, unless they are told to skip nulls.
+- A function of a program's own gets all rows for which `where` is true, with their nulls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from tidegate.operators.aggregates import aggregate_state
+from tidegate.operators.aggregates.aggregate_function import BatchAggregateFunction, check_function
+from tidegate.operators.aggregates.aggregate_kinds import CHOICES, AggregateKind
+from tidegate.operators.aggregates.column_expressions import ColumnLike, column_like
+from tidegate.storage.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import polars as pl
+
+_LIST_MAX = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregate:
+    """An aggregate of a column; a count may have none. Made by `count`, `sum`, `min`, `max`, `mean` and others."""
+
+    kind: AggregateKind
+    column: ColumnLike | None = None
+    by: ColumnLike | None = None
+    """For one that chooses a row: the column whose least or greatest value tells which. None: by arrival."""
+    condition: ColumnLike | None = None
+    """A boolean column: rows for which it is not true do not count."""
+    ignore_nulls: bool = False
+    """For one that chooses a row: whether it skips rows without a value."""
+    taken_back: bool = False
+    """For a sum: whether values may be taken back, so that it must know when there is none any more."""
+    limit: int | None = None
+    """For a list: how many values it has at most."""
+    function: BatchAggregateFunction | None = None
+    """For one of the program's own: what computes it."""
+    more: tuple[ColumnLike, ...] = ()
+    """For one of the program's own: the columns that it reads after the first."""
+
+    def __post_init__(self) -> None:
+        word = self.kind.value
+        if self.column is None and self.kind not in (AggregateKind.COUNT, AggregateKind.USER):
+            raise ConfigurationError(f'{word} needs a column: {word}("x")')
+        for name in ("column", "by", "condition"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, column_like(getattr(self, name), word))
+        if self.by is None and self.kind in (AggregateKind.ARG_MIN, AggregateKind.ARG_MAX):
+            raise ConfigurationError(f'{word} needs a column to compare: {word}("x", by="y")')
+        if (self.by is not None or self.ignore_nulls) and self.kind not in CHOICES:
+            raise ConfigurationError(f"{word} chooses no row, so it takes neither by= nor ignore_nulls=")
+
+    def __str__(self) -> str:
+        said = [] if self.function is None else [str(self.function)]
+        said += [repr(column) for column in self.inputs]
+        said += [f"by={self.by!r}"] if self.by is not None else []
+        said += [f"limit={self.limit}"] if self.limit is not None else []
+        condition = "" if self.condition is None else f".where({self.condition!r})"
+        return f"{self.kind.value}({', '.join(said)}){condition}"
+
+    def where(self, condition: pl.Expr | str) -> Aggregate:
+        """The same of those rows alone for which a condition is true: a polars expression, or a boolean column.
+
+        Where it is false or null, a row does not count: `tg.count().where(pl.col("delay") > 60)`.
+        """
+        if self.condition is not None:
+            raise ConfigurationError(f"{self} has a condition already; join them: where((a) & (b))")
+        return replace(self, condition=column_like(condition, f"{self}.where"))
+
+    @property
+    def inputs(self) -> tuple[ColumnLike, ...]:
+        """The columns of which it is."""
+        return () if self.column is None else (self.column, *self.more)
+
+    @property
+    def columns(self) -> tuple[ColumnLike, ...]:
+        """The columns that it reads."""
+        return tuple(column for column in (*self.inputs, self.by, self.condition) if column is not None)
+
+    def over(self, plain: Callable[[ColumnLike], ColumnLike]) -> Aggregate:
+        """The same over other columns: what `plain` makes of each."""
+        column, by, condition = (
+            None if each is None else plain(each) for each in (self.column, self.by, self.condition)
+        )
+        return replace(self, column=column, by=by, condition=condition, more=tuple(map(plain, self.more)))
+
+    def state_fields(self, name: str, input_schema: pa.Schema) -> tuple[pa.Field, ...]:
+        """Columns that hold the accumulators in a checkpoint, for an aggregate that is called `name`.
+
+        Raises ConfigurationError if a column is missing or of a type that cannot be aggregated so.
+        """
+        self.validate(input_schema)
+        return aggregate_state.state_fields(self, name, input_schema)
+
+    def output_type(self, input_schema: pa.Schema) -> pa.DataType:
+        """Type of the result. Raises ConfigurationError as `state_fields` does."""
+        return aggregate_state.result_type(self, self.state_fields("", input_schema))
+
+    def validate(self, input_schema: pa.Schema) -> None:
+        """Raise ConfigurationError if a column is missing or of a type that cannot be aggregated so."""
+        aggregate_state.validate(self, input_schema)
+
+
+def count(column: str | pl.Expr | None = None) -> Aggregate:
+    """Number of rows, or of values that are not null in a column. int64, never null."""
+    return _of(AggregateKind.COUNT, column)
+
+
+def sum(column: str | pl.Expr) -> Aggregate:
+    """Sum of a column: int64 for integers and booleans, float64 for floats, a decimal for decimals, a duration.
+
+    An overflow is an error.
+    """
+    return _of(AggregateKind.SUM, column)
+
+
+def min(column: str | pl.Expr) -> Aggregate:
+    """Least value of a column, in the column's type."""
+    return _of(AggregateKind.MIN, column)
+
+
+def max(column: str | pl.Expr) -> Aggregate:
+    """Greatest value of a column, in the column's type; NaN is greater than any number."""
+    return _of(AggregateKind.MAX, column)
+
+
+def mean(column: str | pl.Expr) -> Aggregate:
+    """Mean of a column: float64, of decimals a decimal with four more digits behind the point. True counts as 1."""
+    return _of(AggregateKind.MEAN, column)
+
+
+def var_pop(column: str | pl.Expr) -> Aggregate:
+    """Variance of all values there are (divided by their number), float64."""
+    return _of(AggregateKind.VAR_POP, column)
+
+
+def var_samp(column: str | pl.Expr) -> Aggregate:
+    """Variance of a sample (divided by the number of values less one), float64; null for fewer than two values."""
+    return _of(AggregateKind.VAR_SAMP, column)
+
+
+def stddev_pop(column: str | pl.Expr) -> Aggregate:
+    """Standard deviation of all values there are: the root of `var_pop`."""
+    return _of(AggregateKind.STDDEV_POP, column)
+
+
+def stddev_samp(column: str | pl.Expr) -> Aggregate:
+    """Standard deviation of a sample: the root of `var_samp`."""
+    return _of(AggregateKind.STDDEV_SAMP, column)
+
+
+def bool_and(column: str | pl.Expr) -> Aggregate:
+    """Whether a boolean column (or expression) is true in all rows in which it is not null."""
+    return _of(AggregateKind.BOOL_AND, column)
+
+
+def bool_or(column: str | pl.Expr) -> Aggregate:
+    """Whether a boolean column (or expression) is true in any row."""
+    return _of(AggregateKind.BOOL_OR, column)
+
+
+def first(column: str | pl.Expr, by: str | pl.Expr | None = None, *, ignore_nulls: bool = False) -> Aggregate:
+    """Value of a column in the first row: the first to arrive, or that with the least value in the column `by`.
+
+    Of rows that are equal in `by` the first to arrive counts, and those with a null in it do not. The value may be
+    null, unless `ignore_nulls` skips such rows. The order of arrival is the same after a replay only where one split
+    has all rows of a key: name a column to have a result that does not depend on it.
+    """
+    return _of(AggregateKind.FIRST, column, by, ignore_nulls)
+
+
+def last(column: str | pl.Expr, by: str | pl.Expr | None = None, *, ignore_nulls: bool = False) -> Aggregate:
+    """Value of a column in the last row: the last to arrive, or that with the greatest value in the column `by`.
+
+    Of rows that are equal in `by` the last to arrive counts. Nulls and order are as in `first`.
+    """
+    return _of(AggregateKind.LAST, column, by, ignore_nulls)
+
+
+def arg_min(column: str | pl.Expr, by: str | pl.Expr) -> Aggregate:
+    """Value of a column in the row with the least value in the column `by` (Spark's `min_by`); the first of several."""
+    return _of(AggregateKind.ARG_MIN, column, by)
+
+
+def arg_max(column: str | pl.Expr, by: str | pl.Expr) -> Aggregate:
+    """Value of a column in the row with the greatest value in `by` (Spark's `max_by`); the first of several."""
+    return _of(AggregateKind.ARG_MAX, column, by)
+
+
+def count_distinct(column: str | pl.Expr) -> Aggregate:
+    """Number of distinct values of a column, exact; nulls are none. All NaN are one value, and so are 0.0 and -0.0.
+
+    It keeps each value of each key, and in windows of each window: its state grows.
+    """
+    return _of(AggregateKind.COUNT_DISTINCT, column)
+
+
+def collect_list(column: str | pl.Expr, *, limit: int) -> Aggregate:
+    """The values of a column, without nulls, in the order of arrival: a list of at most `limit`, the first ones.
+
+    A list, empty where there is no value. Each batch that adds to a list writes all of it: keep the limit small.
+    """
+    if isinstance(limit, bool) or not isinstance(limit, int) or not 0 < limit <= _LIST_MAX:
+        raise ConfigurationError(f"collect_list takes a limit of 1 to {_LIST_MAX} values, not {limit!r}")
+    return replace(_of(AggregateKind.COLLECT_LIST, column), limit=limit)
+
+
+def udaf(function: BatchAggregateFunction, *columns: str | pl.Expr) -> Aggregate:
+    """An aggregate of the program's own, and the columns that it reads: `tg.udaf(GeometricMean(), "x")`.
+
+    `function` is an object of a class that derives from `tg.BatchAggregateFunction`.
+    """
+    check_function(function)
+    inputs = [column_like(column, f"udaf({function})") for column in columns]
+    return Aggregate(AggregateKind.USER, inputs[0] if inputs else None, function=function, more=tuple(inputs[1:]))
+
+
+def _of(
+    kind: AggregateKind,
+    column: str | pl.Expr | None,
+    by: str | pl.Expr | None = None,
+    ignore_nulls: bool = False,
+) -> Aggregate:
+    columns = [None if given is None else column_like(given, kind.value) for given in (column, by)]
+    return Aggregate(kind, columns[0], columns[1], None, ignore_nulls)

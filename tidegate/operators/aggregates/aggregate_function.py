@@ -1,0 +1,339 @@
+"""`BatchAggregateFunction`: an aggregate that a program brings along, over Arrow columns; and its accumulator.
+
+A program derives from it and says `tg.udaf(MyFunction(), "x")`. It is used wherever other aggregates are: running
+aggregates, aggregates over everything, and windows of all kinds. Its methods are called with a batch at a time:
+
+- `state` has a row for each group that the rows are of, and `groups` says of each row which one: 0, 1, 2, …
+- They return the new state of these groups: a record batch, or a mapping with an array for each column of the state.
+- They keep nothing themselves: what is not in the state is gone after a failure.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from tidegate.operators.aggregates.aggregated_rows import Slots, grouped, input_column, row_mask, rows_in
+from tidegate.operators.aggregates.column_expressions import ColumnLike
+from tidegate.state.common.backend import ValueColumn
+from tidegate.state.kernels.running import newest_chosen
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.owned_arrays import owned_array
+
+_WAITING_BYTES_MAX = 8 * 1024 * 1024
+"""Bytes of states from which on their results are computed."""
+
+SEEN = "seen"
+"""The state column that says whether a group has any state yet; no column of a function's may be called so."""
+
+Groups: TypeAlias = NDArray[np.int64]
+"""Of each row, the position of its group in the state."""
+NewState: TypeAlias = pa.RecordBatch | Mapping[str, Any]
+"""The state of all groups: a record batch, or arrays (of Arrow, NumPy, or lists) by the names of its columns."""
+
+
+class BatchAggregateFunction(ABC):
+    """An aggregate of one's own: Flink's `AggregateFunction` over Arrow columns. `tg.udaf` makes an aggregate of it."""
+
+    state: pa.Schema
+    """The columns of a group's state, of any Arrow types."""
+    output: pa.DataType
+    """The type of the results."""
+    initial: ClassVar[Mapping[str, Any]] = {}
+    """What the state of a new group holds, by column. Null for a column that is not named."""
+
+    def validate(self, *columns: pa.DataType) -> None:  # noqa: B027 - most functions take any
+        """Raise ValueError if it cannot take columns of these types. Called when the program is made."""
+
+    @abstractmethod
+    def accumulate(self, state: pa.RecordBatch, groups: Groups, *columns: pa.Array) -> NewState:
+        """Add rows: row i has `columns[...][i]`, nulls included, and belongs to group `groups[i]`."""
+
+    @abstractmethod
+    def merge(self, state: pa.RecordBatch, groups: Groups, other: pa.RecordBatch) -> NewState:
+        """Add other states: row i of `other` belongs to group `groups[i]`, which may come several times.
+
+        It gives what `accumulate` would have given of the rows that made them. Windows that share slices, sessions that
+        grow together, and aggregates over everything are merged.
+        """
+
+    @abstractmethod
+    def result(self, state: pa.RecordBatch) -> Any:
+        """The result of each group: an array of the type `output`."""
+
+    def retract(self, state: pa.RecordBatch, groups: Groups, *columns: pa.Array) -> NewState:
+        """Take rows back that came before. A function without it cannot follow a stream of changes."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return type(self).__name__
+
+
+def can_retract(function: BatchAggregateFunction) -> bool:
+    """Whether it can take rows back."""
+    return type(function).retract is not BatchAggregateFunction.retract
+
+
+def check_function(function: object) -> None:
+    """Raise ConfigurationError if it is no function that says what it keeps and gives."""
+    where = f"udaf({type(function).__name__})"
+    if not isinstance(function, BatchAggregateFunction):
+        raise ConfigurationError(f"{where}: it takes an object of a class that derives from tg.BatchAggregateFunction")
+    state, output = getattr(function, "state", None), getattr(function, "output", None)
+    if not isinstance(state, pa.Schema) or not len(state):
+        raise ConfigurationError(f'{where}: state must be a schema: state = pa.schema({{"n": pa.int64()}})')
+    if not isinstance(output, pa.DataType):
+        raise ConfigurationError(f"{where}: output must be the type of the results: output = pa.float64()")
+    strange = sorted({*function.initial} - {*state.names})
+    if strange:
+        raise ConfigurationError(f"{where}: initial names {strange}, and state has {state.names}")
+    if SEEN in state.names or len(set(state.names)) < len(state):
+        raise ConfigurationError(f"{where}: state columns {state.names} must differ, and none may be called {SEEN!r}")
+    for name, value in function.initial.items():
+        try:
+            pa.scalar(value, state.field(name).type)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise ConfigurationError(
+                f"{where}: initial {name}={value!r} is no {state.field(name).type} ({error})"
+            ) from error
+
+
+def of_nothing(function: BatchAggregateFunction) -> pa.Array:
+    """The result of a group that no row has come to."""
+    arrays = [pa.array([function.initial.get(field.name)], field.type) for field in function.state]
+    result = function.result(pa.RecordBatch.from_arrays(arrays, schema=function.state))
+    return _as_declared(function, "result", result, function.output, 1)
+
+
+@runtime_checkable
+class RunningFunction(Protocol):
+    """A function that computes the results after each row itself, without a call for each row of a group."""
+
+    def accumulate_each(self, state: pa.RecordBatch, groups: Groups, *columns: pa.Array) -> tuple[NewState, Any]:
+        """`accumulate`, and the result of each row's group right after the row."""
+        ...
+
+
+class UserAggregate:
+    """The accumulator of a function. `columns` are those of its state, and last whether there is any."""
+
+    def __init__(
+        self,
+        function: BatchAggregateFunction,
+        inputs: Sequence[ColumnLike],
+        condition: ColumnLike | None,
+        columns: Sequence[ValueColumn],
+    ) -> None:
+        self._function = function
+        self._inputs = tuple(inputs)
+        self._condition = condition
+        self._columns, self._seen = columns[:-1], columns[-1]
+        self._initial = [pa.scalar(function.initial.get(field.name), field.type) for field in function.state]
+
+    def update(self, batch: pa.RecordBatch, slots: Slots) -> None:
+        """Add the rows of a batch."""
+        self._add("accumulate", batch, slots)
+
+    def take_back(self, batch: pa.RecordBatch, slots: Slots) -> None:
+        """Take the rows of a batch out again."""
+        self._add("retract", batch, slots)
+
+    def merge(self, slots: Slots, parts: Sequence[pa.Array]) -> None:
+        """Merge other states."""
+        rows = np.flatnonzero(parts[-1].to_numpy())
+        if len(rows):
+            taken = [part.take(pa.array(rows)) for part in parts[:-1]]
+            groups, distinct = grouped(slots[rows])
+            other = pa.RecordBatch.from_arrays(taken, schema=self._function.state)
+            new = self._function.merge(self._state(distinct), groups.astype(np.int64), other)
+            self._put("merge", distinct, new)
+
+    def results(self, slots: NDArray[Any]) -> pa.Array:
+        """The results."""
+        return self._result(self._state(slots))
+
+    def running(self, batch: pa.RecordBatch, slots: Slots) -> pa.Array:
+        """Add the rows of a batch. Returns the results after each row."""
+        groups, distinct = grouped(slots)
+        held = self._state(distinct)
+        rows, columns = self._counted(batch, len(slots))
+        counts, after = np.zeros(len(slots), dtype=np.uint8), np.empty(len(slots), dtype=np.int64)
+        counts[rows] = 1
+        newest_chosen(groups, counts, np.full(len(distinct), -1, dtype=np.int64), after)
+        places = (np.cumsum(counts, dtype=np.int64) - 1)[after]  # of the newest row that counts, among those that count
+        results = []
+        if len(rows):
+            results.append(self._after_each(held, distinct, groups[rows].astype(np.int64), columns))
+        before = np.flatnonzero(after < 0)
+        if len(before):  # no row of their group has counted yet
+            results.append(self._result(held.take(pa.array(groups[before]))))
+            places[before] = len(rows) + np.arange(len(before))
+        return pa.concat_arrays(results).take(pa.array(places))
+
+    def _after_each(self, held: pa.RecordBatch, slots: Slots, groups: Groups, columns: Sequence[pa.Array]) -> pa.Array:
+        """Add rows to groups, which hold `held` in `slots`. Returns the results after each row.
+
+        A function is called in turns with one row of each group at most. So it computes what it would compute of
+        batches of one row each.
+        """
+        function = self._function
+        if isinstance(function, RunningFunction):
+            state, results = function.accumulate_each(held, groups, *columns)
+            came = np.unique(groups)
+            new = self._declared("accumulate_each", state, len(slots)).take(pa.array(came))
+            self._put("accumulate_each", slots[came], new)
+            return _as_declared(function, "accumulate_each", results, function.output, len(groups))
+        turns = _Turns.of(groups)
+        found = _Results(self._result)
+        ended = []
+        state = held.take(pa.array(turns.groups))
+        for rows, ending in turns:
+            given = [column.take(pa.array(rows)) for column in columns]
+            made = function.accumulate(state.slice(0, len(rows)), np.arange(len(rows), dtype=np.int64), *given)
+            state = self._declared("accumulate", made, len(rows))
+            found.add(state)
+            ended.append(state.slice(len(rows) - ending))
+        self._put("accumulate", slots[turns.groups], pa.concat_batches(ended[::-1]))
+        return found.all().take(pa.array(np.argsort(turns.order)))
+
+    def _result(self, state: pa.RecordBatch) -> pa.Array:
+        function = self._function
+        return _as_declared(function, "result", function.result(state), function.output, state.num_rows)
+
+    def _declared(self, method: str, new: NewState, groups: int) -> pa.RecordBatch:
+        arrays = _declared_state(self._function, method, new, groups)
+        return pa.RecordBatch.from_arrays(arrays, schema=self._function.state)
+
+    def _counted(self, batch: pa.RecordBatch, rows: int) -> tuple[NDArray[np.int64], list[pa.Array]]:
+        """The rows of a batch that count, and the columns of these rows."""
+        columns = [input_column(batch, column) for column in self._inputs]
+        mask = row_mask(batch, self._condition)
+        found = rows_in(mask, rows)
+        return found, [column.take(pa.array(found)) for column in columns] if len(mask) else columns
+
+    def _add(self, method: str, batch: pa.RecordBatch, slots: Slots) -> None:
+        rows, columns = self._counted(batch, len(slots))
+        slots = slots[rows]
+        if len(slots):
+            groups, distinct = grouped(slots)
+            call = getattr(self._function, method)
+            self._put(method, distinct, call(self._state(distinct), groups.astype(np.int64), *columns))
+
+    def _state(self, slots: Slots) -> pa.RecordBatch:
+        """The state of some slots, with what a function begins with where there is none."""
+        arrays = [column.take(slots) for column in self._columns]
+        seen = self._seen.raw(slots).astype(np.bool_)
+        if not seen.all():
+            flags = pa.array(seen)
+            arrays = [pc.if_else(flags, array, first) for array, first in zip(arrays, self._initial, strict=True)]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._function.state)
+
+    def _put(self, method: str, slots: Slots, new: NewState) -> None:
+        arrays = _declared_state(self._function, method, new, len(slots))
+        for array, column in zip(arrays, self._columns, strict=True):
+            column.put(slots, array)
+        self._seen.put(slots, pa.array(np.ones(len(slots), dtype=np.uint8)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Turns:
+    """Rows of groups in turns: the first row of each group, then the second of each that has one, and so on.
+
+    Groups with more rows come first, so those of a turn are the first ones of the turn before. `groups` are all that
+    have rows, in this order. `order` are the rows by turn and group, `sizes` the number of rows of each turn. Iterating
+    gives the rows of each turn, and the number of groups, the last ones, for which it is the last turn.
+    """
+
+    groups: NDArray[np.int64]
+    order: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+
+    @staticmethod
+    def of(groups: Groups) -> _Turns:
+        """The turns of rows, by the group of each."""
+        rows = np.bincount(groups)
+        by_rows = np.argsort(-rows, kind="stable")[: np.count_nonzero(rows)]
+        places = np.empty(len(rows), dtype=np.int64)
+        places[by_rows] = np.arange(len(by_rows))
+        by_group = np.argsort(places[groups], kind="stable")
+        lengths = rows[by_rows]
+        turns = np.arange(len(groups)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        return _Turns(by_rows, by_group[np.argsort(turns, kind="stable")], np.bincount(turns))
+
+    def __iter__(self) -> Iterator[tuple[NDArray[np.int64], int]]:
+        starts = np.cumsum(self.sizes) - self.sizes
+        ending = self.sizes - np.append(self.sizes[1:], 0)
+        for start, size, last in zip(starts.tolist(), self.sizes.tolist(), ending.tolist(), strict=True):
+            yield self.order[start : start + size], last
+
+
+class _Results:
+    """The results of states that come bit by bit: of many at a time, but never of more than some megabytes of state."""
+
+    def __init__(self, result: Callable[[pa.RecordBatch], pa.Array]) -> None:
+        self._result = result
+        self._waiting: list[pa.RecordBatch] = []
+        self._waiting_bytes = 0
+        self._found: list[pa.Array] = []
+
+    def add(self, state: pa.RecordBatch) -> None:
+        """Compute the results of these states, now or later."""
+        self._waiting.append(state)
+        self._waiting_bytes += state.nbytes
+        if self._waiting_bytes >= _WAITING_BYTES_MAX:
+            self._compute()
+
+    def all(self) -> pa.Array:
+        """The results of all states, in their order."""
+        self._compute()
+        return pa.concat_arrays(self._found)
+
+    def _compute(self) -> None:
+        if self._waiting:
+            self._found.append(self._result(pa.concat_batches(self._waiting)))
+            self._waiting, self._waiting_bytes = [], 0
+
+
+def try_accumulate(function: BatchAggregateFunction, columns: Sequence[pa.Array], rows: int) -> None:
+    """Let a function accumulate rows, each in a new group of its own. Raises what it raises, and for a bad result."""
+    arrays = [pa.repeat(pa.scalar(function.initial.get(field.name), field.type), rows) for field in function.state]
+    state = pa.RecordBatch.from_arrays(arrays, schema=function.state)
+    new = function.accumulate(state, np.arange(rows, dtype=np.int64), *columns)
+    _declared_state(function, "accumulate", new, rows)
+
+
+def _declared_state(function: BatchAggregateFunction, method: str, new: NewState, rows: int) -> list[pa.Array]:
+    """The columns of a state that a function returned. TypeError or ValueError if it is not what it has declared."""
+    state = function.state
+    if not isinstance(new, pa.RecordBatch | Mapping):
+        raise TypeError(
+            f"{function}.{method} returned {type(new).__name__}; it returns the new state: a record batch, "
+            "or a mapping of column names to arrays"
+        )
+    names = new.schema.names if isinstance(new, pa.RecordBatch) else list(new)
+    if sorted(names) != sorted(state.names):
+        raise ValueError(f"{function}.{method} returned the columns {names}; the state has {state.names}")
+    return [_as_declared(function, f"{method}: {field.name}", new[field.name], field.type, rows) for field in state]
+
+
+def _as_declared(
+    function: BatchAggregateFunction, where: str, values: Any, data_type: pa.DataType, rows: int
+) -> pa.Array:
+    """What a function returned, as an array of the type that it has declared."""
+    try:
+        array = values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values)
+        if isinstance(array, pa.ChunkedArray):
+            array = array.combine_chunks()
+        array = array.cast(data_type)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise TypeError(f"{function}.{where} is no array of {data_type}: {error}") from error
+    if len(array) != rows:
+        raise ValueError(f"{function}.{where} has {len(array)} values; there are {rows} groups")
+    return owned_array(array)

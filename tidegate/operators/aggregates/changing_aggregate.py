@@ -1,0 +1,233 @@
+"""`ChangingAggregate`: running aggregates that emit changes, and that rows can be taken back from.
+
+Rules:
+
+- A batch gives, for each key in it whose results differ, the old row (`-U`) and the new one (`+U`); `+I` for a key that
+  had no row, `-D` for one that has none any more. All that is taken back comes first.
+- Behind changes (`takes_back`) the state counts the rows of each key. When the last one is taken back, the key is
+  forgotten. Whatever a batch does to one key, the others in it are looked at alike.
+- Only what can be calculated backwards can be taken back: counts, sums, means, variances, and functions of the
+  program's own that have `retract`. A minimum cannot: the next greater value is gone. Sums of floats that are taken
+  back leave rounding errors behind, and a NaN stays.
+- A row that is taken back and has never come is an error: the stream before contradicts itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Literal, Protocol, runtime_checkable
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from tidegate.operators.aggregates.accumulators import Accumulator
+from tidegate.operators.aggregates.aggregate import Aggregate, count
+from tidegate.operators.aggregates.aggregate_function import can_retract
+from tidegate.operators.aggregates.aggregate_kinds import SPREADS, AggregateKind
+from tidegate.operators.aggregates.aggregate_state import Fields
+from tidegate.operators.aggregates.keyed_aggregate import KeyedAggregate
+from tidegate.operators.changes import (
+    CHANGE,
+    DELETE,
+    INSERT,
+    UPDATE_AFTER,
+    UPDATE_BEFORE,
+    Flags,
+    kinds_of,
+    rows_that_come,
+    with_kind,
+)
+from tidegate.operators.operator import Columns
+from tidegate.state.common.backend import VectorTable
+from tidegate.state.kernels.columns import fixed_values
+from tidegate.state.kernels.fixed_width import storage_dtype
+from tidegate.state.key_index.entries import Upserted
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.reserved_names import own_name
+
+ROWS = own_name("changes_rows")
+"""The state column that counts the rows of a key."""
+
+CALCULATED = SPREADS | {AggregateKind.COUNT, AggregateKind.SUM, AggregateKind.MEAN}
+"""What can be taken back."""
+
+
+@runtime_checkable
+class _TakesBack(Protocol):
+    def take_back(self, batch: pa.RecordBatch, slots: NDArray[np.int32]) -> None:
+        """Take the rows of a batch out of the slots."""
+        ...
+
+
+class ChangingAggregate(KeyedAggregate):
+    """Aggregates of each key; with `takes_back` of a stream of changes. Otherwise as `KeyedAggregate`."""
+
+    def __init__(
+        self,
+        keys: tuple[str, ...],
+        aggregates: Mapping[str, Aggregate],
+        emit: Literal["changes", "final"] = "changes",
+        takes_back: bool = False,
+        input_schema: pa.Schema | None = None,
+    ) -> None:
+        self._shown_keys, self._shown = tuple(keys), tuple(aggregates)
+        self._takes_back = takes_back
+        if CHANGE in {*keys, *aggregates}:
+            raise ConfigurationError(f"{CHANGE!r} is a column of changes; give the key or aggregate another name")
+        if takes_back:
+            _check_calculated(aggregates)
+            aggregates = {
+                name: replace(a, taken_back=True) if a.kind is AggregateKind.SUM else a
+                for name, a in aggregates.items()
+            } | {ROWS: count()}
+        super().__init__(keys, aggregates, "final" if emit == "final" else "update", input_schema)
+        self._read = frozenset(name for each in aggregates.values() for name in each.columns if isinstance(name, str))
+        """The columns that accumulators read."""
+        self._output_schema: pa.Schema | None = None
+
+    def needed_columns(self, after: Columns) -> Columns:
+        """Also what says which rows come."""
+        needed = super().needed_columns(after)
+        return needed if needed is None or not self._takes_back else needed | {CHANGE}
+
+    def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
+        """Keys, aggregates, and the kind of the change unless results are final."""
+        found = super().output_schema(input_schema)
+        shown = pa.schema([field for field in found if field.name != ROWS])
+        return shown if self._emit_mode == "final" else with_kind(shown)
+
+    def _use(self, table: VectorTable, fields: Fields) -> None:
+        super()._use(table, fields)
+        self._output_schema = None
+
+    def _accumulate(self, batch: pa.RecordBatch, keys: pa.RecordBatch, upserted: Upserted) -> pa.RecordBatch | None:
+        rows = upserted.first_rows
+        slots = upserted.slots.take(rows)
+        changing = self._emit_mode != "final"
+        before = [accumulator.results(slots) for accumulator in self._of_shown()] if changing else []
+        self._take_all(batch, upserted)
+        there = self._still_there(slots)
+        result = self._changes(keys, upserted, slots, before, there) if changing else None
+        if there is not None and not there.all():
+            assert self._table is not None
+            self._table.remove(slots[~there])
+        return result
+
+    def _take_all(self, batch: pa.RecordBatch, upserted: Upserted) -> None:
+        """Add what comes, then take out what is taken back."""
+        comes = rows_that_come(batch) if self._takes_back else None
+        if comes is None or comes.all():
+            for name, accumulator in zip(self._aggregates, self._accumulators, strict=True):
+                self._take_in(accumulator, name, batch, upserted)
+            return
+        names = [name for name in batch.schema.names if name in self._read]
+        read = batch.select(names or batch.schema.names[:1])
+        parts = [(read.filter(pa.array(flags)), upserted.slots[flags]) for flags in (comes, ~comes)]
+        for accumulator in self._accumulators:
+            assert isinstance(accumulator, _TakesBack)
+            if parts[0][0].num_rows:
+                accumulator.update(*parts[0])
+            accumulator.take_back(*parts[1])
+
+    def _still_there(self, slots: NDArray[np.int32]) -> Flags | None:
+        """Which keys have rows. None: all, because nothing is ever taken back."""
+        if not self._takes_back:
+            return None
+        assert self._table is not None
+        counts = self._table.column(ROWS).raw(slots)
+        if (counts < 0).any():
+            raise ValueError(
+                "a row was taken back that had not come: the stream of changes contradicts itself. Functions before it "
+                "must give the same for the same row, and rows of a key must come in order"
+            )
+        there: Flags = counts > 0
+        return there
+
+    def _changes(
+        self,
+        keys: pa.RecordBatch,
+        upserted: Upserted,
+        slots: NDArray[np.int32],
+        before: Sequence[pa.Array],
+        there: Flags | None,
+    ) -> pa.RecordBatch | None:
+        """What has become of the keys of a batch."""
+        rows = upserted.first_rows
+        after = [accumulator.results(slots) for accumulator in self._of_shown()]
+        is_there = np.ones(len(rows), dtype=np.bool_) if there is None else there
+        was_there = np.ones(len(rows), dtype=np.bool_)
+        was_there[np.searchsorted(rows, upserted.new_rows)] = False  # both ascend
+        changed = was_there & is_there & _differ(before, after)
+        kinds = (
+            (DELETE, was_there & ~is_there, 0),
+            (UPDATE_BEFORE, changed, 0),
+            (UPDATE_AFTER, changed, 1),
+            (INSERT, ~was_there & is_there, 1),
+        )
+        parts = [(kind, np.flatnonzero(flags), version) for kind, flags, version in kinds]
+        parts = [(kind, positions, version) for kind, positions, version in parts if len(positions)]
+        if not parts:
+            return None
+        of = pa.array(rows[np.concatenate([positions for _, positions, _ in parts])])
+        # The old results, and the new ones behind them: each column is read in one go.
+        either = pa.array(np.concatenate([positions + version * len(rows) for _, positions, version in parts]))
+        columns = [keys.column(name).take(of) for name in self._shown_keys]
+        columns += [pa.concat_arrays([old, new]).take(either) for old, new in zip(before, after, strict=True)]
+        if self._output_schema is None:
+            names = [*self._shown_keys, *self._shown]
+            types = [column.type for column in columns]
+            self._output_schema = with_kind(pa.schema(list(zip(names, types, strict=True))))
+        kind_column = kinds_of([(kind, len(positions)) for kind, positions, _ in parts])
+        return pa.RecordBatch.from_arrays([*columns, kind_column], schema=self._output_schema)
+
+    def _of_shown(self) -> Sequence[Accumulator]:
+        return self._accumulators[: len(self._shown)]
+
+    def _output(self, keys: pa.RecordBatch, results: Sequence[pa.Array]) -> pa.RecordBatch:
+        shown = results[: len(self._shown)]
+        return pa.RecordBatch.from_arrays([*keys.columns, *shown], names=[*self.keys, *self._shown])
+
+
+def _check_calculated(aggregates: Mapping[str, Aggregate]) -> None:
+    for name, aggregate in aggregates.items():
+        if aggregate.kind in CALCULATED or (aggregate.function is not None and can_retract(aggregate.function)):
+            continue
+        advice = {
+            AggregateKind.BOOL_OR: "count the rows for which it is true: tg.count().where(...)",
+            AggregateKind.BOOL_AND: "count the rows for which it is false: tg.count().where(...)",
+            AggregateKind.COUNT_DISTINCT: "group by the column first: key_by(..., column).aggregate(n=tg.count())",
+            AggregateKind.USER: "give the function a method retract",
+        }.get(aggregate.kind, "rank the rows before they change: key_by(...).top_n(1, by=...)")
+        raise ConfigurationError(
+            f"{name}={aggregate} cannot follow changes: it does not keep what it would need when a row is taken back. "
+            f"Counts, sums, means, variances and standard deviations can; or {advice}"
+        )
+
+
+def _differ(before: Sequence[pa.Array], after: Sequence[pa.Array]) -> Flags:
+    """Rows in which any column differs; NaN differs from itself."""
+    found: Flags = np.zeros(len(after[0]), dtype=np.bool_)
+    for old, new in zip(before, after, strict=True):
+        if old.null_count == new.null_count == 0 and storage_dtype(old.type) is not None and old.type == new.type:
+            found |= fixed_values(old) != fixed_values(new)
+            continue
+        try:
+            unequal = pc.not_equal(old, new)
+        except pa.ArrowNotImplementedError:  # nested values, float16, intervals: no kernel compares them
+            found |= _differ_one_by_one(old, new)
+            continue
+        if unequal.null_count:
+            found |= old.is_valid().to_numpy(False) != new.is_valid().to_numpy(False)
+            unequal = pc.fill_null(unequal, False)
+        found |= unequal.to_numpy(zero_copy_only=False)
+    return found
+
+
+def _differ_one_by_one(old: pa.Array, new: pa.Array) -> Flags:
+    """Rows that differ, of any type. Arrow's scalars are compared: as Python objects some would lose nanoseconds."""
+    if old.equals(new):
+        return np.zeros(len(new), dtype=np.bool_)
+    return np.fromiter((not was.equals(now) for was, now in zip(old, new, strict=True)), np.bool_, len(new))

@@ -1,0 +1,274 @@
+"""`ExpiringAggregate`: running aggregates with a time to live: a key that gets no rows for so long is forgotten.
+
+Flink's `table.exec.state.ttl`. Rules:
+
+- A key lives from its first row until `ttl_ms` after its last one. A row that comes then begins anew, as if there had
+  been none before it. Within a batch, too: rows before the last beginning of their key count no more.
+- In event time (`time` names the column) the last row is the one with the greatest time. What comes out does not
+  depend on when state is cleaned up: a key whose last time is s goes when the watermark reaches s + 2 * ttl. Rows that
+  are `ttl` or more behind the watermark are dropped and counted, because what was known of their keys may be gone.
+- How far event time has come is state, too, for each key group. So a row that was late before a restore is late after
+  it, at any parallelism.
+- In mode `each` every row has a result, those before the last beginning of their key as well.
+- In processing time all rows of a batch have the moment at which it is processed.
+- That moment is a column of the state. So it survives restores and rescaling, and so do sweeps: they look at
+  all keys, in bounded steps, four times in one time to live.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tidegate.operators.aggregates.accumulators import Accumulator, make_accumulator, value_specs
+from tidegate.operators.aggregates.aggregate import Aggregate, count
+from tidegate.operators.aggregates.aggregated_rows import grouped
+from tidegate.operators.aggregates.keyed_aggregate import KeyedAggregate
+from tidegate.operators.batch_rows import OUTPUT_ROWS_MAX
+from tidegate.operators.operator import Columns, Emit, OperatorContext
+from tidegate.operators.source_splits import Due, DueByAge
+from tidegate.operators.state.keys import key_columns
+from tidegate.operators.watermarks.group_moments import GroupMoments
+from tidegate.operators.watermarks.late_rows import LATE_RECORDS
+from tidegate.operators.watermarks.watermark_generator import check_timestamp_column, event_times_ms
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
+from tidegate.state.common.batch_column import BatchColumns
+from tidegate.state.kernels.paged import scatter
+from tidegate.state.kernels.ranking import begin_lives
+from tidegate.state.key_index.entries import Upserted
+from tidegate.storage.checkpoints.metadata import StateKind
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.reserved_names import own_name
+from tidegate.storage.state.key_groups import key_group_range
+from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
+
+UPDATED = own_name("ttl_updated_ms")
+"""The state column with the moment of the last row of a key."""
+
+_REACHED_STATE = "ttl.watermark"
+"""How far event time has come in each key group."""
+
+_SWEEPS = 4
+"""Sweeps in one time to live."""
+_NEVER = -(1 << 62)
+"""The moment of a key that has had no row."""
+
+
+class ExpiringAggregate(KeyedAggregate):
+    """Aggregates of each key, as updates or with a result for each row.
+
+    `time` is the column of event time; None: processing time.
+    """
+
+    def __init__(
+        self,
+        keys: tuple[str, ...],
+        aggregates: Mapping[str, Aggregate],
+        ttl_ms: int,
+        time: str | None = None,
+        input_schema: pa.Schema | None = None,
+        emit: Literal["update", "each"] = "update",
+    ) -> None:
+        if ttl_ms <= 0:
+            raise ConfigurationError("aggregate: ttl must be greater than 0")
+        self._shown = tuple(aggregates)
+        self._ttl_ms, self._time = ttl_ms, time
+        # It is kept as a count is, but written here.
+        super().__init__(keys, {**aggregates, UPDATED: count()}, emit, input_schema)
+        self._swept_ms: int | None = None
+
+    def needed_columns(self, after: Columns) -> Columns:
+        """Also event time."""
+        needed = super().needed_columns(after)
+        return needed if needed is None or self._time is None else needed | {self._time}
+
+    def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
+        """Keys and aggregates."""
+        if self._time is not None:
+            check_timestamp_column(input_schema, self._time)
+        found = super().output_schema(input_schema)
+        return pa.schema([field for field in found if field.name != UPDATED])
+
+    def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
+        """Raises as of all aggregates."""
+        groups = key_group_range(context.subtask, context.max_parallelism, context.parallelism)
+        self._reached = GroupMoments(groups, _REACHED_STATE, "watermark_ms", "aggregates with a time to live")
+        for table in restored:
+            if table.kind is StateKind.UNION:
+                self._reached.load(table)
+        super().open(context, restored)
+        self._late = context.metrics.counter(LATE_RECORDS)
+
+    @property
+    def waits_for_event_time(self) -> bool:
+        """Only if keys expire in event time."""
+        return self._time is not None
+
+    @property
+    def dues(self) -> Sequence[Due]:
+        """A row is dropped when it is the time to live behind the watermark."""
+        return () if self._time is None else (DueByAge(self._ttl_ms),)
+
+    def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
+        """Forget, in steps, keys whose time to live is over."""
+        if self._time is None or watermark_ms == MAX_WATERMARK_MS:
+            return
+        for groups, reached_ms in [*self._reached.runs()]:
+            if reached_ms < watermark_ms:  # After a restore at another parallelism some may be ahead.
+                self._reached.advance(groups, watermark_ms)
+        if self._swept_ms is None or watermark_ms - self._swept_ms >= self._pause_ms:
+            self._swept_ms = watermark_ms
+            yield from self._sweep(watermark_ms - 2 * self._ttl_ms)
+
+    def snapshot(self, cut: Cut) -> OperatorSnapshot:
+        """Freeze the keys, and how far event time has come."""
+        frozen = super().snapshot(cut)
+        return frozen if self._time is None else replace(frozen, states=(*frozen.states, self._reached.freeze()))
+
+    def changes(self, cut: Cut) -> OperatorSnapshot:
+        """Freeze the keys."""
+        return super().snapshot(cut)
+
+    def next_processing_time_ms(self) -> int | None:
+        """When keys are to be forgotten."""
+        if self._time is not None or self._table is None:
+            return None
+        now_ms = self.context.time.now_ms
+        # A clock that was set back delays no sweep for longer than it would have waited.
+        if self._swept_ms is None or self._swept_ms > now_ms:
+            self._swept_ms = now_ms
+        return self._swept_ms + self._pause_ms
+
+    def on_processing_time(self, now_ms: int, emit: Emit) -> Iterator[None]:
+        """Forget, in steps, keys whose time to live is over."""
+        due_ms = self.next_processing_time_ms()
+        if due_ms is not None and due_ms <= now_ms:
+            self._swept_ms = now_ms
+            yield from self._sweep(now_ms - self._ttl_ms)
+
+    @property
+    def _pause_ms(self) -> int:
+        return max(1, self._ttl_ms // _SWEEPS)
+
+    def _advance(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
+        self._admit(batch.schema)
+        if self._time is not None:
+            batch = self._in_time(batch, self._time)
+        return super()._advance(batch) if batch.num_rows else None
+
+    def _accumulate(self, batch: pa.RecordBatch, keys: pa.RecordBatch, upserted: Upserted) -> pa.RecordBatch | None:
+        begins = self._begins(batch, upserted)
+        if not begins.any():
+            return super()._accumulate(batch, keys, upserted)
+        results = self._of_lives(batch, upserted, begins) if self._emit_mode == "each" else None
+        counted, counted_keys, counted_upserted = self._begun_anew(batch, upserted, begins)
+        assert not self._begins(counted, counted_upserted).any(), "a key begins anew among the rows that count"
+        updates = super()._accumulate(counted, counted_keys, counted_upserted)
+        return updates if results is None else self._output(keys, results)
+
+    def _running(
+        self, batch: pa.RecordBatch, slots: NDArray[np.int32], accumulators: Sequence[Accumulator]
+    ) -> list[pa.Array]:
+        return super()._running(batch, slots, accumulators[: len(self._shown)])
+
+    def _of_lives(self, batch: pa.RecordBatch, upserted: Upserted, begins: NDArray[np.uint8]) -> list[pa.Array]:
+        """The results after each row of a batch in which keys begin anew. The table stays as it is.
+
+        Each life of a key is calculated in a place of its own. The first one goes on from what the table has.
+        """
+        assert self._table is not None
+        order = np.argsort(upserted.slots, kind="stable")
+        slots = upserted.slots[order]
+        is_new = np.zeros(batch.num_rows, dtype=np.bool_)
+        is_new[upserted.new_rows] = True
+        first_of_key = np.diff(slots, prepend=-1) != 0
+        starts = np.flatnonzero(first_of_key | (begins[order] > 0))  # of the lives, in the order of the keys
+        goes_on = first_of_key[starts] & (begins[order][starts] == 0) & ~is_new[order[starts]]
+        places = np.empty(len(starts), dtype=np.int32)
+        places[np.argsort(~goes_on, kind="stable")] = np.arange(len(starts))  # lives that go on come first
+        place_of_row = np.empty(batch.num_rows, dtype=np.int32)
+        place_of_row[order] = np.repeat(places, np.diff(starts, append=len(order)))
+        shown = {name: aggregate for name, aggregate in self._aggregates.items() if name != UPDATED}
+        aside = BatchColumns([spec for name, a in shown.items() for spec in value_specs(a, self._fields[name])])
+        aside.begin(len(starts))
+        held = slots[starts[goes_on]]
+        for name in (field.name for label in shown for field in self._fields[label]):
+            aside.column(name).put(places[goes_on], self._table.column(name).take(held))
+        aside.filled(len(held))
+        accumulators = [make_accumulator(a, self._fields[name], aside) for name, a in shown.items()]
+        return self._running(batch, place_of_row, accumulators)
+
+    def _begins(self, batch: pa.RecordBatch, upserted: Upserted) -> NDArray[np.uint8]:
+        """Note the moments of the rows. Returns 1 for each row with which its key begins anew."""
+        assert self._table is not None
+        times = np.full(batch.num_rows, self.context.time.now_ms, dtype=np.int64)
+        if self._time is not None:
+            times = event_times_ms(batch, self._time).to_numpy()
+        pages = self._table.column(UPDATED).pages
+        fresh = upserted.slots[upserted.new_rows]
+        scatter(pages, fresh, np.full(len(fresh), _NEVER, dtype=np.int64))
+        begins = np.zeros(len(times), dtype=np.uint8)
+        begin_lives(pages, upserted.slots, times, self._ttl_ms, _NEVER, begins)
+        return begins
+
+    def _begun_anew(
+        self, batch: pa.RecordBatch, upserted: Upserted, begins: NDArray[np.uint8]
+    ) -> tuple[pa.RecordBatch, pa.RecordBatch, Upserted]:
+        """Forget the keys that begin anew. Returns the rows that count, as another batch of the table."""
+        assert self._table is not None
+        codes, distinct = grouped(upserted.slots)
+        rows = np.flatnonzero(begins)
+        last = np.full(len(distinct), -1, dtype=np.int64)
+        last[codes[rows]] = rows
+        # Keys that are new in this batch are made again, because the table has taken in nothing of them.
+        gone = np.concatenate((distinct[last >= 0], upserted.slots[upserted.new_rows]))
+        self._table.remove(gone)
+        self._table.done()
+        counted = batch.filter(pa.array(np.arange(batch.num_rows) >= last[codes]))
+        keys = key_columns(counted, self._keys)
+        return counted, keys, self._table.upsert(keys)
+
+    def _take_in(self, accumulator: Accumulator, name: str, batch: pa.RecordBatch, upserted: Upserted) -> None:
+        if name != UPDATED:
+            super()._take_in(accumulator, name, batch, upserted)
+
+    def _output(self, keys: pa.RecordBatch, results: Sequence[pa.Array]) -> pa.RecordBatch:
+        shown = results[: len(self._shown)]
+        return pa.RecordBatch.from_arrays([*keys.columns, *shown], names=[*self.keys, *self._shown])
+
+    def _in_time(self, batch: pa.RecordBatch, time: str) -> pa.RecordBatch:
+        """The rows that are not too late."""
+        found = event_times_ms(batch, time)
+        if found.null_count:
+            raise ValueError(f"column {time!r} is null in a row, which has no event time then")
+        reached_ms = self._reached.of_keys(key_columns(batch, self._keys), self.context.max_parallelism)
+        on_time = found.to_numpy() > np.maximum(reached_ms, MIN_WATERMARK_MS + self._ttl_ms) - self._ttl_ms
+        if on_time.all():
+            return batch
+        self._late.inc(int(len(on_time) - on_time.sum()))
+        return batch.filter(pa.array(on_time))
+
+    def _sweep(self, expired_ms: int) -> Iterator[None]:
+        """Remove the keys whose moment is `expired_ms` or before, some at a time.
+
+        A batch may come between two steps, and a scan may show what was there when it began: so what has expired is
+        looked up before it goes.
+        """
+        if self._table is None:
+            return
+        table, column = self._table, self._table.column(UPDATED)
+        for keys, slots in table.scan(OUTPUT_ROWS_MAX):
+            expired = column.raw(slots) <= expired_ms
+            if expired.any():
+                found = table.upsert(keys.filter(pa.array(expired)))
+                gone = column.raw(found.slots) <= expired_ms
+                gone[found.new_rows] = True  # not there any more: it was made to be looked up
+                table.remove(found.slots[gone])
+                table.done()
+                self._changed_rows += int(gone.sum())
+            yield

@@ -1,0 +1,147 @@
+"""Least and greatest values, and counts of distinct ones, behind changes: each key keeps all its values.
+
+When the least value is taken back, the next greater one must be known. Rules:
+
+- The state of a key is its distinct values, ascending, and how often each is there: Flink's sorted map state.
+- It grows with the distinct values of a key, and a batch writes those of each key in it anew. With very many of them,
+  rank the rows before they change.
+- All NaN are one value, the greatest, and so are 0.0 and -0.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from tidegate.operators.aggregates.aggregate import Aggregate
+from tidegate.operators.aggregates.aggregate_function import BatchAggregateFunction, Groups, NewState
+from tidegate.operators.aggregates.aggregate_kinds import EXTREMES, AggregateKind
+from tidegate.operators.aggregates.stored_values import kept_type
+from tidegate.state.key_index.key_index import KeyIndex
+from tidegate.storage.errors import ConfigurationError
+
+_VALUES, _TIMES = "values", "times"
+_GREATEST = (AggregateKind.MAX, AggregateKind.BOOL_OR)
+_KEPT = EXTREMES | {AggregateKind.COUNT_DISTINCT}
+
+
+class KeptValues(BatchAggregateFunction):
+    """What an aggregate of one of these kinds says of a column whose values come and go."""
+
+    def __init__(self, kind: AggregateKind, data_type: pa.DataType) -> None:
+        self._kind = kind
+        self._type = data_type
+        self.state = pa.schema({_VALUES: pa.list_(data_type), _TIMES: pa.list_(pa.int64())})
+        self.output = pa.int64() if kind is AggregateKind.COUNT_DISTINCT else data_type
+
+    def accumulate(self, state: pa.RecordBatch, groups: Groups, *columns: pa.Array) -> NewState:
+        """Add values."""
+        return self._changed(state, groups, columns[0], np.ones(len(groups), dtype=np.int64))
+
+    def retract(self, state: pa.RecordBatch, groups: Groups, *columns: pa.Array) -> NewState:
+        """Take values out."""
+        return self._changed(state, groups, columns[0], np.full(len(groups), -1, dtype=np.int64))
+
+    def merge(self, state: pa.RecordBatch, groups: Groups, other: pa.RecordBatch) -> NewState:
+        """Add the values of others."""
+        of = np.repeat(groups, list_lengths(other.column(_VALUES)))
+        times = other.column(_TIMES).flatten().to_numpy()
+        return self._changed(state, of, other.column(_VALUES).flatten(), times)
+
+    def result(self, state: pa.RecordBatch) -> Any:
+        """The least or the greatest value, or how many there are."""
+        lists = state.column(_VALUES)
+        lengths = list_lengths(lists)
+        if self._kind is AggregateKind.COUNT_DISTINCT:
+            return lengths
+        ends = np.cumsum(lengths)
+        places = ends - 1 if self._kind in _GREATEST else ends - lengths
+        return lists.flatten().take(pa.array(places, mask=lengths == 0))
+
+    def _changed(self, state: pa.RecordBatch, groups: Groups, values: pa.Array, times: NDArray[np.int64]) -> NewState:
+        """The state with values that come so many times more; less than no time is an error."""
+        held = state.column(_VALUES)
+        known = np.flatnonzero(values.is_valid().to_numpy(zero_copy_only=False))
+        every = pa.concat_arrays([held.flatten(), values.take(pa.array(known)).cast(self._type)])
+        of = np.concatenate((np.repeat(np.arange(len(held)), list_lengths(held)), groups[known]))
+        counts = np.concatenate((state.column(_TIMES).flatten().to_numpy(), times[known]))
+        found = KeyIndex(("group", "value")).upsert(pa.record_batch({"group": of, "value": every}))
+        totals = np.zeros(len(found.first_rows), dtype=np.int64)
+        np.add.at(totals, found.slots, counts)
+        if (totals < 0).any():
+            raise ValueError("a value was taken back that had not come: the stream of changes contradicts itself")
+        rows = found.first_rows[totals > 0]
+        left = pa.table({"group": of[rows], "value": every.take(pa.array(rows)), "times": totals[totals > 0]})
+        left = left.take(pc.sort_indices(left, [("group", "ascending"), ("value", "ascending")])).combine_chunks()
+        lengths = np.bincount(left["group"].to_numpy(), minlength=len(held))
+        offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))), pa.int32())
+        columns = ((_VALUES, left["value"], self._type), (_TIMES, left["times"], pa.int64()))
+        return {
+            name: pa.ListArray.from_arrays(offsets, _whole(column, data_type)) for name, column, data_type in columns
+        }
+
+    def __str__(self) -> str:
+        return self._kind.value
+
+
+def kept_values(aggregates: Mapping[str, Aggregate], schema: pa.Schema | None) -> dict[str, Aggregate]:
+    """Aggregates that may follow changes: those that cannot be calculated backwards keep their values.
+
+    ConfigurationError if the types of their columns are not known, or have no order.
+    """
+    return {label: _kept(label, aggregate, schema) for label, aggregate in aggregates.items()}
+
+
+def _kept(label: str, aggregate: Aggregate, schema: pa.Schema | None) -> Aggregate:
+    if aggregate.kind not in _KEPT:
+        return aggregate
+    function = KeptValues(aggregate.kind, comparable_type(label, aggregate, schema))
+    return replace(aggregate, kind=AggregateKind.USER, function=function)
+
+
+def comparable_type(label: str, aggregate: Aggregate, schema: pa.Schema | None) -> pa.DataType:
+    """The type in which values of an aggregate's column are kept, to be told apart and put in order.
+
+    Raises ConfigurationError if it is not known, or if there is no such order, before the job meets the first of them.
+    """
+    what = f"{label}={aggregate}"
+    if schema is None:
+        raise ConfigurationError(
+            f"{what}: it keeps values, so the types of columns must be known; give schema= to the step before"
+        )
+    column = str(aggregate.column)
+    if column not in schema.names:
+        raise ConfigurationError(f"{what}: there is no column {column!r} in {schema.names}")
+    if aggregate.kind is not AggregateKind.COUNT_DISTINCT:
+        aggregate.validate(schema)
+    data_type = kept_type(schema.field(column).type)
+    _check_ordered(what, column, data_type)
+    return data_type
+
+
+def _check_ordered(what: str, column: str, data_type: pa.DataType) -> None:
+    """Refuse types whose values cannot be told apart and put in order, before the job meets the first of them."""
+    kinds = pa.types
+    if kinds.is_nested(data_type) or kinds.is_interval(data_type):
+        advice = "give a column of plain values, such as a field of it"
+    elif kinds.is_float16(data_type):
+        advice = "cast it to float32"
+    else:
+        return
+    raise ConfigurationError(f"{what}: column {column!r} is {data_type}, whose values cannot be compared; {advice}")
+
+
+def list_lengths(lists: pa.Array) -> NDArray[np.int64]:
+    """How many values each list has; a null has none."""
+    lengths: NDArray[np.int64] = pc.fill_null(pc.list_value_length(lists), 0).to_numpy().astype(np.int64)
+    return lengths
+
+
+def _whole(column: pa.ChunkedArray, data_type: pa.DataType) -> pa.Array:
+    return pa.concat_arrays([pa.array([], data_type), *column.chunks])

@@ -1,0 +1,376 @@
+"""`KeyedAggregate`: running aggregates for each key, exact through checkpoints and rescaling.
+
+Rules:
+
+- All rows of a key come to the subtask that owns its key group. Each new key is checked for that.
+- In mode `update` a batch gives one row for each distinct key in it, with the current values, in the order in which the
+  keys first appear. In mode `final` each key gives one row, at the end of the input.
+- In mode `each` a row gives one row, in the same order: its key, and the values with it and all rows of its key before
+  it. So results do not depend on how rows are cut into batches. The state is the same in all modes.
+- State is one table: the key columns, then the accumulators.
+- A batch may have combined rows, which its sender has made (`combined_rows.py`): they are merged. In mode `each` they
+  are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tidegate.operators.aggregates.accumulators import Accumulator, make_accumulator, value_specs
+from tidegate.operators.aggregates.aggregate import Aggregate
+from tidegate.operators.aggregates.aggregate_state import (
+    Fields,
+    combined_fields,
+    state_columns,
+)
+from tidegate.operators.aggregates.stored_layout import StoredLayout, converted, raw_specs
+from tidegate.operators.batch_rows import OUTPUT_ROWS_MAX
+from tidegate.operators.combined_rows import is_combined, take_in
+from tidegate.operators.operator import Columns, Emit, Operator, OperatorContext
+from tidegate.operators.operator_errors import blame, failure
+from tidegate.operators.state.keys import check_owner, key_columns, key_schema
+from tidegate.operators.state.operator_backend import frozen_backend, make_backend
+from tidegate.protocol.errors import ChangedTypeError
+from tidegate.state.common.backend import KeyedBackend, ValueSpec, VectorTable
+from tidegate.state.kernels.partition import gather, subtask_table
+from tidegate.state.key_index.entries import Upserted
+from tidegate.storage.checkpoints.metadata import StateKind
+from tidegate.storage.errors import ConfigurationError, CorruptionError, IncompatibleStateError
+from tidegate.storage.schemas.columns_text import columns_text
+from tidegate.storage.state.handover import keys_at_most, put_together, taken
+from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
+
+STATE_NAME = "aggregate"
+
+_RESTORED_ROWS = 131_072
+"""Stored rows that are loaded at once."""
+
+
+class KeyedAggregate(Operator):
+    """Aggregates of each key. `keys` names the key columns, `aggregates` the output columns and what they hold.
+
+    `input_schema`: the columns of the input; None if they are known only when the job runs.
+
+    Raises ConfigurationError for no keys, no aggregates, or names that clash.
+    """
+
+    has_keyed_state = True
+
+    def __init__(
+        self,
+        keys: tuple[str, ...],
+        aggregates: Mapping[str, Aggregate],
+        emit: Literal["update", "each", "final"] = "update",
+        input_schema: pa.Schema | None = None,
+    ) -> None:
+        self._input_schema = input_schema
+        self._keys = tuple(keys)
+        self._aggregates = dict(aggregates)
+        self._emit_mode = emit
+        self._check_arguments()
+        self._backend: KeyedBackend | None = None
+        self._table: VectorTable | None = None
+        self._key_schema: pa.Schema | None = None
+        self._fields: Fields = {}
+        self._accumulators: list[Accumulator] = []
+        self._changed_rows = 0
+        self._seen_schema: pa.Schema | None = None
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The key columns."""
+        return self._keys
+
+    @property
+    def known_fields(self) -> Fields | None:
+        """The state columns of each aggregate. None if the columns of the input are not known."""
+        return None if self._input_schema is None else self._fields_for(self._input_schema)
+
+    def validate(self, input_schema: pa.Schema) -> None:
+        """Raise ConfigurationError if batches of this schema cannot be aggregated so."""
+        self.output_schema(input_schema)
+
+    def needed_columns(self, after: Columns) -> Columns:
+        """The keys, and the columns that are aggregated."""
+        columns = (column for aggregate in self._aggregates.values() for column in aggregate.columns)
+        return frozenset((*self._keys, *(column for column in columns if isinstance(column, str))))
+
+    def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
+        """Schema of what is emitted for input of a schema: key columns (dictionaries decoded), then aggregates.
+
+        Raises ConfigurationError for a column that is missing or of a type that does not fit.
+        """
+        results = [pa.field(name, aggregate.output_type(input_schema)) for name, aggregate in self._aggregates.items()]
+        return pa.schema([*key_schema(input_schema, self._keys), *results])
+
+    def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
+        """Take the state back from tables of any number of former subtasks.
+
+        IncompatibleStateError if a table is of other keys or aggregates. CorruptionError if it has a key twice.
+        """
+        super().open(context, restored)
+        self._owners = subtask_table(context.max_parallelism, context.parallelism)
+        self._backend = make_backend(context, self._keys)
+        stored = self._backend.stored_schema(STATE_NAME)
+        if stored is not None:
+            self._take_over(stored)
+        self._restore_all(restored)
+
+    def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
+        """Add a batch to the accumulators. OperatorError if its columns do not fit, or a sum overflows."""
+        with blame(self.context, batch):
+            updates = self._advance(batch)
+        if updates is not None:
+            emit(updates)
+
+    def snapshot(self, cut: Cut) -> OperatorSnapshot:
+        """Freeze the state. Before the first key there is none."""
+        if cut.keyed:
+            self._changed_rows = 0
+        return frozen_backend(self.context, self._opened(), cut)
+
+    def changes(self, cut: Cut) -> OperatorSnapshot:
+        """As `snapshot`: all state is keyed."""
+        return self.snapshot(cut)
+
+    @property
+    def changed_bytes(self) -> int:
+        """An estimate of what changed rows take. A row counts once for each batch that changed it."""
+        names = [field.name for fields in self._fields.values() for field in fields]
+        values = 0 if self._table is None else sum(self._table.column(name).value_bytes for name in names)
+        return self._changed_rows * (8 * len(self._keys) + values)
+
+    @property
+    def keyed_backend(self) -> KeyedBackend | None:
+        """The backend of the accumulators."""
+        return self._backend
+
+    def load(self, tables: Sequence[StateTable]) -> None:
+        """Raises CorruptionError and ConfigurationError as `open` does."""
+        self._restore_all(tables)
+
+    def hand_over(self) -> None:
+        """Let go of the backend."""
+        self._backend = self._table = None
+        self._accumulators = []
+
+    def finish(self, emit: Emit) -> Iterator[None]:
+        """In mode `final`, emit all keys in batches of at most `OUTPUT_ROWS_MAX` rows."""
+        if self._emit_mode == "final" and self._table is not None:
+            for keys, slots in self._table.scan(OUTPUT_ROWS_MAX):
+                try:
+                    results = [accumulator.results(slots) for accumulator in self._accumulators]
+                except OverflowError as error:
+                    raise failure(self.context, error, "in the result of a key") from error
+                emit(self._output(keys, results))
+                yield
+
+    def close(self) -> None:
+        """Release what the backend holds."""
+        if self._backend is not None:
+            self._backend.close()
+
+    def _opened(self) -> KeyedBackend:
+        assert self._backend is not None, "an aggregate that is not open"
+        return self._backend
+
+    def _check_arguments(self) -> None:
+        if not self._keys:
+            raise ConfigurationError("aggregate needs at least one key column: key_by(...)")
+        if not self._aggregates:
+            raise ConfigurationError("aggregate needs at least one aggregate: aggregate(n=count())")
+        if self._emit_mode not in ("update", "each", "final"):
+            raise ConfigurationError(
+                f'aggregate: emit must be "update", "each", "changes" or "final", not {self._emit_mode!r}'
+            )
+        names = [*self._keys, *self._aggregates]
+        doubles = sorted({name for name in names if names.count(name) > 1})
+        if doubles:
+            raise ConfigurationError(
+                "keys and aggregates must have different names, because all are columns of the result; used twice: "
+                f"{doubles}"
+            )
+
+    def _admit(self, schema: pa.Schema) -> None:
+        """Check a batch's columns against the state; the first batch ever makes it."""
+        if self._seen_schema is not None and schema.equals(self._seen_schema):
+            return
+        found = key_schema(schema, self._keys)
+        fields = self._fields_for(schema)
+        if self._key_schema is None:
+            self._create(found, fields)
+        elif self._seen_schema is None and found.equals(self._key_schema) and fields != self._fields:
+            self._evolve(fields)
+        elif not found.equals(self._key_schema) or fields != self._fields:
+            raise ChangedTypeError(
+                f"operator {self.context.name!r} (uid {self.context.uid!r}) keeps "
+                f"{columns_text(state_columns(self._key_schema, self._fields))}, but the batch needs "
+                f"{columns_text(state_columns(found, fields))}: a column has changed its type; cast it with "
+                "with_columns before key_by, or pass schema= to the function that makes it"
+            )
+        self._seen_schema = schema
+
+    def _advance(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
+        self._admit(batch.schema)
+        assert self._table is not None
+        keys = key_columns(batch, self._keys)
+        upserted = self._table.upsert(keys)
+        if len(upserted.new_rows):
+            check_owner(self.context, gather(keys, upserted.new_rows), self._owners)
+        self._changed_rows += len(upserted.first_rows)
+        results = self._accumulate(batch, keys, upserted)
+        self._table.done()
+        return results
+
+    def _accumulate(self, batch: pa.RecordBatch, keys: pa.RecordBatch, upserted: Upserted) -> pa.RecordBatch | None:
+        if self._emit_mode == "final":
+            for name, accumulator in zip(self._aggregates, self._accumulators, strict=True):
+                self._take_in(accumulator, name, batch, upserted)
+            return None
+        if self._emit_mode == "each":
+            if not batch.num_rows:
+                return None
+            return self._output(keys, self._running(batch, upserted.slots, self._accumulators))
+        rows = upserted.first_rows
+        all_distinct = len(rows) == batch.num_rows
+        slots = upserted.slots if all_distinct else upserted.slots.take(rows)
+        results = []
+        for name, accumulator in zip(self._aggregates, self._accumulators, strict=True):
+            self._take_in(accumulator, name, batch, upserted)
+            results.append(accumulator.results(slots))  # at once: what was just written is still in the cache
+        return self._output(keys if all_distinct else gather(keys, rows), results)
+
+    def _running(
+        self, batch: pa.RecordBatch, slots: NDArray[np.int32], accumulators: Sequence[Accumulator]
+    ) -> list[pa.Array]:
+        """Add a batch to accumulators. Returns the results after each row."""
+        if is_combined(batch.schema):
+            raise IncompatibleStateError(
+                f'operator {self.context.uid!r} has emit="each" and restored rows in flight that were combined for '
+                f"another emit=, so that results after each of them are not known; restore from a savepoint, which has "
+                f"none in flight, or give them up with CheckpointConfig(ignore_in_flight_of=...)"
+            )
+        return [accumulator.running(batch, slots) for accumulator in accumulators]
+
+    def _fields_for(self, schema: pa.Schema) -> Fields:
+        """The state columns for batches of a schema. ConfigurationError for columns that do not fit."""
+        if is_combined(schema):
+            return combined_fields(self._aggregates, schema)
+        return {name: a.state_fields(name, schema) for name, a in self._aggregates.items()}
+
+    def _take_in(self, accumulator: Accumulator, name: str, batch: pa.RecordBatch, upserted: Upserted) -> None:
+        """Add a batch to the accumulator of an aggregate."""
+        take_in(accumulator, self._fields[name], batch, upserted.slots)
+
+    def _create(self, schema: pa.Schema, fields: Fields) -> None:
+        backend = self._opened()
+        table = backend.table(STATE_NAME, self._specs(fields))
+        backend.fix_keys(schema)
+        self._key_schema = schema
+        self._use(table, fields)
+
+    def _evolve(self, fields: Fields) -> None:
+        """The first batch since the restore has other types than the stored state: convert the state to them."""
+        table = self._opened().retype(STATE_NAME, self._specs(fields), lambda rows: self._converted(rows, fields))
+        self._use(table, fields)
+
+    def _use(self, table: VectorTable, fields: Fields) -> None:
+        self._table, self._fields = table, fields
+        self._accumulators = [make_accumulator(a, fields[name], table) for name, a in self._aggregates.items()]
+
+    def _specs(self, fields: Fields) -> list[ValueSpec]:
+        return [spec for name, a in self._aggregates.items() for spec in value_specs(a, fields[name])]
+
+    def _take_over(self, stored: pa.Schema) -> None:
+        """Go on with rows that the backend has already, and convert them if other aggregates wrote them."""
+        layout = self._layout_of(STATE_NAME, stored)
+        if layout.whole:
+            self._create(layout.head, layout.fields)
+            return
+        backend = self._opened()
+        backend.table(STATE_NAME, raw_specs(pa.schema(list(stored)[len(self._keys) :])))
+        backend.fix_keys(layout.head)
+        self._key_schema = layout.head
+        self._evolve(self._wanted(layout))
+
+    def _restore_all(self, tables: Sequence[StateTable]) -> None:
+        """Load stored tables. If types changed between two layers, all rows get the newer types."""
+        layouts = (
+            (table.state, table.rows.schema) for table in tables if table.kind is StateKind.KEYED and not table.removed
+        )
+        stored = list(dict.fromkeys(layouts))
+        if stored and self._table is None:
+            self._create(*self._newest_layout(stored))
+        if self._table is None:
+            return  # nothing but removed keys, which are in no layer below
+        self._opened().expect(keys_at_most(tables))
+        try:
+            keys = (table for table in taken(tables) if table.kind is StateKind.KEYED)
+            for table in put_together(keys, _RESTORED_ROWS):
+                if table.rows.schema.names[: len(self._keys)] == list(self._keys):
+                    check_owner(self.context, table.rows.select(list(self._keys)), self._owners)
+                rows = table.rows if table.removed else self._converted(table.rows, self._fields)
+                self._opened().load(replace(table, rows=rows))
+            self._opened().loaded()
+        except CorruptionError as error:
+            raise CorruptionError(f"operator {self.context.uid!r}: {error}") from error
+
+    def _newest_layout(self, stored: Sequence[tuple[str, pa.Schema]]) -> tuple[pa.Schema, Fields]:
+        """The layout that all stored ones can be converted to: types only ever become wider.
+
+        IncompatibleStateError if there is none.
+        """
+        layouts = [(self._layout_of(state, schema), schema) for state, schema in stored]
+        refused = None
+        for layout, _ in reversed(layouts):
+            fields = self._wanted(layout)
+            try:
+                for _, before in layouts:
+                    empty = pa.RecordBatch.from_pylist([], before.remove_metadata())
+                    converted(empty, layout.head, self._aggregates, fields, self._where)
+            except IncompatibleStateError as error:
+                refused = refused or error
+                continue
+            return layout.head, fields
+        assert refused is not None, "no layout was tried"
+        raise refused
+
+    def _wanted(self, layout: StoredLayout) -> Fields:
+        """The columns of all aggregates: as they are stored, or else as the columns of the input make them."""
+        if layout.whole:
+            return layout.fields
+        known = self.known_fields
+        if known is None:
+            raise IncompatibleStateError(
+                f"{self._where}: the state has the aggregates {list(layout.fields)} of {list(self._aggregates)}, and "
+                "the columns of the input are known only when the job runs; pass schema= to the step before, so that "
+                "the new ones can start empty"
+            )
+        return {name: layout.fields.get(name, known[name]) for name in self._aggregates}
+
+    def _converted(self, rows: pa.RecordBatch, fields: Fields) -> pa.RecordBatch:
+        """Stored rows in the program's columns and types."""
+        assert self._key_schema is not None
+        return converted(rows.replace_schema_metadata(None), self._key_schema, self._aggregates, fields, self._where)
+
+    @property
+    def _where(self) -> str:
+        return f"state {STATE_NAME!r} of operator {self.context.uid!r}"
+
+    def _layout_of(self, state: str, schema: pa.Schema) -> StoredLayout:
+        layout = StoredLayout.of(schema, self._keys, self._aggregates)
+        if state != STATE_NAME or layout is None:
+            raise IncompatibleStateError(
+                f"operator {self.context.uid!r} expects aggregates of the keys {list(self._keys)}, but state {state!r} "
+                f"has the columns {schema.names}; restore with the keys that wrote it, or give the operator a new uid"
+            )
+        return layout
+
+    def _output(self, keys: pa.RecordBatch, results: Sequence[pa.Array]) -> pa.RecordBatch:
+        return pa.RecordBatch.from_arrays([*keys.columns, *results], names=[*self._keys, *self._aggregates])

@@ -1,0 +1,361 @@
+"""`AsyncMap`: rows whose results come from outside, many at a time, while the task goes on.
+
+The task asks for calls with `take_calls`, and hands in what they have returned with `answered`. Rules:
+
+- At most `capacity` calls are under way. While rows wait for a call the operator is `full`, and the task takes no
+  further input; so what it holds is bounded by the capacity and one batch (`rows_of_a_turn_max`).
+- With a `batch_timeout` rows wait until there are enough for a call, or the clock has gone on by so much. Such a call
+  may have rows from both sides of watermarks: these wait for its results, so none overtakes a row.
+- Rows whose results were not emitted yet are in the snapshot, and are asked for again after a restore: a function may
+  be called more than once for a row, but each row has one result.
+- A watermark does not overtake rows: it goes on when the results of all rows before it were emitted. `ordered` keeps
+  the order of the rows; otherwise results may overtake each other, but no watermark.
+- The watermarks between these rows are in the snapshot as well, and first the last one that has gone on: after a
+  restore what follows judges each result as it would have done. A sender that begins anew may be behind them then, and
+  does not take them back. The end of event time is not kept: no row follows it, and it comes again.
+- If the steps before have another parallelism, the restore leaves these watermarks out (`restored_event_time.py`).
+- A row that fails for good fails the task, or goes to a side output with its error.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from tidegate.operators.batch_rows import OUTPUT_ROWS_MAX
+from tidegate.operators.functions.async_function import Answer, AsyncFunction, Call
+from tidegate.operators.operator import Emit, Operator, OperatorContext
+from tidegate.operators.operator_errors import blame, failure, first_row
+from tidegate.operators.output_schema import FromPolars, PinnedSchema
+from tidegate.protocol.failure_reasons import error_text
+from tidegate.protocol.side_outputs import RECORDS_IN_ERRORS, OutputTag
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
+from tidegate.storage.checkpoints.metadata import StateKind
+from tidegate.storage.schemas.dictionaries import widened
+from tidegate.storage.schemas.one_batch import one_batch
+from tidegate.storage.schemas.polars_frames import is_polars_frame
+from tidegate.storage.state.marked_rows import Mark, marks_as_rows, marks_of, put_together
+from tidegate.storage.state.snapshot import Cut, FrozenTable, OperatorSnapshot, StateTable
+
+IN_FLIGHT = "in flight"
+"""The state: rows whose results were not emitted."""
+
+WATERMARKS = "watermarks in flight"
+"""The state of the watermarks between them; only where there are any."""
+
+HELD_ROWS_MAX = 1_000
+"""Rows that may wait for a call where the calls under way have fewer.
+
+So the batches of all steps before, which share a turn, are not as small as a few calls.
+"""
+
+
+def rows_of_a_turn_max(function: AsyncFunction) -> int:
+    """Returns how many rows a task should give the operator at once."""
+    return max(HELD_ROWS_MAX, function.capacity * (function.batch_size or 1))
+
+
+@dataclass(slots=True, eq=False)
+class _Segment:
+    """The rows between two watermarks."""
+
+    left: int = 0
+    """Calls whose results were not emitted."""
+    done: list[_Asked] = field(default_factory=list)
+    """Calls that have answered, in the order of their answers."""
+    watermark_ms: int | None = None
+    """What follows them; None: more rows."""
+
+
+@dataclass(slots=True, eq=False)
+class _Asked:
+    call: Call
+    segment: _Segment
+    answer: Answer | None = None
+
+
+class AsyncMap(Operator):
+    """Maps rows by an `AsyncFunction`."""
+
+    def __init__(
+        self,
+        function: AsyncFunction,
+        schema: pa.Schema | None = None,
+        ordered: bool = True,
+        errors_to: OutputTag | None = None,
+    ) -> None:
+        self._capacity = function.capacity
+        self._rows_a_call = function.batch_size or 1
+        self._by_row = function.batch_size is None
+        self._pinned = PinnedSchema(schema)
+        self._input = PinnedSchema()
+        self._from_polars = FromPolars()
+        self._ordered = ordered
+        self._errors_to = errors_to
+        self._asked: dict[int, _Asked] = {}
+        """Calls whose results were not emitted, in the order of their rows."""
+        self._waiting: deque[Call] = deque()
+        self._segments: deque[_Segment] = deque([_Segment()])
+        self._newest_ms = self._passed_ms = MIN_WATERMARK_MS
+        """The newest watermark that has come, and the newest that has gone on."""
+        self._under_way = 0
+        self._next = 0
+        self._batch_timeout_ms = function.batch_timeout_ms
+        self._filling: list[pa.RecordBatch] = []
+        """Rows that wait until there are enough for a call; they come after all others."""
+        self._filling_rows = self._filling_since_ms = 0
+        self._filling_watermark_ms: int | None = None
+        """The newest watermark that came after rows that wait so."""
+
+    def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
+        """Ask again for what was in flight."""
+        super().open(context, restored)
+        marks, held = list[Mark](), list[pa.RecordBatch]()
+        for table in restored:
+            if table.state == WATERMARKS:
+                marks += marks_of(table.rows)
+            else:
+                held.append(table.rows)
+        for element in put_together(held, marks if held else ()):
+            if isinstance(element, int):
+                self._hold_behind(element)
+            else:
+                self._add(element)
+
+    def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
+        """Take in rows. OperatorError if they have other columns than those before."""
+        with blame(self.context, batch):
+            rows = self._input.conform(widened(batch))
+        self._add(rows)
+
+    @property
+    def full(self) -> bool:
+        """Whether rows wait for a call."""
+        return bool(self._waiting)
+
+    @property
+    def busy(self) -> bool:
+        """Whether results are missing."""
+        return bool(self._asked)
+
+    def take_calls(self) -> list[Call]:
+        """Calls to make now."""
+        calls = []
+        while self._waiting and self._under_way < self._capacity:
+            calls.append(self._waiting.popleft())
+            self._under_way += 1
+        return calls
+
+    def let_pass(self, watermark_ms: int) -> bool:
+        """A watermark comes: whether it goes on at once. If not, `answered` gives it out, unless it is old news."""
+        if watermark_ms < self._newest_ms:
+            return False
+        if watermark_ms == MAX_WATERMARK_MS:
+            self._complete()  # nothing comes that could fill the batch
+        if self._asked or self._filling:
+            self._hold_behind(watermark_ms)
+            return False
+        self._newest_ms = self._passed_ms = watermark_ms
+        return True
+
+    def answered(self, answers: Sequence[Answer]) -> Iterator[pa.RecordBatch | int]:
+        """Calls have answered: what goes on now, rows and watermarks. OperatorError for one that has failed."""
+        for answer in answers:
+            asked = self._asked[answer.number]
+            self._under_way -= 1
+            if answer.error is not None and self._errors_to is None:
+                rows = asked.call.rows
+                row = first_row(rows)
+                place = "the row" if self._by_row else "first row of the batch"
+                raise failure(self.context, answer.error, place, row, rows) from answer.error
+            asked.answer = answer
+            asked.segment.done.append(asked)
+        while True:
+            yield from self._emitted(self._take_done())
+            segment = self._segments[0]
+            if segment.left or segment.watermark_ms is None:
+                return
+            self._segments.popleft()
+            self._passed_ms = segment.watermark_ms
+            yield segment.watermark_ms
+
+    def snapshot(self, cut: Cut) -> OperatorSnapshot | None:
+        """The rows whose results are missing, and the watermarks between them."""
+        held = [asked.call.rows for asked in self._asked.values()] + self._filling
+        if not held:
+            return None
+        states = [FrozenTable(IN_FLIGHT, StateKind.LIST, lambda: _together(held))]
+        if marks := self._marks():
+            states.append(FrozenTable(WATERMARKS, StateKind.LIST, lambda: marks_as_rows(marks)))
+        return OperatorSnapshot(self.context.uid, tuple(states))
+
+    def finish(self, emit: Emit) -> Iterator[None]:
+        """Wait for all results."""
+        self._complete()
+        while self._asked:
+            yield
+
+    def next_processing_time_ms(self) -> int | None:
+        """When rows have waited long enough for a batch to be full."""
+        if not self._filling:
+            return None
+        assert self._batch_timeout_ms is not None, "only then do rows wait"
+        return self._filling_since_ms + self._batch_timeout_ms
+
+    def on_processing_time(self, now_ms: int, emit: Emit) -> Iterator[None]:
+        """Call with fewer rows than a batch may have, if they have waited long enough."""
+        due_ms = self.next_processing_time_ms()
+        if due_ms is not None and due_ms <= now_ms:
+            self._complete()
+        return iter(())
+
+    def _add(self, rows: pa.RecordBatch) -> None:
+        if self._batch_timeout_ms is not None:
+            self._fill(rows)
+            return
+        for start in range(0, rows.num_rows, self._rows_a_call):
+            self._add_call(rows.slice(start, self._rows_a_call))
+
+    def _add_call(self, rows: pa.RecordBatch) -> None:
+        segment, call = self._segments[-1], Call(self._next, rows)
+        self._next += 1
+        self._asked[call.number] = _Asked(call, segment)
+        self._waiting.append(call)
+        segment.left += 1
+
+    def _fill(self, rows: pa.RecordBatch) -> None:
+        """Add rows to the batch that is not full, and begin another one behind each that is."""
+        start = 0
+        while start < rows.num_rows:
+            if not self._filling:
+                self._filling_since_ms = self.context.time.now_ms
+            part = rows.slice(start, self._rows_a_call - self._filling_rows)
+            self._filling.append(part)
+            self._filling_rows += part.num_rows
+            start += part.num_rows
+            if self._filling_rows == self._rows_a_call:
+                self._complete()
+
+    def _complete(self) -> None:
+        """Make a call of the rows that wait for a batch to be full. Watermarks behind them wait for its results."""
+        if not self._filling:
+            return
+        rows, watermark_ms = _together(self._filling), self._filling_watermark_ms
+        self._filling, self._filling_rows, self._filling_watermark_ms = [], 0, None
+        self._add_call(rows)
+        if watermark_ms is not None:
+            self._hold(watermark_ms)
+
+    def _hold_behind(self, watermark_ms: int) -> None:
+        """Keep a watermark until the results of all rows so far were emitted, also of those not asked for yet."""
+        if self._filling:
+            self._newest_ms = self._filling_watermark_ms = watermark_ms
+        else:
+            self._hold(watermark_ms)
+
+    def _hold(self, watermark_ms: int) -> None:
+        """Keep a watermark until the results of all rows so far were emitted."""
+        self._newest_ms = watermark_ms
+        last = self._segments[-1]
+        if not last.left and len(self._segments) > 1:
+            self._segments[-2].watermark_ms = watermark_ms
+        else:
+            last.watermark_ms = watermark_ms
+            self._segments.append(_Segment())
+
+    def _marks(self) -> list[Mark]:
+        """The watermarks that judge the rows whose results are missing."""
+        left: Counter[_Segment] = Counter()
+        for asked in self._asked.values():
+            left[asked.segment] += asked.call.rows.num_rows
+        found, before = [(0, self._passed_ms)], 0
+        for segment in self._segments:
+            before += left[segment]
+            if segment.watermark_ms is not None:
+                found.append((before, segment.watermark_ms))
+        if self._filling_watermark_ms is not None:
+            found.append((before + self._filling_rows, self._filling_watermark_ms))
+        return [mark for mark in found if MIN_WATERMARK_MS < mark[1] < MAX_WATERMARK_MS]
+
+    def _take_done(self) -> list[_Asked]:
+        """The calls of the first segment whose results go on."""
+        segment = self._segments[0]
+        if self._ordered:
+            found = []
+            for asked in self._asked.values():
+                if asked.segment is not segment or asked.answer is None:
+                    break
+                found.append(asked)
+        else:
+            found = segment.done
+        segment.done = [] if not self._ordered else segment.done
+        for asked in found:
+            del self._asked[asked.call.number]
+        segment.left -= len(found)
+        return found
+
+    def _emitted(self, done: Sequence[_Asked]) -> Iterator[pa.RecordBatch]:
+        ready: list[Mapping[str, Any]] = []
+        for asked in done:
+            answer = asked.answer
+            assert answer is not None
+            if answer.error is not None:
+                self._aside(asked.call.rows, answer.error)
+                continue
+            with blame(self.context, asked.call.rows):
+                if not self._by_row:
+                    yield from self._batch(answer.result, asked.call.rows.schema)
+                    continue
+                if answer.result is None:
+                    continue
+                if not isinstance(answer.result, Mapping):
+                    raise TypeError(
+                        f"the function must return a row, a dict, or None for no row, not "
+                        f"{type(answer.result).__name__}: {answer.result!r}"
+                    )
+            ready.append(answer.result)
+            if len(ready) == OUTPUT_ROWS_MAX:
+                yield self._rows(ready, asked)
+                ready = []
+        if ready:
+            yield self._rows(ready, done[0])
+
+    def _rows(self, rows: list[Mapping[str, Any]], asked: _Asked) -> pa.RecordBatch:
+        with blame(self.context, asked.call.rows):
+            return self._pinned.from_rows(rows)
+
+    def _batch(self, result: Any, source: pa.Schema) -> list[pa.RecordBatch]:
+        if result is None:
+            return []
+        if isinstance(result, pa.RecordBatch):
+            batches = [result]
+        elif isinstance(result, pa.Table):
+            batches = result.combine_chunks().to_batches()
+        elif is_polars_frame(result):
+            batches = [self._from_polars.convert(result, source)]
+        else:
+            raise TypeError(
+                f"the function returned {type(result).__name__}; it must return a pyarrow RecordBatch or Table, "
+                "a polars DataFrame, or None"
+            )
+        return [self._pinned.conform(batch) for batch in batches if batch.num_rows]
+
+    def _aside(self, rows: pa.RecordBatch, error: BaseException) -> None:
+        assert self._errors_to is not None
+        texts = pa.array([error_text(error)] * rows.num_rows, pa.string())
+        columns = [column.cast(f.type) for column, f in zip(rows.columns, self._errors_to.schema, strict=False)]
+        batch = pa.RecordBatch.from_arrays([*columns, texts], schema=self._errors_to.schema)
+        self.context.metrics.counter(RECORDS_IN_ERRORS).inc(batch.num_rows)
+        self.context.emit_aside(self._errors_to.name, batch)
+
+
+def _together(held: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """All rows in one batch. A column that was all null in early rows has the type that it has found since."""
+    if all(rows.schema.equals(held[0].schema) for rows in held):
+        return pa.concat_batches(held)
+    tables = [pa.Table.from_batches([rows]) for rows in held]
+    return one_batch(pa.concat_tables(tables, promote_options="default"), "map_async")

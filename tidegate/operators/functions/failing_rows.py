@@ -1,0 +1,291 @@
+"""Row-wise functions whose failures do not fail the job: the rows go to a side output, each with its error.
+
+Rules:
+
+- A row for which the function raises, or returns what cannot be a row, gives nothing but one row of the side output:
+  its own columns as they came, and a text column `error`. So the function must not do half of its work before it
+  raises: only what it returns is taken back.
+- The same holds for a row whose results do not fit the output schema.
+- Only what the function does to a row is caught. Ctrl-C is not, nor a failure of tidegate itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from tidegate.operators.batch_rows import OUTPUT_ROWS_MAX
+from tidegate.operators.functions.map_and_filter import MapBatches
+from tidegate.operators.operator import Emit, Operator, OperatorContext, OperatorFactory
+from tidegate.operators.operator_errors import blame, is_failure
+from tidegate.operators.output_schema import PinnedSchema, SchemaMismatchError
+from tidegate.operators.python_rows import python_rows
+from tidegate.operators.state.undo import StateUndo
+from tidegate.operators.watermarks.kept_time import KeptTime
+from tidegate.protocol.failure_reasons import error_text
+from tidegate.protocol.side_outputs import RECORDS_IN_ERRORS, ErrorTag, OutputTag
+from tidegate.storage.errors import ConfigurationError, TidegateError
+from tidegate.storage.schemas.columns_text import columns_text
+from tidegate.storage.state.snapshot import StateTable
+from tidegate.storage.user_values import unmarked
+
+ERROR = "error"
+"""The column that says what was raised."""
+
+Row: TypeAlias = Mapping[str, Any]
+
+
+def error_tag(
+    errors_to: OutputTag | str, schema: pa.Schema | None, step: str, keys: Sequence[str] | None = None
+) -> OutputTag:
+    """The tag of the rows that fail in a step with this input. ConfigurationError if it cannot take them.
+
+    `keys`: key columns if timers may fail as well. A timer has no other columns, so these may be null.
+    """
+    if schema is None:
+        raise ConfigurationError(
+            f"{step}(errors_to=...): the columns that come in are known only when the job runs; give schema= to the "
+            "step before, so that those of the side output are known"
+        )
+    if ERROR in schema.names:
+        raise ConfigurationError(f"{step}(errors_to=...): there is a column {ERROR!r} already; rename it before")
+    if keys is not None:
+        schema = pa.schema([field if field.name in keys else field.with_nullable(True) for field in schema])
+    name = errors_to.name if isinstance(errors_to, OutputTag) else errors_to
+    tag = ErrorTag(name, schema.append(pa.field(ERROR, pa.string())))
+    if isinstance(errors_to, OutputTag) and not errors_to.schema.equals(tag.schema):
+        raise ConfigurationError(
+            f"{step}(errors_to={errors_to.name!r}): rows that fail have the columns {columns_text(tag.schema)}, and "
+            f"the tag has {columns_text(errors_to.schema)}; give its name alone"
+        )
+    return tag
+
+
+def is_of_function(error: BaseException, undo: StateUndo | None = None) -> bool:
+    """Returns whether a call has failed because of its row, and not because of storage or a fault of tidegate.
+
+    `undo`: has noted what the backend of the function's state raised, if the function has state.
+    """
+    if undo is not None and undo.failure is not None:
+        return False
+    if isinstance(error, TidegateError) and not isinstance(error, ConfigurationError):
+        return False
+    return is_failure(error)
+
+
+class FailingRows:
+    """Collects the rows of one batch that have failed. `with failing.catch(number): ...` is for one row."""
+
+    def __init__(self, tag: OutputTag) -> None:
+        self.tag = tag
+        self._numbers: list[int] = []
+        self._errors: list[str] = []
+
+    @property
+    def any(self) -> bool:
+        """Whether a row has failed since the last ones left."""
+        return bool(self._numbers)
+
+    def catch(self, number: int) -> _Catch:
+        """Take what is raised inside for a failure of this row."""
+        return _Catch(self, number)
+
+    def add(self, number: int, error: BaseException, place: str = "") -> None:
+        """A row has failed. `place`: which of the calls for it, if that is not clear."""
+        self._numbers.append(number)
+        text = unmarked(error_text(error))
+        self._errors.append(f"{place}: {text}" if place else text)
+
+    def halves(
+        self, start: int, rows: pa.RecordBatch, error: BaseException, place: str = ""
+    ) -> list[tuple[int, pa.RecordBatch]]:
+        """Returns what to try again of rows that failed together: the second half and the first, with their starts.
+
+        A single row has failed for good: it is added, and there is nothing to try again.
+        """
+        half = rows.num_rows // 2
+        if half:
+            return [(start + half, rows.slice(half)), (start, rows.slice(0, half))]
+        self.add(start, error, place)
+        return []
+
+    def leave(self, batch: pa.RecordBatch, context: OperatorContext) -> None:
+        """The rows of the batch that have failed are counted, and go to the side output."""
+        failed = self.take(batch)
+        if failed is not None:
+            context.metrics.counter(RECORDS_IN_ERRORS).inc(failed.num_rows)
+            for start in range(0, failed.num_rows, OUTPUT_ROWS_MAX):
+                context.emit_aside(self.tag.name, failed.slice(start, OUTPUT_ROWS_MAX))
+
+    def take(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
+        """The rows of the batch that have failed, in order; None if there are none."""
+        if not self._numbers:
+            return None
+        failed = sorted(zip(self._numbers, self._errors, strict=True))
+        rows = batch.take(pa.array([number for number, _ in failed], pa.int64()))
+        names = set(batch.schema.names)
+        columns = [
+            rows.column(field.name) if field.name in names else pa.nulls(len(failed), field.type)
+            for field in list(self.tag.schema)[:-1]
+        ]
+        columns.append(pa.array([text for _, text in failed], pa.string()))
+        self._numbers, self._errors = [], []
+        return pa.RecordBatch.from_arrays(columns, schema=self.tag.schema)
+
+
+class _Catch(AbstractContextManager[None]):
+    """Lets no failure out; Ctrl-C is none."""
+
+    __slots__ = ("_failing", "_number")
+
+    def __init__(self, failing: FailingRows, number: int) -> None:
+        self._failing = failing
+        self._number = number
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        if error is None or not is_failure(error):
+            return False
+        self._failing.add(self._number, error)
+        return True
+
+
+class GuardedFlatMap(Operator):
+    """`flat_map` with a side output for the rows that fail."""
+
+    def __init__(
+        self,
+        fn: Callable[[dict[str, Any]], Iterable[Row]],
+        schema: pa.Schema | None,
+        tag: OutputTag,
+        kept_time: KeptTime | None = None,
+    ) -> None:
+        self._fn = fn if kept_time is None else kept_time.results(fn)
+        self._pinned = PinnedSchema(schema)
+        self._failing = FailingRows(tag)
+
+    def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
+        """Emit what the function makes of the rows, in order and in batches of bounded size, and those that fail."""
+        ready: list[tuple[int, list[Row]]] = []
+        waiting = 0
+        with blame(self.context, batch):
+            rows = python_rows(batch)
+        for number, row in enumerate(rows):
+            results: list[Row] = []
+            with self._failing.catch(number):
+                results = self._own_rows(self._fn(row))
+            if waiting and waiting + len(results) > OUTPUT_ROWS_MAX:
+                self._emit(ready, emit)
+                ready, waiting = [], 0
+            ready.append((number, results))
+            waiting += len(results)
+        self._emit(ready, emit)
+        self._failing.leave(batch, self.context)
+
+    def _own_rows(self, returned: object) -> list[Row]:
+        if not isinstance(returned, Iterable):
+            raise TypeError(f"the function must return an iterable of rows, not {type(returned).__name__}")
+        return list(map(self._pinned.own_row, returned))
+
+    def _emit(self, ready: list[tuple[int, list[Row]]], emit: Emit) -> None:
+        rows = [row for _, results in ready for row in results]
+        parts = [rows[start : start + OUTPUT_ROWS_MAX] for start in range(0, len(rows), OUTPUT_ROWS_MAX)]
+        try:
+            batches = [self._pinned.from_rows(part) for part in parts]
+        except SchemaMismatchError:
+            batches = self._fitting(ready)
+        for batch in batches:
+            emit(batch)
+
+    def _fitting(self, ready: list[tuple[int, list[Row]]]) -> list[pa.RecordBatch]:
+        """What fits the schema, a batch a row; the other rows fail."""
+        batches = []
+        for number, results in ready:
+            try:
+                batches += [self._pinned.from_rows(results)] if results else []
+            except SchemaMismatchError as error:
+                self._failing.add(number, error)
+        return batches
+
+
+class GuardedMap(GuardedFlatMap):
+    """`map` with a side output for the rows that fail."""
+
+    def __init__(
+        self,
+        fn: Callable[[dict[str, Any]], Row],
+        schema: pa.Schema | None,
+        tag: OutputTag,
+        kept_time: KeptTime | None = None,
+    ) -> None:
+        super().__init__(lambda row: (fn(row),), schema, tag, kept_time)
+
+
+class GuardedMapBatches(Operator):
+    """`map_batches` with a side output for the rows that fail. A batch that fails is halved, down to single rows.
+
+    So the function is called again with rows of a batch that has failed: what it does besides returning rows is done
+    again. `made` makes the operator that calls it.
+    """
+
+    def __init__(self, made: OperatorFactory, tag: OutputTag) -> None:
+        inner = made()
+        assert isinstance(inner, MapBatches)
+        self._inner = inner
+        self._failing = FailingRows(tag)
+
+    def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
+        """Open the function."""
+        super().open(context, restored)
+        self._inner.open(context, restored)
+
+    def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
+        """Emit what the function makes of the rows, in order, and those that fail on the side."""
+        if not batch.num_rows:
+            self._inner.process(batch, emit)
+            return
+        waiting = [(0, batch)]
+        while waiting:
+            start, part = waiting.pop()
+            results: list[pa.RecordBatch] = []
+            try:
+                results = self._inner.results_of(part)
+            except BaseException as error:
+                if not is_failure(error):
+                    raise
+                waiting += self._failing.halves(start, part, error)
+            for result in results:
+                emit(result)
+        self._failing.leave(batch, self.context)
+
+    def close(self) -> None:
+        """Close the function."""
+        self._inner.close()
+
+
+class GuardedFilter(Operator):
+    """`filter` by a function, with a side output for the rows that fail."""
+
+    def __init__(self, fn: Callable[[dict[str, Any]], object], tag: OutputTag) -> None:
+        self._fn = fn
+        self._failing = FailingRows(tag)
+
+    def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
+        """Emit the rows that stay, and those for which the function has raised on the side."""
+        mask = []
+        with blame(self.context, batch):
+            rows = python_rows(batch)
+        for number, row in enumerate(rows):
+            stays = False
+            with self._failing.catch(number):
+                stays = bool(self._fn(row))
+            mask.append(stays)
+        kept = batch.filter(pa.array(mask, pa.bool_()))
+        if kept.num_rows:
+            emit(kept)
+        self._failing.leave(batch, self.context)

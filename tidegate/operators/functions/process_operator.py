@@ -1,0 +1,568 @@
+"""`ProcessOperator`: runs a function of the user row by row, with the state and the timers of each row's key.
+
+Rules:
+
+- Rows of a batch are processed in order. What they emit leaves in batches of bounded size before the call returns, so
+  nothing is held back over a barrier.
+- Timers fire in steps of bounded length (Flink's interruptible timers). Between two steps the timers that have fired
+  are gone, and what they emitted has left.
+- A key must come to the subtask that owns its key group. Each batch is checked for that.
+- The types of the key columns are those of the first batch, or of the restored state, and never change.
+- With `errors_to` a row or a timer that fails leaves nothing behind but a row of that side output: what it has
+  emitted, put into state and registered before it failed is taken back. So results must fit a schema that is given.
+- Rows that come in order of event time are processed as if each brought a watermark just before its time. The timers
+  until then fire first, also those of other keys, and a timer of the row's own moment fires after it.
+- At the end of the input all event-time timers have fired, by the last watermark. Processing-time timers are dropped,
+  or fire then if that is asked for. What is registered of processing time from then on is dropped, so the end is one.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from types import GeneratorType
+from typing import Any
+
+import pyarrow as pa
+
+from tidegate.operators.batch_rows import OUTPUT_ROWS_MAX
+from tidegate.operators.functions.failing_rows import FailingRows, is_of_function
+from tidegate.operators.functions.process_functions import BaseProcessFunction, ProcessContext
+from tidegate.operators.operator import Emit, Operator, OperatorContext
+from tidegate.operators.operator_errors import Blame, blame, blame_call, blame_row, failure, is_failure
+from tidegate.operators.output_schema import PinnedSchema
+from tidegate.operators.own_copies import own_copy
+from tidegate.operators.owned_values import is_record
+from tidegate.operators.python_rows import python_rows
+from tidegate.operators.side_rows import SideRows
+from tidegate.operators.state.key_scope import KeyScope
+from tidegate.operators.state.keyed_state import KeyedState
+from tidegate.operators.state.keyed_state_store import KeyedStates
+from tidegate.operators.state.keys import KeyCodec, check_owner, key_columns, key_schema
+from tidegate.operators.state.operator_state import OperatorStates, WriteGate
+from tidegate.operators.state.quick_values import NOT_QUICK, never_quick, quick_conversion
+from tidegate.operators.state.state_names import StateNames
+from tidegate.operators.state.timer_chains import TimerChains
+from tidegate.operators.state.timers import TimeDomain, Timers
+from tidegate.operators.state.undo import StateUndo
+from tidegate.operators.watermarks.watermark_generator import event_times_ms
+from tidegate.protocol.errors import ChangedTypeError, OperatorError
+from tidegate.protocol.side_outputs import OutputTag, check_tags
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
+from tidegate.state.common.backend import KeyedBackend
+from tidegate.state.common.cells import KeyRef
+from tidegate.state.kernels.partition import compact, subtask_table
+from tidegate.storage.checkpoints.metadata import StateKind
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.state.handover import taken
+from tidegate.storage.state.snapshot import Cut, FrozenState, OperatorSnapshot, StateTable
+
+_CHANGE_BYTES = 64
+_PART_ROWS_MIN = 64
+
+Handler = Callable[[dict[str, Any], ProcessContext], Iterable[Mapping[str, Any]] | None]
+
+
+class ProcessOperator(Operator):
+    """Calls a function. `keys` and `timestamps` have an entry for each of its inputs.
+
+    `keys`: the key columns, none if the stream is not keyed. The names of the first input are those of the state.
+    `timestamps`: the column of event time, or None. `schema`: that of the output; None: the first rows fix it.
+    `side_outputs`: the tags under which the function may emit rows. `fire_at_end`: whether processing-time timers that
+    are left at the end of the input fire then. `errors_to`: for each input the tag of the rows that fail, or None if
+    they fail the job; empty if all do. Timers that fail go where rows of the first input go. `in_order`: whether rows
+    come by event time, from `EventTimeOrder`; then the timers before a row fire before it.
+    Raises ConfigurationError for a function of the wrong kind, or one that cannot be copied.
+    """
+
+    context_class: type[ProcessContext] = ProcessContext
+    """The class of the context that the function gets."""
+    by_batch = False
+    """Whether the function reads and writes state by the batch."""
+
+    def __init__(
+        self,
+        function: BaseProcessFunction,
+        keys: Sequence[tuple[str, ...]] = ((),),
+        timestamps: Sequence[str | None] = (None,),
+        schema: pa.Schema | None = None,
+        side_outputs: Sequence[OutputTag] = (),
+        fire_at_end: bool = False,
+        errors_to: Sequence[OutputTag | None] = (),
+        in_order: bool = False,
+    ) -> None:
+        inputs = len(function.INPUT_METHODS) if isinstance(function, BaseProcessFunction) else 0
+        if not inputs or len(keys) != inputs or len(timestamps) != inputs:
+            wanted = "CoProcessFunction" if len(keys) == 2 else "ProcessFunction"
+            raise ConfigurationError(f"process needs an object of a class derived from tg.{wanted}, not {function!r}")
+        self._function = own_copy(function)
+        self._keys, self.has_keyed_state = tuple(keys), bool(keys[0])
+        self._timestamps = tuple(timestamps)
+        self._fires_at_end = fire_at_end
+        self._in_order = in_order
+        self._taken = 0
+        self._pinned = PinnedSchema(schema, function)
+        self._scope = KeyScope()
+        self._states: KeyedStates | None = None
+        self._timers = Timers(self._scope)
+        self._gate = WriteGate()
+        self._codec: KeyCodec | None = None
+        self._changed_rows = 0
+        self._seen: dict[int, pa.Schema] = {}
+        self._rows: list[Mapping[str, Any]] = []
+        tags = [tag for tag in errors_to if tag is not None]
+        check_tags("process", (*side_outputs, *tags))
+        if tags and schema is None:
+            raise ConfigurationError(
+                f"{type(function).__name__}: errors_to= needs schema=, because a row whose results do not fit it fails"
+            )
+        self._failing = tuple(None if tag is None else FailingRows(tag) for tag in errors_to or (None,) * inputs)
+        self._undo = StateUndo() if tags else None
+        self._sides = SideRows(side_outputs, holds=bool(tags))
+        self._fits = never_quick if schema is None else quick_conversion(pa.struct(list(schema)))
+
+    @property
+    def function(self) -> BaseProcessFunction:
+        """The function, which is this operator's own."""
+        return self._function
+
+    @property
+    def bound_states(self) -> dict[str, pa.DataType]:
+        """The stored type of each state that the function has bound in `open`, by name."""
+        keyed = {} if self._states is None else self._states.stored_fields
+        return {name: field.type for name, field in (keyed | self._operator_states.stored_fields).items()}
+
+    def operator_state(self, name: str) -> Any:
+        """Returns the operator state that the function has bound under a name. KeyError if there is none."""
+        return self._operator_states.state(name)
+
+    @contextmanager
+    def at_key(self, key: Mapping[str, Any]) -> Iterator[Mapping[str, KeyedState]]:
+        """Make a key the current one, between two calls of the function. Yields its states by name.
+
+        They are empty before the first row, which fixes the types of the keys. SchemaMismatchError if `key` lacks a
+        column, or has values of other types.
+        """
+        if self._states is None or self._codec is None:
+            yield {}
+            return
+        columns = PinnedSchema(self._codec.schema).from_rows([key])
+        try:
+            for number, ref in enumerate(self._states.enter(columns)):
+                self._scope.choose(number, ref)
+            yield self._states.bound
+        finally:
+            self._states.leave(0)
+
+    def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
+        """Open the function, then take the state back from tables of any number of former subtasks.
+
+        OperatorError if the function raises; ConfigurationError for a state that it does not bind; CorruptionError if
+        a table is of other types, or has a key twice or one of other subtasks.
+        """
+        super().open(context, restored)
+        self._owners = subtask_table(context.max_parallelism, context.parallelism)
+        names = StateNames()
+        if self._keys[0]:
+            self._states = KeyedStates(context, self._keys[0], self._scope, names, self.by_batch, self._undo)
+            self._timers = self._states.timers
+        unkeyed = [table for table in restored if table.kind is not StateKind.KEYED]
+        self._operator_states = OperatorStates(context.uid, unkeyed, self._gate, names)
+        place = context, self._states, self._operator_states, self._scope, self._timers
+        self._ask = self.context_class(*place, self._sides)
+        function = self._function
+        function.context = self._ask
+        self._handlers: tuple[Handler, ...] = tuple(getattr(function, name) for name in function.INPUT_METHODS)
+        with blame_call(self.context, "open"):
+            function.open(self._ask)
+        self._sides.begin(context)
+        if self._states is not None:
+            self._states.complete()
+            self._take_over(self._states)
+        self._operator_states.complete()
+        self.load(restored)
+
+    def load(self, tables: Sequence[StateTable]) -> None:
+        """Raises CorruptionError and ConfigurationError as `open` does."""
+        for table in taken(tables):
+            if table.kind is StateKind.KEYED:
+                self._restore(table)
+        if self._states is not None:
+            self._states.loaded()
+
+    def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
+        """Process a batch of the first input."""
+        self.process_input(0, batch, emit)
+
+    def process_input(self, index: int, batch: pa.RecordBatch, emit: Emit) -> None:
+        """Process a batch row by row. OperatorError if the function raises or the keys do not fit."""
+        if self._in_order:
+            self._process_in_order(index, batch, emit)
+            return
+        with blame(self.context, batch):
+            moments = self._times_of(index, batch)
+            rows = enumerate(python_rows(batch))
+        times = None if moments is None else moments.to_pylist()
+        self._process_part(index, batch, times, rows, emit)
+
+    def _process_in_order(self, index: int, batch: pa.RecordBatch, emit: Emit) -> None:
+        """Process a batch that is sorted by event time, in parts that end where timers have to fire first."""
+        start, rows_max = 0, OUTPUT_ROWS_MAX
+        while start < batch.num_rows:
+            part = batch.slice(start, rows_max)
+            with blame(self.context, part):
+                moments, rows = self._times_of(index, part), python_rows(part)
+            assert moments is not None, "rows in order of no time"
+            times = moments.to_pylist()
+            if times[0] - 1 > self._ask.current_watermark:
+                self._ask.current_watermark = times[0] - 1
+                for _ in self._fire(TimeDomain.EVENT_TIME, times[0] - 1, emit):
+                    pass
+            self._process_part(index, part, times, self._rows_before_timers(rows, times), emit)
+            start += self._taken
+            # A part is entered as a whole. So parts are short while timers often fire between rows.
+            rows_max = min(OUTPUT_ROWS_MAX, max(_PART_ROWS_MIN, 2 * self._taken))
+
+    def _rows_before_timers(
+        self, rows: Sequence[dict[str, Any]], times: Sequence[int]
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
+        """The rows of a part up to the first one that a timer has to fire before. `_taken` counts them."""
+        timers, ask = self._timers, self._ask
+        first_ms, changes = timers.first_ms(TimeDomain.EVENT_TIME), 0
+        self._taken = 0
+        for number, row in enumerate(rows):
+            before_ms = times[number] - 1
+            if before_ms > ask.current_watermark:
+                if timers.changes > changes:
+                    changed_ms = timers.first_change_ms(TimeDomain.EVENT_TIME, changes)
+                    changes = timers.changes
+                    if changed_ms is not None and (first_ms is None or changed_ms < first_ms):
+                        first_ms = changed_ms
+                if first_ms is not None and first_ms <= before_ms:
+                    return
+                ask.current_watermark = before_ms
+            self._taken += 1
+            yield number, row
+
+    def _process_part(
+        self,
+        index: int,
+        batch: pa.RecordBatch,
+        times: Sequence[int | None] | None,
+        rows: Iterator[tuple[int, dict[str, Any]]],
+        emit: Emit,
+    ) -> None:
+        with blame(self.context, batch):
+            refs = self._enter(index, batch)
+        failing = self._failing[index]
+        if failing is not None:
+            self._process_guarded(failing, self._handlers[index], batch, rows, refs, times, emit)
+        else:
+            while self._process_rows(self._handlers[index], rows, refs, times):
+                self._emit_rows(emit, OUTPUT_ROWS_MAX)
+        if self._keys[index]:
+            self._leave(batch.num_rows)
+        self._end_call(emit)
+
+    def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
+        """Fire the event-time timers up to the watermark, earliest first, in steps."""
+        self._ask.current_watermark = watermark_ms
+        return self._fire(TimeDomain.EVENT_TIME, watermark_ms, emit)
+
+    def next_processing_time_ms(self) -> int | None:
+        """The moment of the first processing-time timer."""
+        return self._timers.first_ms(TimeDomain.PROCESSING_TIME)
+
+    def on_processing_time(self, now_ms: int, emit: Emit) -> Iterator[None]:
+        """Fire the processing-time timers up to now, earliest first, in steps."""
+        return self._fire(TimeDomain.PROCESSING_TIME, now_ms, emit)
+
+    def snapshot(self, cut: Cut) -> OperatorSnapshot | None:
+        """Freeze states and timers; None on a stream without keys, if there is no operator state either."""
+        if not self._keys[0] and not self._operator_states:
+            return None
+        frozen: tuple[FrozenState, ...] = self._operator_states.freeze()
+        snapshot = OperatorSnapshot(self.context.uid)
+        if self._codec is not None and self._states is not None:
+            snapshot = self._frozen(cut)
+            frozen += snapshot.states
+        return replace(snapshot, states=frozen)
+
+    def changes(self, cut: Cut) -> OperatorSnapshot | None:
+        """Freeze keyed states and timers alone."""
+        return None if self._codec is None or self._states is None else self._frozen(cut)
+
+    @property
+    def changed_bytes(self) -> int:
+        """An estimate: every row that came in counts as one change of state."""
+        return self._changed_rows * _CHANGE_BYTES
+
+    @property
+    def keyed_backend(self) -> KeyedBackend | None:
+        """The backend of the keyed states; None on a stream without keys."""
+        return None if self._states is None else self._states.backend
+
+    def hand_over(self) -> None:
+        """Let go of the backend. Afterwards the function is only closed: no key can be entered any more."""
+        if self._states is not None:
+            self._states.hand_over()
+
+    def finish(self, emit: Emit) -> Iterator[None]:
+        """Fire or drop the processing-time timers, and emit what the function has left, in steps of a batch."""
+        self._timers.end(TimeDomain.PROCESSING_TIME)
+        if self._fires_at_end and self._timers.is_due(TimeDomain.PROCESSING_TIME, MAX_WATERMARK_MS):
+            yield from self._fire(TimeDomain.PROCESSING_TIME, MAX_WATERMARK_MS, emit)
+            yield
+            yield from self._fire(TimeDomain.EVENT_TIME, MAX_WATERMARK_MS, emit)  # what these have registered
+            yield
+        self._timers.drop(TimeDomain.PROCESSING_TIME)
+        with blame_call(self.context, "finish"):
+            rows = iter(self._function.finish(self._ask) or ())
+        while True:
+            with blame_call(self.context, "finish"):
+                self._collect(itertools.islice(rows, OUTPUT_ROWS_MAX))
+            self._sides.flush()
+            if not self._rows:
+                return
+            self._emit_rows(emit, 1)
+            yield
+
+    def close(self) -> None:
+        """Close the function, and give up what the backend holds."""
+        try:
+            self._function.close()
+        finally:
+            if self._states is not None:
+                self._states.close()
+
+    def _frozen(self, cut: Cut) -> OperatorSnapshot:
+        assert self._states is not None
+        if cut.keyed:
+            self._changed_rows = 0
+        return self._states.freeze(cut)
+
+    def _take_over(self, states: KeyedStates) -> None:
+        """Go on with state that the backend has from files of its own, if any."""
+        stored = states.stored_keys()
+        if stored is not None:
+            self._check_keyed("the state", stored.names)
+            self._key_codec(stored)
+
+    def _check_keyed(self, what: str, columns: Sequence[str]) -> None:
+        names = list(self._keys[0])
+        if not names or list(columns[: len(names)]) != names:
+            raise ConfigurationError(
+                f"operator {self.context.name!r} (uid {self.context.uid!r}) is keyed by {names}, but {what} of the "
+                f"checkpoint has columns {list(columns)}; key by the same columns as before, or change the uid"
+            )
+
+    def _restore(self, table: StateTable) -> None:
+        rows = compact(table.rows)
+        self._check_keyed(f"state {table.state!r}", rows.schema.names)
+        keys = rows.select(list(self._keys[0]))
+        self._key_codec(keys.schema)
+        check_owner(self.context, keys, self._owners)
+        if self._states is not None:
+            self._states.load(replace(table, rows=rows))
+
+    def _key_codec(self, schema: pa.Schema) -> KeyCodec:
+        """The codec of all keys; the first schema of key columns ever fixes it."""
+        if self._codec is None:
+            self._codec = KeyCodec(schema)
+            if self._states is not None:
+                self._states.fix_keys(self._codec)
+        elif not schema.equals(self._codec.schema):
+            raise ChangedTypeError(
+                f"operator {self.context.name!r} (uid {self.context.uid!r}) has keys of types "
+                f"{_types(self._codec.schema)} and was given keys of {_types(schema)}: cast the key columns to the "
+                "same types with with_columns before key_by"
+            )
+        return self._codec
+
+    def _enter(self, index: int, batch: pa.RecordBatch) -> Sequence[KeyRef]:
+        """Enter the keys of a batch. Returns the backend's reference of each row's key."""
+        if not self._keys[index] or self._states is None:
+            return [None] * batch.num_rows
+        return self._states.enter(self._keys_of(index, batch))
+
+    def _leave(self, rows: int) -> None:
+        """A batch of rows or timers with keys is done."""
+        assert self._states is not None, "keys without states"
+        self._states.leave(rows)
+        self._changed_rows += rows
+
+    def _keys_of(self, index: int, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The stored key columns of a batch. OperatorError for keys of other types, or of another subtask."""
+        names = self._keys[index]
+        if index not in self._seen or not self._seen[index].equals(batch.schema):
+            self._key_codec(_renamed(key_schema(batch.schema, names), self._keys[0]))
+            self._seen[index] = batch.schema
+        columns = key_columns(batch, names).rename_columns(list(self._keys[0]))
+        check_owner(self.context, columns, self._owners)
+        return columns
+
+    def _times_of(self, index: int, batch: pa.RecordBatch) -> pa.Array | None:
+        """Event time of each row, in milliseconds; None if there is none."""
+        column = self._timestamps[index]
+        if column is None or batch.schema.get_field_index(column) < 0:
+            return None
+        return event_times_ms(batch, column)
+
+    def _process_rows(
+        self,
+        handler: Handler,
+        rows: Iterator[tuple[int, dict[str, Any]]],
+        refs: Sequence[KeyRef],
+        times: Sequence[int | None] | None,
+    ) -> bool:
+        """Process rows until their output fills a batch. Returns whether rows may be left."""
+        scope, collect, ask, collected = self._scope, self._collect, self._ask, self._rows
+        number, row = 0, dict[str, Any]()
+        try:
+            for number, row in rows:
+                scope.number, scope.ref = number, refs[number]  # as `choose`, without a call for each row
+                if times is not None:
+                    ask.timestamp = times[number]
+                result = handler(row, ask)
+                if result is not None:
+                    collect(result)
+                    if len(collected) >= OUTPUT_ROWS_MAX:
+                        return True
+        except OperatorError:
+            raise
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            raise failure(self.context, error, f"row {number} of the batch", row) from error
+        return False
+
+    def _process_guarded(
+        self,
+        failing: FailingRows,
+        handler: Handler,
+        batch: pa.RecordBatch,
+        rows: Iterator[tuple[int, dict[str, Any]]],
+        refs: Sequence[KeyRef],
+        times: Sequence[int | None] | None,
+        emit: Emit,
+    ) -> None:
+        """Process all rows; those that fail leave by their side output."""
+        for number, row in rows:
+            self._scope.number, self._scope.ref = number, refs[number]
+            if times is not None:
+                self._ask.timestamp = times[number]
+            caught: list[BaseException] = []
+            with blame_row(self.context, row, number), self._guarded(caught):
+                self._collect(handler(row, self._ask))
+            if caught:
+                failing.add(number, caught[0])
+            self._emit_rows(emit, OUTPUT_ROWS_MAX)
+            self._sides.leave_full()
+        self._set_aside(failing, batch)
+
+    @contextmanager
+    def _guarded(self, caught: list[BaseException]) -> Iterator[None]:
+        """A call of the function. If it fails, all that it has done is taken back, and `caught` gets the error."""
+        assert self._undo is not None, "errors_to was not given"
+        rows, sides = len(self._rows), self._sides.mark()
+        timers, lists = self._timers.mark(), self._operator_states.mark()
+        self._undo.begin()
+        try:
+            yield
+            for made in self._rows[rows:]:
+                if self._fits(made) is NOT_QUICK:
+                    self._pinned.from_rows([made])
+        except BaseException as error:
+            if not is_of_function(error, self._undo):
+                raise
+            del self._rows[rows:]
+            self._sides.back_to(sides)
+            self._timers.back_to(timers)
+            self._operator_states.back_to(lists)
+            self._undo.back()
+            caught.append(error)
+
+    def _set_aside(self, failing: FailingRows | None, batch: pa.RecordBatch) -> None:
+        """Emit the rows that have failed, of a batch or of a step of timers."""
+        if failing is not None:
+            failing.leave(batch, self.context)
+
+    def _fire(self, domain: TimeDomain, time_ms: int, emit: Emit) -> Iterator[None]:
+        timers = self._timers
+        at_end = domain is TimeDomain.EVENT_TIME and time_ms == MAX_WATERMARK_MS
+        chains = TimerChains(timers, at_end)
+        while timers.is_due(domain, time_ms):
+            self._fire_step(domain, time_ms, chains)
+            self._ask.time_domain = None
+            self._end_call(emit)
+            if timers.is_due(domain, time_ms):
+                yield
+
+    def _fire_step(self, domain: TimeDomain, time_ms: int, chains: TimerChains) -> None:
+        """Fire as many of the timers that are due as one step may, and collect their rows."""
+        timers, pace, failing = self._timers, self.context.pace, self._failing[0]
+        self._ask.time_domain = domain
+        assert self._states is not None and self._codec is not None, "timers without keys"
+        step = timers.begin_step(domain, time_ms, pace.timers_max, self._codec)
+        refs = self._states.enter(step.columns, step.keys)
+        with blame_call(self.context, "on_timer"):
+            chains.begin_step()
+        with Blame(self.context, lambda: (f"timer at {self._ask.timestamp} of key", self._ask.current_key)):
+            for _ in range(pace.timers_max):
+                if len(self._rows) >= OUTPUT_ROWS_MAX or (timer := timers.pop()) is None:
+                    break
+                self._ask.timestamp, number = timer
+                self._scope.choose(number, refs[number])
+                chains.fires(timer[0])
+                if failing is None:
+                    self._collect(self._function.on_timer(timer[0], self._ask))
+                else:
+                    caught: list[BaseException] = []
+                    with self._guarded(caught):
+                        self._collect(self._function.on_timer(timer[0], self._ask))
+                    if caught:
+                        failing.add(number, caught[0], f"timer at {timer[0]}")
+                pace.timers += 1
+        self._leave(len(step.keys))
+        self._set_aside(failing, step.columns)
+
+    def _collect(self, rows: Iterable[Mapping[str, Any]] | None) -> None:
+        if rows is None:
+            return
+        if (
+            type(rows) is not GeneratorType
+            and type(rows) is not list
+            and (isinstance(rows, Mapping) or is_record(rows))
+        ):
+            raise TypeError("the function returned one row; return an iterable of rows, or yield each row")
+        append, own_row = self._rows.append, self._pinned.own_row
+        for row in rows:
+            append(own_row(row))
+
+    def _emit_rows(self, emit: Emit, rows_min: int) -> None:
+        """Emit the rows that were collected, if there are at least `rows_min`."""
+        if len(self._rows) < rows_min:
+            return
+        rows, self._rows = self._rows, []
+        with Blame(self.context, lambda: ("first of the rows that the function returned", rows[0])):
+            batches = [
+                self._pinned.from_rows(rows[start : start + OUTPUT_ROWS_MAX])
+                for start in range(0, len(rows), OUTPUT_ROWS_MAX)
+            ]
+        for batch in batches:
+            emit(batch)
+
+    def _end_call(self, emit: Emit) -> None:
+        self._ask.timestamp = None
+        self._sides.flush()
+        self._emit_rows(emit, 1)
+
+
+def _renamed(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
+    return pa.schema([pa.field(name, field.type) for name, field in zip(names, schema, strict=True)])
+
+
+def _types(schema: pa.Schema) -> str:
+    return ", ".join(str(field.type) for field in schema)

@@ -1,0 +1,126 @@
+"""`LatestJoin`: joins the newest row of each key on one side with the newest one on the other.
+
+Newest is the row that came last, whatever its event time: `AsOfJoin` goes by time. Rules:
+
+- State is at most one row of each key and side.
+- `complete`: a row comes when both sides have one, and the key is forgotten. So each side takes part in one result at
+  most, and of several rows that wait the last one does.
+- `always`: each row comes with the newest one of the other side, or with nulls, and is the newest one of its own from
+  then on.
+- Rows of one input that are in a batch are joined as if they came one by one. So nothing depends on how rows are cut
+  into batches; which of two inputs comes first is open, as of all operators with two.
+- A null key has no partner. Such a row is not kept.
+- With a time to live (event time), a key is forgotten on both sides, in silence, when its newest row is that far behind
+  the watermark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal, TypeAlias, get_args
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tidegate.operators.joins.join_columns import JoinSides
+from tidegate.operators.joins.join_operator import MOMENT, JoinOperator
+from tidegate.operators.joins.pairing import without_nulls
+from tidegate.operators.operator import Emit
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
+from tidegate.state.key_index.key_index import KeyIndex
+from tidegate.storage.errors import ConfigurationError
+
+LatestEmit: TypeAlias = Literal["complete", "always"]
+_SWEEPS = 4
+_NONE = -1
+
+Positions = NDArray[np.int64]
+
+
+class LatestJoin(JoinOperator):
+    """Joins newest rows. ConfigurationError for another `emit`, and as of `JoinSides`."""
+
+    drops_late_rows = False
+
+    def __init__(
+        self,
+        sides: JoinSides,
+        schemas: tuple[pa.Schema, pa.Schema],
+        emit: LatestEmit = "complete",
+        ttl_ms: int | None = None,
+    ) -> None:
+        if emit not in get_args(LatestEmit):
+            raise ConfigurationError(f'join_latest: emit={emit!r}: it is "complete" or "always"')
+        if ttl_ms is not None and ttl_ms <= 0:
+            raise ConfigurationError("join_latest: ttl must be greater than 0")
+        super().__init__(sides, schemas, "full")
+        self._always = emit == "always"
+        self._ttl_ms = ttl_ms
+        self._swept_ms: int | None = None
+
+    def process_input(self, index: int, batch: pa.RecordBatch, emit: Emit) -> None:
+        """Join the rows of a batch. OperatorError as of `rows_of`."""
+        keys, times, values = self.rows_of(index, batch)
+        rows = pa.RecordBatch.from_arrays(
+            [*keys.columns, *values], names=[*self.keys.names, *self.values[index].values()]
+        )
+        matching = np.flatnonzero(without_nulls(keys))
+        partners = np.full(len(times), _NONE, dtype=np.int64)
+        stored: pa.RecordBatch | None = None
+        joined = np.zeros(0, dtype=np.int64)
+        if len(matching):
+            known = KeyIndex(tuple(self.keys.names))
+            upserted = known.upsert(keys.take(pa.array(matching)))
+            slots = upserted.slots.astype(np.int64)
+            some_keys = keys.take(pa.array(matching[upserted.first_rows]))
+            mine, theirs = self.tables[index], self.tables[1 - index]
+            found = theirs.find(some_keys)  # key number i is slot i: first rows ascend
+            of_key = np.full(known.size, _NONE, dtype=np.int64)
+            of_key[found.keys] = np.arange(len(found.keys))
+            stored = theirs.take(found.refs) if len(found.refs) else None
+            partners[matching] = of_key[slots]
+            newest = matching[_last_of_each(slots, known.size)]
+            if not self._always:
+                joined = matching[upserted.first_rows][of_key != _NONE]
+                theirs.remove(found.refs)
+                newest = newest[(of_key == _NONE) | (np.bincount(slots, minlength=known.size) > 1)]
+            mine.remove(mine.find(some_keys).refs)
+            picked = pa.array(newest)
+            self.keep(index, keys.take(picked), times[newest], [value.take(picked) for value in values])
+            mine.done()
+            theirs.done()
+        if self._always:
+            emit(self._beside(rows, partners, stored))
+        elif len(joined):
+            emit(self._beside(rows.take(pa.array(joined)), partners[joined], stored))
+
+    @property
+    def waits_for_event_time(self) -> bool:
+        """Only if keys expire in event time."""
+        return self._ttl_ms is not None
+
+    def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
+        """Forget keys that are older than the time to live, if it is time for that."""
+        if self._ttl_ms is None or watermark_ms == MAX_WATERMARK_MS:
+            return iter(())
+        if self._swept_ms is None or watermark_ms - self._swept_ms >= max(1, self._ttl_ms // _SWEEPS):
+            self._swept_ms = watermark_ms
+            self.forget_idle_keys(MOMENT, watermark_ms - self._ttl_ms)
+        return iter(())
+
+    def _beside(self, rows: pa.RecordBatch, partners: Positions, stored: pa.RecordBatch | None) -> pa.RecordBatch:
+        """Rows with their partners, by position among the stored rows of the other side. Without one: nulls."""
+        found = dict(zip(rows.schema.names, rows.columns, strict=True))
+        if stored is not None:
+            taken = stored.take(pa.array(partners, mask=partners == _NONE))
+            found = {**dict(zip(taken.schema.names, taken.columns, strict=True)), **found}
+        arrays = [found[f.name] if f.name in found else pa.nulls(rows.num_rows, f.type) for f in self.schema]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+
+def _last_of_each(slots: Positions, number: int) -> Positions:
+    """The position of the last row of each slot."""
+    order = np.argsort(slots, kind="stable")
+    last: Positions = order[np.cumsum(np.bincount(slots, minlength=number)) - 1].astype(np.int64)
+    return last

@@ -1,0 +1,192 @@
+"""`LookupTable`: joins rows with a table that changes slowly, as it was when it was last read.
+
+Each subtask has the whole table in memory, and reads it again every so often, beside processing. Rules:
+
+- A batch is joined with one version of the table. Between two batches a newer one may take its place.
+- If reading fails, the old version goes on, with a warning in the log and in the counter `lookupRefreshesFailed`. When
+  it is older than `stale_ms` the task fails. The first version must be read before any row is processed.
+- Reading that does not come back, as from a database that does not answer, counts as failed after `HANGS_S`. Before
+  that it may be slow. Nothing can end it: a thread that hangs stays until its process ends.
+- What is in memory is bounded: a table with more than `rows_max` rows is refused, like any other failure to read it.
+  While it is read there are two versions.
+- Which version a row meets depends on when it is processed. After a failure rows are processed again, and may meet a
+  newer one; what had been committed stays. To join as of event time is `AsOfJoin`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tidegate.operators.functions.batch_function import BatchContext, BatchFunction
+from tidegate.operators.joins.join_columns import JoinSides, plain_values
+from tidegate.operators.joins.pairing import Pairing, without_nulls
+from tidegate.operators.state.keys import key_columns
+from tidegate.state.key_index.key_index import KeyIndex
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.one_batch import one_batch
+
+log = logging.getLogger(__name__)
+
+FAILED_REFRESHES = "lookupRefreshesFailed"
+HANGS_S = 60.0
+"""Reading that takes so long hangs, if what is known is too old meanwhile."""
+_STRANGERS_MAX = 262_144
+"""Keys that are not in the table, and are remembered all the same, before the index is made anew."""
+
+Read = Callable[[], pa.Table]
+"""Reads the table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """What a lookup joins: `sides` names the keys, `schema` is that of the stream, `table` of the table."""
+
+    sides: JoinSides
+    schema: pa.Schema
+    table: pa.Schema
+    inner: bool
+    rows_max: int
+
+    @property
+    def output(self) -> pa.Schema:
+        """The columns of the result. ConfigurationError for columns that do not fit."""
+        return self.sides.output_schema(self.schema, self.table, "inner" if self.inner else "left")
+
+
+class Version:
+    """The table as it was read once, with an index of its keys. ConfigurationError for what does not fit."""
+
+    def __init__(self, lookup: Lookup, table: pa.Table) -> None:
+        if table.num_rows > lookup.rows_max:
+            raise ConfigurationError(
+                f"lookup_join: the table has {table.num_rows} rows, more than max_rows={lookup.rows_max}; each subtask "
+                "has all of it in memory: read fewer rows, or raise max_rows="
+            )
+        try:
+            table = table.select(lookup.table.names).cast(lookup.table)
+        except (KeyError, ValueError) as error:
+            raise ConfigurationError(
+                f"lookup_join: the table has other columns than when the program was made: {table.schema}"
+            ) from error
+        names = lookup.sides.right_names(lookup.schema, lookup.table)
+        batch = one_batch(table, "lookup_join")
+        self._sides = lookup.sides
+        self._keys = key_columns(batch, lookup.sides.keys[1]).rename_columns(list(lookup.sides.keys[0]))
+        self.values = pa.RecordBatch.from_arrays(plain_values(batch, list(names)), names=list(names.values()))
+        self._begin()
+
+    def paired(self, keys: pa.RecordBatch) -> Pairing:
+        """The rows of the table for each row of a batch."""
+        if self._index.size > self._known + _STRANGERS_MAX:
+            self._begin()
+        slots = self._index.upsert(keys).slots
+        known = (slots < self._known) & without_nulls(keys)
+        slots = np.where(known, slots, 0)
+        counts = np.where(known, self._counts[slots] if self._known else 0, 0)
+        starts = self._starts[slots] if self._known else counts
+        return Pairing(self._order, starts, counts.astype(np.int64), self._order[:0])
+
+    def _begin(self) -> None:
+        self._index = KeyIndex(tuple(self._keys.schema.names))
+        slots = self._index.upsert(self._keys).slots
+        self._known = self._index.size
+        self._order: NDArray[np.int64] = np.argsort(slots, kind="stable").astype(np.int64)
+        self._counts = np.bincount(slots, minlength=self._known)
+        self._starts = np.cumsum(self._counts) - self._counts
+
+
+class LookupTable(BatchFunction):
+    """The function of a lookup join. `refresh_ms`: how often to read; None: once, when the task begins."""
+
+    def __init__(self, lookup: Lookup, read: Read, refresh_ms: int | None, stale_ms: int) -> None:
+        self._lookup, self._read = lookup, read
+        self._refresh_ms, self._stale_ms = refresh_ms, stale_ms
+
+    def open(self, context: BatchContext) -> None:
+        """Read the table, and begin to read it again every so often. Raises what reading raises."""
+        self._failed = context.metrics.counter(FAILED_REFRESHES)
+        self._version = Version(self._lookup, self._read())
+        self._read_at = time.monotonic()
+        self._reading_since: float | None = None
+        self._error: Exception | None = None
+        self._failures = self._told = 0
+        self._closed = threading.Event()
+        if self._refresh_ms is not None:
+            self._reader = threading.Thread(target=self._go_on, name="tidegate-lookup", daemon=True)
+            self._reader.start()
+
+    def process(self, batch: pa.RecordBatch) -> pa.Table | None:
+        """Rows with those of the table. ConfigurationError if the table is too old."""
+        self._check_age()
+        keys = key_columns(batch, self._lookup.sides.keys[0])
+        version, output = self._version, self._lookup.output
+        pairing = version.paired(keys)
+        parts = [self._beside(batch, rows, version, found, output) for rows, found in pairing.pairs(_STRANGERS_MAX)]
+        lonely = np.flatnonzero(pairing.counts == 0)
+        if not self._lookup.inner and len(lonely):
+            parts.append(self._beside(batch, lonely, version, None, output))
+        return pa.Table.from_batches(parts, output) if parts else None
+
+    def close(self) -> None:
+        """Let go of the table. The reader ends by itself when it is done with what it reads."""
+        if hasattr(self, "_closed"):
+            self._closed.set()
+
+    def _beside(
+        self,
+        batch: pa.RecordBatch,
+        rows: NDArray[np.int64],
+        version: Version,
+        found: NDArray[np.int64] | None,
+        output: pa.Schema,
+    ) -> pa.RecordBatch:
+        mine = batch.take(pa.array(rows))
+        columns = plain_values(mine, mine.schema.names)
+        if found is None:
+            columns += [pa.nulls(len(rows), field.type) for field in list(output)[len(columns) :]]
+        else:
+            columns += version.values.take(pa.array(found)).columns
+        return pa.RecordBatch.from_arrays(columns, schema=output)
+
+    def _check_age(self) -> None:
+        failures, error = self._failures, self._error
+        if failures > self._told:
+            self._failed.inc(failures - self._told)
+            self._told = failures
+        now, since = time.monotonic(), self._reading_since
+        hangs = since is not None and now - since > HANGS_S
+        if (error is None and not hangs) or (now - self._read_at) * 1000 <= self._stale_ms:
+            return
+        told = f"the last error was {type(error).__name__}: {error}"
+        if hangs:
+            told = (
+                f"reading it has not come back for more than {HANGS_S:g} s: give the connection, or the query, a "
+                "timeout, so that the reason is known"
+            )
+        raise ConfigurationError(
+            f"lookup_join: the table could not be read for {self._stale_ms / 1000:g} s (max_stale=), so what is known "
+            f"of it is too old; {told}"
+        ) from error
+
+    def _go_on(self) -> None:
+        """Read the table again until the function is closed. Only references are handed over, so no lock is needed."""
+        assert self._refresh_ms is not None
+        while not self._closed.wait(self._refresh_ms / 1000):
+            begun = self._reading_since = time.monotonic()
+            try:
+                self._version = Version(self._lookup, self._read())
+            except Exception as error:  # noqa: BLE001 - any: it is told, and fails the task when the table is too old
+                self._error = error
+                self._failures += 1
+                log.warning("lookup_join could not read its table, and goes on with the one it has: %s", error)
+            else:
+                self._error, self._read_at = None, begun
+            self._reading_since = None

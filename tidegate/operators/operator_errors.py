@@ -1,0 +1,207 @@
+"""Turns what went wrong inside an operator into an error that names the operator, the subtask and the row.
+
+Operators wrap calls of the user's functions in `blame`, `blame_row` or `blame_call`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import re
+import threading
+import traceback
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from types import TracebackType
+
+import pyarrow as pa
+
+from tidegate.operators.operator import OperatorContext
+from tidegate.protocol.errors import OperatorError
+from tidegate.protocol.failure_reasons import error_text, interrupts
+from tidegate.storage.errors import TidegateError
+from tidegate.storage.user_values import mark_values, value_text
+
+_ROW_CHARACTERS_MAX = 500
+_ROWS_SEARCHED_MAX = 10_000
+"""Values of up to this many rows of a batch are searched for in the message of an exception."""
+_DEPTH_MAX = 8
+_CALLS_MAX = 64
+"""Exceptions of functions in expressions that are kept until one of them is blamed."""
+_CALL = re.compile(r"call (\d+) of a function has failed")
+
+
+class Blame(AbstractContextManager[None]):
+    """Raises OperatorError, with the cause chained, for any exception inside; an OperatorError passes as it is.
+
+    `tell` says afterwards where it happened, and with which row. Never emit inside: what the next operator raises is no
+    fault of this one.
+    """
+
+    __slots__ = ("_batch", "_context", "_tell")
+
+    def __init__(
+        self,
+        context: OperatorContext,
+        tell: Callable[[], tuple[str, Mapping[str, object] | None]],
+        batch: pa.RecordBatch | pa.Table | None = None,
+    ) -> None:
+        """`batch`: the rows that the code inside works on, whose values are marked in the message of an exception."""
+        self._context = context
+        self._tell = tell
+        self._batch = batch
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is not None and not isinstance(error, OperatorError) and is_failure(error):
+            place, row = self._tell()
+            call = _failed_call(error)
+            if call is not None:
+                error, number = call
+                if number is not None and self._batch is not None and number < self._batch.num_rows:
+                    place, row = f"row {number} of the batch", first_row(self._batch.slice(number, 1))
+            raise failure(self._context, error, place, row, self._batch) from error
+
+
+def blame(context: OperatorContext, batch: pa.RecordBatch) -> Blame:
+    """Blame what is raised inside on the batch; the error shows its first row."""
+    return Blame(context, lambda: ("first row of the batch", first_row(batch)), batch)
+
+
+def blame_row(context: OperatorContext, row: Mapping[str, object], number: int) -> Blame:
+    """Blame what is raised inside on one row of a batch."""
+    return Blame(context, lambda: (f"row {number} of the batch", row))
+
+
+class CallFailedError(Exception):
+    """Raised inside a polars expression for an exception of a function; its text has the number of that exception."""
+
+
+_calls: OrderedDict[int, tuple[BaseException, int | None]] = OrderedDict()
+_calls_lock = threading.Lock()
+_call_numbers = itertools.count(1)
+
+
+def call_failed(error: BaseException, row: int | None) -> CallFailedError:
+    """The exception to raise inside a polars expression for one of a function of the user, and its row in the batch.
+
+    polars makes a new exception of the text of one that it meets. `blame` finds the one that it stands for.
+    """
+    with _calls_lock:
+        number = next(_call_numbers)
+        _calls[number] = (error, row)
+        while len(_calls) > _CALLS_MAX:
+            _calls.popitem(last=False)
+    return CallFailedError(f"call {number} of a function has failed")
+
+
+def _failed_call(error: BaseException) -> tuple[BaseException, int | None] | None:
+    """The exception of a function that an exception of polars stands for, and its row; None for any other."""
+    if not isinstance(error, CallFailedError):
+        return None
+    found = _CALL.search(str(error))
+    with _calls_lock:
+        return None if found is None else _calls.pop(int(found[1]), None)
+
+
+def first_row(rows: pa.RecordBatch) -> dict[str, object]:
+    """The first row, for an error's text; empty without one. Raises nothing: that would hide what was wrong.
+
+    Arrow has values that Python has not, such as days after the year 9999, and bytes in strings that are no UTF-8.
+    """
+    return {
+        name: _shown(column[0]) for name, column in zip(rows.schema.names, rows.columns, strict=True) if len(column)
+    }
+
+
+def _shown(value: pa.Scalar) -> object:
+    try:
+        return value.as_py()
+    except (ValueError, OverflowError, pa.ArrowException):
+        return f"<{value.type}: {getattr(value, 'value', 'no value')}, of which Python has none>"
+
+
+@contextmanager
+def blame_call(context: OperatorContext, method: str) -> Iterator[None]:
+    """Blame what is raised inside on a method of the user's that gets no row; a TidegateError passes as it is."""
+    try:
+        yield
+    except TidegateError:
+        raise
+    except BaseException as error:
+        if not is_failure(error):
+            raise
+        raise failure(context, error, f"in {method}") from error
+
+
+def is_failure(error: BaseException) -> bool:
+    """Whether an exception means that code of the user has failed: any does, also an exit or the panic of a library.
+
+    Only Ctrl-C does not. Never leave a generator of ours inside a `Blame`: its `GeneratorExit` would count as one.
+    """
+    return not interrupts(error)
+
+
+def failure(
+    context: OperatorContext,
+    error: BaseException,
+    place: str,
+    row: Mapping[str, object] | None = None,
+    batch: pa.RecordBatch | pa.Table | None = None,
+) -> OperatorError:
+    """The error to raise for `error`, found at `place` and, if known, `row`, one of those of `batch`.
+
+    The row is marked as a value of the user, and so are values of the rows that the message of `error` repeats.
+    """
+    row_text = "" if row is None else value_text(row if type(row) is dict else dict(row), _ROW_CHARACTERS_MAX)
+    line = _raising_line(error)  # What the code itself writes is no value.
+    texts = [text for text in [*_texts_of(row), *_texts_of_batch(batch)] if text not in line]
+    if isinstance(error, TidegateError):  # It marks its values itself, and its other numbers are no values.
+        texts = [text for text in texts if not text.lstrip("-").replace(".", "").isdigit()]
+    said = mark_values(error_text(error), texts)
+    shown = f": {row_text}" if row_text else ""
+    failed = OperatorError(
+        f"operator {context.name!r} (uid {context.uid!r}) failed on subtask {context.subtask + 1} of "
+        f"{context.parallelism}: {said}; {place}{shown}"
+    )
+    if row_text and not isinstance(error, OSError):  # connections and timeouts pass by themselves
+        known = "\0".join([str(context.uid), error_text(error), row_text])
+        failed.fingerprint = hashlib.sha256(known.encode("utf-8", "backslashreplace")).hexdigest()[:32]
+    return failed
+
+
+def _raising_line(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__, limit=-1)
+    return (frames[-1].line or "") if frames else ""
+
+
+def _texts_of(value: object, depth: int = 0) -> list[str]:
+    """How a message may write a value, or the values within it. Raises nothing."""
+    if value is None or isinstance(value, bool) or depth > _DEPTH_MAX:
+        return []
+    if isinstance(value, Mapping):
+        return [text for each in value.values() for text in _texts_of(each, depth + 1)]
+    if isinstance(value, (list, tuple)):
+        return [text for each in value for text in _texts_of(each, depth + 1)]
+    if isinstance(value, bytes):
+        return [repr(value), value.decode("utf-8", "replace")]
+    try:
+        return [str(value), repr(value)]
+    except BaseException as error:
+        if not is_failure(error):
+            raise
+        return []
+
+
+def _texts_of_batch(batch: pa.RecordBatch | pa.Table | None) -> list[str]:
+    if batch is None:
+        return []
+    texts: list[str] = []
+    for column in batch.slice(0, _ROWS_SEARCHED_MAX).columns:
+        try:
+            texts += _texts_of(column.to_pylist())
+        except (ValueError, OverflowError, pa.ArrowException):  # as in `first_row`
+            texts += [text for value in column for text in _texts_of(_shown(value))]
+    return texts

@@ -1,0 +1,227 @@
+"""`PinnedSchema`: keeps the schema of an operator's output the same from batch to batch.
+
+Operators that call functions of the user have one each; so has a table sink, for its input. Rules:
+
+- The first output batch fixes names and types, unless the user gave a schema.
+- A column that was all null so far takes the type of its first values.
+- Any other change is an error that names the column.
+- Strings that come out of polars get the type that the input column of that name has, else plain `string`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from tidegate.operators.owned_values import OwnRow, own_row_of
+from tidegate.operators.row_values import InexactValueError, exact_array, exact_cast, shown
+from tidegate.storage.schemas.plain_types import plain_schema, settled_type
+from tidegate.storage.schemas.polars_frames import check_arrow_has, check_polars_has, with_types_of_polars
+
+if TYPE_CHECKING:
+    import polars as pl
+
+_ADVICE = "pass schema= to fix names and types"
+_GIVEN_ADVICE = "return what fits, or give the column another type in schema="
+
+
+class SchemaMismatchError(ValueError):
+    """An output batch does not have the schema of those before it."""
+
+
+class PinnedSchema:
+    """The schema of an operator's output, once it is known."""
+
+    __slots__ = ("_given", "_maker", "own_row", "schema")
+
+    def __init__(self, given: pa.Schema | None = None, maker: object = None) -> None:
+        """`given` is the schema that a program gave, and `maker` the function of the user that makes the rows."""
+        self._given = given is not None
+        self._maker = maker
+        self.schema: pa.Schema | None = given
+        """None until the first batch."""
+        self.own_row: OwnRow = own_row_of(given)
+        """Copies a row when a function hands it over. TypeError for what is not a row."""
+
+    def conform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The batch with the columns of the schema, in their order. SchemaMismatchError if that is impossible."""
+        batch = batch.replace_schema_metadata(None)
+        if batch.schema is not self.schema and (plain := plain_schema(batch.schema)) is not batch.schema:
+            batch = batch.cast(plain)
+        if self.schema is None:
+            self._fix(batch.schema)
+            return batch
+        if batch.schema.equals(self.schema):
+            return batch
+        self._check_names(batch.schema.names)
+        columns = []
+        for position, name in enumerate(self.schema.names):
+            column = batch.column(name)
+            self._promote(position, column.type)
+            wanted = self.schema.field(position).type
+            if column.type != wanted:
+                if not (self._given or pa.types.is_null(column.type)):
+                    raise _mismatch(name, wanted, column.type)
+                try:
+                    column = exact_cast(column, wanted)
+                except InexactValueError as error:
+                    raise SchemaMismatchError(f"column {name!r}: {error}; {_GIVEN_ADVICE}") from error
+                except pa.ArrowException as error:
+                    raise _mismatch(name, wanted, column.type, str(error)) from error
+            if column.null_count and not self.schema.field(position).nullable:
+                raise SchemaMismatchError(f"column {name!r} cannot be null in schema=, and is null in a row")
+            columns.append(column)
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def from_rows(self, rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
+        """A batch made of one row or more. SchemaMismatchError as above.
+
+        Without a given schema, columns that a row lacks are null there. With one, each row must have all columns: a
+        column that a function forgets would be null without a word.
+        """
+        names = list(rows[0]) if self.schema is None else self.schema.names
+        values = _alike(rows, names)
+        if values is None:
+            names = list(dict.fromkeys(chain.from_iterable(rows)))
+            if self.schema is not None:
+                self._check_names([*self.schema.names, *(n for n in names if n not in self.schema.names)])
+                if self._given:
+                    self._check_complete(rows)
+                names = self.schema.names
+            values = [[row.get(name) for row in rows] for name in names]
+        if unnamed := [name for name in names if not isinstance(name, str)]:
+            raise SchemaMismatchError(f"a row has a value under {unnamed[0]!r}; names of columns are strings")
+        columns = [self._column(name, of_name) for name, of_name in zip(names, values, strict=True)]
+        batch = pa.RecordBatch.from_arrays(columns, names=names)
+        return self.conform(batch)
+
+    def _check_complete(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """SchemaMismatchError for a row that lacks a column of the schema that was given."""
+        assert self.schema is not None
+        for row in rows:
+            if missing := [name for name in self.schema.names if name not in row]:
+                columns = ", ".join(map(repr, missing))
+                raise SchemaMismatchError(
+                    f"{_called(self._maker)} returned a row without {columns}, which schema= has: {shown(dict(row))}. "
+                    f"Return every column of schema=, {missing[0]!r}: None for a null, or take it out of schema="
+                )
+
+    def _column(self, name: str, values: list[Any]) -> pa.Array:
+        wanted = pa.null() if self.schema is None else self.schema.field(name).type
+        try:
+            return exact_array(values, None if pa.types.is_null(wanted) else wanted, complete=self._given)
+        except InexactValueError as error:
+            if self._given:
+                raise SchemaMismatchError(f"column {name!r}: {error}; {_GIVEN_ADVICE}") from error
+            was = "" if pa.types.is_null(wanted) else f" was {wanted} before"
+            raise SchemaMismatchError(f"column {name!r}{was}: {error}; {_ADVICE}") from error
+        except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+            raise SchemaMismatchError(f"values of column {name!r} have no common type: {error}") from error
+
+    def _promote(self, position: int, found: pa.DataType) -> None:
+        assert self.schema is not None
+        field = self.schema.field(position)
+        if not self._given and pa.types.is_null(field.type) and not pa.types.is_null(found):
+            self._fix(self.schema.set(position, field.with_type(found)))
+
+    def _fix(self, schema: pa.Schema) -> None:
+        self.schema = schema
+        self.own_row = own_row_of(schema)
+
+    def _check_names(self, names: Sequence[str]) -> None:
+        assert self.schema is not None
+        if len(set(names)) < len(names):
+            raise SchemaMismatchError(f"two columns share a name: {list(names)}")
+        missing = [name for name in self.schema.names if name not in names]
+        unknown = [name for name in names if name not in self.schema.names]
+        if missing or unknown:
+            was = "schema= has" if self._given else "the first output batch had"
+            changes = [
+                f"{verb}: {', '.join(map(repr, columns))}"
+                for verb, columns in (("missing", missing), ("new", unknown))
+                if columns
+            ]
+            raise SchemaMismatchError(
+                f"{was} columns {self.schema.names}; in this batch {' and '.join(changes)}"
+                + ("" if self._given else f"; {_ADVICE}")
+            )
+
+
+def _called(maker: object) -> str:
+    """What the function that makes rows is called, for errors."""
+    if maker is None:
+        return "the function"
+    name = getattr(maker, "__qualname__", None) or type(maker).__qualname__
+    return f"the function {name.rpartition('<locals>.')[2]}"
+
+
+def _alike(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[list[Any]] | None:
+    """The values of each name, where all rows are dicts with these names and no others; else None."""
+    if set(map(type, rows)) != {dict} or set(map(len, rows)) != {len(names)} or len(set(names)) < len(names):
+        return None
+    try:
+        return [list(map(itemgetter(name), rows)) for name in names]
+    except KeyError:
+        return None
+
+
+class FromPolars:
+    """Converts polars frames that were made from batches of one stream back to Arrow."""
+
+    __slots__ = ("_dtypes", "_schema")
+
+    def __init__(self) -> None:
+        self._schema: pa.Schema | None = None
+        self._dtypes: Mapping[str, pl.DataType] = {}
+
+    def convert(self, frame: pl.DataFrame, source: pa.Schema) -> pa.RecordBatch:
+        """The frame as one batch.
+
+        If a column still has the polars type of the column of that name in `source`, it gets its Arrow type, too.
+        """
+        if self._schema is None or not self._schema.equals(source):
+            self._schema = source
+            self._dtypes = empty_frame(source).schema
+        columns = []
+        for series in frame.get_columns():
+            if self._dtypes.get(series.name) != series.dtype:
+                check_arrow_has(series.name, series.dtype)
+            column = series.rechunk().to_arrow()
+            if self._dtypes.get(series.name) == series.dtype:
+                wanted = source.field(series.name).type
+            else:
+                wanted = settled_type(column.type)
+            columns.append(_retyped(column, wanted))
+        return pa.RecordBatch.from_arrays(columns, names=frame.columns)
+
+
+def polars_frame(batch: pa.RecordBatch) -> pl.DataFrame:
+    """The batch as a polars frame, without a copy where polars has the type. ConfigurationError where it lacks one."""
+    import polars as pl
+
+    check_polars_has(batch.schema)
+    return pl.DataFrame(batch)  # `pl.from_arrow` gives the same, column by column, which takes several times as long
+
+
+def empty_frame(schema: pa.Schema) -> pl.DataFrame:
+    """A frame with these columns and no rows; one that polars lacks has another type."""
+    return polars_frame(pa.RecordBatch.from_pylist([], with_types_of_polars(schema)))
+
+
+def _retyped(column: pa.Array, wanted: pa.DataType) -> pa.Array:
+    if column.type == wanted:
+        return column
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if pa.types.is_dictionary(wanted):
+        column = column.cast(wanted.value_type).dictionary_encode()
+    return column.cast(wanted)
+
+
+def _mismatch(name: str, wanted: object, found: object, reason: str = "") -> SchemaMismatchError:
+    detail = f" ({reason})" if reason else ""
+    return SchemaMismatchError(f"column {name!r} was {wanted} before and is {found} in this batch{detail}; {_ADVICE}")

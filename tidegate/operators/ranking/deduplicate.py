@@ -1,0 +1,273 @@
+"""`Deduplicate`: one row of each key: the first or last by a column, or the first or last to arrive.
+
+Rules:
+
+- Without `by` the order is that of arrival. The first row of a key is emitted and no other: nothing replaces it. The
+  last one needs no state: each batch gives the last row of every key in it.
+- With `by` a row is emitted when it takes the place of the one before it. A batch gives at most one row of each key.
+  Of rows that are equal in the order, the first (or last) to arrive counts.
+- State is the key, and what the order and the time to live ask of the row that was emitted last: never the row.
+- Time to live is event time. A row at least `ttl` later than the last one that was emitted for its key begins anew. So
+  what is emitted does not depend on when state is cleaned up: an entry of time s goes when the watermark reaches
+  s + 2 * ttl. Rows that are `ttl` or more behind the watermark are dropped and counted, because what was known of their
+  keys may be gone.
+- The table is swept when event time has gone on by a quarter of the time to live: that costs a few looks at each entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from tidegate.operators.batch_rows import OUTPUT_ROWS_MAX
+from tidegate.operators.operator import Emit, Operator, OperatorContext
+from tidegate.operators.operator_errors import blame
+from tidegate.operators.ranking.kept_rows import KeptRows, flags_of
+from tidegate.operators.ranking.order_words import check_order_column, order_form, order_words
+from tidegate.operators.source_splits import Due, DueByAge
+from tidegate.operators.state.keys import key_columns, key_schema
+from tidegate.operators.watermarks.group_moments import GroupMoments
+from tidegate.operators.watermarks.late_rows import LATE_RECORDS
+from tidegate.operators.watermarks.watermark_generator import check_timestamp_column, event_times_ms
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
+from tidegate.state.common.backend import KeyedBackend, VectorTable
+from tidegate.state.kernels.paged import NO_PAGES
+from tidegate.state.kernels.partition import gather
+from tidegate.state.kernels.ranking import NO_WORDS, better_rows, first_arrivals, last_of_each
+from tidegate.state.key_index.key_index import KeyIndex
+from tidegate.storage.checkpoints.metadata import StateKind
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.reserved_names import own_name, part_name
+from tidegate.storage.state.key_groups import key_group_range
+from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
+
+STATE_NAME = "deduplicate"
+_REACHED_STATE = "deduplicate.reached"
+
+_TIME, _SEEN = own_name("time_ms"), own_name("seen")
+_SWEEPS = 4
+"""Sweeps in one time to live."""
+
+_NO_ROWS: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
+
+Keep = Literal["first", "last"]
+
+
+class Deduplicate(Operator):
+    """One row of each key. `time` is the column of event time, which a time to live of `ttl_ms` needs.
+
+    ConfigurationError for arguments that contradict each other.
+    """
+
+    def __init__(
+        self,
+        keys: tuple[str, ...],
+        by: str | None = None,
+        keep: Keep = "first",
+        time: str | None = None,
+        ttl_ms: int | None = None,
+    ) -> None:
+        self._keys = tuple(keys)
+        self._by = by
+        self._last = keep == "last"
+        self._time = time
+        self._ttl_ms = ttl_ms
+        self._check_arguments(keep)
+        self.has_keyed_state = by is not None or not self._last
+        self._kept: KeptRows | None = None
+        self._seen: pa.Schema | None = None
+        self._swept_ms: int | None = None
+
+    def validate(self, input_schema: pa.Schema) -> None:
+        """Raise ConfigurationError if batches of this schema cannot be deduplicated so."""
+        key_schema(input_schema, self._keys)
+        if self._by is not None:
+            check_order_column(input_schema, self._by, "deduplicate")
+        if self._ttl_ms is not None:
+            assert self._time is not None
+            check_timestamp_column(input_schema, self._time)
+
+    def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
+        """CorruptionError and ConfigurationError as `KeptRows.load`."""
+        super().open(context, restored)
+        groups = key_group_range(context.subtask, context.max_parallelism, context.parallelism)
+        self._reached = GroupMoments(groups, _REACHED_STATE, "watermark_ms", "deduplicate with a time to live")
+        for table in restored:
+            if table.kind is StateKind.UNION:
+                self._reached.load(table)
+        if self.has_keyed_state:
+            self._kept = KeptRows(context, STATE_NAME, self._keys)
+            self._kept.load([table for table in restored if table.kind is not StateKind.UNION])
+        if self._ttl_ms is not None:
+            self._late = context.metrics.counter(LATE_RECORDS)
+
+    def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
+        """Emit the rows that count. OperatorError for columns that do not fit, or a null in the order."""
+        with blame(self.context, batch):
+            if self._seen is None or not batch.schema.equals(self._seen):
+                self.validate(batch.schema)
+                self._seen = batch.schema
+            times = NO_WORDS
+            if self._ttl_ms is not None:
+                batch, times = self._in_time(batch)
+            rows = self._winners(batch, times) if batch.num_rows else _NO_ROWS
+        if len(rows) == batch.num_rows > 0:
+            emit(batch)
+        elif len(rows):
+            emit(gather(batch, rows))
+
+    @property
+    def waits_for_event_time(self) -> bool:
+        """Only if keys expire in event time."""
+        return self._ttl_ms is not None
+
+    @property
+    def dues(self) -> Sequence[Due]:
+        """A row is dropped when it is the time to live behind the watermark."""
+        return () if self._ttl_ms is None else (DueByAge(self._ttl_ms),)
+
+    def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
+        """Forget, in steps, keys whose time to live is over."""
+        if self._ttl_ms is None or watermark_ms == MAX_WATERMARK_MS:
+            return
+        for groups, reached_ms in [*self._reached.runs()]:
+            if reached_ms < watermark_ms:  # After a restore it may have been further.
+                self._reached.advance(groups, watermark_ms)
+        pause = max(1, self._ttl_ms // _SWEEPS)
+        if self._swept_ms is None or watermark_ms - self._swept_ms >= pause:
+            self._swept_ms = watermark_ms
+            yield from self._sweep(watermark_ms - 2 * self._ttl_ms)
+
+    def snapshot(self, cut: Cut) -> OperatorSnapshot | None:
+        """Freeze the state, if there is any, and how far event time has come, by which rows are judged."""
+        frozen = self.changes(cut)
+        if frozen is None or self._ttl_ms is None:
+            return frozen
+        return replace(frozen, states=(*frozen.states, self._reached.freeze()))
+
+    def changes(self, cut: Cut) -> OperatorSnapshot | None:
+        """Freeze the rows."""
+        return None if self._kept is None else self._kept.snapshot(cut)
+
+    @property
+    def changed_bytes(self) -> int:
+        """An estimate: 8 bytes for each column of a changed row."""
+        return 0 if self._kept is None else self._kept.changed_bytes
+
+    @property
+    def keyed_backend(self) -> KeyedBackend | None:
+        """The backend of what is kept."""
+        return None if self._kept is None else self._kept.backend
+
+    def load(self, tables: Sequence[StateTable]) -> None:
+        """Raises CorruptionError and ConfigurationError as `open` does."""
+        assert self._kept is not None, "there is no keyed state"
+        self._kept.load(tables)
+
+    def hand_over(self) -> None:
+        """Let go of the backend."""
+        self._kept = None
+
+    def close(self) -> None:
+        """Release what the backend holds."""
+        if self._kept is not None:
+            self._kept.backend.close()
+
+    def _check_arguments(self, keep: str) -> None:
+        if not self._keys:
+            raise ConfigurationError("deduplicate needs at least one key column: key_by(...)")
+        if keep not in ("first", "last"):
+            raise ConfigurationError(f'deduplicate: keep must be "first" or "last", not {keep!r}')
+        if self._ttl_ms is None:
+            return
+        if self._ttl_ms <= 0:
+            raise ConfigurationError("deduplicate: ttl must be greater than 0")
+        if self._time is None:
+            raise ConfigurationError(
+                "deduplicate: ttl is event time, and the stream has none: call assign_timestamps before key_by"
+            )
+        if self._by is None and self._last:
+            raise ConfigurationError(
+                'deduplicate: the last row to arrive (keep="last" without by=) is found without state, so there is '
+                "nothing that a ttl could limit; leave it out"
+            )
+
+    def _in_time(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
+        """The rows that are not too late, and their times."""
+        assert self._time is not None and self._ttl_ms is not None
+        found = event_times_ms(batch, self._time)
+        if found.null_count:
+            raise ValueError(f"column {self._time!r} is null in a row, which has no event time then")
+        times: NDArray[np.int64] = found.to_numpy(zero_copy_only=False)
+        reached = self._reached.of_keys(key_columns(batch, self._keys), self.context.max_parallelism)
+        on_time = times > np.maximum(reached, MIN_WATERMARK_MS + self._ttl_ms) - self._ttl_ms
+        if not on_time.all():
+            self._late.inc(int(len(times) - on_time.sum()))
+            batch, times = batch.filter(pa.array(on_time)), times[on_time]
+        times = times.view()
+        times.flags.writeable = False
+        return batch, times
+
+    def _winners(self, batch: pa.RecordBatch, times: NDArray[np.int64]) -> NDArray[np.int32]:
+        if self._kept is None:
+            slots = KeyIndex(self._keys).upsert(key_columns(batch, self._keys)).slots
+            return last_of_each(slots, np.ones(batch.num_rows, dtype=np.uint8))
+        table = self._kept.admit(batch.schema, self._fields(batch.schema))
+        words = NO_WORDS if self._by is None else order_words(batch, self._by)
+        only_keys = self._by is None and self._ttl_ms is None
+        upserted = self._kept.upsert(batch, new_only=only_keys)
+        if only_keys:
+            table.done()
+            return upserted.new_rows
+        wins = np.zeros(batch.num_rows, dtype=np.uint8)
+        fresh = flags_of(upserted.new_rows, batch.num_rows)
+        pages = NO_PAGES if self._ttl_ms is None else table.column(_TIME).pages
+        ttl_ms = self._ttl_ms or 0
+        if self._by is None:
+            first_arrivals(pages, upserted.slots, fresh, times, ttl_ms, wins)
+            table.done()
+            return np.flatnonzero(wins).astype(np.int32)
+        order = table.column(self._order_name(batch.schema)).pages
+        flip = -1 if self._last else 0
+        better_rows(order, upserted.slots, fresh, words, flip, self._last, pages, times, ttl_ms, wins)
+        table.done()
+        return last_of_each(upserted.slots, wins)
+
+    def _fields(self, schema: pa.Schema) -> list[pa.Field]:
+        fields = [] if self._by is None else [pa.field(self._order_name(schema), pa.int64())]
+        if self._ttl_ms is not None:
+            fields.append(pa.field(_TIME, pa.int64()))
+        return fields or [pa.field(_SEEN, pa.uint8())]
+
+    def _order_name(self, schema: pa.Schema) -> str:
+        assert self._by is not None
+        return part_name(self._by, f".order ({order_form(schema.field(self._by).type)})")
+
+    def _sweep(self, expired_ms: int) -> Iterator[None]:
+        """Remove the entries whose time is `expired_ms` or before."""
+        table = None if self._kept is None else self._kept.table
+        if table is None:
+            return
+        for keys in _expired_keys(table, expired_ms):
+            upserted = table.upsert(keys)
+            expired = table.column(_TIME).raw(upserted.slots) <= expired_ms  # a batch may have come between two steps
+            expired[upserted.new_rows] = True
+            table.remove(upserted.slots[expired])
+            table.done()
+            yield
+
+
+def _expired_keys(table: VectorTable, expired_ms: int) -> list[pa.RecordBatch]:
+    """The keys of expired entries: all are found before the first is removed, which may move others."""
+    found = []
+    for keys, slots in table.scan(OUTPUT_ROWS_MAX):
+        expired = pc.less_equal(table.column(_TIME).take(slots), expired_ms)
+        if expired.true_count:
+            found.append(keys.filter(expired))
+    return found

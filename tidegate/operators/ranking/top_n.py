@@ -1,0 +1,264 @@
+"""`TopN`: of each key the first `n` rows in an order, kept up to date as rows come.
+
+Rules:
+
+- Rows are ordered by columns, each ascending or descending; of rows that are equal in all of them the first to arrive
+  is before the others (Flink's and SQL's `ROW_NUMBER`). Minus zero is zero, and NaN is greater than any number. Nulls
+  are before all values or behind them, and equal to each other.
+- State is at most `n` rows of each key (and window). A row that is not among them is never looked at again.
+- A batch changes each rank once. With a column for the rank, a row whose rank has changed is told under its new rank,
+  and in changes taken back under the old one. Without it, it is told when it comes in and when it drops out.
+- With a time to live (event time), a key whose newest row is that far behind the watermark is forgotten, in silence:
+  what was told of it stays, and rows that come later begin a new ranking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tidegate.operators.changes import CHANGE, DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE, with_kind
+from tidegate.operators.operator import Emit
+from tidegate.operators.operator_errors import blame
+from tidegate.operators.ranking.order_words import check_order_column, placed_words
+from tidegate.operators.ranking.ranks import Positions, RankWords, ranks_of
+from tidegate.operators.state.keys import key_columns, key_schema
+from tidegate.operators.state.rows_operator import RowsOperator
+from tidegate.operators.watermarks.watermark_generator import check_timestamp_column, event_times_ms
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
+from tidegate.state.key_index.key_index import KeyIndex
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.dictionaries import decoded_type
+from tidegate.storage.schemas.one_batch import one_batch
+from tidegate.storage.schemas.reserved_names import own_name
+
+STATE_NAME = "top"
+MOMENT = own_name("top_time_ms")
+"""The column of a stored row that says when it came, by event time. 0 without a time to live."""
+
+N_MAX = 100_000
+_SWEEPS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """Which rows, by which columns, and what is told of them."""
+
+    keys: tuple[str, ...]
+    n: int
+    by: tuple[str, ...]
+    descending: tuple[bool, ...]
+    rank: str | None = None
+    """The column with the rank, from 1; None: there is none."""
+    changes: bool = True
+    """Whether rows are taken back; otherwise a row replaces the one with its key and rank."""
+    final: bool = False
+    """Whether the rows of a key come out once, when its window ends; then there are no changes."""
+    nulls_last: tuple[bool, ...] | None = None
+    """Whether nulls of each column come behind all values. None: where the order descends, as in Spark."""
+    ties: bool = False
+    """Whether rows that are equal in the order share a rank, so that more than `n` may be among the first."""
+
+    def __post_init__(self) -> None:
+        if not self.keys:
+            raise ConfigurationError("top_n needs at least one key column: key_by(...)")
+        if not 1 <= self.n <= N_MAX:
+            raise ConfigurationError(f"top_n({self.n}): keep between 1 and {N_MAX} rows of each key")
+        if not self.by or len(self.by) != len(self.descending):
+            raise ConfigurationError(
+                f"top_n(by={list(self.by)}, descending={list(self.descending)}): name at least one column, and say for "
+                "each whether it descends, or for all"
+            )
+        if len(self.nulls_behind) != len(self.by):
+            raise ConfigurationError(
+                f"top_n(by={list(self.by)}, nulls_last={list(self.nulls_behind)}): say for each column whether nulls "
+                "are behind its values, or for all"
+            )
+        if self.ties and not self.final:
+            raise ConfigurationError(
+                "top_n(ties=True): which rows share a rank is known when a window ends; take the first rows of one "
+                'with emit="final"'
+            )
+        if not self.changes and self.rank is None and not self.final:
+            raise ConfigurationError(
+                'top_n(emit="update"): a row replaces the one with its key and rank, so it needs rank="rank"; or use '
+                'emit="changes"'
+            )
+
+    def output_schema(self, schema: pa.Schema) -> pa.Schema:
+        """The columns of the result, for rows with these columns. ConfigurationError for columns that do not fit."""
+        for column in self.by:
+            check_order_column(schema, column, "top_n")
+        keys = key_schema(schema, self.keys)
+        fields = [keys.field(f.name) if f.name in keys.names else f.with_type(decoded_type(f.type)) for f in schema]
+        found = pa.schema([field.remove_metadata() for field in fields])
+        if self.rank is not None:
+            found = found.append(pa.field(self.rank, pa.int64()))
+        found = with_kind(found) if self.changes else found
+        doubles = sorted({name for name in found.names if found.names.count(name) > 1})
+        if doubles or CHANGE in schema.names:
+            twice = doubles or [CHANGE]
+            raise ConfigurationError(f"top_n: {twice} would be in the result twice; rename it with select")
+        return found
+
+    def columns_of(self, batch: pa.RecordBatch, declared: pa.Schema) -> pa.RecordBatch:
+        """The columns of a batch as they are kept. TypeError for one of another type than was declared."""
+        keys = key_columns(batch, self.keys)
+        columns = []
+        for field in declared:
+            column = keys.column(field.name) if field.name in keys.schema.names else batch.column(field.name)
+            column = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+            if column.type != field.type:
+                raise TypeError(f"column {field.name!r} is {column.type}; the stream was declared with {field.type}")
+            columns.append(column)
+        return pa.RecordBatch.from_arrays(columns, schema=declared)
+
+    @property
+    def nulls_behind(self) -> tuple[bool, ...]:
+        """Whether nulls of each column come behind all values."""
+        return self.descending if self.nulls_last is None else self.nulls_last
+
+    def words(self, rows: pa.RecordBatch) -> RankWords:
+        """Rows as numbers, which ascend in the order of the ranking; the first column counts most."""
+        columns = zip(self.by, self.descending, self.nulls_behind, strict=True)
+        found = [placed_words(rows, column, down, last) for column, down, last in columns]
+        return RankWords([words for words, _ in found], [nulls for _, nulls in found])
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """Ranks, from 0, of rows that were there and of rows that come; `n` and more are out."""
+
+    before: Positions
+    after: Positions
+    """First those that were there."""
+
+
+def ranked(groups: NDArray[np.int64], words: RankWords, there: int) -> Ranked:
+    """Ranks within each group of rows that have come one after the other, of which the first `there` were there."""
+    sorting = words.sorting
+    return Ranked(ranks_of(groups[:there], [w[:there] for w in sorting]), ranks_of(groups, sorting))
+
+
+class TopN(RowsOperator):
+    """The first rows of each key. `schema` is that of the input; `time` its event time, which `ttl_ms` needs."""
+
+    def __init__(self, ranking: Ranking, schema: pa.Schema, time: str | None = None, ttl_ms: int | None = None) -> None:
+        self.ranking = ranking
+        self.output = ranking.output_schema(schema)
+        if ttl_ms is not None:
+            if ttl_ms <= 0:
+                raise ConfigurationError("top_n: ttl must be greater than 0")
+            if time is None:
+                raise ConfigurationError(
+                    "top_n: ttl is event time, and the stream has none: call assign_timestamps before key_by"
+                )
+            check_timestamp_column(schema, time)
+        self._time, self._ttl_ms = time, ttl_ms
+        self._columns = pa.schema([self.output.field(name) for name in schema.names])
+        values = pa.schema([field for field in self._columns if field.name not in ranking.keys])
+        super().__init__(key_schema(schema, ranking.keys), {STATE_NAME: values.append(pa.field(MOMENT, pa.int64()))})
+        self._swept_ms: int | None = None
+
+    def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
+        """Rank the rows of a batch, and tell what has changed. OperatorError for a row without a time."""
+        with blame(self.context, batch):
+            rows, moments = self._taken(batch)
+            words = self.ranking.words(rows)
+        keys = rows.select(self.keys.names)
+        index = KeyIndex(tuple(self.keys.names))
+        upserted = index.upsert(keys)
+        self.check_owner(keys.take(pa.array(upserted.first_rows)))
+        table, groups = self.tables[0], upserted.slots.astype(np.int64)
+        found = table.find(keys.take(pa.array(upserted.first_rows)))  # key number i is slot i: first rows ascend
+        stored = table.take(found.refs).select(self._columns.names)
+        of_stored, words_there = found.keys, self.ranking.words(stored)
+        hopeful = self._hopeful(of_stored, words_there, groups, words, index.size)
+        if hopeful is not None:
+            rows, groups, words = rows.take(pa.array(hopeful)), groups[hopeful], words.take(hopeful)
+            moments = moments[hopeful]
+        if rows.num_rows:
+            all_rows = one_batch(pa.Table.from_batches([stored, rows]), "top_n")
+            all_groups = np.concatenate((of_stored, groups))
+            ranks = ranked(all_groups, words_there.then(words), len(of_stored))
+            there, n = len(of_stored), self.ranking.n
+            table.remove(found.refs[ranks.after[:there] >= n])
+            came = np.flatnonzero(ranks.after[there:] < n)
+            self._keep(rows.take(pa.array(came)), moments[came])
+            per_group = np.bincount(of_stored, minlength=index.size)
+            self._tell(all_rows, all_groups, ranks, per_group, emit)
+        table.done()
+
+    @property
+    def waits_for_event_time(self) -> bool:
+        """Only if keys expire in event time."""
+        return self._ttl_ms is not None
+
+    def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
+        """Forget keys whose time to live is over, if it is time for that."""
+        if self._ttl_ms is not None and watermark_ms != MAX_WATERMARK_MS:
+            due = self._swept_ms is None or watermark_ms - self._swept_ms >= max(1, self._ttl_ms // _SWEEPS)
+            if due:
+                self._swept_ms = watermark_ms
+                self.forget_idle_keys(MOMENT, watermark_ms - self._ttl_ms)
+        return iter(())
+
+    def _taken(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
+        """A batch in the columns that are kept, and when its rows came. ValueError for a row without a time."""
+        moments = np.zeros(batch.num_rows, dtype=np.int64)
+        if self._ttl_ms is not None:
+            assert self._time is not None
+            found = event_times_ms(batch, self._time)
+            if found.null_count:
+                raise ValueError(f"column {self._time!r} is null in a row, which has no event time then")
+            moments = found.to_numpy(zero_copy_only=False)
+        return self.ranking.columns_of(batch, self._columns), moments
+
+    def _hopeful(
+        self, of_stored: Positions, there: RankWords, groups: Positions, words: RankWords, size: int
+    ) -> Positions | None:
+        """Rows that are not behind the last one of a full ranking by their first column alone. None: all."""
+        full = np.bincount(of_stored, minlength=size) >= self.ranking.n
+        if not full.any():
+            return None
+        last = np.full(size, np.iinfo(np.int64).min, dtype=np.int64)
+        np.maximum.at(last, of_stored, there.values[0])
+        hopeful = ~full[groups] | (words.values[0] <= last[groups])
+        return None if hopeful.all() else np.flatnonzero(hopeful)
+
+    def _keep(self, rows: pa.RecordBatch, moments: NDArray[np.int64]) -> None:
+        if rows.num_rows:
+            values = [rows.column(name) for name in rows.schema.names if name not in self.keys.names]
+            self.append(0, rows.select(self.keys.names), [*values, pa.array(moments)])
+
+    def _tell(self, rows: pa.RecordBatch, groups: Positions, ranks: Ranked, per_group: Positions, emit: Emit) -> None:
+        """Emit what has changed: what is taken back first."""
+        there, n = len(ranks.before), self.ranking.n
+        after = ranks.after
+        if self.ranking.rank is None:
+            self._emit(rows, np.flatnonzero(after[:there] >= n), None, DELETE, emit)
+            self._emit(rows, there + np.flatnonzero(after[there:] < n), None, INSERT, emit)
+            return
+        before = np.concatenate((ranks.before, np.full(len(after) - there, n, dtype=np.int64)))
+        moved = np.flatnonzero((after < n) & (after != before))
+        if self.ranking.changes:
+            # A rank that was taken is taken still: rows never leave but for others.
+            self._emit(rows, np.flatnonzero((before < n) & (after != before)), before, UPDATE_BEFORE, emit)
+            replaces = after[moved] < per_group[groups[moved]]
+            self._emit(rows, moved[replaces], after, UPDATE_AFTER, emit)
+            self._emit(rows, moved[~replaces], after, INSERT, emit)
+        else:
+            self._emit(rows, moved, after, None, emit)
+
+    def _emit(
+        self, rows: pa.RecordBatch, picked: Positions, ranks: Positions | None, kind: str | None, emit: Emit
+    ) -> None:
+        if len(picked):
+            columns = rows.take(pa.array(picked)).columns
+            columns += [] if ranks is None else [pa.array(ranks[picked] + 1)]
+            columns += [] if kind is None else [pa.repeat(kind, len(picked))]
+            emit(pa.RecordBatch.from_arrays(columns, schema=self.output))

@@ -1,0 +1,155 @@
+"""`TableSink`: decides which rows are staged as one file of a table, and when. The host writes the file.
+
+Rules:
+
+- In mode `append` every row is staged once.
+- In mode `upsert` a file holds the last row of each key, and each of its rows has a version in the hidden column
+  `_tidegate_version`. A later file of a key has a greater version. All rows of a key come to one subtask, so each
+  subtask counts by itself. Keys move when the parallelism changes, so after a restore every subtask goes on from the
+  greatest count of all (UNION state).
+- With an order (`order_by`) the file holds the row of each key that is greatest in that column; of several the last.
+- A sink of changes (`deletes`) has no column for their kind in the table. If the last row of a key is taken back, the
+  file says in the hidden column `_tidegate_deleted` that there is none.
+- A barrier empties the buffer first: rows are never in a snapshot.
+- Dictionary columns are widened as they come in (`tidegate/storage/schemas/dictionaries.py`). The batches of one file
+  may together have more distinct values than the indexes of one batch can count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from tidegate.operators.changes import CHANGE, rows_that_come
+from tidegate.operators.operator import Emit, OperatorContext
+from tidegate.operators.operator_errors import blame
+from tidegate.operators.output_schema import PinnedSchema
+from tidegate.operators.sinks.staging import StagedRows, StagingSink
+from tidegate.state.kernels.columns import key_forms, plain
+from tidegate.state.kernels.partition import compact, gather
+from tidegate.state.key_index.key_index import KeyIndex
+from tidegate.storage.checkpoints.metadata import StateKind
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.dictionaries import widened
+from tidegate.storage.state.snapshot import Cut, FrozenTable, OperatorSnapshot, StateTable
+from tidegate.storage.tables.hidden_columns import DELETED_COLUMN, VERSION_COLUMN
+
+FILE_BYTES_MAX = 64 << 20
+
+_STATE_NAME = "version"
+_STATE_SCHEMA = pa.schema([pa.field("version", pa.int64())])
+
+
+class TableSink(StagingSink):
+    """Buffers batches until they are taken. Emits nothing.
+
+    `first_version` must exceed every version that another job has written to the table: a job that adds to a table
+    wins over the rows that it found there.
+
+    Raises ConfigurationError for an unknown mode, for `upsert` without keys, and for `append` with keys.
+    """
+
+    def __init__(
+        self,
+        mode: Literal["append", "upsert"] = "append",
+        keys: tuple[str, ...] = (),
+        file_bytes_max: int = FILE_BYTES_MAX,
+        first_version: int = 0,
+        deletes: bool = False,
+        order_by: str | None = None,
+    ) -> None:
+        if mode not in ("append", "upsert"):
+            raise ConfigurationError(f'a table is written in mode "append" or "upsert", not {mode!r}')
+        if (mode == "upsert") != bool(keys):
+            raise ConfigurationError(
+                f"mode {mode!r} with keys {list(keys)}: upsert needs the columns that identify a row, append none"
+            )
+        if file_bytes_max <= 0:
+            raise ConfigurationError(f"file_bytes_max must be positive, not {file_bytes_max}")
+        self._mode = mode
+        self._keys = tuple(keys)
+        self._file_bytes_max = file_bytes_max
+        self._pinned = PinnedSchema()
+        self._pending: list[pa.RecordBatch] = []
+        self._pending_bytes = 0
+        self._deletes = deletes
+        self._order_by = order_by
+        self._first_version = first_version
+        self._version = first_version
+
+    def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
+        """Go on from the greatest version that any former subtask had used."""
+        super().open(context, restored)
+        versions = [version for table in restored for version in table.rows.column("version").to_pylist()]
+        self._version = max([self._first_version, *versions])
+
+    def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
+        """Buffer a batch. OperatorError if its schema is not that of the batches before, or lacks a key."""
+        with blame(self.context, batch):
+            for hidden in {VERSION_COLUMN, DELETED_COLUMN} & set(batch.schema.names):
+                raise ConfigurationError(f"{hidden!r} is tidegate's own column; rename yours")
+            if self._deletes:
+                comes = rows_that_come(batch)
+                batch = batch.drop_columns([CHANGE]).append_column(DELETED_COLUMN, pa.array(~comes))
+            key_forms(batch.slice(0, 0), self._keys)
+            kept = compact(self._pinned.conform(widened(batch)))
+        self._pending.append(kept)
+        self._pending_bytes += kept.nbytes
+
+    def take_pending(self, force: bool) -> list[pa.RecordBatch] | None:
+        """Batches to stage as one file: if there are enough for one or, with `force`, if there are any. Else None."""
+        if not self._pending or not (force or self._pending_bytes >= self._file_bytes_max):
+            return None
+        # An early batch may have a column of type null that has found its type since.
+        pending = [self._pinned.conform(batch) for batch in self._pending]
+        self._pending = []
+        self._pending_bytes = 0
+        self._version += 1
+        return pending if self._mode == "append" else [self._last_rows(pending)]
+
+    def take_files(self, force: bool) -> list[StagedRows]:
+        """What to stage now, one entry for each file; `force` as in `take_pending`."""
+        pending = self.take_pending(force)
+        return [StagedRows("", tuple(pending))] if pending else []
+
+    def snapshot(self, cut: Cut) -> OperatorSnapshot | None:
+        """The version counter in mode `upsert`. Must come after `take_pending(force=True)`."""
+        assert not self._pending, "a barrier must take what is pending before the snapshot"
+        if self._mode == "append":
+            return None
+        rows = pa.RecordBatch.from_pylist([{"version": self._version}], _STATE_SCHEMA)
+        return OperatorSnapshot(self.context.uid, (FrozenTable(_STATE_NAME, StateKind.UNION, lambda: rows),))
+
+    def _last_rows(self, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+        batch = pa.concat_batches(batches)
+        if self._deletes:  # the hidden columns stand behind the others, in the order of `stored_schema`
+            deleted = batch.column(DELETED_COLUMN)
+            batch = self._versioned(batch.drop_columns([DELETED_COLUMN])).append_column(DELETED_COLUMN, deleted)
+        else:
+            batch = self._versioned(batch)
+        index = KeyIndex(self._keys)
+        slots = index.upsert(batch).slots
+        last = np.empty(index.size, dtype=np.int32)
+        order = np.arange(batch.num_rows, dtype=np.int32) if self._order_by is None else self._ordered(batch)
+        last[slots[order]] = order  # NumPy assigns in order: the last row stays
+        last.sort()
+        return batch if len(last) == batch.num_rows else gather(batch, last)
+
+    def _versioned(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        versions = pa.array(np.full(rows.num_rows, self._version, dtype=np.int64))
+        return rows.append_column(VERSION_COLUMN, versions)
+
+    def _ordered(self, rows: pa.RecordBatch) -> NDArray[np.int32]:
+        """Positions of rows by the column of the order: nulls, then values, then NaN; of equal rows as they came."""
+        column = plain(rows.column(self._order_by))
+        order = pc.sort_indices(pa.table({"value": column}), [("value", "ascending", "at_start")])
+        ordered: NDArray[np.int32] = order.to_numpy().astype(np.int32)
+        if pa.types.is_floating(column.type):  # Arrow sorts NaN as it does nulls
+            is_nan = pc.fill_null(pc.is_nan(column), False).to_numpy(zero_copy_only=False)[ordered]
+            ordered = np.concatenate((ordered[~is_nan], ordered[is_nan]))
+        return ordered

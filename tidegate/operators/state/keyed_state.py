@@ -1,0 +1,314 @@
+"""`ValueState`, `ListState` and `MapState`: keyed state of functions over rows, of a declared type.
+
+Rules:
+
+- A state is declared (`ValueState("n", int)`) and bound in `open` (`context.state(...)`). A bound state is a thin view
+  of the backend. It always belongs to the key of the row or timer that is being processed.
+- What is put in is converted to the declared type at once. So a restored job computes with the very same values.
+- A value that could be changed is handed out as a copy.
+- Null, or an empty list or map, is no state: the key is forgotten.
+- A function over batches (`process_batch`) reads and writes value states for many rows at once.
+- In a checkpoint a state is one table: the key columns, then one column with the name of the state.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Self, TypeVar
+
+import pyarrow as pa
+
+from tidegate.operators.state.key_scope import KeyScope, Places
+from tidegate.operators.state.quick_values import NOT_QUICK
+from tidegate.operators.state.state_types import StateType, check_map_key
+from tidegate.operators.state.ttl import Clock, StateTtl, TtlLists, TtlMaps, TtlValues, has_time, timed_type
+from tidegate.state.common.backend import KeyedBackend
+from tidegate.state.common.cells import CellSpec, KeyRef, ListCells, MapCells, Migrate, ValueCells
+from tidegate.storage.errors import ConfigurationError
+
+
+class KeyedState(ABC):
+    """What the kinds of keyed state share. `name` is unique in an operator."""
+
+    _scope: KeyScope
+    _cells: ValueCells | ListCells | MapCells | TtlValues | TtlLists | TtlMaps
+
+    def __init__(self, name: str, ttl: StateTtl | None) -> None:
+        if not name:
+            raise ConfigurationError("a state needs a name: checkpoints know it by that")
+        if ttl is not None and not isinstance(ttl, StateTtl):
+            raise ConfigurationError(f'state {name!r}: ttl is a tg.StateTtl("1h"), not {ttl!r}')
+        self.name = name
+        self.ttl = ttl
+
+    @property
+    @abstractmethod
+    def stored_field(self) -> pa.Field:
+        """The field of the column that holds it in a checkpoint."""
+
+    @property
+    def column_type(self) -> pa.DataType:
+        """Arrow type of the column that holds it in a checkpoint."""
+        return self.stored_field.type
+
+    def clear(self) -> None:
+        """Forget what is kept for the current key."""
+        self._cells.remove(self._ref())
+
+    def bound(
+        self, scope: KeyScope, backend: KeyedBackend, clock: Clock | None, migrate: Migrate, by_batch: bool = False
+    ) -> Self:
+        """This declaration, bound to a backend. `clock` says what has expired, if the state has a time to live.
+
+        `by_batch`: the function reads and writes state by the batch.
+        """
+        state, field = copy.copy(self), self.stored_field
+        state._scope = scope
+        spec = CellSpec(self.name, field.type, metadata=field.metadata, migrate=migrate, by_batch=by_batch)
+        if clock is not None:
+            spec = replace(spec, has_expired=clock.has_expired, expired_ms=lambda: clock.expired_ms)
+        state._bind(backend, spec, clock)
+        return state
+
+    @abstractmethod
+    def expires(self, column_type: pa.DataType) -> bool:
+        """Whether the values in a stored column of this kind of state have a time to live."""
+
+    @abstractmethod
+    def _bind(self, backend: KeyedBackend, spec: CellSpec, clock: Clock | None) -> None: ...
+
+    def _element(self, field: pa.Field) -> pa.Field:
+        """The field of one value, element or entry: with the time of its update, if the state has a time to live."""
+        return field if self.ttl is None else field.with_type(timed_type(field)).remove_metadata()
+
+    def _ref(self) -> KeyRef:
+        ref = self._scope.ref
+        if ref is None:
+            self._scope.current(f"state {self.name!r}")
+        return ref
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("_cells", "_scope"):
+            raise ConfigurationError(
+                f"state {self.name!r} is only declared; use what self.context.state(...) returns in open"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
+class ValueState(KeyedState):
+    """One value for each key; `ttl` counts from when it was written."""
+
+    _cells: ValueCells | TtlValues
+
+    def __init__(self, name: str, dtype: Any, *, ttl: StateTtl | None = None) -> None:
+        super().__init__(name, ttl)
+        self._typed = StateType(name, dtype)
+        self._plain, self._quick = self._typed.plain, self._typed.quick
+
+    @property
+    def stored_field(self) -> pa.Field:
+        """The declared type; with the time of the update, if the state has a time to live."""
+        return self._element(self._typed.field(self.name))
+
+    def expires(self, column_type: pa.DataType) -> bool:
+        """Whether values of a stored column expire."""
+        return has_time(column_type, self._typed.dtype)
+
+    def value(self) -> Any:
+        """The value of the current key; None where there is none."""
+        ref = self._scope.ref
+        stored = self._cells.get(self._ref() if ref is None else ref)
+        return stored if stored is None or self._plain else self._typed.handed_out(stored)
+
+    def update(self, value: Any) -> None:
+        """Keep a value for the current key; None is `clear`. TypeError if it is not of the declared type."""
+        if value is None:
+            self.clear()
+        else:
+            ref, stored = self._scope.ref, self._quick(value)
+            if stored is NOT_QUICK:
+                stored = self._typed.taken(value)
+            self._cells.put(self._ref() if ref is None else ref, stored)
+
+    def get_many(self, at: Places = None) -> pa.Array:
+        """The value of each row's key, in `process_batch`: an Arrow array, null where there is none.
+
+        `at` chooses: `context.groups()` for each key once, row numbers, or a mask of rows. None: all rows.
+        """
+        self._typed.check_columns()
+        found = self._cells.get_many(self._scope.refs(at, f"state {self.name!r}"))
+        if found.null_count and pa.types.is_struct(found.type):
+            # Null in the fields too: `field` of an Arrow struct does not look at what lies around.
+            return pa.StructArray.from_arrays(found.flatten(), fields=list(found.type), mask=found.is_null())
+        return found
+
+    def put_many(self, values: Any, at: Places = None) -> None:
+        """Keep a value for the key of each row, of several for one key the last; null is `clear`.
+
+        `values` is an Arrow array, or what becomes one. TypeError for values of another type, ValueError if there are
+        not as many as rows that `at` chooses (as in `get_many`).
+        """
+        refs = self._scope.refs(at, f"state {self.name!r}")
+        column = self._typed.taken_column(values)
+        if len(column) != len(refs):
+            raise ValueError(f"state {self.name!r} was given {len(column)} values for {len(refs)} rows")
+        self._cells.put_many(refs, column)
+
+    def clear_many(self, at: Places = None) -> None:
+        """Forget what is kept for the keys of these rows."""
+        self._cells.remove_many(self._scope.refs(at, f"state {self.name!r}"))
+
+    def _bind(self, backend: KeyedBackend, spec: CellSpec, clock: Clock | None) -> None:
+        cells = backend.values(spec)
+        self._cells = cells if clock is None else TtlValues(cells, clock)
+
+
+class ListState(KeyedState):
+    """A list of values for each key; `ttl` counts for each element, from when it was written."""
+
+    _cells: ListCells | TtlLists
+
+    def __init__(self, name: str, dtype: Any, *, ttl: StateTtl | None = None) -> None:
+        super().__init__(name, ttl)
+        self._typed = StateType(name, dtype)
+        self._plain, self._quick = self._typed.plain, self._typed.quick
+
+    @property
+    def stored_field(self) -> pa.Field:
+        """A list of the declared type."""
+        return pa.field(self.name, pa.list_(self._element(self._typed.field("item"))))
+
+    def expires(self, column_type: pa.DataType) -> bool:
+        """Whether elements of a stored column expire."""
+        return pa.types.is_list(column_type) and has_time(column_type.value_type, self._typed.dtype)
+
+    def get(self) -> list[Any]:
+        """A copy of the list of the current key; empty where there is none."""
+        stored = self._cells.get(self._ref())
+        return list(stored) if self._plain else [self._typed.handed_out(value) for value in stored]
+
+    def __iter__(self) -> Iterator[Any]:
+        """The values of the current key, one after the other, without a copy of the list.
+
+        The list must not be changed meanwhile, but for values that are added: they do not come.
+        """
+        stored = self._cells.get(self._ref())
+        values = itertools.islice(stored, len(stored))
+        return values if self._plain else map(self._typed.handed_out, values)
+
+    def add(self, value: Any) -> None:
+        """Append a value. TypeError if it is None or not of the declared type."""
+        ref, stored = self._scope.ref, self._quick(value)
+        if stored is NOT_QUICK:
+            stored = self._typed.taken(value)
+        self._cells.extend(self._ref() if ref is None else ref, (stored,))
+
+    def add_all(self, values: Iterable[Any]) -> None:
+        """Append values. TypeError if one is None or not of the declared type: then none is."""
+        added = [self._typed.taken(value) for value in values]
+        if added:
+            self._cells.extend(self._ref(), added)
+
+    def update(self, values: Iterable[Any]) -> None:
+        """Replace the list; an empty one is `clear`."""
+        replaced = [self._typed.taken(value) for value in values]
+        if replaced:
+            self._cells.put(self._ref(), replaced)
+        else:
+            self.clear()
+
+    def _bind(self, backend: KeyedBackend, spec: CellSpec, clock: Clock | None) -> None:
+        cells = backend.lists(spec)
+        self._cells = cells if clock is None else TtlLists(cells, clock)
+
+
+class MapEntries(ABC):
+    """What keyed map states and broadcast states share."""
+
+    @abstractmethod
+    def put(self, key: Any, value: Any) -> None:
+        """Set an entry."""
+
+    @abstractmethod
+    def items(self) -> Iterator[tuple[Any, Any]]:
+        """Entries as they are now."""
+
+    def put_all(self, entries: Mapping[Any, Any]) -> None:
+        """Set several entries."""
+        for key, value in entries.items():
+            self.put(key, value)
+
+    def values(self) -> Iterator[Any]:
+        """Values, in the order of `items`."""
+        return (value for _, value in self.items())
+
+
+class MapState(KeyedState, MapEntries):
+    """A map for each key; `ttl` counts for each entry, from when it was written.
+
+    Its own keys are of a plain type; a value of None is no entry.
+    """
+
+    _cells: MapCells | TtlMaps
+
+    def __init__(self, name: str, key_dtype: Any, value_dtype: Any, *, ttl: StateTtl | None = None) -> None:
+        super().__init__(name, ttl)
+        self._key_typed = StateType(name, key_dtype)
+        self._typed = StateType(name, value_dtype)
+        if not self._key_typed.plain:
+            raise ConfigurationError(f"state {name!r}: keys of a map must be of a plain type, not {key_dtype}")
+        try:
+            check_map_key(self._key_typed.dtype)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"state {name!r}: {error}") from None
+
+    @property
+    def stored_field(self) -> pa.Field:
+        """A map of the declared types."""
+        key = pa.field("key", self._key_typed.dtype, nullable=False)
+        return pa.field(self.name, pa.map_(key, self._element(self._typed.field("value"))))
+
+    def expires(self, column_type: pa.DataType) -> bool:
+        """Whether entries of a stored column expire."""
+        return pa.types.is_map(column_type) and has_time(column_type.item_type, self._typed.dtype)
+
+    def get(self, key: Any) -> Any:
+        """The value at `key` of the current key's map; None where there is none."""
+        return self._typed.handed_out(self._cells.get(self._ref(), self._key_typed.taken(key)))
+
+    def put(self, key: Any, value: Any) -> None:
+        """Set an entry; a value of None is `remove`. TypeError if either is not of its declared type."""
+        if value is None:
+            self.remove(key)
+        else:
+            self._cells.put(self._ref(), self._key_typed.taken(key), self._typed.taken(value))
+
+    def remove(self, key: Any) -> None:
+        """Remove an entry, if there is one."""
+        self._cells.discard(self._ref(), self._key_typed.taken(key))
+
+    def items(self) -> Iterator[tuple[Any, Any]]:
+        """Entries as they are now, in the order in which the backend keeps them: the same on every run."""
+        return iter([(key, self._typed.handed_out(value)) for key, value in self._pairs()])
+
+    def keys(self) -> Iterator[Any]:
+        """Keys, in the order of `items`."""
+        return iter([key for key, _ in self._pairs()])
+
+    def __contains__(self, key: Any) -> bool:
+        return self._cells.get(self._ref(), self._key_typed.taken(key)) is not None
+
+    def _pairs(self) -> Iterable[tuple[Any, Any]]:
+        found = self._cells.items(self._ref())
+        return found.items() if isinstance(found, Mapping) else found
+
+    def _bind(self, backend: KeyedBackend, spec: CellSpec, clock: Clock | None) -> None:
+        cells = backend.maps(spec)
+        self._cells = cells if clock is None else TtlMaps(cells, clock)
+
+
+S = TypeVar("S", bound=KeyedState)

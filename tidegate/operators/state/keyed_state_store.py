@@ -1,0 +1,252 @@
+"""`KeyedStates`: all keyed states of one operator, on its backend: bound, restored, entered batch by batch, and frozen.
+
+`ProcessOperator` calls it. Rules:
+
+- Names are unique, and none is the name of a key column.
+- The function must bind every state of the checkpoint that is handed over. A state that the user has agreed to drop is
+  left out before (`restore_task.py`).
+- Stored rows are converted to the declared types if that loses nothing (see `tidegate/storage/schemas/evolution.py`).
+- A state may get a time to live, which then counts from the restore. It may not lose one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import pyarrow as pa
+
+from tidegate.operators.operator import OperatorContext
+from tidegate.operators.state.key_scope import EnteredKeys, KeyScope
+from tidegate.operators.state.keyed_state import KeyedState, S
+from tidegate.operators.state.keys import Key, KeyCodec
+from tidegate.operators.state.operator_backend import frozen_backend, make_backend
+from tidegate.operators.state.state_names import StateNames
+from tidegate.operators.state.state_types import check_serializers, holds_pickles
+from tidegate.operators.state.timers import Timers
+from tidegate.operators.state.ttl import Clock, FrozenUnexpired, timed_now
+from tidegate.operators.state.undo import StateUndo
+from tidegate.state.common.cells import KeyRef
+from tidegate.storage.errors import ConfigurationError, IncompatibleStateError
+from tidegate.storage.schemas.dictionaries import widened
+from tidegate.storage.schemas.evolution import migrated
+from tidegate.storage.schemas.reserved_names import is_reserved
+from tidegate.storage.state.snapshot import Cut, FrozenChanged, FrozenState, OperatorSnapshot, StateChunk, StateTable
+from tidegate.storage.state.timer_rows import TIMERS_STATE
+
+_KEYS_BATCH_ROWS = 4096
+
+
+class KeyedStates:
+    """The states of an operator; `key_names` are its key columns, `names` those of all its states.
+
+    `by_batch`: its function reads and writes state by the batch. `undo`: notes how to take changes back, if that may be
+    necessary.
+    """
+
+    def __init__(
+        self,
+        context: OperatorContext,
+        key_names: Sequence[str],
+        scope: KeyScope,
+        names: StateNames,
+        by_batch: bool = False,
+        undo: StateUndo | None = None,
+    ) -> None:
+        self._context = context
+        self._undo = undo
+        self._by_batch = by_batch
+        self._names = names
+        self.backend = make_backend(context, key_names)
+        self._key_names = tuple(key_names)
+        self._scope = scope
+        self.timers = Timers(scope, self.backend.timers)
+        """Moments at which keys want to be called."""
+        self._states: dict[str, KeyedState] = {}
+        self._clocks: dict[str, Clock] = {}
+        self._codec: KeyCodec | None = None
+        self._complete = False
+        self._handed_over = False
+
+    def complete(self) -> None:
+        """No state is bound from now on."""
+        self._complete = True
+
+    @property
+    def stored_fields(self) -> dict[str, pa.Field]:
+        """The field of the column in which each bound state is stored, by name."""
+        return {name: state.stored_field for name, state in self._states.items()}
+
+    @property
+    def bound(self) -> Mapping[str, KeyedState]:
+        """The bound states, by name."""
+        return self._states
+
+    def bind(self, declared: S) -> S:
+        """Bind a state that a user has declared.
+
+        ConfigurationError if it is too late, or for a name that is taken or tidegate's own.
+        """
+        if self._complete:
+            raise ConfigurationError(f"state {declared.name!r} is bound too late: call context.state(...) in open")
+        self._names.take(declared.name)
+        return self._bound(declared)
+
+    def bind_own(self, declared: S) -> S:
+        """Bind a state of tidegate itself, under a name of its own namespace."""
+        self._names.take_own(declared.name)
+        return self._bound(declared)
+
+    def _bound(self, declared: S) -> S:
+        name = declared.name
+        if name in self._key_names:
+            raise ConfigurationError(f"a state has the name of the key column {name!r}; choose another one")
+        if declared.ttl is not None:
+            self._clocks[name] = Clock(declared.ttl, self._context.time)
+        migrate = partial(self._declared, declared)
+        backend = self.backend if self._undo is None else self._undo.backend(self.backend)
+        state = declared.bound(self._scope, backend, self._clocks.get(name), migrate, self._by_batch)
+        self._states[name] = state
+        return state
+
+    def fix_keys(self, codec: KeyCodec) -> None:
+        """The types of the key columns, once, after all states are bound."""
+        self._codec = codec
+        self.backend.fix_keys(codec.schema)
+
+    def stored_keys(self) -> pa.Schema | None:
+        """The key columns of states that came with files of the backend; None where none did."""
+        return self.backend.stored_keys
+
+    def enter(self, columns: pa.RecordBatch | None, keys: Sequence[Key] | None = None) -> Sequence[KeyRef]:
+        """Enter keys until `leave`, as stored key columns or Python keys or both. Returns the reference of each."""
+        assert self._codec is not None, "keys without a type"
+        entered = EnteredKeys(self._codec, columns, keys)
+        self._scope.enter(entered)
+        if self._states:
+            return self.backend.enter(entered.columns)
+        return [None] * (len(keys or ()) if columns is None else columns.num_rows)
+
+    def enter_batch(self, columns: pa.RecordBatch) -> None:
+        """Enter the keys of a batch, as stored key columns, for a function that works on all of them at once."""
+        assert self._codec is not None, "keys without a type"
+        refs = self.backend.enter_batch(columns) if self._states else None
+        self._scope.enter_batch(EnteredKeys(self._codec, columns), refs)
+
+    def leave(self, rows: int) -> None:
+        """End of a batch of `rows` rows or timers. Looks at as many keys for state that has expired."""
+        self.timers.flush()
+        self._scope.leave()
+        if self._states:
+            self.backend.leave()
+            if self._clocks:
+                self.backend.sweep(rows)
+
+    def each_key(self, state: KeyedState) -> Iterator[None]:
+        """Make every key that has this state the current one, one after the other. The state may be changed meanwhile.
+
+        ConfigurationError for a state that `bind` has not returned.
+        """
+        if self._states.get(state.name) is not state:
+            raise ConfigurationError(
+                f"state {state.name!r} is only declared; go through what context.state(...) returned in open"
+            )
+        # List all of them first: work on one key may move others within the backend.
+        for columns in list(self.backend.keys(state.name, _KEYS_BATCH_ROWS)) if self._codec else ():
+            try:
+                for number, ref in enumerate(self.enter(columns)):
+                    self._scope.choose(number, ref)
+                    yield
+            finally:
+                self.leave(0)
+
+    def load(self, table: StateTable) -> None:
+        """Load a stored table.
+
+        UndeclaredStateError if no state of its name is bound, ConfigurationError for a type that cannot become the
+        declared one;
+        CorruptionError if a key comes twice, here or in `loaded`.
+        """
+        if table.state == TIMERS_STATE:
+            self.backend.load(table)
+            return
+        state = self._states.get(table.state)
+        if state is None:
+            raise self._names.not_bound(
+                table.state,
+                f"the checkpoint has {table.state!r}, tidegate's own state for timers of windows, and the function "
+                "has no method on_timer any more: keep the method, or change the operator's uid"
+                if is_reserved(table.state)
+                else f"the checkpoint has a state {table.state!r} that the function does not bind (it binds "
+                f"{sorted(self._states)}): call self.context.state(...) for it in open, or change the operator's uid",
+            )
+        self.backend.load(table if table.removed else replace(table, rows=self._declared(state, table.rows)))
+
+    def loaded(self) -> None:
+        """No stored table is left. CorruptionError if a key came twice."""
+        self.backend.loaded()
+
+    def freeze(self, cut: Cut) -> OperatorSnapshot:
+        """All states and timers as they are now, or with `cut.base` what has changed since."""
+        if self._codec is None:
+            return OperatorSnapshot(self._context.uid)
+        snapshot = frozen_backend(self._context, self.backend, cut)
+        states, layer = (
+            tuple(self._as_stored(frozen, cut) for frozen in part) for part in (snapshot.states, snapshot.layer)
+        )
+        return replace(snapshot, states=states, layer=layer)
+
+    def hand_over(self) -> None:
+        """Let go of the backend: the next attempt goes on with it. No key can be entered any more."""
+        self._states, self._codec, self._handed_over = {}, None, True
+
+    def close(self) -> None:
+        """Release what the backend holds."""
+        if not self._handed_over:
+            self.backend.close()
+
+    def _as_stored(self, frozen: FrozenState, cut: Cut) -> FrozenState:
+        if frozen.removed or frozen.state not in self._states:  # timers, and what the operator itself keeps
+            return frozen
+        clock, field = self._clocks.get(frozen.state), self._states[frozen.state].stored_field
+        if clock is not None and cut.base is None:
+            frozen = FrozenUnexpired(frozen, clock.expired_ms)
+        return FrozenMarked(frozen, field) if holds_pickles(field) else frozen
+
+    def _declared(self, state: KeyedState, stored: pa.RecordBatch) -> pa.RecordBatch:
+        """Stored rows with the declared type."""
+        rows, field = widened(stored), state.stored_field
+        position = rows.num_columns - 1
+        if rows.schema.names != [*self._key_names, state.name]:
+            raise IncompatibleStateError(
+                f"stored rows of state {state.name!r} have columns {rows.schema.names}, not "
+                f"{[*self._key_names, state.name]}; restore with the program that wrote them, or change the uid"
+            )
+        had_ttl = state.expires(rows.schema.field(position).type)
+        if state.ttl is None and had_ttl:
+            raise ConfigurationError(
+                f"state {state.name!r} of operator {self._context.uid!r} was written with a time to live, and the "
+                "program declares none: what has expired would come back. Declare it with ttl=tg.StateTtl(...), or "
+                "give the state a new name"
+            )
+        if state.ttl is not None and not had_ttl:
+            timed = timed_now(rows.column(position), field.type, self._context.time.now_ms)
+            rows = rows.set_column(position, pa.field(state.name, timed.type), timed)
+        check_serializers(rows.schema.field(position), field, state.name)
+        expected = pa.schema([*(rows.schema.field(n) for n in range(position)), field])
+        return migrated(rows, expected, state.name, self._context.uid)
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenMarked(FrozenChanged):
+    """A `FrozenState` with the metadata of `field`, which says what is pickled: backends do not keep it."""
+
+    field: pa.Field
+
+    def chunks(self) -> Iterator[StateChunk]:
+        """The rows."""
+        for chunk in self.frozen.chunks():
+            position = chunk.rows.num_columns - 1
+            rows = chunk.rows.set_column(position, self.field, chunk.rows.column(position))
+            yield StateChunk(rows, chunk.first_group, chunk.group_rows)

@@ -1,0 +1,315 @@
+"""Operator state, which belongs to a subtask and not to a key: lists, union lists, and broadcast maps.
+
+`ProcessContext` binds them. Rules:
+
+- A state is declared as a keyed one is (`ListState`, `MapState`) and bound in `open`. From then on it holds what was
+  restored.
+- The kind of a list says what a subtask gets of it at a restore. LIST: its own elements at the same parallelism, its
+  share of all at another one. UNION: the elements of all subtasks.
+- A broadcast map is the same in every subtask, because each changes it alike. At a restore all start with that of one.
+- A state is written whole with every checkpoint, typed: a list as one column with its name, a map as the columns `key`
+  and `value`.
+- Freezing only takes references. A list grows in place, so the rows that were frozen stay as they are; a map is copied
+  before it is first changed after a freeze.
+- A union list is in the snapshot even when it is empty, so that the coordinator knows of it. It takes no checkpoint
+  while only some of the subtasks have finished: their elements would be missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+
+from tidegate.operators.state.keyed_state import KeyedState, ListState, MapEntries, MapState
+from tidegate.operators.state.quick_values import one_nan
+from tidegate.operators.state.state_names import StateNames
+from tidegate.operators.state.state_types import check_serializers
+from tidegate.storage.checkpoints.metadata import StateKind
+from tidegate.storage.errors import ConfigurationError, CorruptionError
+from tidegate.storage.ids import OperatorUid
+from tidegate.storage.schemas.dictionaries import widened
+from tidegate.storage.schemas.evolution import migrated
+from tidegate.storage.state.snapshot import FrozenState, StateChunk, StateTable
+from tidegate.storage.user_values import value_text
+
+KEY, VALUE = "key", "value"
+"""Columns of a stored broadcast map."""
+
+_CHUNK_ROWS = 65_536
+
+_BOUND_BY = {
+    StateKind.KEYED: "state",
+    StateKind.LIST: "list_state",
+    StateKind.UNION: "union_list_state",
+    StateKind.BROADCAST: "broadcast_state",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenOperatorState:
+    """A `FrozenState`: the first `rows` entries of columns that do not change any more."""
+
+    state: str
+    kind: StateKind
+    schema: pa.Schema
+    columns: tuple[Sequence[Any], ...] | Mapping[Any, Any]
+    rows: int
+    removed: bool = False
+
+    def chunks(self) -> Iterator[StateChunk]:
+        """Pieces of a bounded number of rows."""
+        held = self.columns
+        columns = (list(held), list(held.values())) if isinstance(held, Mapping) else held
+        for start in range(0, self.rows, _CHUNK_ROWS):
+            stop = min(start + _CHUNK_ROWS, self.rows)
+            arrays = [
+                pa.array(column[start:stop], type=field.type)
+                for column, field in zip(columns, self.schema, strict=True)
+            ]
+            yield StateChunk(pa.RecordBatch.from_arrays(arrays, schema=self.schema))
+
+
+class OperatorListState:
+    """A list of one subtask. Made by `context.list_state` and `context.union_list_state`."""
+
+    def __init__(self, declared: ListState, kind: StateKind) -> None:
+        self.name = declared.name
+        self._kind = kind
+        self._typed = declared._typed
+        self._values: list[Any] = []
+
+    def get(self) -> list[Any]:
+        """A copy of the list."""
+        return list(self._values) if self._typed.plain else [self._typed.handed_out(value) for value in self._values]
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def add(self, value: Any) -> None:
+        """Append a value. TypeError if it is None or not of the declared type."""
+        self.add_all((value,))
+
+    def add_all(self, values: Iterable[Any]) -> None:
+        """Append values. TypeError if one is None or not of the declared type: then none is."""
+        self._values.extend([self._typed.taken(value) for value in values])
+
+    def update(self, values: Iterable[Any]) -> None:
+        """Replace the list."""
+        self._values = [self._typed.taken(value) for value in values]
+
+    def clear(self) -> None:
+        """Forget all values."""
+        self._values = []
+
+    def mark(self) -> tuple[list[Any], int]:
+        """Returns what `back_to` goes back to."""
+        return self._values, len(self._values)
+
+    def back_to(self, mark: tuple[list[Any], int]) -> None:
+        """Take back what has changed since a mark."""
+        self._values, count = mark
+        del self._values[count:]
+
+    def load(self, table: StateTable) -> None:
+        """Append the rows of a stored table, which are of the declared type."""
+        self._values.extend(one_nan(value) for value in table.rows.column(0).to_pylist())
+
+    def freeze(self) -> FrozenState | None:
+        """The list as it is now."""
+        if not self._values and self._kind is not StateKind.UNION:
+            return None
+        return FrozenOperatorState(self.name, self._kind, self.schema, (self._values,), len(self._values))
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of a stored table."""
+        return pa.schema([self._typed.field(self.name)])
+
+
+class WriteGate:
+    """Says whether broadcast states may be changed now; `refusal` says why not, and what to do."""
+
+    __slots__ = ("refusal",)
+
+    def __init__(self) -> None:
+        self.refusal: str | None = None
+
+
+class BroadcastState(MapEntries):
+    """A map that is the same in every subtask. Made by `context.broadcast_state`."""
+
+    def __init__(self, declared: MapState, gate: WriteGate) -> None:
+        self.name = declared.name
+        self._gate = gate
+        self._key_typed, self._typed = declared._key_typed, declared._typed
+        self._entries: dict[Any, Any] = {}
+        self._frozen = False
+        """Whether a snapshot may hold the entries: they are copied before they are changed."""
+
+    def get(self, key: Any) -> Any:
+        """The value at `key`; None where there is none."""
+        return self._typed.handed_out(self._entries.get(self._key_typed.taken(key)))
+
+    def put(self, key: Any, value: Any) -> None:
+        """Set an entry; a value of None is `remove`. TypeError if either is not of its declared type.
+
+        ConfigurationError, as from all that change the map, where it is read-only.
+        """
+        if value is None:
+            self.remove(key)
+        else:
+            taken = self._key_typed.taken(key), self._typed.taken(value)
+            self._own()[taken[0]] = taken[1]
+
+    def remove(self, key: Any) -> None:
+        """Remove an entry, if there is one."""
+        self._own().pop(self._key_typed.taken(key), None)
+
+    def clear(self) -> None:
+        """Remove all entries."""
+        self._own().clear()
+
+    def items(self) -> Iterator[tuple[Any, Any]]:
+        """Entries in the order in which their keys first came, as they are now."""
+        if self._typed.plain:
+            return iter(list(self._entries.items()))
+        return iter([(key, self._typed.handed_out(value)) for key, value in self._entries.items()])
+
+    def keys(self) -> Iterator[Any]:
+        """Keys, in the order of `items`."""
+        return iter(list(self._entries))
+
+    def __contains__(self, key: Any) -> bool:
+        return self._key_typed.taken(key) in self._entries
+
+    def mark(self) -> dict[Any, Any]:
+        """Returns what `back_to` goes back to. The map is copied before it is changed, as after a freeze."""
+        self._frozen = True
+        return self._entries
+
+    def back_to(self, mark: dict[Any, Any]) -> None:
+        """Take back what has changed since a mark."""
+        self._entries, self._frozen = mark, True
+
+    def load(self, table: StateTable) -> None:
+        """Add the rows of a stored table, which are of the declared types. CorruptionError if a key comes twice."""
+        for key, value in zip(*(column.to_pylist() for column in table.rows.columns), strict=True):
+            found = one_nan(key)
+            if found in self._entries:
+                raise CorruptionError(f"broadcast state {self.name!r} holds the key {value_text(key)} twice")
+            self._entries[found] = one_nan(value)
+
+    def freeze(self) -> FrozenState | None:
+        """The map as it is now. None where it is empty."""
+        if not self._entries:
+            return None
+        self._frozen = True
+        return FrozenOperatorState(self.name, StateKind.BROADCAST, self.schema, self._entries, len(self._entries))
+
+    def _own(self) -> dict[Any, Any]:
+        if self._gate.refusal is not None:
+            raise ConfigurationError(f"broadcast state {self.name!r} is read-only here: {self._gate.refusal}")
+        if self._frozen:
+            self._entries, self._frozen = dict(self._entries), False
+        return self._entries
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of a stored table."""
+        return pa.schema([self._key_typed.field(KEY), self._typed.field(VALUE)])
+
+
+class OperatorStates:
+    """The operator states of one function in one subtask, and restored ones that it has not bound yet."""
+
+    def __init__(self, uid: OperatorUid, restored: Iterable[StateTable], gate: WriteGate, names: StateNames) -> None:
+        self._uid = uid
+        self._gate = gate
+        self._names = names
+        """Names of all states of the operator, of keyed ones too."""
+        self._restored: dict[str, list[StateTable]] = {}
+        for table in restored:
+            self._restored.setdefault(table.state, []).append(table)
+        self._states: dict[str, OperatorListState | BroadcastState] = {}
+        self._complete = False
+
+    def list_state(self, declared: ListState, kind: StateKind) -> OperatorListState:
+        """Bind a list of this subtask. ConfigurationError if it is too late, or for a name that is taken."""
+        self._check(declared, ListState, kind)
+        state = OperatorListState(declared, kind)
+        self._load(state, kind)
+        return state
+
+    def broadcast_state(self, declared: MapState) -> BroadcastState:
+        """Bind a broadcast map. ConfigurationError as above."""
+        self._check(declared, MapState, StateKind.BROADCAST)
+        state = BroadcastState(declared, self._gate)
+        self._load(state, StateKind.BROADCAST)
+        return state
+
+    def complete(self) -> None:
+        """No state is bound from now on. UndeclaredStateError for a state of the checkpoint that was not bound."""
+        self._complete = True
+        for name, (table, *_) in self._restored.items():
+            raise self._names.not_bound(
+                name,
+                f"the checkpoint has a {table.kind.value} state {name!r} that the function does not bind (it binds "
+                f"{sorted(self._names)}): call self.context.{_BOUND_BY[table.kind]}(...) for it in open, or change "
+                "the operator's uid",
+            )
+
+    @property
+    def stored_fields(self) -> dict[str, pa.Field]:
+        """The field of the column in which the values of each bound state are stored, by name."""
+        return {name: state.schema.field(len(state.schema) - 1) for name, state in self._states.items()}
+
+    def state(self, name: str) -> OperatorListState | BroadcastState:
+        """Returns a bound state. KeyError if there is none of that name."""
+        return self._states[name]
+
+    def mark(self) -> list[Any]:
+        """Returns what `back_to` goes back to: all states as they are now."""
+        return [state.mark() for state in self._states.values()]
+
+    def back_to(self, marks: Sequence[Any]) -> None:
+        """Take back what has changed since a mark."""
+        for state, mark in zip(self._states.values(), marks, strict=True):
+            state.back_to(mark)
+
+    def freeze(self) -> tuple[FrozenState, ...]:
+        """All states as they are now."""
+        frozen = (state.freeze() for state in self._states.values())
+        return tuple(state for state in frozen if state is not None)
+
+    def __bool__(self) -> bool:
+        return bool(self._states)
+
+    def _check(self, declared: KeyedState, wanted: type[KeyedState], kind: StateKind) -> None:
+        method = _BOUND_BY[kind]
+        if not isinstance(declared, wanted):
+            raise ConfigurationError(f"{method} takes a tg.{wanted.__name__}, not {declared!r}")
+        if self._complete:
+            raise ConfigurationError(f"state {declared.name!r} is bound too late: call context.{method}(...) in open")
+        if declared.ttl is not None:
+            raise ConfigurationError(f"state {declared.name!r}: only keyed state has a time to live; leave ttl= out")
+        self._names.take(declared.name)
+
+    def _load(self, state: OperatorListState | BroadcastState, kind: StateKind) -> None:
+        self._states[state.name] = state
+        for table in self._restored.pop(state.name, ()):
+            if table.kind is not kind:
+                raise ConfigurationError(
+                    f"state {state.name!r} was stored as {table.kind.value} state and is bound with "
+                    f"context.{_BOUND_BY[kind]}(...): bind it with {_BOUND_BY[table.kind]}, or give it a new name"
+                )
+            state.load(replace(table, rows=self._declared(table, state.schema)))
+
+    def _declared(self, table: StateTable, declared: pa.Schema) -> pa.RecordBatch:
+        """Stored rows with the declared types. ConfigurationError for types that cannot become these."""
+        rows = widened(table.rows)
+        for stored, field in zip(rows.schema, declared, strict=False):
+            check_serializers(stored, field, table.state)
+        return migrated(rows, declared, table.state, self._uid)

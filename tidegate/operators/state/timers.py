@@ -1,0 +1,250 @@
+"""`Timers` of one operator: moments of event time and of processing time at which a key wants to be called.
+
+Rules (Flink's):
+
+- A timer is registered once for each key, moment and time domain, however often it is asked for.
+- Timers that are due fire in the order of the moment, then of the key. So they fire in the same order on every run.
+- A timer that is registered while others fire, and is due, fires among them.
+- Timers are keyed state and lie in the backend. At the end of a batch of rows, or of a step of timers, it gets what
+  was registered and deleted.
+"""
+
+from __future__ import annotations
+
+import enum
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from tidegate.operators.row_values import column_of
+from tidegate.operators.state.key_scope import KeyScope, Places
+from tidegate.operators.state.keys import KeyCodec
+from tidegate.operators.state.timer_step import TimerStep
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
+from tidegate.state.common.timers import DueTimers, KeyedTimers
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.state.timer_rows import DOMAINS
+
+_DELETED_TOGETHER = 65_536
+_PER_MS = {"ms": 1, "us": 1_000, "ns": 1_000_000}
+
+
+class TimeDomain(enum.Enum):
+    """What a timer waits for: a watermark, or the clock."""
+
+    EVENT_TIME = "event_time"
+    PROCESSING_TIME = "processing_time"
+
+    @property
+    def number(self) -> int:
+        """How backends know it."""
+        return DOMAINS.index(self.value)
+
+
+class Timers:
+    """The timers of one operator, in its backend. None of them on a stream without keys: `backend` is None then."""
+
+    def __init__(self, scope: KeyScope, backend: KeyedTimers | None = None) -> None:
+        self._scope = scope
+        self._backend = backend
+        self._numbers: list[int] = []
+        self._domains: list[int] = []
+        self._moments: list[int] = []
+        self._registered: list[bool] = []
+        self._step: TimerStep | None = None
+        self._step_changes: list[tuple[bool, int, int]] = []
+        """What has changed the step since the last mark: registered or not, moment, number of the key."""
+        self._ended: TimeDomain | None = None
+
+    def count(self, limit: int) -> int:
+        """About how many timers there are, never too few, up to `limit`: it counts no further."""
+        return len(self._numbers) + (0 if self._backend is None else self._backend.count(limit))
+
+    def change(self, domain: TimeDomain, moment: int, registered: bool) -> None:
+        """Register a timer of the current key, or delete it."""
+        if registered and domain is self._ended:
+            return
+        number = self._scope.current_number("a timer")
+        self._note(number, domain.number, moment, registered)
+        if self._step is not None and self._step.domain == domain.number:
+            changed = (self._step.register if registered else self._step.delete)(moment, number)
+            if changed:
+                self._step_changes.append((registered, moment, number))
+
+    def change_many(self, domain: TimeDomain, moments: Sequence[int], registered: bool, numbers: Sequence[int]) -> None:
+        """Register or delete timers of the keys with these numbers."""
+        if registered and domain is self._ended:
+            return
+        self._numbers += numbers
+        self._domains += [domain.number] * len(numbers)
+        self._moments += moments
+        self._registered += [registered] * len(numbers)
+
+    def due(self, domain: TimeDomain, time_ms: int, timers_max: int) -> DueTimers:
+        """The next timers that are due, for a function that is called with all of them. They stay registered."""
+        assert self._backend is not None and not self._numbers, "a step within a batch"
+        return self._backend.due(domain.number, time_ms, timers_max)
+
+    def first_ms(self, domain: TimeDomain) -> int | None:
+        """The moment of the timer that fires next."""
+        return None if self._backend is None else self._backend.first_ms(domain.number)
+
+    @property
+    def changes(self) -> int:
+        """How many timers were registered and deleted since the last flush."""
+        return len(self._moments)
+
+    def first_change_ms(self, domain: TimeDomain, since: int) -> int | None:
+        """The first moment among those registered or deleted since there were `since` changes; None if there is none.
+
+        The backend does not have them before the next flush, so `first_ms` leaves them out.
+        """
+        number = domain.number
+        moments = [
+            moment for of, moment in zip(self._domains[since:], self._moments[since:], strict=True) if of == number
+        ]
+        return min(moments, default=None)
+
+    def is_due(self, domain: TimeDomain, time_ms: int) -> bool:
+        """Whether the moment of a timer has come."""
+        first_ms = self.first_ms(domain)
+        return first_ms is not None and first_ms <= time_ms
+
+    def begin_step(self, domain: TimeDomain, time_ms: int, timers_max: int, codec: KeyCodec) -> TimerStep:
+        """Begin a step of the next `timers_max` timers that are due. `pop` fires them, `flush` ends the step."""
+        assert self._backend is not None and not self._numbers, "a step within a batch"
+        due = self._backend.due(domain.number, time_ms, timers_max)
+        self._step = TimerStep(domain.number, time_ms, due, codec)
+        return self._step
+
+    def pop(self) -> tuple[int, int] | None:
+        """Remove the timer of the step that fires next: its moment, and the number of its key."""
+        assert self._step is not None, "no step"
+        timer = self._step.pop()
+        if timer is not None:
+            self._note(timer[1], self._step.domain, timer[0], False)
+        return timer
+
+    def mark(self) -> int:
+        """Returns where `back_to` goes back to: what is registered and deleted from now on can be taken back."""
+        self._step_changes.clear()
+        return len(self._numbers)
+
+    def back_to(self, mark: int) -> None:
+        """Take back what was registered and deleted since the last mark."""
+        for changes in (self._numbers, self._domains, self._moments, self._registered):
+            del changes[mark:]
+        while self._step_changes:
+            assert self._step is not None, "a step changes only while it is under way"
+            self._step.undo(*self._step_changes.pop())
+
+    def flush(self) -> None:
+        """End of a batch of rows, or of a step: hand what was registered and deleted to the backend."""
+        self._step = None
+        self._step_changes.clear()
+        if self._numbers:
+            assert self._backend is not None
+            keys = self._scope.entered_columns(self._numbers)
+            self._backend.change(keys, self._domains, self._moments, self._registered)
+            self._numbers, self._domains, self._moments, self._registered = [], [], [], []
+
+    def end(self, domain: TimeDomain) -> None:
+        """The time of a domain ends with what is registered now: what is registered from now on is dropped."""
+        self._ended = domain
+
+    def drop(self, domain: TimeDomain) -> None:
+        """Delete all timers of a domain."""
+        while self._backend is not None and self.first_ms(domain) is not None:
+            due = self._backend.due(domain.number, MAX_WATERMARK_MS, _DELETED_TOGETHER)
+            rows = len(due.moments)
+            self._backend.change(due.keys, [domain.number] * rows, due.moments, [False] * rows)
+
+    def _note(self, number: int, domain: int, moment: int, registered: bool) -> None:
+        self._numbers.append(number)
+        self._domains.append(domain)
+        self._moments.append(moment)
+        self._registered.append(registered)
+
+
+class TimerService:
+    """Registers timers of the current key. Moments are milliseconds since 1970."""
+
+    def __init__(
+        self, timers: Timers, scope: KeyScope, now_ms: Callable[[], int], watermark_ms: Callable[[], int]
+    ) -> None:
+        self._timers = timers
+        self._scope = scope
+        self._now_ms = now_ms
+        self._watermark_ms = watermark_ms
+
+    def current_processing_time(self) -> int:
+        """Processing time of the row or timer that is being processed: when the task took it up."""
+        return self._now_ms()
+
+    def current_watermark(self) -> int:
+        """The newest watermark; `MIN_WATERMARK_MS` before the first one, also after a restore."""
+        return self._watermark_ms()
+
+    def register_event_time_timer(self, timestamp_ms: int) -> None:
+        """Call `on_timer` for this key when the watermark reaches the moment; if it has already, with the next one."""
+        self._timers.change(TimeDomain.EVENT_TIME, moment_of(timestamp_ms), registered=True)
+
+    def register_processing_time_timer(self, timestamp_ms: int) -> None:
+        """Call `on_timer` for this key when the clock reaches the moment.
+
+        If the input ends before, it is dropped, or fires then with `process(..., fire_at_end=True)`.
+        """
+        self._timers.change(TimeDomain.PROCESSING_TIME, moment_of(timestamp_ms), registered=True)
+
+    def delete_event_time_timer(self, timestamp_ms: int) -> None:
+        """Delete a timer of this key, if it is registered."""
+        self._timers.change(TimeDomain.EVENT_TIME, moment_of(timestamp_ms), registered=False)
+
+    def delete_processing_time_timer(self, timestamp_ms: int) -> None:
+        """Delete a timer of this key, if it is registered."""
+        self._timers.change(TimeDomain.PROCESSING_TIME, moment_of(timestamp_ms), registered=False)
+
+    def register_many(self, moments: Any, at: Places = None, domain: TimeDomain = TimeDomain.EVENT_TIME) -> None:
+        """Register a timer for the key of each row, in `process_batch`.
+
+        `moments` is an array of milliseconds or of timestamps, or one moment for all. `at` chooses rows, as for
+        `ValueState.get_many`. ValueError for a null, or if there are not as many moments as rows.
+        """
+        self._change_many(domain, moments, at, True)
+
+    def delete_many(self, moments: Any, at: Places = None, domain: TimeDomain = TimeDomain.EVENT_TIME) -> None:
+        """Delete the timers of these moments, as `register_many` registers them, where there are any."""
+        self._change_many(domain, moments, at, False)
+
+    def _change_many(self, domain: TimeDomain, moments: Any, at: Places, registered: bool) -> None:
+        numbers = self._scope.rows(at, "register_many").tolist()
+        times = [moment_of(moments)] * len(numbers) if isinstance(moments, int) else _moments(moments)
+        if len(times) != len(numbers):
+            raise ValueError(f"{len(times)} moments were given for timers of {len(numbers)} rows")
+        self._timers.change_many(domain, times, registered, numbers)
+
+
+def _moments(given: Any) -> list[int]:
+    column = given if isinstance(given, pa.Array | pa.ChunkedArray) else pa.array(given)
+    if column.null_count:
+        raise ValueError("a timer is for a moment, and one of those given is null: choose rows with at=")
+    if not pa.types.is_timestamp(column.type):
+        times: list[int] = column_of(column, pa.int64()).to_pylist()
+        return times
+    raw = column.cast(pa.int64()).to_numpy()
+    moments: list[int] = (raw * 1000 if column.type.unit == "s" else raw // _PER_MS[column.type.unit]).tolist()
+    return moments
+
+
+def moment_of(timestamp_ms: int) -> int:
+    """The moment of a timer, as it is stored. ConfigurationError for what is no whole number."""
+    try:
+        moment_ms = operator.index(timestamp_ms)
+    except TypeError:
+        raise ConfigurationError(
+            f"a timer is for a moment in whole milliseconds since 1970, not {timestamp_ms!r}"
+        ) from None
+    # A moment beyond int64 is the end of time, or its beginning.
+    return max(MIN_WATERMARK_MS, min(MAX_WATERMARK_MS, moment_ms))

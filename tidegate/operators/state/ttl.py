@@ -1,0 +1,329 @@
+"""`StateTtl`: time to live of keyed state, in processing time (Flink's `StateTtlConfig`).
+
+A state with one puts `TtlValues`, `TtlLists` or `TtlMaps` before its cells in the backend. Rules:
+
+- What has a time to live is stored as `struct<value, updated_ms>`: each value, each element of a list, each entry of a
+  map. So the moment survives restores and rescaling.
+- It has expired when `updated_ms + time to live <= now`, in the processing time of the task. `<=` and not `<`, as in
+  Flink: a time to live of 10 ms is over after 10 ms.
+- Expired state is removed when a function asks for it, and bit by bit after each batch (`KeyedBackend.sweep`). Whole
+  snapshots leave it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from tidegate.operators.operator import ProcessingTime
+from tidegate.state.common.cells import KeyRef, KeyRefs, ListCells, MapCells, ValueCells
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.state.snapshot import FrozenChanged, StateChunk
+from tidegate.storage.units import parse_duration_ms
+
+TtlUpdate: TypeAlias = Literal["on_create_and_write", "on_read_and_write"]
+TtlVisibility: TypeAlias = Literal["never_return_expired", "return_expired_if_not_cleaned_up"]
+
+VALUE, UPDATED_MS = "value", "updated_ms"
+
+
+@dataclass(frozen=True, slots=True)
+class StateTtl:
+    """How long state is kept: `tg.StateTtl("1h")`, of processing time since it was written (or read, with `update`).
+
+    `visibility`: whether what has expired, but is not yet cleaned up, is still returned, once. Raises
+    ConfigurationError for a duration that is not positive, or an unknown word.
+    """
+
+    time_to_live: str | timedelta | int
+    update: TtlUpdate = "on_create_and_write"
+    visibility: TtlVisibility = "never_return_expired"
+
+    def __post_init__(self) -> None:
+        if parse_duration_ms(self.time_to_live, setting="StateTtl") == 0:
+            raise ConfigurationError("StateTtl: a time to live must be greater than 0")
+        for setting, given, known in (
+            ("update", self.update, get_args(TtlUpdate)),
+            ("visibility", self.visibility, get_args(TtlVisibility)),
+        ):
+            if given not in known:
+                raise ConfigurationError(f"StateTtl: {setting} is one of {', '.join(known)}, not {given!r}")
+
+    @property
+    def ttl_ms(self) -> int:
+        """The time to live in milliseconds."""
+        return parse_duration_ms(self.time_to_live, setting="StateTtl")
+
+
+def timed_type(value: pa.Field) -> pa.DataType:
+    """The type in which a value with a time to live is stored."""
+    return pa.struct([value.with_name(VALUE), pa.field(UPDATED_MS, pa.int64())])
+
+
+def is_timed(data_type: pa.DataType) -> bool:
+    """Whether the type may be that of a value with a time to live."""
+    return (
+        pa.types.is_struct(data_type)
+        and [field.name for field in data_type] == [VALUE, UPDATED_MS]
+        and data_type.field(UPDATED_MS).type == pa.int64()
+    )
+
+
+def has_time(stored: pa.DataType, declared: pa.DataType) -> bool:
+    """Whether stored values have a time to live, where the program declares this type of values.
+
+    Dataclasses of users may have these two fields as well. So what counts is whether there is one such struct more
+    around the value than in the declared type.
+    """
+    return _structs_around(stored) > _structs_around(declared)
+
+
+def _structs_around(data_type: pa.DataType) -> int:
+    return 1 + _structs_around(data_type.field(VALUE).type) if is_timed(data_type) else 0
+
+
+class Clock:
+    """When the values of one state expire, and what time it is."""
+
+    __slots__ = ("_time", "_ttl_ms", "read_updates", "returns_expired")
+
+    def __init__(self, ttl: StateTtl, time: ProcessingTime) -> None:
+        self._time = time
+        self._ttl_ms = ttl.ttl_ms
+        self.read_updates = ttl.update == "on_read_and_write"
+        self.returns_expired = ttl.visibility == "return_expired_if_not_cleaned_up"
+
+    @property
+    def expired_ms(self) -> int:
+        """What was last updated at this moment or before has expired."""
+        return self._time.now_ms - self._ttl_ms
+
+    def has_expired(self, stored: Any) -> bool:
+        """Whether the time of a stored value is over."""
+        expired: bool = stored[UPDATED_MS] <= self._time.now_ms - self._ttl_ms
+        return expired
+
+    def timed(self, value: Any) -> dict[str, Any]:
+        """A value as it is stored, updated now."""
+        return {VALUE: value, UPDATED_MS: self._time.now_ms}
+
+    def timed_column(self, values: pa.Array) -> pa.Array:
+        """Values as they are stored, updated now. Null stays null."""
+        fields = [pa.field(VALUE, values.type), pa.field(UPDATED_MS, pa.int64())]
+        moments = pa.array(np.full(len(values), self._time.now_ms, dtype=np.int64))
+        mask = values.is_null() if values.null_count else None
+        return pa.StructArray.from_arrays([values, moments], fields=fields, mask=mask)
+
+
+class TtlValues:
+    """`ValueCells` whose values expire. Reading one that has expired removes it."""
+
+    def __init__(self, cells: ValueCells, clock: Clock) -> None:
+        self._cells = cells
+        self._clock = clock
+
+    def get(self, ref: KeyRef) -> Any:
+        """The value. None where there is none, or it has expired and `visibility` hides it."""
+        stored, clock = self._cells.get(ref), self._clock
+        if stored is None:
+            return None
+        if clock.has_expired(stored):
+            self._cells.remove(ref)
+            return stored[VALUE] if clock.returns_expired else None
+        if clock.read_updates:
+            self._cells.put(ref, clock.timed(stored[VALUE]))
+        return stored[VALUE]
+
+    def put(self, ref: KeyRef, value: Any) -> None:
+        """Keep a value, from now on."""
+        self._cells.put(ref, self._clock.timed(value))
+
+    def remove(self, ref: KeyRef) -> None:
+        """Forget the value."""
+        self._cells.remove(ref)
+
+    def get_many(self, refs: KeyRefs) -> pa.Array:
+        """The value of each key, as `get` gives it."""
+        stored, clock = self._cells.get_many(refs), self._clock
+        values = pc.struct_field(stored, VALUE)
+        if stored.null_count == len(stored):
+            return values
+        expired = pc.fill_null(pc.less_equal(pc.struct_field(stored, UPDATED_MS), clock.expired_ms), False)
+        over: NDArray[np.bool_] = expired.to_numpy(zero_copy_only=False)
+        if over.any():
+            self._cells.remove_many(refs[over])
+        if clock.read_updates:
+            kept = stored.is_valid().to_numpy(zero_copy_only=False) & ~over
+            self.put_many(refs[kept], values.filter(pa.array(kept)))
+        if over.any() and not clock.returns_expired:
+            values = pc.if_else(expired, pa.scalar(None, values.type), values)
+        return values
+
+    def put_many(self, refs: KeyRefs, values: pa.Array) -> None:
+        """Keep values, from now on."""
+        self._cells.put_many(refs, self._clock.timed_column(values))
+
+    def remove_many(self, refs: KeyRefs) -> None:
+        """Forget the values."""
+        self._cells.remove_many(refs)
+
+
+class TtlLists:
+    """`ListCells` whose elements expire one by one. Reading the list removes those that have expired."""
+
+    def __init__(self, cells: ListCells, clock: Clock) -> None:
+        self._cells = cells
+        self._clock = clock
+
+    def get(self, ref: KeyRef) -> Collection[Any]:
+        """The values that have not expired, or that `visibility` still shows."""
+        stored, clock = self._cells.get(ref), self._clock
+        if not stored:
+            return ()
+        kept = [element for element in stored if not clock.has_expired(element)]
+        returned = stored if clock.returns_expired else kept
+        values = [element[VALUE] for element in returned]
+        if clock.read_updates:
+            self._replace(ref, [clock.timed(element[VALUE]) for element in kept])
+        elif len(kept) < len(stored):
+            self._replace(ref, kept)
+        return values
+
+    def extend(self, ref: KeyRef, values: Sequence[Any]) -> None:
+        """Append values, from now on."""
+        self._cells.extend(ref, [self._clock.timed(value) for value in values])
+
+    def put(self, ref: KeyRef, values: Sequence[Any]) -> None:
+        """Replace the list."""
+        self._cells.put(ref, [self._clock.timed(value) for value in values])
+
+    def remove(self, ref: KeyRef) -> None:
+        """Forget the list."""
+        self._cells.remove(ref)
+
+    def _replace(self, ref: KeyRef, elements: list[Any]) -> None:
+        if elements:
+            self._cells.put(ref, elements)
+        else:
+            self._cells.remove(ref)
+
+
+class TtlMaps:
+    """`MapCells` whose entries expire one by one. Reading an entry that has expired removes it."""
+
+    def __init__(self, cells: MapCells, clock: Clock) -> None:
+        self._cells = cells
+        self._clock = clock
+
+    def get(self, ref: KeyRef, map_key: Any) -> Any:
+        """The value at a map key. None where there is none, or it has expired and `visibility` hides it."""
+        stored = self._cells.get(ref, map_key)
+        return None if stored is None else self._seen(ref, map_key, stored)
+
+    def put(self, ref: KeyRef, map_key: Any, value: Any) -> None:
+        """Set one entry, from now on."""
+        self._cells.put(ref, map_key, self._clock.timed(value))
+
+    def discard(self, ref: KeyRef, map_key: Any) -> None:
+        """Remove one entry."""
+        self._cells.discard(ref, map_key)
+
+    def items(self, ref: KeyRef) -> Iterable[tuple[Any, Any]]:
+        """The entries that have not expired, or that `visibility` still shows."""
+        found = self._cells.items(ref)
+        pairs = list(found.items() if isinstance(found, Mapping) else found)
+        seen = [(map_key, self._seen(ref, map_key, stored)) for map_key, stored in pairs]
+        return [(map_key, value) for map_key, value in seen if value is not None]
+
+    def remove(self, ref: KeyRef) -> None:
+        """Forget the map."""
+        self._cells.remove(ref)
+
+    def _seen(self, ref: KeyRef, map_key: Any, stored: Any) -> Any:
+        """What a function sees of an entry that it reads."""
+        clock = self._clock
+        if clock.has_expired(stored):
+            self._cells.discard(ref, map_key)
+            return stored[VALUE] if clock.returns_expired else None
+        if clock.read_updates:
+            self._cells.put(ref, map_key, clock.timed(stored[VALUE]))
+        return stored[VALUE]
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenUnexpired(FrozenChanged):
+    """A `FrozenState` without the values whose last update was at `expired_ms` or before."""
+
+    expired_ms: int
+
+    def chunks(self) -> Iterator[StateChunk]:
+        """The rows, without what has expired; the values are in the last column."""
+        for chunk in self.frozen.chunks():
+            kept = _unexpired(chunk, self.expired_ms)
+            if kept.rows.num_rows:
+                yield kept
+
+
+def timed_now(column: pa.Array, expected: pa.DataType, now_ms: int) -> pa.Array:
+    """Give a stored column without a time to live the shape of `expected`, of a state that has one.
+
+    All values count as updated now. They keep their type.
+    """
+    if is_timed(expected):
+        return _timed(column, now_ms)
+    if pa.types.is_map(expected):
+        items = _timed(column.items, now_ms)
+        entries = pa.map_(column.type.key_field, pa.field("value", items.type))
+        return pa.MapArray.from_arrays(_offsets(column), column.keys, items, type=entries)
+    return pa.ListArray.from_arrays(_offsets(column), _timed(column.values, now_ms))
+
+
+def _timed(values: pa.Array, now_ms: int) -> pa.Array:
+    moments = pa.array(np.full(len(values), now_ms, dtype=np.int64))
+    return pa.StructArray.from_arrays([values, moments], names=[VALUE, UPDATED_MS])
+
+
+def _unexpired(chunk: StateChunk, expired_ms: int) -> StateChunk:
+    rows = chunk.rows
+    column = rows.column(rows.num_columns - 1)
+    if is_timed(column.type):
+        kept = _is_fresh(column, expired_ms)
+    else:
+        is_map = pa.types.is_map(column.type)
+        elements = column.items if is_map else column.values
+        fresh = _is_fresh(elements, expired_ms)
+        ends = np.concatenate(([0], np.cumsum(fresh)))
+        offsets = ends[_offsets(column).to_numpy()].astype(np.int32)
+        mask = pa.array(fresh)
+        if is_map:
+            column = pa.MapArray.from_arrays(offsets, column.keys.filter(mask), elements.filter(mask), type=column.type)
+        else:
+            column = pa.ListArray.from_arrays(offsets, elements.filter(mask), type=column.type)
+        kept = np.diff(offsets) > 0
+        rows = rows.set_column(rows.num_columns - 1, rows.schema.field(rows.num_columns - 1), column)
+    if kept.all():
+        return StateChunk(rows, chunk.first_group, chunk.group_rows)
+    before = np.concatenate(([0], np.cumsum(kept)))
+    return StateChunk(
+        rows.filter(pa.array(kept)),
+        chunk.first_group,
+        tuple(before[np.asarray(chunk.group_rows, dtype=np.int64)].tolist()),
+    )
+
+
+def _is_fresh(timed: pa.Array, expired_ms: int) -> NDArray[np.bool_]:
+    fresh = pc.greater(pc.struct_field(timed, UPDATED_MS), expired_ms)
+    result: NDArray[np.bool_] = np.asarray(fresh.to_numpy(zero_copy_only=False), dtype=bool)
+    return result
+
+
+def _offsets(column: pa.Array) -> pa.Array:
+    """The offsets of lists or maps, copied: Arrow does not take those of a slice."""
+    return pa.array(column.offsets.to_numpy(), pa.int32())

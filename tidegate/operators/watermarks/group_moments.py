@@ -1,0 +1,87 @@
+"""`GroupMoments`: a moment of event time for each key group of a subtask, which outlives restores and rescaling.
+
+Operators whose results depend on how far event time has come keep it as state. It is kept by key group, because
+subtasks may be at different moments when a checkpoint comes (between two steps, or unaligned), and another parallelism
+deals their groups out anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tidegate.protocol.stream_elements import MIN_WATERMARK_MS
+from tidegate.state.kernels.hashing import hash_columns
+from tidegate.storage.checkpoints.metadata import StateKind
+from tidegate.storage.errors import IncompatibleStateError
+from tidegate.storage.state.key_groups import key_groups_of
+from tidegate.storage.state.snapshot import FrozenTable, StateTable
+
+_GROUP = "key_group"
+
+
+class GroupMoments:
+    """For each of some key groups, how far event time has come there. It begins at MIN_WATERMARK_MS.
+
+    `state` is the name of the state, `column` that of the moments in it; `owner` says in errors whose it is.
+    """
+
+    def __init__(self, groups: range, state: str, column: str, owner: str) -> None:
+        self._groups = groups
+        self._state, self._column, self._owner = state, column, owner
+        self._moments = np.full(len(groups), MIN_WATERMARK_MS, dtype=np.int64)
+
+    @property
+    def least_ms(self) -> int:
+        """The moment that all groups have reached."""
+        return int(self._moments.min())
+
+    @property
+    def greatest_ms(self) -> int:
+        """The moment that some group has reached, and none has passed."""
+        return int(self._moments.max())
+
+    def runs(self) -> Iterator[tuple[range, int]]:
+        """Neighbouring groups that are at one moment, and the moment. One run, but for a while after a restore."""
+        bounds = [0, *(np.flatnonzero(np.diff(self._moments)) + 1).tolist(), len(self._groups)]
+        for start, stop in pairwise(bounds):
+            yield self._groups[start:stop], int(self._moments[start])
+
+    def of_keys(self, keys: pa.RecordBatch, max_parallelism: int) -> NDArray[np.int64] | int:
+        """The moment of the group of each row of some key columns; one moment if it is the same for all."""
+        runs = [*self.runs()]
+        if len(runs) == 1:
+            return runs[0][1]
+        groups = key_groups_of(hash_columns(keys, keys.schema.names), max_parallelism)
+        return self._moments[groups.astype(np.int64) - self._groups.start]
+
+    def advance(self, groups: range, moment_ms: int) -> None:
+        """These groups have reached this moment."""
+        part = self._moments[groups.start - self._groups.start : groups.stop - self._groups.start]
+        assert bool((part <= moment_ms).all()), "event time goes back"
+        part[:] = moment_ms
+
+    def freeze(self) -> FrozenTable:
+        """As operator state of which every subtask gets all at a restore, and takes its own groups."""
+        rows = self._rows()
+        return FrozenTable(self._state, StateKind.UNION, lambda: rows)
+
+    def load(self, table: StateTable) -> None:
+        """Take what a former subtask has stored. IncompatibleStateError if it is something else."""
+        rows = table.rows
+        if table.state != self._state or rows.schema.names != self._rows().schema.names:
+            raise IncompatibleStateError(
+                f"state {table.state!r} with columns {rows.schema.names} is not that of {self._owner}; restore with "
+                "the operators that wrote it, or change the uid"
+            )
+        groups = rows.column(_GROUP).to_numpy()
+        own = (groups >= self._groups.start) & (groups < self._groups.stop)
+        self._moments[groups[own] - self._groups.start] = rows.column(self._column).to_numpy()[own]
+
+    def _rows(self) -> pa.RecordBatch:
+        groups = pa.array(np.arange(self._groups.start, self._groups.stop, dtype=np.int32))
+        return pa.RecordBatch.from_arrays([groups, pa.array(self._moments.copy())], names=[_GROUP, self._column])

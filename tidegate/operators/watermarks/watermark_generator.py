@@ -1,0 +1,251 @@
+"""`WatermarkGenerator`: reads timestamps from a column, and makes the watermarks that follow from them.
+
+Rules:
+
+- With a column of punctuations only the rows for which it is true move event time on, as Flink's punctuated watermarks.
+- Timestamps are whole milliseconds since 1970, rounded down. Dates count from midnight UTC. Integers are milliseconds.
+- The watermark is Flink's for bounded out-of-orderness: the greatest timestamp, minus the delay, minus 1 ms. Minus 1,
+  because a watermark says that no row *at* its time follows, and a row with the greatest timestamp may.
+- A row is judged by the watermark that the rows before it in its split have made, whatever batches they came in: a
+  batch is cut where that makes a difference (`watermark_pieces.py`), and the watermark goes on between the pieces.
+- It goes on where the checkpoint was: how far event time is in a split is stored with the position in the split. In a
+  task without a source it begins anew.
+- Splits that are read in turn differ in event time, most of all when a job catches up. So each has a greatest timestamp
+  of its own, and the smallest of these counts, without idle splits. When all are idle the greatest counts, as in Flink:
+  nobody is waited for.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence, Set
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.operators.operator import Columns, Emit, Operator, OperatorContext, together
+from tidegate.operators.operator_errors import blame
+from tidegate.operators.source_splits import Due, as_they_are
+from tidegate.operators.watermarks.alignment import WatermarkAlignment
+from tidegate.operators.watermarks.watermark_pieces import Times, pieces_of
+from tidegate.operators.watermarks.window_end import WindowEnd
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
+from tidegate.state.kernels.columns import fixed_values, plain, valid_mask
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.state.snapshot import StateTable
+
+log = logging.getLogger(__name__)
+
+_PER_MS = {"us": 1000, "ns": 1_000_000}
+_MS_PER_DAY = 86_400_000
+_SECONDS_OF_2000, _SECONDS_OF_2100 = 946_684_800, 4_102_444_800
+_SECONDS_MAX = ((1 << 63) - 1) // 1000
+
+
+def check_timestamp_column(schema: pa.Schema, column: str) -> None:
+    """Raise ConfigurationError unless a schema has this column, once, of a type that can be event time."""
+    if schema.get_field_index(column) < 0:
+        raise ConfigurationError(f"timestamp={column!r}: there is no such column; there are {schema.names}")
+    data_type = schema.field(column).type
+    if not (pa.types.is_timestamp(data_type) or pa.types.is_date(data_type) or pa.types.is_int64(data_type)):
+        raise ConfigurationError(
+            f"timestamp={column!r}: a column of type {data_type} is no event time; it must be a timestamp, a date, or "
+            "int64 (milliseconds since 1970)"
+        )
+
+
+def event_times_ms(batch: pa.RecordBatch, column: str) -> pa.Array:
+    """Timestamps of the rows of a batch as int64, null where the column is. ConfigurationError as above.
+
+    Of a `WindowEnd` it is the millisecond before.
+    """
+    check_timestamp_column(batch.schema, column)
+    values = plain(batch.column(column))
+    raw = fixed_values(values).astype(np.int64, copy=False)
+    if pa.types.is_date32(values.type):
+        raw = raw * _MS_PER_DAY
+    elif pa.types.is_timestamp(values.type) and values.type.unit != "ms":
+        if values.type.unit == "s":  # What milliseconds have no number for is as far away as can be.
+            raw = np.clip(raw, -_SECONDS_MAX, _SECONDS_MAX) * 1000
+        else:
+            raw = raw // _PER_MS[values.type.unit]
+    if isinstance(column, WindowEnd):
+        raw = raw - 1
+    mask = valid_mask(values)
+    return pa.array(raw, mask=mask == 0 if len(mask) else None)
+
+
+def look_like_seconds(times_ms: pa.Array | pa.ChunkedArray) -> bool:
+    """Whether times that are taken for milliseconds are all seconds of the years 2000 to 2100.
+
+    As milliseconds they would all lie in January and February 1970.
+    """
+    bounds = pc.min_max(times_ms).as_py()
+    least, greatest = bounds["min"], bounds["max"]
+    return least is not None and least >= _SECONDS_OF_2000 and greatest <= _SECONDS_OF_2100
+
+
+def seconds_advice(column: str, times_ms: pa.Array | pa.ChunkedArray) -> str:
+    """What is wrong with a column that looks like seconds, and what to do."""
+    first = times_ms.drop_null()[0].as_py()
+    return (
+        f"timestamp={column!r}: int64 event times are milliseconds since 1970, and {first} is in early 1970 then. If "
+        f"the column counts seconds, use timestamp=(pl.col({column!r}) * 1000).alias({column!r})"
+    )
+
+
+def check_event_time(schema: pa.Schema, column: str, punctuated_by: str | None) -> None:
+    """Raise ConfigurationError unless a schema has a column of event time, and one of punctuations if that is named."""
+    check_timestamp_column(schema, column)
+    if punctuated_by is not None:
+        check_punctuations(schema, punctuated_by)
+
+
+def check_punctuations(schema: pa.Schema, column: str) -> None:
+    """Raise ConfigurationError unless a schema has this column, once, and it is boolean."""
+    if schema.get_field_index(column) < 0:
+        raise ConfigurationError(f"punctuated_by={column!r}: there is no such column; there are {schema.names}")
+    if not pa.types.is_boolean(schema.field(column).type):
+        raise ConfigurationError(
+            f"punctuated_by={column!r}: the column is {schema.field(column).type}; it must be bool, and true for the "
+            f"rows that move event time on: with_columns({column}=...) makes it so"
+        )
+
+
+def _of_marked(batch: pa.RecordBatch, column: str, times: Times) -> Times:
+    """The times of the rows that are marked; MIN_WATERMARK_MS for the others. ConfigurationError as above."""
+    check_punctuations(batch.schema, column)
+    marks = batch.column(column).fill_null(False).to_numpy(zero_copy_only=False)
+    return np.where(marks, times, MIN_WATERMARK_MS)
+
+
+class WatermarkGenerator(Operator):
+    """Passes batches on, in pieces, each followed by the watermark of all rows so far.
+
+    Rows without a timestamp do not count. With `nulls_to` they go to that side output instead of being passed on.
+
+    `punctuated_by`: a column of booleans that says which rows count; None: all that have a timestamp.
+    `idleness_ms`: after how long without rows a split of an unbounded source is idle; None: never. `alignment`: which
+    sources wait for each other in event time. ConfigurationError for a negative delay.
+    """
+
+    generates_watermarks = True
+
+    def __init__(
+        self,
+        column: str,
+        max_out_of_orderness_ms: int = 0,
+        idleness_ms: int | None = None,
+        nulls_to: str | None = None,
+        punctuated_by: str | None = None,
+        alignment: WatermarkAlignment | None = None,
+    ) -> None:
+        if max_out_of_orderness_ms < 0:
+            raise ConfigurationError(f"max_out_of_orderness must not be negative: {max_out_of_orderness_ms} ms")
+        self.column = column
+        """The column of event time."""
+        self._delay_ms = max_out_of_orderness_ms + 1
+        self.idleness_ms = idleness_ms
+        self._nulls_to = nulls_to
+        self._punctuated_by = punctuated_by
+        self.alignment = alignment
+        self.dues_behind: Sequence[Due] = (as_they_are,)
+        """How operators behind it tell its rows apart, those in other tasks too; `graph/event_time.py` knows them."""
+        self._looked_at_unit = False
+        self._newest_ms: dict[int | None, int] = {}
+        """The greatest timestamp of each split. Shared with the splits, which are what is in a checkpoint."""
+
+    def needed_columns(self, after: Columns) -> Columns:
+        """The column of event time as well."""
+        punctuations = () if self._punctuated_by is None else (self._punctuated_by,)
+        return together(after, frozenset({self.column, *punctuations}))
+
+    def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
+        """ConfigurationError if there is an idleness, but the splits of the source are not known in this task."""
+        super().open(context, restored)
+        if self.idleness_ms is not None and not context.splits.in_turn:
+            raise ConfigurationError(
+                f"{context.name!r} (uid {context.uid!r}) has an idleness, and runs apart from its source, where it is "
+                "not known which splits have no rows: several steps take the stream of the source; call "
+                "assign_timestamps before these part"
+            )
+        self._newest_ms = context.splits.newest_ms.setdefault(context.uid, self._newest_ms)
+
+    def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
+        """Emit the batch. OperatorError if it lacks the column, or has it with a type that is no event time."""
+        with blame(self.context, batch):
+            dated = event_times_ms(batch, self.column)
+        if not self._looked_at_unit and dated.null_count < len(dated):
+            self._looked_at_unit = True
+            if pa.types.is_int64(batch.schema.field(self.column).type) and look_like_seconds(dated):
+                log.warning(
+                    "%s (uid %r): %s",
+                    self.context.name,
+                    self.context.uid,
+                    seconds_advice(self.column, dated),
+                )
+        if dated.null_count and self._nulls_to is not None:
+            self.context.emit_aside(self._nulls_to, batch.filter(dated.is_null()))
+            batch, dated = batch.filter(dated.is_valid()), dated.drop_null()
+        if len(dated):
+            self._emit_pieces(batch, dated, emit)
+        self._advance()
+
+    def _emit_pieces(self, batch: pa.RecordBatch, dated: pa.Array, emit: Emit) -> None:
+        times = (dated.fill_null(MIN_WATERMARK_MS) if dated.null_count else dated).to_numpy()
+        splits = self.context.splits
+        split = splits.current
+        self._advance({split})
+        before_ms = self._newest_ms.get(split, MIN_WATERMARK_MS)
+        with blame(self.context, batch):
+            movers = None if self._punctuated_by is None else _of_marked(batch, self._punctuated_by, times)
+            pieces = pieces_of(times, before_ms, self._delay_ms, self.dues_behind, movers)
+        for piece in pieces:
+            emit(batch if len(pieces) == 1 else batch.slice(piece.start, piece.stop - piece.start))
+            if piece.newest_ms > MIN_WATERMARK_MS or not (dated.null_count or self._punctuated_by):
+                self._newest_ms[split] = piece.newest_ms
+            self._advance({split})
+
+    def split_watermark_ms(self, split: int | None) -> int:
+        """The watermark of one split: MIN_WATERMARK_MS before it has one; None: of those read one after the other."""
+        newest_ms = self._newest_ms.get(split)
+        return MIN_WATERMARK_MS if newest_ms is None else self._behind(newest_ms)
+
+    def holding_splits(self) -> set[int]:
+        """Returns the splits that are furthest behind, if other splits of the source are further or may be."""
+        splits = self.context.splits.active
+        lowest_ms = min(map(self.split_watermark_ms, splits), default=MIN_WATERMARK_MS)
+        others_ms = self._behind(max(self._newest_ms.values(), default=MIN_WATERMARK_MS))
+        if MIN_WATERMARK_MS < lowest_ms == others_ms and self.context.parallelism == 1:
+            return set()
+        return {split for split in splits if self.split_watermark_ms(split) == lowest_ms}
+
+    def splits_moved(self) -> None:
+        """Splits that do not hold event time back any more do not count."""
+        self._advance()
+
+    def _behind(self, newest_ms: int) -> int:
+        return max(MIN_WATERMARK_MS, newest_ms - self._delay_ms)
+
+    def _advance(self, current: Set[int | None] = frozenset()) -> None:
+        """Take the watermark of the splits that hold event time back; `current`, while its rows are processed, does."""
+        splits = self.context.splits
+        newest = self._newest_ms
+        if splits.current is None:
+            newest_ms = newest.get(None)
+        elif splits.all_idle and not current:
+            newest_ms = max(newest.values(), default=None)
+        elif (held := splits.active | current) <= newest.keys():
+            newest_ms = min((newest[split] for split in held), default=None)
+        else:
+            return  # A split that has had no rows so far may have any timestamp.
+        if newest_ms is not None:
+            own_ms = self._behind(newest_ms)
+            self.watermark_ms = own_ms if self.watermark_ms is None else max(self.watermark_ms, own_ms)
+
+    def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
+        """The end of event time is the only watermark from upstream that counts."""
+        assert watermark_ms == MAX_WATERMARK_MS, "other watermarks end before a generator"
+        self.watermark_ms = watermark_ms
+        return iter(())

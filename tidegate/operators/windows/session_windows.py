@@ -1,0 +1,360 @@
+"""`SessionWindows`: aggregates of each key and session. Sessions that a row joins become one.
+
+Rules:
+
+- The sessions of a key that have not ended lie in the state in the order of their starts, numbered from 0 (the
+  namespace). They do not overlap, so they end in this order too. The first one says how many there are.
+- A batch brings its rows and the stored sessions of their keys together: what is at most the gap apart is one session.
+  A row is the stretch from its time to the end of its gap, which may be one of each row.
+  The sessions of these keys are written anew, all in the same call, so a restore finds them merged.
+- When the watermark passes, the first session of each key is looked at, if any session is due at all. Those that have
+  ended come out, and the rest moves up, both in one step.
+- A row is late if a session of it alone has ended, `allowed_lateness` ago. It is dropped and counted, and opens no
+  session again.
+- A row never joins a session that is over. After a restore from between two steps such a session may still be in the
+  state: it comes out before the rows of its key are added.
+- A session that comes out more than once, after each batch or because it is kept for late rows, has other bounds each
+  time it grows, and replaces two when it joins them. So results are changes (`changes.py`): whatever of a session has
+  come out is taken back before it comes out anew. What has come out is what the state holds, so it is not kept twice;
+  `OUT` says whether it has. A session that grows beyond the watermark is taken back, and comes out when it ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tidegate.operators.aggregates.aggregate import Aggregate
+from tidegate.operators.batch_rows import OUTPUT_ROWS_MAX
+from tidegate.operators.changes import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE, changes, with_kind
+from tidegate.operators.operator import Emit, OperatorContext
+from tidegate.operators.state.keys import key_columns
+from tidegate.operators.windows.merged_groups import MergedGroups, codes_of
+from tidegate.operators.windows.merged_sessions import merged_sessions
+from tidegate.operators.windows.row_gaps import row_ends
+from tidegate.operators.windows.window_operator import WindowOperator
+from tidegate.operators.windows.window_rows import check_last_ends
+from tidegate.operators.windows.window_specs import Clock, Session, Times
+from tidegate.operators.windows.window_state import Parts
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
+from tidegate.state.common.backend import ValueSpec
+from tidegate.state.kernels.paged import scatter
+from tidegate.state.kernels.partition import gather
+from tidegate.storage.schemas.reserved_names import own_name
+from tidegate.storage.state.snapshot import StateTable
+
+NUMBER = own_name("session")
+"""The column of the namespace: which one it is of the key's sessions."""
+START, END, COUNT = own_name("session_start_ms"), own_name("session_end_ms"), own_name("sessions")
+OUT = own_name("session_out")
+"""Whether what the state holds of the session has come out: 0 or 1. Only where sessions come out more than once."""
+_TIME_MS_END = 1 << 60
+"""After every session, and far from the end of 64 bits."""
+
+Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """Sessions that were taken out of the state: for each the number of its key, its bounds, and accumulators."""
+
+    codes: NDArray[np.int64]
+    starts: Times
+    ends: Times
+    parts: list[Parts]
+    """Those of the first sessions of keys, then of the second ones, and so on: together in the order of `codes`."""
+    sizes: list[int]
+    outs: NDArray[np.bool_]
+    """Whether they have come out."""
+
+
+class SessionWindows(WindowOperator):
+    """Aggregates of sessions. With emit="changes" after each batch, else when a session ends.
+
+    With a lateness, or emit="changes", the results are changes.
+    """
+
+    def __init__(
+        self,
+        keys: tuple[str, ...],
+        spec: Session,
+        aggregates: Mapping[str, Aggregate],
+        time: str | Clock,
+        emit: Literal["final", "changes"] = "final",
+        allowed_lateness_ms: int = 0,
+        input_schema: pa.Schema | None = None,
+    ) -> None:
+        self._every_batch, self._lateness_ms = emit == "changes", allowed_lateness_ms
+        self._changes = self._every_batch or allowed_lateness_ms > 0
+        names = (START, END, COUNT, OUT) if self._changes else (START, END, COUNT)
+        extra = tuple(ValueSpec(name, pa.int64(), 0) for name in names)
+        shown = "changes" if self._changes else "final"
+        super().__init__(keys, spec, aggregates, time, shown, NUMBER, extra, input_schema)
+        self._spec = spec
+        self._next_end_ms = self._next_out_ms = MAX_WATERMARK_MS
+        self.holds_back_ms = int(self._clock is None)
+
+    def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
+        """CorruptionError as of all windows."""
+        super().open(context, restored)
+        self._look_at_all(self._state.exists)
+
+    def load(self, tables: Sequence[StateTable]) -> None:
+        """CorruptionError as of all windows."""
+        super().load(tables)
+        self._look_at_all(True)
+
+    def next_processing_time_ms(self) -> int | None:
+        """When the first session ends, if that is a matter of processing time."""
+        due_ms = min(self._next_end_ms, self._next_out_ms)
+        return None if self._clock is None or due_ms == MAX_WATERMARK_MS else due_ms
+
+    def _advance_to(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
+        """Emit the sessions that have ended, in steps of a batch of keys."""
+        # First of all: a row that comes between two steps is late for what fires in them.
+        for groups, moment_ms in [*self._fired.runs()]:
+            self._fired.advance(groups, max(moment_ms, watermark_ms))
+        watermark_ms = min(watermark_ms, _TIME_MS_END)
+        # A row that comes between two steps may move sessions that wait to where these steps have been already.
+        while self._state.exists and self._next_out_ms - 1 <= watermark_ms:
+            self._next_out_ms = MAX_WATERMARK_MS
+            yield from self._tell_ended(watermark_ms, emit)
+        watermark_ms = max(MIN_WATERMARK_MS, watermark_ms - self._lateness_ms)
+        if not self._state.exists or self._next_end_ms - 1 > watermark_ms:
+            return
+        self._next_end_ms = MAX_WATERMARK_MS
+        for stored, slots in self._state.table.scan_namespace(0, OUTPUT_ROWS_MAX):
+            ends = self._state.extra(END).raw(slots)
+            due = ends - 1 <= watermark_ms
+            if not due.all():
+                self._next_end_ms = min(self._next_end_ms, int(ends[~due].min()))
+            if due.any():
+                rows = np.flatnonzero(due).astype(np.int32)
+                keys = gather(self._state.user_keys(stored), rows) if self._keys else self._state.user_keys(stored)
+                for batch in self._fire(keys, len(rows), watermark_ms):
+                    emit(batch)
+            yield
+
+    def _take_in(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+        """Merge the rows with the sessions of their keys."""
+        times = self._times(batch)
+        ends_alone = row_ends(self.context, batch, times, self._spec)
+        if isinstance(self._time, str):
+            check_last_ends(ends_alone, times, batch.schema.field(self._time).type)
+        keys = key_columns(batch, self._keys)
+        late = ends_alone - 1 + self._lateness_ms <= self._fired.of_keys(keys, self.context.max_parallelism)
+        if late.any():
+            rows = self._drop_late(batch, late)
+            if not len(rows):
+                return []
+            batch, keys = gather(batch, rows), gather(keys, rows)
+            times, ends_alone = times[rows], ends_alone[rows]
+        codes, distinct, count = codes_of(keys, len(times))
+        pulled = self._pull(distinct, count)
+        moments = np.broadcast_to(self._fired.of_keys(distinct, self.context.max_parallelism), count)
+        over = pulled.ends - 1 + self._lateness_ms <= moments[pulled.codes]
+        # Sessions that are over get numbers of their own, behind those of all keys: so no row joins them.
+        of = np.concatenate([pulled.codes + count * over, codes])
+        starts = np.concatenate([pulled.starts, times])
+        ends = np.concatenate([pulled.ends, ends_alone])
+        numbers, firsts, bounds = merged_sessions(of, starts, ends)
+        merged = MergedGroups(self._state, len(firsts))
+        stored = len(pulled.codes)
+        for start, size, parts in zip(np.cumsum([0, *pulled.sizes])[:-1], pulled.sizes, pulled.parts, strict=True):
+            merged.merge(numbers[start : start + size], parts)
+        merged.update(batch, numbers[stored:])
+        merged.done()
+        codes = of[firsts]
+        stays = codes < count
+        outs, updates = np.zeros(len(firsts), dtype=np.bool_), list[pa.RecordBatch]()
+        outs[numbers[:stored]] = pulled.outs
+        if not stays.all():
+            gone = np.flatnonzero(~stays & ~outs)
+            ended = self._result(distinct, codes[gone] - count, bounds[0][gone], bounds[1][gone], merged.results(gone))
+            updates = self._told([(INSERT, ended)] if len(gone) else []) if self._changes else [ended]
+        if self._changes:
+            grown = np.zeros(len(firsts), dtype=np.bool_)
+            grown[numbers[stored:]] = True
+            outs[grown] = self._every_batch | (bounds[1] - 1 <= moments[codes % count])[grown]
+            updates += self._updates(distinct, codes, pulled, numbers[:stored], grown, outs, bounds, merged)
+            if not outs[stays].all():
+                self._next_out_ms = min(self._next_out_ms, int(bounds[1][stays & ~outs].min()))
+        left = np.flatnonzero(stays)
+        held = merged.parts(left)
+        self._put(distinct, codes[left], bounds[0][left], bounds[1][left], outs[left], held)
+        self._next_end_ms = min(self._next_end_ms, int(bounds[1][left].min()))
+        return updates
+
+    def _updates(
+        self,
+        keys: pa.RecordBatch,
+        codes: Numbers,
+        pulled: Pulled,
+        numbers: Numbers,
+        grown: NDArray[np.bool_],
+        outs: NDArray[np.bool_],
+        bounds: tuple[Times, Times],
+        merged: MergedGroups,
+    ) -> list[pa.RecordBatch]:
+        """What has come out of sessions that have grown is taken back, and what comes out of them now.
+
+        `codes`, `grown`, `outs` and `bounds` are of the merged sessions, `numbers` says in which one a pulled one is.
+        """
+        told = np.flatnonzero(pulled.outs & grown[numbers])
+        before = MergedGroups(self._state, len(pulled.codes)) if len(told) else merged
+        for start, size, parts in zip(np.cumsum([0, *pulled.sizes])[:-1], pulled.sizes, pulled.parts, strict=True):
+            if len(told):
+                before.merge(np.arange(start, start + size), parts)
+        before.done()
+        into = numbers[told]
+        same = outs[into] & (pulled.starts[told] == bounds[0][into]) & (pulled.ends[told] == bounds[1][into])
+        after = np.flatnonzero(grown & outs)
+        replaces = np.isin(after, into[same])
+        parts_of = (
+            (UPDATE_BEFORE, told[same], (pulled.codes, pulled.starts, pulled.ends), before),
+            (DELETE, told[~same], (pulled.codes, pulled.starts, pulled.ends), before),
+            (UPDATE_AFTER, after[replaces], (codes, *bounds), merged),
+            (INSERT, after[~replaces], (codes, *bounds), merged),
+        )
+        found = [
+            (kind, self._result(keys, of[rows], starts[rows], ends[rows], groups.results(rows)))
+            for kind, rows, (of, starts, ends), groups in parts_of
+            if len(rows)
+        ]
+        return self._told(found)
+
+    def _tell_ended(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
+        """Emit the sessions that have ended and wait to come out, in steps of a batch of keys. They stay."""
+        number, some = 0, True
+        while some:
+            some = False
+            for stored, slots in self._state.table.scan_namespace(number, OUTPUT_ROWS_MAX):
+                some = True
+                ends, waiting = self._state.extra(END).raw(slots), self._state.extra(OUT).raw(slots) == 0
+                due = waiting & (ends - 1 <= watermark_ms)
+                later = ends[waiting & ~due]
+                if len(later):
+                    self._next_out_ms = min(self._next_out_ms, int(later.min()))
+                if due.any():
+                    starts, results = self._state.extra(START).raw(slots), self._state.results(slots[due])
+                    rows = np.flatnonzero(due)
+                    found = self._result(self._state.user_keys(stored), rows, starts[due], ends[due], results)
+                    upserted = self._state.table.upsert(gather(stored, rows.astype(np.int32)))
+                    scatter(self._state.extra(OUT).pages, upserted.slots, np.ones(len(rows), dtype=np.int64))
+                    self._state.table.done()
+                    self._changed_rows += len(rows)
+                    for batch in self._told([(INSERT, found)]):
+                        emit(batch)
+                yield
+            number += 1
+
+    def _result(
+        self, keys: pa.RecordBatch, rows: Numbers, starts: Times, ends: Times, results: list[pa.Array]
+    ) -> pa.RecordBatch:
+        """Sessions with their bounds, of the keys in some rows."""
+        assert self._fired.time_type is not None, "results before the first row"
+        of = gather(keys, rows.astype(np.int32)) if self._keys else keys
+        return self._rows.output_of(of, starts, ends, results, self._fired.time_type, self._spec)
+
+    def _told(self, parts: Sequence[tuple[str, pa.RecordBatch]]) -> list[pa.RecordBatch]:
+        """Rows of some kinds as changes, in batches of bounded size."""
+        if not parts:
+            return []
+        rows = changes([(kind, batch.columns) for kind, batch in parts], with_kind(parts[0][1].schema))
+        assert rows is not None, "parts without rows"
+        return [rows.slice(start, OUTPUT_ROWS_MAX) for start in range(0, rows.num_rows, OUTPUT_ROWS_MAX)]
+
+    def _look_at_all(self, restored: bool) -> None:
+        """Ends are not known after a restore: the first watermark looks at all sessions."""
+        self._next_end_ms = MIN_WATERMARK_MS if restored else MAX_WATERMARK_MS
+        self._next_out_ms = self._next_end_ms if self._changes else MAX_WATERMARK_MS
+
+    def _pull(self, keys: pa.RecordBatch, count: int) -> Pulled:
+        """Take the sessions of some distinct keys out of the state."""
+        table = self._state.table
+        codes: list[NDArray[np.int64]] = []
+        starts: list[Times] = []
+        ends: list[Times] = []
+        parts: list[Parts] = []
+        outs: list[Numbers] = []
+        left = np.arange(count, dtype=np.int32)
+        sessions = np.zeros(count, dtype=np.int64)
+        number = 0
+        while len(left):
+            of = gather(keys, left) if self._keys else keys
+            upserted = table.upsert(self._state.stored_keys(np.full(len(left), number, dtype=np.int64), of))
+            known = np.setdiff1d(np.arange(len(left), dtype=np.int32), upserted.new_rows)
+            slots = upserted.slots[known]
+            if number == 0 and len(upserted.new_rows):
+                self._state.check_owner(gather(of, upserted.new_rows) if self._keys else of)
+            assert number == 0 or len(known) == len(left), "a session is missing among those of its key"
+            if number == 0:
+                sessions[known] = self._state.extra(COUNT).raw(slots)
+            if len(known):
+                codes.append(left[known].astype(np.int64))
+                starts.append(self._state.extra(START).raw(slots))
+                ends.append(self._state.extra(END).raw(slots))
+                parts.append(self._state.parts(slots))
+                if self._changes:
+                    outs.append(self._state.extra(OUT).raw(slots))
+            table.remove(upserted.slots)
+            table.done()
+            number += 1
+            going_on = sessions > number
+            left, sessions = left[going_on], sessions[going_on]
+        self._changed_rows += sum(map(len, codes))
+        none = [np.zeros(0, dtype=np.int64)]
+        of_keys, begins, stops, told = (np.concatenate([*none, *column]) for column in (codes, starts, ends, outs))
+        flags = told == 1 if self._changes else np.zeros(len(of_keys), dtype=np.bool_)
+        return Pulled(of_keys, begins, stops, parts, [len(each) for each in codes], flags)
+
+    def _put(
+        self, keys: pa.RecordBatch, codes: Numbers, starts: Times, ends: Times, outs: NDArray[np.bool_], parts: Parts
+    ) -> None:
+        """Put sessions of keys that have none, in the order of keys and starts."""
+        if not len(codes):
+            return
+        first = np.flatnonzero(np.diff(codes, prepend=-1))
+        counts = np.diff([*first, len(codes)])
+        numbers = np.arange(len(codes)) - np.repeat(first, counts)
+        rows = codes.astype(np.int32)
+        of = gather(keys, rows) if self._keys else keys
+        upserted = self._state.table.upsert(self._state.stored_keys(numbers, of))
+        assert len(upserted.new_rows) == len(codes), "a session in the place of another one"
+        columns = {START: starts, END: ends, COUNT: np.repeat(counts, counts)} | ({OUT: outs} if self._changes else {})
+        for name, values in columns.items():
+            scatter(self._state.extra(name).pages, upserted.slots, values.astype(np.int64))
+        self._state.merge(upserted.slots, parts)
+        self._state.table.done()
+        self._changed_rows += len(codes)
+
+    def _fire(self, keys: pa.RecordBatch, count: int, watermark_ms: int) -> list[pa.RecordBatch]:
+        """Take the sessions of keys that have ended out of the state. Returns their results, if they are not out."""
+        pulled = self._pull(keys, count)
+        order = np.lexsort((pulled.starts, pulled.codes))
+        parts = [
+            [pa.concat_arrays([part[group][column] for part in pulled.parts]) for column in range(len(columns))]
+            for group, columns in enumerate(pulled.parts[0])
+        ]
+        codes, starts, ends = (each[order] for each in (pulled.codes, pulled.starts, pulled.ends))
+        outs = pulled.outs[order]
+        due = ends - 1 <= watermark_ms
+        left = ~due
+        if left.any():
+            held = [[column.take(pa.array(order[left])) for column in columns] for columns in parts]
+            self._put(keys, codes[left], starts[left], ends[left], outs[left], held)
+            self._next_end_ms = min(self._next_end_ms, int(ends[left].min()))
+        if self._changes:
+            assert bool(outs[due].all()), "a session goes that has not come out"
+            return []
+        ended = MergedGroups(self._state, int(due.sum()))
+        every = np.arange(int(due.sum()))
+        ended.merge(every, [[column.take(pa.array(order[due])) for column in columns] for columns in parts])
+        ended.done()
+        rows = self._result(keys, codes[due], starts[due], ends[due], ended.results(every))
+        return [rows.slice(start, OUTPUT_ROWS_MAX) for start in range(0, rows.num_rows, OUTPUT_ROWS_MAX)]

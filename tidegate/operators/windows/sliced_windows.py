@@ -1,0 +1,434 @@
+"""`SlicedWindows`: aggregates of each key and window, for windows that are known from the time alone.
+
+Rules:
+
+- A row is added to its slice (`slices.py`), once. No timer is set: when the watermark passes the end of a window, the
+  slices that it is made of are read together, and their keys come out in batches.
+- Windows that end together come out in one batch, in one step (`BundledWindows`); a window of many rows alone.
+- A window fires once. What of it has fired is state (`FiredGroups`), and goes forward in one step with what was
+  emitted, or with rows that were taken away. So a checkpoint between two steps neither repeats nor loses a result.
+- A row is late when its last window has fired, `allowed_lateness` ago; it is dropped and counted. A row for a window
+  that has fired, but is not over, makes a new result of the window for its key at once.
+- With emit="update" each batch gives the results so far of what it has changed, and nothing more when a window ends.
+- With `emit_every_ms` these come out at that interval of processing time, or of event time (`emit_by_event`), and when
+  a window ends (`EarlyResults`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tidegate.operators.aggregates.aggregate import Aggregate
+from tidegate.operators.batch_rows import OUTPUT_ROWS_MAX
+from tidegate.operators.operator import Emit, OperatorContext
+from tidegate.operators.state.keys import key_columns
+from tidegate.operators.windows.bundled_windows import BundledWindows
+from tidegate.operators.windows.combined_parts import CombinedParts
+from tidegate.operators.windows.early_results import ChangedKeys, EarlyResults
+from tidegate.operators.windows.merged_groups import codes_of
+from tidegate.operators.windows.slices import Window, due, slices_of
+from tidegate.operators.windows.window_operator import WindowOperator
+from tidegate.operators.windows.window_specs import Clock, Cumulating, Sliding, Times, Tumbling
+from tidegate.protocol.stream_elements import MIN_WATERMARK_MS
+from tidegate.state.kernels.columns import fixed_values
+from tidegate.state.kernels.hashing import hash_columns
+from tidegate.state.kernels.partition import gather
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.one_batch import one_batch
+from tidegate.storage.schemas.reserved_names import own_name
+from tidegate.storage.state.key_groups import key_groups_of
+from tidegate.storage.state.snapshot import StateTable
+
+SLICE = own_name("slice")
+"""The column of the namespace in the state: `slices.py` says what it means."""
+
+_STEP_ROWS = 4 * OUTPUT_ROWS_MAX
+"""About so many rows of the state are looked at in one step."""
+_WINDOWS_A_STEP = 128
+"""Up to this many windows of few rows come out in one step and one batch."""
+_NODES_A_STEP = 1_024
+"""Up to this many nodes are removed together."""
+_LARGE_WINDOWS = 64
+"""After a window that was too large for a bundle, this many are taken for large too."""
+_TIME_MS_END = 1 << 60
+"""After every window, and far from the end of 64 bits."""
+
+
+class SlicedWindows(WindowOperator):
+    """Aggregates of tumbling, sliding and cumulating windows. Without `keys`: of all rows.
+
+    Raises ConfigurationError for no aggregates, names that clash, or settings that contradict each other.
+    """
+
+    def __init__(
+        self,
+        keys: tuple[str, ...],
+        spec: Tumbling | Sliding | Cumulating,
+        aggregates: Mapping[str, Aggregate],
+        time: str | Clock,
+        emit: Literal["final", "update"] = "final",
+        allowed_lateness_ms: int = 0,
+        emit_every_ms: int | None = None,
+        input_schema: pa.Schema | None = None,
+        emit_by_event: bool = False,
+    ) -> None:
+        assert not (emit_by_event and isinstance(time, Clock)), "event time of windows that have none"
+        self._by_event, self._reached_ms = emit_by_event, MIN_WATERMARK_MS
+        super().__init__(keys, spec, aggregates, time, emit, SLICE, input_schema=input_schema)
+        self._spec = spec
+        self._every_ms = emit_every_ms
+        self._early: EarlyResults | None = None
+        self._final = emit == "final" and emit_every_ms is None
+        self._lateness_ms = allowed_lateness_ms
+        if isinstance(spec, Cumulating) and allowed_lateness_ms:
+            raise ConfigurationError(
+                "windows: Cumulating takes no allowed lateness, because what its shorter windows held is not kept; "
+                "leave allowed_lateness out: a late row counts in the windows that have not ended"
+            )
+        self._slices = slices_of(spec)
+        self._drains = isinstance(spec, Tumbling) and self._final and not allowed_lateness_ms
+        """Whether a window is a slice, and nothing asks for it once it has fired: then its rows go as they are read."""
+        self._is_bundled = not isinstance(spec, Tumbling)
+        """Whether windows are made of several nodes."""
+        self._bundle_max, self._large_left = _WINDOWS_A_STEP, 0
+
+    def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
+        """CorruptionError if a stored table is not of these windows, or has keys of other subtasks."""
+        super().open(context, restored)
+        self._combined = CombinedParts(self._state)
+        self._bundles = BundledWindows(self._state)
+        if self._every_ms is not None:
+            self._early = self._early_results(self._every_ms, self._state.exists)
+
+    def load(self, tables: Sequence[StateTable]) -> None:
+        """CorruptionError as of all windows."""
+        super().load(tables)
+        if self._every_ms is not None:
+            self._early = self._early_results(self._every_ms, True)
+
+    def next_processing_time_ms(self) -> int | None:
+        """When early results come out, or the first window ends, if that is a matter of processing time."""
+        now_ms = self.context.time.now_ms
+        if self._early is None:
+            early_ms = None
+        elif self._by_event:
+            early_ms = now_ms if self._early.is_full else None
+        else:
+            early_ms = self._early.due_ms(now_ms)
+        if self._clock is None or not self._state.exists:
+            return early_ms
+        window = self._slices.next_window(self._state.namespaces, self._fired.least_ms)
+        moments = [moment for moment in (early_ms, None if window is None else window.end_ms) if moment is not None]
+        return min(moments, default=None)
+
+    def on_processing_time(self, now_ms: int, emit: Emit) -> Iterator[None]:
+        """Fire the windows that have ended by the clock, and emit what has changed in others."""
+        yield from super().on_processing_time(now_ms, emit)
+        if not self._by_event or (self._early is not None and self._early.is_full):
+            yield from self._emit_early(now_ms, emit)
+
+    def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
+        """Fire the windows that have ended, and emit what has changed in others if that is a matter of event time."""
+        yield from super().advance_watermark(watermark_ms, emit)
+        if self._by_event:
+            self._reached_ms = max(self._reached_ms, self.reached_ms(watermark_ms))
+            # A watermark may come between two steps of an emission, which takes along all that is left.
+            if self._early is not None and not self._early.is_emitting:
+                yield from self._emit_early(self._reached_ms, emit)
+
+    def _early_results(self, every_ms: int, restored: bool) -> EarlyResults:
+        at_once_ms = MIN_WATERMARK_MS if self._by_event else 0
+        return EarlyResults(every_ms, restored=restored, at_once_ms=at_once_ms)
+
+    def _emit_early(self, now_ms: int, emit: Emit) -> Iterator[None]:
+        """Emit what has changed in windows that have not ended: in a step one window of some key groups."""
+        if self._early is None or (due_ms := self._early.due_ms(now_ms)) is None or now_ms < due_ms:
+            return
+        changed = self._early.begin()
+        out = not self._state.exists
+        while not out:
+            runs, out = [*self._fired.runs()], True
+            for _ in self._early_steps(runs, changed, emit):
+                yield
+                if [*self._fired.runs()] != runs:
+                    # An operator before this one has let a watermark go. What is left is of other windows and slices.
+                    out = False
+                    break
+        self._early.done()
+
+    def _early_steps(self, runs: Sequence[tuple[range, int]], changed: ChangedKeys, emit: Emit) -> Iterator[None]:
+        """Emit what has changed, where windows of these groups have fired up to these moments."""
+        for groups, fired_ms in runs:
+            for part in self._steps_of(groups):
+                moment_ms = fired_ms
+                nodes = self._state.namespaces if changed.everything else changed.slices
+                while (window := self._slices.next_window(nodes, moment_ms)) is not None:
+                    parts = self._slices.parts(self._state.namespaces, window, fired_ms)
+                    self._emit_changed(window, parts, moment_ms, part, (changed,), emit)
+                    moment_ms = window.end_ms - 1
+                    yield
+
+    def _advance_to(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
+        """Fire the windows that have ended: in a step one window of some key groups."""
+        until_ms = min(watermark_ms, _TIME_MS_END)
+        for groups, fired_ms in [*self._fired.runs()]:
+            for part in self._steps_of(groups):
+                if fired_ms < until_ms:
+                    yield from self._advance(part, fired_ms, until_ms, emit)
+        yield from self._clean()
+
+    def _take_in(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+        """Add the rows. Returns results that are to be emitted at once."""
+        times = self._times(batch)
+        keys = key_columns(batch, self._keys)
+        runs = [*self._fired.runs()]
+        if len(runs) == 1:
+            return self._take_in_at(batch, keys, times, runs[0][1])
+        groups = key_groups_of(hash_columns(keys, self._keys), self.context.max_parallelism)
+        updates = []
+        for of, fired_ms in runs:
+            rows = np.flatnonzero((groups >= of.start) & (groups < of.stop)).astype(np.int32)
+            if len(rows):
+                updates += self._take_in_at(gather(batch, rows), gather(keys, rows), times[rows], fired_ms)
+        return updates
+
+    def _take_in_at(
+        self, batch: pa.RecordBatch, keys: pa.RecordBatch, times: Times, fired_ms: int
+    ) -> list[pa.RecordBatch]:
+        """The same for rows of groups whose windows have fired up to one moment."""
+        over_ms = max(MIN_WATERMARK_MS, fired_ms - self._lateness_ms)
+        if self._spec.last_end_ms(times.min(keepdims=True))[0] - 1 <= over_ms:
+            late = self._spec.last_end_ms(times) - 1 <= over_ms
+            rows = self._drop_late(batch, late)
+            if not len(rows):
+                return []
+            batch, keys, times = gather(batch, rows), gather(keys, rows), times[rows]
+        for chosen, nodes in self._slices.targets(times, fired_ms):
+            if chosen is None:
+                self._add(batch, keys, nodes)
+            else:
+                self._add(gather(batch, chosen), gather(keys, chosen), nodes)
+        if self._early is not None:
+            slices = self._slices.targets(times, MIN_WATERMARK_MS)[0].nodes
+            self._early.note(slices, keys, self._reached_ms if self._by_event else self.context.time.now_ms)
+        elif not self._final:
+            return self._updates(keys, times, fired_ms, over_ms, _TIME_MS_END)
+        return self._updates(keys, times, fired_ms, over_ms, fired_ms) if self._lateness_ms else []
+
+    def _add(self, batch: pa.RecordBatch, keys: pa.RecordBatch, nodes: Times) -> None:
+        table = self._state.table
+        upserted = table.upsert(self._state.stored_keys(nodes, keys))
+        if len(upserted.new_rows):
+            self._state.check_owner(gather(keys, upserted.new_rows))
+            self._state.appeared(np.unique(nodes[upserted.new_rows]))
+        self._state.add(batch, upserted.slots)
+        table.done()
+        self._changed_rows += len(upserted.first_rows)
+
+    def _updates(
+        self, keys: pa.RecordBatch, times: Times, fired_ms: int, after_ms: int, until_ms: int
+    ) -> list[pa.RecordBatch]:
+        """Results of the keys of some rows, for their windows whose last moment is after one, and not after another."""
+        if int(times.min()) > until_ms:
+            return []
+        slices = self._slices.targets(times, MIN_WATERMARK_MS)[0].nodes
+        rows_of: dict[Window, list[NDArray[np.bool_]]] = {}
+        for node in np.unique(slices).tolist():
+            moment_ms, alone = after_ms, np.array([node], dtype=np.int64)
+            while (window := self._slices.next_window(alone, moment_ms)) and window.end_ms - 1 <= until_ms:
+                rows_of.setdefault(window, []).append(slices == node)
+                moment_ms = window.end_ms - 1
+        updates = []
+        for window, masks in sorted(rows_of.items()):
+            rows = np.flatnonzero(np.logical_or.reduce(masks)).astype(np.int32)
+            parts = self._slices.parts(self._state.namespaces, window, fired_ms)
+            found, results = self._combined.of_keys(parts, gather(keys, rows), len(rows))
+            updates.append(self._output(found, window, results))
+        return updates
+
+    def _emit_changed(
+        self,
+        window: Window,
+        parts: Sequence[int],
+        before_ms: int,
+        groups: range,
+        changes: Sequence[ChangedKeys],
+        emit: Emit,
+    ) -> None:
+        """Emit a window for the keys that have changed in its slices, in some key groups.
+
+        It is the first window after `before_ms`, so its slices are those whose next window it is.
+        """
+        everything = any(changed.everything for changed in changes)
+        found: list[pa.RecordBatch] = []
+        for changed in changes if not everything else ():
+            of_window = [
+                node
+                for node in changed.slices.tolist()
+                if self._slices.next_window(np.array([node], dtype=np.int64), before_ms) == window
+            ]
+            found += changed.of(of_window)
+        if not everything and not found:
+            return
+        if everything or not self._keys:
+            # Without keys there is one row, in one of the key groups.
+            for keys, results in self._combined.of_groups(parts, self._part(groups)):
+                emit(self._output(keys, window, results))
+            return
+        keys = one_batch(pa.Table.from_batches(found), "keys of a window")
+        if self._part(groups) is not None:
+            of = key_groups_of(hash_columns(keys, self._keys), self.context.max_parallelism)
+            keys = keys.filter(pa.array((of >= groups.start) & (of < groups.stop)))
+        _, distinct, _ = codes_of(keys, keys.num_rows)
+        for start in range(0, distinct.num_rows, OUTPUT_ROWS_MAX):
+            piece = distinct.slice(start, OUTPUT_ROWS_MAX)
+            found_keys, results = self._combined.of_keys(parts, piece, piece.num_rows)
+            emit(self._output(found_keys, window, results))
+
+    def _steps_of(self, groups: range) -> list[range]:
+        """Key groups in parts whose rows are about as many as a step may look at."""
+        rows = self._state.table.rows if self._state.exists else 0
+        per_group = rows // len(self._groups) + 1
+        each = max(1, _STEP_ROWS // per_group)
+        return [groups[start : start + each] for start in range(0, len(groups), each)]
+
+    def _advance(self, groups: range, fired_ms: int, until_ms: int, emit: Emit) -> Iterator[None]:
+        """Fire the windows of some groups from one moment to another: in a step some windows of few rows, or one."""
+        while windows := due(self._slices, self._state.namespaces, fired_ms, until_ms, self._at_once()):
+            windows = self._fire(windows, groups, fired_ms, emit)
+            fired_ms = windows[-1].end_ms - 1
+            self._fired.advance(groups, fired_ms)
+            yield
+        self._merge(groups, fired_ms, until_ms)
+        self._fired.advance(groups, until_ms)
+
+    def _at_once(self) -> int:
+        """How many windows to fire in the next step."""
+        if not self._final or self._large_left or not self._state.exists:
+            return 1
+        if not self._is_bundled:
+            return max(
+                1, min(_WINDOWS_A_STEP, _STEP_ROWS * len(self._state.namespaces) // (self._state.table.rows + 1))
+            )
+        return self._bundle_max
+
+    def _fire(self, windows: list[Window], groups: range, fired_ms: int, emit: Emit) -> list[Window]:
+        """Fire some windows, or the first of them if they have many rows. Returns those that have fired."""
+        if not self._final:
+            self._merge(groups, fired_ms, windows[0].end_ms - 1)
+            if self._early is not None:
+                parts = self._slices.parts(self._state.namespaces, windows[0], windows[0].end_ms - 1)
+                self._emit_changed(windows[0], parts, fired_ms, groups, self._early.not_out, emit)
+            return windows
+        if not self._is_bundled:
+            self._fire_slices(windows, groups, emit)
+            return windows
+        if len(windows) == 1 and isinstance(self._spec, Cumulating):
+            # Alone it is one node once its last slice is merged, which takes less than a bundle does.
+            self._large_left = max(0, self._large_left - 1)
+            self._bundle_max = max(2, self._bundle_max)
+            self._fire_alone(windows[0], groups, fired_ms, emit)
+            return windows
+        while self._large_left == 0:
+            if self._fire_bundle(windows, groups, fired_ms, emit):
+                self._bundle_max = min(2 * self._bundle_max, _WINDOWS_A_STEP)
+                return windows
+            if len(windows) == 1:
+                self._large_left = _LARGE_WINDOWS
+            self._bundle_max = max(1, len(windows) // 4)
+            windows = windows[: self._bundle_max]
+        self._large_left -= 1
+        self._fire_alone(windows[0], groups, fired_ms, emit)
+        return windows[:1]
+
+    def _fire_slices(self, windows: Sequence[Window], groups: range, emit: Emit) -> None:
+        """Fire windows that are a slice each."""
+        table = self._state.table
+        read = table.drain_namespaces if self._drains else table.scan_namespaces
+        parts = [self._slices.parts(self._state.namespaces, window, window.end_ms - 1)[0] for window in windows]
+        for keys, slots in read(parts, OUTPUT_ROWS_MAX, self._part(groups)):
+            numbers = np.searchsorted(parts, fixed_values(keys.column(0)))
+            self._emit_rows(windows, numbers, self._state.user_keys(keys), self._state.results(slots), emit)
+
+    def _fire_bundle(self, windows: Sequence[Window], groups: range, fired_ms: int, emit: Emit) -> bool:
+        """Fire windows together. Returns False, and does nothing, if they have too many rows for that."""
+        bundle = self._slices.bundle(self._state.namespaces, windows, fired_ms)
+        found = self._bundles.read(bundle, self._part(groups))
+        if found is None:
+            return False
+        self._changed_rows += self._bundles.store(found)
+        self._drain(bundle.taken, groups)
+        for start in range(0, len(found.windows), OUTPUT_ROWS_MAX):
+            rows = slice(start, start + OUTPUT_ROWS_MAX)
+            keys = found.keys.slice(start, OUTPUT_ROWS_MAX) if self._keys else found.keys
+            results = [each.slice(start, OUTPUT_ROWS_MAX) for each in found.results]
+            self._emit_rows(windows, found.windows[rows], keys, results, emit)
+        return True
+
+    def _fire_alone(self, window: Window, groups: range, fired_ms: int, emit: Emit) -> None:
+        """Fire a window whose nodes are read one after the other, however many rows they have."""
+        moment_ms = window.end_ms - 1
+        self._merge(groups, fired_ms, moment_ms)
+        parts = self._slices.parts(self._state.namespaces, window, moment_ms)
+        for keys, results in self._combined.of_groups(parts, self._part(groups)):
+            emit(self._output(keys, window, results))
+
+    def _merge(self, groups: range, fired_ms: int, until_ms: int) -> None:
+        """Make the nodes that have ended.
+
+        Never in two steps: a part would be merged twice after a restore.
+        """
+        for node, parts, taken in self._slices.merges(self._state.namespaces, fired_ms, until_ms):
+            for part in parts:
+                self._changed_rows += self._combined.merge_into(node, part, taken, self._part(groups))
+            if taken and len(groups) == len(self._groups):
+                self._state.emptied(parts)
+
+    def _drain(self, nodes: Sequence[int], groups: range) -> None:
+        """Remove the rows of nodes whose rows are in others now."""
+        if nodes:
+            for _, slots in self._state.table.drain_namespaces(nodes, OUTPUT_ROWS_MAX, self._part(groups)):
+                self._changed_rows += len(slots)
+            if len(groups) == len(self._groups):
+                self._state.emptied(nodes)
+
+    def _clean(self) -> Iterator[None]:
+        """Let go of slices that no window needs any more."""
+        over = self._slices.over(self._state.namespaces, self._fired.least_ms - self._lateness_ms).tolist()
+        for start in range(0, len(over), _NODES_A_STEP):
+            nodes = over[start : start + _NODES_A_STEP]
+            for _, slots in self._state.table.drain_namespaces(nodes, _STEP_ROWS):
+                self._changed_rows += len(slots)
+                yield
+            self._state.emptied(nodes)
+            if self._early is not None:
+                self._early.forget(nodes)
+
+    def _emit_rows(
+        self,
+        windows: Sequence[Window],
+        numbers: NDArray[np.int64],
+        keys: pa.RecordBatch,
+        results: Sequence[pa.Array],
+        emit: Emit,
+    ) -> None:
+        """Emit rows of some windows. `numbers` are the positions of the window of each row."""
+        if not len(numbers):
+            return
+        assert self._fired.time_type is not None, "results before the first row"
+        bounds = np.array(windows, dtype=np.int64)
+        starts, ends = bounds[numbers, 0], bounds[numbers, 1]
+        emit(self._rows.output_of(keys, starts, ends, results, self._fired.time_type, self._spec))
+
+    def _part(self, groups: range) -> range | None:
+        """None for all groups of the subtask."""
+        return None if len(groups) == len(self._groups) else groups
+
+    def _output(self, keys: pa.RecordBatch, window: Window, results: Sequence[pa.Array]) -> pa.RecordBatch:
+        assert self._fired.time_type is not None, "results before the first row"
+        return self._rows.output(keys, window, results, self._fired.time_type, self._spec)

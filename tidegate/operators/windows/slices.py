@@ -1,0 +1,465 @@
+"""Slices: the stretches of time that windows are made of, so that each row is added to the state once.
+
+Pure: numbers in, numbers out. `SlicedWindows` keeps an accumulator for each key and node. A node is a slice, or several
+neighbours together. Its id is its start with six bits behind it: 0 for a slice, else which kind of node it is.
+
+- Tumbling windows are slices.
+- Sliding windows share slices, whose bounds are the bounds of all windows. When a node ends, it is merged with its
+  neighbour into one twice as long (starts of nodes of 2**n slices are multiples of that). So a window of n slices is
+  at most 2 * log2(n) nodes, and each slice is merged about twice. This tree of partial results needs no aggregate that
+  can be subtracted from, costs no memory while a key sleeps, and stays right when a late row comes. (Two stacks would
+  merge less often, but each key would have a row in every slice.)
+- Cumulating windows are the slices so far in one node, into which each slice is merged as it ends.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidegate.operators.windows.window_specs import (
+    Cumulating,
+    Sliding,
+    Times,
+    Tumbling,
+    check_times,
+    floored,
+    steps_of,
+)
+
+_KIND_BITS = 6
+_KINDS = 1 << _KIND_BITS
+_HOUR_MS = 3_600_000
+_FEW_ENDS = 64
+"""Of fewer slices that end at once, the nodes that have ended are looked up one by one."""
+_FEW_NODES = 24
+"""Of fewer nodes within a window, each is looked at; of more, the nodes that a window needs are looked up."""
+_FEW_WINDOWS = 3
+"""Of fewer windows, the nodes are looked up window by window."""
+_NO_NODE = -(1 << 63)
+_RUNNING = 1
+"""The node of a cumulating window so far."""
+_PAIRED, _WHOLE = 2, _KINDS - 1
+"""Kinds of nodes of cumulating windows that are in memory alone: of two, four and more slices, and of all that end."""
+
+
+class Window(NamedTuple):
+    """Bounds in milliseconds; the end is exclusive."""
+
+    start_ms: int
+    end_ms: int
+
+
+class Merge(NamedTuple):
+    """A node that is made of others. `taken`: these are needed no more."""
+
+    node: int
+    parts: tuple[int, ...]
+    taken: bool
+
+
+class Bundle(NamedTuple):
+    """How windows that end one after another are made of nodes."""
+
+    levels: list[list[Merge]]
+    """What to make in memory. A merge has parts of earlier levels, or nodes of the state."""
+    parts: list[tuple[int, ...]]
+    """The nodes of each window."""
+    stored: list[tuple[int, int]]
+    """Which nodes to keep, and in which node of the state."""
+    taken: list[int]
+    """Nodes of the state that are not needed any more."""
+
+
+class Target(NamedTuple):
+    """Nodes to add rows to, one a row. `rows` are these rows of a batch; None: all."""
+
+    rows: NDArray[np.int32] | None
+    nodes: Times
+
+
+class Slices(Protocol):
+    """How windows are made of nodes. `nodes` are the ids that the state holds, ascending."""
+
+    def targets(self, times: Times, fired_ms: int) -> list[Target]:
+        """Where rows of these event times belong after all merges up to `fired_ms`. ConfigurationError."""
+        ...
+
+    def numbers(self, times: Times) -> Times:
+        """A number for the slice of each time, near those of its neighbours. ConfigurationError.
+
+        Two times have one number if and only if they are in one slice.
+        """
+        ...
+
+    def next_window(self, nodes: Times, fired_ms: int) -> Window | None:
+        """The first window with rows whose last moment is after `fired_ms`; None if there is none."""
+        ...
+
+    def merges(self, nodes: Times, fired_ms: int, until_ms: int) -> list[Merge]:
+        """What to merge, in this order, as time goes from one moment to another."""
+        ...
+
+    def parts(self, nodes: Times, window: Window, fired_ms: int) -> tuple[int, ...]:
+        """The nodes that a window is made of, after all merges up to `fired_ms`, but for what is still to come."""
+        ...
+
+    def bundle(self, nodes: Times, windows: Sequence[Window], fired_ms: int) -> Bundle:
+        """How the next windows after `fired_ms` are made, with all merges that come up to the end of the last one."""
+        ...
+
+    def over(self, nodes: Times, fired_ms: int) -> Times:
+        """The nodes that no window after `fired_ms` has a part in."""
+        ...
+
+
+def node_starts(nodes: Times) -> Times:
+    """When nodes begin."""
+    return nodes >> _KIND_BITS
+
+
+def _position(nodes: Times | list[int], start_ms: int) -> int:
+    """Where the first node is that begins at a moment or later."""
+    return bisect_left(nodes, start_ms << _KIND_BITS)
+
+
+def _is_among(nodes: Times, node: int) -> bool:
+    position = bisect_left(nodes, node)
+    return position < len(nodes) and int(nodes[position]) == node
+
+
+def with_nodes(nodes: Times, more: Sequence[int] | Times) -> Times:
+    """Ascending nodes and others, ascending, each once."""
+    if not len(more):
+        return nodes
+    added = np.asarray(more, dtype=np.int64)
+    if len(added) > 1:
+        added = np.unique(added)
+    places = np.searchsorted(nodes, added)
+    known = places < len(nodes)
+    known[known] = nodes[places[known]] == added[known]
+    return nodes if known.all() else np.insert(nodes, places[~known], added[~known])
+
+
+def due(slices: Slices, nodes: Times, fired_ms: int, until_ms: int, count: int) -> list[Window]:
+    """The first windows with rows that end after one moment and not after another."""
+    windows: list[Window] = []
+    while len(windows) < count:
+        window = slices.next_window(nodes, fired_ms)
+        if window is None or window.end_ms - 1 > until_ms:
+            break
+        windows.append(window)
+        fired_ms = window.end_ms - 1
+    return windows
+
+
+def slices_of(spec: Tumbling | Sliding | Cumulating) -> Slices:
+    """The slices of a kind of windows."""
+    if isinstance(spec, Tumbling):
+        return TumblingSlices(spec)
+    return SlidingSlices(spec) if isinstance(spec, Sliding) else CumulatingSlices(spec)
+
+
+class TumblingSlices:
+    """A window is a slice."""
+
+    def __init__(self, spec: Tumbling) -> None:
+        self._spec = spec
+
+    def targets(self, times: Times, fired_ms: int) -> list[Target]:
+        """The window of each time."""
+        return [Target(None, self._spec.bounds_ms(times)[0] << _KIND_BITS)]
+
+    def numbers(self, times: Times) -> Times:
+        """One more for the next window, but for days in a time zone, which are no shorter than an hour."""
+        spec = self._spec
+        if spec.timezone is not None:
+            return steps_of(spec.bounds_ms(times)[0], _HOUR_MS, 0)
+        check_times(times)
+        return steps_of(times, spec.size_ms, spec.offset_ms)
+
+    def next_window(self, nodes: Times, fired_ms: int) -> Window | None:
+        """The first one that has not ended."""
+        starts, ends = self._spec.bounds_ms(node_starts(nodes))
+        later = np.flatnonzero(ends - 1 > fired_ms)
+        return Window(int(starts[later[0]]), int(ends[later[0]])) if len(later) else None
+
+    def merges(self, nodes: Times, fired_ms: int, until_ms: int) -> list[Merge]:
+        """Nothing."""
+        return []
+
+    def parts(self, nodes: Times, window: Window, fired_ms: int) -> tuple[int, ...]:
+        """Itself."""
+        return (window.start_ms << _KIND_BITS,)
+
+    def bundle(self, nodes: Times, windows: Sequence[Window], fired_ms: int) -> Bundle:
+        """Each is a slice."""
+        return Bundle([], [(window.start_ms << _KIND_BITS,) for window in windows], [], [])
+
+    def over(self, nodes: Times, fired_ms: int) -> Times:
+        """Windows that have ended."""
+        _, ends = self._spec.bounds_ms(node_starts(nodes))
+        return nodes[ends - 1 <= fired_ms]
+
+
+class SlidingSlices:
+    """Slices, and a tree of nodes over them."""
+
+    def __init__(self, spec: Sliding) -> None:
+        self._spec = spec
+        self._slice_ms = math.gcd(spec.size_ms, spec.slide_ms)
+        self._offset_ms = spec.offset_ms % self._slice_ms
+        self._levels = (spec.size_ms // self._slice_ms).bit_length() - 1
+
+    def targets(self, times: Times, fired_ms: int) -> list[Target]:
+        """The slice of each time, and the nodes above it that have ended: those have been made already."""
+        check_times(times)
+        found = [Target(None, floored(times, self._slice_ms, self._offset_ms) << _KIND_BITS)]
+        for level in range(1, self._levels + 1):
+            size_ms = self._slice_ms << level
+            if int(floored(times.min(keepdims=True), size_ms, self._offset_ms)[0]) + size_ms - 1 > fired_ms:
+                break
+            starts = floored(times, size_ms, self._offset_ms)
+            rows = np.flatnonzero(starts + size_ms - 1 <= fired_ms)
+            found.append(Target(rows.astype(np.int32), (starts[rows] << _KIND_BITS) + level))
+        return found
+
+    def numbers(self, times: Times) -> Times:
+        """One more for the next slice."""
+        check_times(times)
+        return steps_of(times, self._slice_ms, self._offset_ms)
+
+    def next_window(self, nodes: Times, fired_ms: int) -> Window | None:
+        """The first window of the first slice that has windows left."""
+        spec = self._spec
+        position = _position(nodes, self._first_needed_ms(fired_ms))
+        while position < len(nodes) and nodes[position] % _KINDS:
+            position += 1
+        if position == len(nodes):
+            return None
+        # Window starts are after this moment: the windows before it have fired, or end before the slice does.
+        after_ms = max(int(nodes[position]) >> _KIND_BITS, fired_ms + 1) - spec.size_ms
+        start_ms = after_ms - (after_ms - spec.offset_ms) % spec.slide_ms + spec.slide_ms
+        return Window(start_ms, start_ms + spec.size_ms)
+
+    def _first_needed_ms(self, fired_ms: int) -> int:
+        """From here on times are in windows that end after `fired_ms`: the start of the first such window."""
+        spec = self._spec
+        after_ms = fired_ms + 1 - spec.size_ms
+        return after_ms - (after_ms - spec.offset_ms) % spec.slide_ms + spec.slide_ms
+
+    def merges(self, nodes: Times, fired_ms: int, until_ms: int) -> list[Merge]:
+        """The nodes that have ended meanwhile, small ones first."""
+        if (until_ms - fired_ms) // self._slice_ms < _FEW_ENDS:
+            return self._few_merges(nodes, fired_ms, until_ms)
+        return self._many_merges(nodes, fired_ms, until_ms)
+
+    def _few_merges(self, nodes: Times, fired_ms: int, until_ms: int) -> list[Merge]:
+        """Looks up the few nodes that can have ended. Where none of a level has, none of a longer one has either."""
+        found: list[Merge] = []
+        made: set[int] = set()
+        for level in range(1, self._levels + 1):
+            size_ms = self._slice_ms << level
+            # A node ends where the next one begins.
+            end_ms = fired_ms + 1 - (fired_ms + 1 - self._offset_ms) % size_ms + size_ms
+            if end_ms - 1 > until_ms:
+                break
+            for start_ms in range(end_ms - size_ms, until_ms + 2 - size_ms, size_ms):
+                halves = ((s << _KIND_BITS) + level - 1 for s in (start_ms, start_ms + size_ms // 2))
+                children = tuple(half for half in halves if half in made or _is_among(nodes, half))
+                if children:
+                    found.append(Merge((start_ms << _KIND_BITS) + level, children, False))
+                    made.add(found[-1].node)
+        return found
+
+    def _many_merges(self, nodes: Times, fired_ms: int, until_ms: int) -> list[Merge]:
+        """Looks at all nodes that are long enough ago to have a part in what ends."""
+        found: list[Merge] = []
+        made: Times = nodes[:0]
+        for level in range(1, self._levels + 1):
+            size_ms = self._slice_ms << level
+            near = nodes[_position(nodes, fired_ms + 2 - size_ms) : _position(nodes, until_ms + 1)]
+            below = with_nodes(near[near % _KINDS == level - 1], made)
+            starts = floored(node_starts(below), size_ms, self._offset_ms)
+            ended = (starts + size_ms - 1 > fired_ms) & (starts + size_ms - 1 <= until_ms)
+            below, starts = below[ended], starts[ended]
+            firsts = np.flatnonzero(np.diff(starts, prepend=starts[:1] - 1))
+            made = (starts[firsts] << _KIND_BITS) + level
+            bounds = [*firsts.tolist(), len(below)]
+            children = [tuple(below[start:stop].tolist()) for start, stop in pairwise(bounds)]
+            found += [Merge(node, of, False) for node, of in zip(made.tolist(), children, strict=True)]
+        return found
+
+    def parts(self, nodes: Times, window: Window, fired_ms: int) -> tuple[int, ...]:
+        """The longest nodes that fit and have ended, from the left to the right."""
+        there = nodes[_position(nodes, window.start_ms) : _position(nodes, window.end_ms)]
+        first = (window.start_ms - self._offset_ms) // self._slice_ms
+        last = (window.end_ms - self._offset_ms) // self._slice_ms
+        # What has not ended is not merged yet.
+        ended = (fired_ms + 1 - self._offset_ms) // self._slice_ms
+        if len(there) <= _FEW_NODES:
+            return tuple(node for node in there.tolist() if self._is_longest(node, first, last, ended))
+        wanted = []
+        while first < last:
+            level = min((first & -first).bit_length() - 1 if first else self._levels, self._levels)
+            level = min(level, (last - first).bit_length() - 1)
+            level = min(level, max(1, ended - first).bit_length() - 1)
+            wanted.append(((first * self._slice_ms + self._offset_ms) << _KIND_BITS) + level)
+            first += 1 << level
+        places = np.minimum(np.searchsorted(there, wanted), len(there) - 1)
+        return tuple(node for node, found in zip(wanted, (there[places] == wanted).tolist(), strict=True) if found)
+
+    def _parts_of_many(self, nodes: Times, bounds: NDArray[np.int64]) -> list[tuple[int, ...]]:
+        """The parts of many windows, each as it ends, with a few calls for all of them."""
+        first, last = ((bounds - self._offset_ms) // self._slice_ms).T
+        wanted: list[Times] = []
+        while (left := last - first).max() > 0:
+            # The longest node that begins here: its start is a multiple of its size, and it fits. Of 2**n, n is the
+            # exponent less 1. Of 0 each size is a divisor.
+            aligned = np.where(first == 0, 1 << self._levels, first & -first)
+            size = np.minimum(np.minimum(aligned, 1 << self._levels), np.maximum(left, 1))
+            level = np.frexp(size.astype(np.float64))[1].astype(np.int64) - 1
+            wanted.append(
+                np.where(left > 0, ((first * self._slice_ms + self._offset_ms) << _KIND_BITS) + level, _NO_NODE)
+            )
+            first = np.where(left > 0, first + (1 << level), first)
+        of_window = np.stack(wanted, axis=1)
+        places = np.minimum(np.searchsorted(nodes, of_window), len(nodes) - 1)
+        known = nodes[places] == of_window
+        found = of_window[known].tolist()
+        ends = np.cumsum(known.sum(axis=1)).tolist()
+        return [tuple(found[start:stop]) for start, stop in pairwise([0, *ends])]
+
+    def _is_longest(self, node: int, first: int, last: int, ended: int) -> bool:
+        """Whether a node fits between two slices and has ended, and the one twice as long around it does not."""
+        start, level = ((node >> _KIND_BITS) - self._offset_ms) // self._slice_ms, node % _KINDS
+        end = start + (1 << level)
+        if start < first or end > last or (level and end > ended):
+            return False
+        wider = 2 << level
+        start -= start % wider
+        return level == self._levels or start < first or start + wider > min(last, ended)
+
+    def bundle(self, nodes: Times, windows: Sequence[Window], fired_ms: int) -> Bundle:
+        """The nodes that end meanwhile are stored. Each window is made as if it had come alone."""
+        merges = self.merges(nodes, fired_ms, windows[-1].end_ms - 1)
+        levels: dict[int, list[Merge]] = {}
+        for merge in merges:
+            levels.setdefault(merge.node % _KINDS, []).append(merge)
+        everything = with_nodes(nodes, [merge.node for merge in merges])
+        if len(windows) > _FEW_WINDOWS:
+            parts = self._parts_of_many(everything, np.array(windows, dtype=np.int64))
+        else:
+            parts = [self.parts(everything, window, window.end_ms - 1) for window in windows]
+        return Bundle([*levels.values()], parts, [(merge.node, merge.node) for merge in merges], [])
+
+    def over(self, nodes: Times, fired_ms: int) -> Times:
+        """Nodes whose start is in no window any more."""
+        return nodes[: _position(nodes, self._first_needed_ms(fired_ms))]
+
+
+class _Pairs:
+    """Slices of one longest window put together two by two, these two by two again, and so on, in memory."""
+
+    def __init__(self, slices: list[int]) -> None:
+        self._rows = [slices]
+        self.levels: list[list[Merge]] = []
+        while len(below := self._rows[-1]) > 1:
+            kind = _PAIRED + len(self.levels)
+            pairs = zip(below[::2], below[1::2], strict=False)
+            self.levels.append([Merge(left - left % _KINDS + kind, (left, right), False) for left, right in pairs])
+            self._rows.append([merge.node for merge in self.levels[-1]])
+
+    def first(self, count: int) -> tuple[int, ...]:
+        """The nodes that the first slices are together, from the left to the right."""
+        nodes, start = [], 0
+        for level in range(count.bit_length() - 1, -1, -1):
+            if count >> level & 1:
+                nodes.append(self._rows[level][start >> level])
+                start += 1 << level
+        return tuple(nodes)
+
+
+class CumulatingSlices:
+    """Slices that wait for their end, and for each longest window the node of what has come so far."""
+
+    def __init__(self, spec: Cumulating) -> None:
+        self._spec = spec
+
+    def targets(self, times: Times, fired_ms: int) -> list[Target]:
+        """The slice of each time; if that has ended, what its longest window has so far."""
+        check_times(times)
+        slices = floored(times, self._spec.step_ms, 0)
+        so_far = floored(times, self._spec.max_ms, 0)
+        ended = slices + self._spec.step_ms - 1 <= fired_ms
+        return [Target(None, np.where(ended, (so_far << _KIND_BITS) + _RUNNING, slices << _KIND_BITS))]
+
+    def numbers(self, times: Times) -> Times:
+        """One more for the next slice."""
+        check_times(times)
+        return steps_of(times, self._spec.step_ms, 0)
+
+    def next_window(self, nodes: Times, fired_ms: int) -> Window | None:
+        """The next step of the first longest window that has steps left."""
+        spec = self._spec
+        position = _position(nodes, self._first_needed_ms(fired_ms))
+        if position == len(nodes):
+            return None
+        start_ms = int(nodes[position]) >> _KIND_BITS
+        after_ms = max(start_ms, fired_ms + 1)
+        end_ms = after_ms - after_ms % spec.step_ms + spec.step_ms
+        return Window(start_ms - start_ms % spec.max_ms, end_ms)
+
+    def _first_needed_ms(self, fired_ms: int) -> int:
+        """The start of the first longest window that ends after `fired_ms`."""
+        return fired_ms + 1 - (fired_ms + 1) % self._spec.max_ms
+
+    def merges(self, nodes: Times, fired_ms: int, until_ms: int) -> list[Merge]:
+        """The slices that have ended meanwhile, each into what its longest window has so far."""
+        before = nodes[: _position(nodes, until_ms + 2 - self._spec.step_ms)]
+        ended = before[before % _KINDS == 0]
+        into = (floored(node_starts(ended), self._spec.max_ms, 0) << _KIND_BITS) + _RUNNING
+        return [Merge(node, (part,), True) for node, part in zip(into.tolist(), ended.tolist(), strict=True)]
+
+    def parts(self, nodes: Times, window: Window, fired_ms: int) -> tuple[int, ...]:
+        """What has come so far, and slices that have not ended."""
+        within = nodes[_position(nodes, window.start_ms) : _position(nodes, window.end_ms)].tolist()
+        so_far = (window.start_ms << _KIND_BITS) + _RUNNING
+        waiting = [node for node in within if not node % _KINDS]
+        return (*([so_far] if so_far in within else []), *waiting)
+
+    def bundle(self, nodes: Times, windows: Sequence[Window], fired_ms: int) -> Bundle:
+        """The slices that end meanwhile are put together two by two, and again, so that a window needs few of them."""
+        merges = self.merges(nodes, fired_ms, windows[-1].end_ms - 1)
+        slices: dict[int, list[int]] = {}
+        for merge in merges:
+            slices.setdefault(merge.node, []).extend(merge.parts)
+        trees = {so_far: _Pairs(of) for so_far, of in slices.items()}
+        depth = max((len(tree.levels) for tree in trees.values()), default=0)
+        levels = [
+            [merge for tree in trees.values() if level < len(tree.levels) for merge in tree.levels[level]]
+            for level in range(depth)
+        ]
+        parts, whole, stored = [], [], []
+        for window in windows:
+            so_far = (window.start_ms << _KIND_BITS) + _RUNNING
+            before = trees[so_far].first(_position(slices[so_far], window.end_ms)) if so_far in trees else ()
+            parts.append((*((so_far,) if _is_among(nodes, so_far) else ()), *before))
+        for so_far, tree in trees.items():
+            of = tree.first(len(slices[so_far]))
+            if len(of) > 1:
+                whole.append(Merge(so_far - _RUNNING + _WHOLE, of, False))
+            stored.append((whole[-1].node if len(of) > 1 else of[0], so_far))
+        return Bundle(
+            [*levels, whole] if whole else levels, parts, stored, [p for m in merges if m.taken for p in m.parts]
+        )
+
+    def over(self, nodes: Times, fired_ms: int) -> Times:
+        """Nodes of longest windows that have ended."""
+        return nodes[: _position(nodes, self._first_needed_ms(fired_ms))]

@@ -1,0 +1,323 @@
+"""`SlidingCountWindows`: aggregates of the last `rows` rows of a key, after every `slide` rows.
+
+Rules (Flink's `countWindow(size, slide)`):
+
+- Rows of a key are counted from its first one on. A result comes after every `slide` rows, over the last `rows` rows,
+  or over all rows of the key while there are fewer.
+- When the input ends, the next window comes out with the rows that it has, if that was asked for. Else the rows since
+  the last result are counted.
+- Event time has no part: no row is late, and results have none.
+
+How they are computed:
+
+- Each row is added to one pane. Panes have as many rows as the greatest number that divides both `rows` and `slide`, so
+  every window is made of whole panes. A pane that is full is never changed.
+- The state has the open pane of a key in namespace 0, with the number of rows seen, and its full panes in a ring behind
+  it, until no window reads them any more. A key that has been seen therefore keeps state for good, as in Flink.
+- The windows of a batch are put together from runs of 1, 2, 4, ... panes, each made from two shorter runs. A window of
+  n panes reads at most log2 n runs, and the order of merging is the same however rows come in batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import gcd
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tidegate.operators.aggregates.aggregate import Aggregate
+from tidegate.operators.batch_rows import OUTPUT_ROWS_MAX
+from tidegate.operators.operator import Emit
+from tidegate.operators.state.keys import key_columns
+from tidegate.operators.watermarks.late_rows import LEFT_RECORDS
+from tidegate.operators.windows.count_windows import dealt_out
+from tidegate.operators.windows.merged_groups import MergedGroups, codes_of
+from tidegate.operators.windows.window_operator import WindowOperator
+from tidegate.operators.windows.window_specs import Count
+from tidegate.operators.windows.window_state import Parts, WindowState
+from tidegate.state.common.backend import ValueSpec
+from tidegate.state.kernels.paged import scatter
+from tidegate.state.kernels.partition import gather
+from tidegate.storage.schemas.reserved_names import own_name
+from tidegate.storage.state.snapshot import Cut, OperatorSnapshot
+
+PANE = own_name("window_pane")
+"""The column of the namespace in the state: 0 is the open pane of a key, and others are places in the ring."""
+SEEN = own_name("rows_seen")
+"""How many rows of its key have come. Only the open pane has it."""
+
+PANES_MAX = 65_536
+"""About how many panes are put together at once. One key may have more."""
+
+_Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Panes:
+    """Full panes of some keys: for each the number of its key, its number in the key, and its accumulators."""
+
+    codes: _Numbers
+    places: _Numbers
+    parts: Parts
+
+
+class SlidingCountWindows(WindowOperator):
+    """Aggregates of the last rows of each key. Without `keys`: of all rows of the stream."""
+
+    def __init__(
+        self,
+        keys: tuple[str, ...],
+        spec: Count,
+        aggregates: Mapping[str, Aggregate],
+        input_schema: pa.Schema | None = None,
+    ) -> None:
+        assert spec.slide is not None, "windows that do not overlap"
+        super().__init__(keys, spec, aggregates, None, "final", PANE, (ValueSpec(SEEN, pa.int64(), 0),), input_schema)
+        self._slide_rows, self._fires_at_end = spec.slide, spec.fire_at_end
+        self._pane_rows = gcd(spec.rows, spec.slide)
+        self._width, self._slide = spec.rows // self._pane_rows, spec.slide // self._pane_rows
+        """Panes of a window, and from one window to the next."""
+
+    def finish(self, emit: Emit) -> Iterator[None]:
+        """Fire the next window of each key that has rows after its last result, if that was asked for."""
+        if not self._state.exists:
+            return
+        table, left = self._state.table, 0
+        for keys, slots in table.scan_namespace(0, max(1, PANES_MAX // self._width)):
+            seen = self._state.extra(SEEN).raw(slots)
+            since = seen % self._slide_rows
+            if not self._fires_at_end:
+                left += int(since.sum())
+                continue
+            rows = np.flatnonzero(since)
+            if len(rows):
+                of = self._state.user_keys(keys)
+                self._fire_rest(gather(of, rows.astype(np.int32)) if self._keys else of, seen[rows], emit)
+            yield
+        if left:
+            self.context.metrics.counter(LEFT_RECORDS).inc(left)
+
+    def snapshot(self, cut: Cut) -> OperatorSnapshot:
+        """Freeze the panes."""
+        return self.changes(cut)
+
+    def _advance_to(self, moment_ms: int, emit: Emit) -> Iterator[None]:
+        """Time has no part in these windows."""
+        return iter(())
+
+    def _take_in(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+        """Add the rows. Returns the results that they complete."""
+        codes, distinct, count = codes_of(key_columns(batch, self._keys), batch.num_rows)
+        table = self._state.table
+        heads = table.upsert(self._state.stored_keys(np.zeros(count, dtype=np.int64), distinct))
+        if len(heads.new_rows):
+            self._state.check_owner(gather(distinct, heads.new_rows) if self._keys else distinct)
+        self._changed_rows += count
+        seen = self._state.extra(SEEN).raw(heads.slots)
+        now_seen = seen + np.bincount(codes, minlength=count)
+        held = seen % self._pane_rows
+        if int((held + now_seen - seen).max()) < self._pane_rows:
+            for accumulator in self._state.accumulators:
+                accumulator.update(batch, heads.slots[codes])
+            scatter(self._state.extra(SEEN).pages, heads.slots, now_seen)
+            table.done()
+            return []
+        begun = np.flatnonzero(held)
+        parts = self._state.parts(heads.slots[begun])
+        table.remove(heads.slots)
+        table.done()
+        panes, firsts, lasts, of_keys, full = dealt_out(codes, held, self._pane_rows)
+        merged = MergedGroups(self._state, len(of_keys))
+        merged.merge(firsts[begun], parts)
+        merged.update(batch, panes)
+        merged.done()
+        self._put_heads(distinct, now_seen, merged, lasts)
+        complete = np.flatnonzero(full)
+        order = np.argsort(of_keys[complete], kind="stable")
+        complete = complete[order]
+        last_rows = np.zeros(len(of_keys), dtype=np.int64)
+        last_rows[panes] = np.arange(len(panes))
+        results = list[pa.RecordBatch]()
+        of_complete = of_keys[complete]
+        for start, stop in self._pieces(of_complete):
+            piece = complete[start:stop]
+            chosen = np.unique(of_complete[start:stop])
+            keys = gather(distinct, chosen.astype(np.int32)) if self._keys else distinct
+            results += self._completed(
+                keys,
+                seen[chosen] // self._pane_rows,
+                np.searchsorted(chosen, of_complete[start:stop]),
+                merged.parts(piece),
+                last_rows[piece],
+            )
+        return results
+
+    def _pieces(self, codes: _Numbers) -> Iterator[tuple[int, int]]:
+        """Where to cut full panes, in the order of their keys, so that those of a key and its ring stay together."""
+        bounds = np.flatnonzero(np.diff(codes, prepend=-1, append=-1))
+        start = 0
+        while start < len(bounds) - 1:
+            # The ring of each key may be read as well.
+            sizes = bounds[start + 1 :] - bounds[start] + self._width * np.arange(1, len(bounds) - start)
+            stop = start + max(1, int(np.searchsorted(sizes, PANES_MAX, side="right")))
+            yield int(bounds[start]), int(bounds[stop])
+            start = stop
+
+    def _put_heads(self, distinct: pa.RecordBatch, seen: _Numbers, merged: MergedGroups, lasts: _Numbers) -> None:
+        """Put the open panes of some keys into the state, which has none of these keys."""
+        heads = self._state.table.upsert(self._state.stored_keys(np.zeros(len(seen), dtype=np.int64), distinct))
+        assert len(heads.new_rows) == len(seen), "a pane in the place of another one"
+        scatter(self._state.extra(SEEN).pages, heads.slots, seen)
+        is_open = np.flatnonzero(seen % self._pane_rows)
+        if len(is_open) < len(seen) and self._pane_rows > 1:
+            self._state.begin_empty()
+        self._state.merge(heads.slots[is_open], merged.parts(lasts[is_open]))
+        self._state.table.done()
+
+    def _completed(
+        self, keys: pa.RecordBatch, full: _Numbers, codes: _Numbers, parts: Parts, last_rows: _Numbers
+    ) -> list[pa.RecordBatch]:
+        """Take in panes that have become full, of some distinct keys that had `full` of them before.
+
+        `codes`: the key of each pane; `last_rows`: which row of the batch has filled it. Returns what comes out.
+        """
+        added = np.bincount(codes, minlength=len(full))
+        begins = np.cumsum(added) - added
+        new = _Panes(codes, np.arange(len(codes)) - np.repeat(begins - full, added), parts)
+        now_full = full + added
+        fires = np.flatnonzero(now_full // self._slide > full // self._slide)
+        least = self._least(now_full)
+        rows = list[pa.RecordBatch]()
+        if len(fires):
+            lows = self._least(full)
+            old = self._stored_panes(keys, fires, lows[fires], full[fires], least)
+            ends, of_windows = self._ends(full[fires], now_full[fires])
+            track, starts, of_track = self._tracks(fires, old, new)
+            windows = MergedGroups(self._state, len(ends))
+            firsts = np.maximum(0, ends - self._width)
+            of_keys = fires[of_windows]
+            _merge_runs(
+                self._state, windows, track, of_track, starts[of_windows] + firsts - lows[of_keys], ends - firsts
+            )
+            completing = last_rows[begins[of_keys] + ends - 1 - full[of_keys]]
+            order = np.argsort(completing)
+            result = self._rows.output_without_bounds(
+                gather(keys, of_keys[order].astype(np.int32)) if self._keys else keys, windows.results(order)
+            )
+            rows = [result.slice(at, OUTPUT_ROWS_MAX) for at in range(0, result.num_rows, OUTPUT_ROWS_MAX)]
+        self._put_panes(keys, new, new.places >= least[codes])
+        return rows
+
+    def _least(self, full: _Numbers) -> _Numbers:
+        """The first pane that a window still reads, of keys with so many full panes."""
+        return np.maximum(0, (full // self._slide + 1) * self._slide - self._width)
+
+    def _ends(self, full: _Numbers, now_full: _Numbers) -> tuple[_Numbers, _Numbers]:
+        """The ends of the windows that keys have come to, in panes, and the number of the key of each."""
+        counts = now_full // self._slide - full // self._slide
+        of_windows = np.repeat(np.arange(len(full)), counts)
+        place = np.arange(len(of_windows)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return ((full // self._slide)[of_windows] + 1 + place) * self._slide, of_windows
+
+    def _stored_panes(
+        self, keys: pa.RecordBatch, codes: _Numbers, lows: _Numbers, full: _Numbers, least: _Numbers | None
+    ) -> _Panes:
+        """The full panes of the keys with these numbers in the state. Those before `least` go, or all without it."""
+        counts = full - lows
+        of_panes = np.repeat(codes, counts)
+        places = np.arange(len(of_panes)) - np.repeat(np.cumsum(counts) - counts - lows, counts)
+        if not len(of_panes):
+            return _Panes(of_panes, places, [[] for _ in self._state.fields])
+        table = self._state.table
+        found = table.upsert(self._stored_keys(keys, of_panes, places), new_only=True)
+        assert not len(found.new_rows), "a pane is missing among those of its key"
+        parts = self._state.parts(found.slots)
+        table.done()
+        # Panes that stay are only read, so no checkpoint has them as changed. Those that go are looked up once more.
+        over = np.flatnonzero(np.ones(len(places)) if least is None else places < least[of_panes])
+        if len(over):
+            table.remove(table.upsert(self._stored_keys(keys, of_panes[over], places[over])).slots)
+            table.done()
+            self._changed_rows += len(over)
+        return _Panes(of_panes, places, parts)
+
+    def _tracks(self, codes: _Numbers, old: _Panes, new: _Panes) -> tuple[Parts, _Numbers, _Numbers]:
+        """The panes of some keys, one key after the other, in their order.
+
+        Returns their accumulators, where each key begins, and where the key of each pane ends.
+        """
+        some = np.flatnonzero(np.isin(new.codes, codes))
+        of_panes = np.concatenate([old.codes, new.codes[some]])
+        parts = _taken(new.parts, some)
+        if len(old.codes):
+            parts = [
+                [pa.concat_arrays(columns) for columns in zip(*groups, strict=True)]
+                for groups in zip(old.parts, parts, strict=True)
+            ]
+        order = np.lexsort((np.concatenate([old.places, new.places[some]]), of_panes))
+        counts = np.bincount(np.searchsorted(codes, of_panes), minlength=len(codes))
+        ends = np.cumsum(counts)
+        return _taken(parts, order), ends - counts, np.repeat(ends, counts)
+
+    def _put_panes(self, keys: pa.RecordBatch, panes: _Panes, some: NDArray[np.bool_]) -> None:
+        """Put some full panes into the ring of their keys, where there is room for them."""
+        rows = np.flatnonzero(some)
+        if not len(rows):
+            return
+        put = self._state.table.upsert(self._stored_keys(keys, panes.codes[rows], panes.places[rows]))
+        assert len(put.new_rows) == len(rows), "a pane in the place of another one"
+        self._state.merge(put.slots, _taken(panes.parts, rows))
+        self._state.table.done()
+        self._changed_rows += len(rows)
+
+    def _stored_keys(self, keys: pa.RecordBatch, codes: _Numbers, places: _Numbers) -> pa.RecordBatch:
+        """The keys of full panes in the state, of some keys by their numbers."""
+        of = gather(keys, codes.astype(np.int32)) if self._keys else keys
+        return self._state.stored_keys(1 + places % self._width, of)
+
+    def _fire_rest(self, keys: pa.RecordBatch, seen: _Numbers, emit: Emit) -> None:
+        """Fire the next window of some distinct keys with the rows that it has, and take them out of the state."""
+        table = self._state.table
+        heads = table.upsert(self._state.stored_keys(np.zeros(len(seen), dtype=np.int64), keys))
+        assert not len(heads.new_rows), "a key without an open pane"
+        is_open = np.flatnonzero(seen % self._pane_rows)
+        parts = self._state.parts(heads.slots[is_open])
+        table.remove(heads.slots)
+        table.done()
+        self._changed_rows += len(seen)
+        full, every = seen // self._pane_rows, np.arange(len(seen))
+        old = self._stored_panes(keys, every, self._least(full), full, None)
+        track, starts, of_track = self._tracks(every, old, _Panes(is_open, full[is_open], parts))
+        windows = MergedGroups(self._state, len(seen))
+        _merge_runs(self._state, windows, track, of_track, starts, np.diff(starts, append=len(of_track)))
+        emit(self._rows.output_without_bounds(keys, windows.results(every)))
+
+
+def _merge_runs(
+    state: WindowState, windows: MergedGroups, panes: Parts, ends: _Numbers, starts: _Numbers, sizes: _Numbers
+) -> None:
+    """Merge into each window `sizes` panes, from `starts` on. `ends`: where the key of each pane ends."""
+    every, at, length = np.arange(len(ends)), starts.copy(), 1
+    runs = panes
+    while True:
+        some = np.flatnonzero(sizes & length)
+        if len(some):
+            windows.merge(some, _taken(runs, at[some]))
+            at[some] += length
+        if int(sizes.max()) < 2 * length:
+            break
+        pairs = np.flatnonzero(every + 2 * length <= ends)
+        longer = MergedGroups(state, len(every))
+        longer.merge(pairs, _taken(runs, pairs))
+        longer.merge(pairs, _taken(runs, pairs + length))
+        longer.done()
+        runs = longer.parts(every)
+        length *= 2
+    windows.done()
+
+
+def _taken(parts: Parts, rows: _Numbers) -> Parts:
+    return [[column.take(pa.array(rows)) for column in group] for group in parts]

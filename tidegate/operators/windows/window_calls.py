@@ -1,0 +1,273 @@
+"""`WindowCalls`: calls a function with the rows of each window, and makes batches of what it returns.
+
+A call gets an Arrow table, a slice of rows that lie together, so nothing is copied for it. It returns rows as Arrow or
+polars has them, one row as a dict, several as an iterable of dicts, or None. The result has the keys, the bounds of the
+window, and these columns.
+
+With a tag for errors, a call that fails gives a row of that side output in place of a result: the key, the bounds of
+the window and the error. What it has changed in state and timers is taken back. The rows of the window have left the
+buffer before the call, or are kept, as if it had not failed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tidegate.operators.batch_rows import OUTPUT_ROWS_MAX
+from tidegate.operators.functions.batch_results import BatchResult, BatchResults
+from tidegate.operators.functions.failing_rows import FailingRows, is_of_function
+from tidegate.operators.operator import OperatorContext
+from tidegate.operators.operator_errors import Blame, first_row
+from tidegate.operators.output_schema import FromPolars, PinnedSchema
+from tidegate.operators.owned_values import is_record, owned_row
+from tidegate.operators.state.undo import StateUndo
+from tidegate.operators.windows.window_rows import WINDOW_END, WINDOW_START, bounds_of
+from tidegate.operators.windows.window_specs import Times
+from tidegate.protocol.side_outputs import OutputTag
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.one_batch import one_batch
+from tidegate.storage.schemas.owned_arrays import memory_of
+from tidegate.storage.schemas.polars_frames import is_polars_frame
+from tidegate.storage.user_values import value_text
+
+log = logging.getLogger(__name__)
+
+WindowResult: TypeAlias = "BatchResult | Mapping[str, Any] | Iterable[Mapping[str, Any]]"
+WindowCall: TypeAlias = Callable[[pa.Table], WindowResult]
+
+
+@dataclass(frozen=True, slots=True)
+class Grouped:
+    """Rows of several windows, those of each one together: group i has the rows from `cuts[i]` to `cuts[i + 1]`.
+
+    `keys` has a row for each group, and none without key columns; `starts` and `ends` are None without bounds.
+    """
+
+    rows: pa.RecordBatch
+    cuts: NDArray[np.int64]
+    keys: pa.RecordBatch
+    starts: Times | None
+    ends: Times | None
+
+    def where(self, group: int) -> str:
+        """The key and window of a group, for errors."""
+        key = first_row(self.keys.slice(group, 1)) if self.keys.num_columns else None
+        window = "" if self.starts is None or self.ends is None else f"[{self.starts[group]}, {self.ends[group]}) ms "
+        return f"window {window}of {'all rows' if key is None else f'key {value_text(key)}'}"
+
+
+class WindowCalls:
+    """The calls of one operator. `schema`: the columns that the function returns; None: the first rows fix them.
+
+    `replaces`: what comes out for a window replaces what came out before, so a call returns one row at most.
+    `errors_to`: the tag of windows whose calls fail; None: they fail the job. A call whose results do not fit
+    `schema` fails.
+    """
+
+    def __init__(
+        self,
+        fn: WindowCall,
+        keys: tuple[str, ...],
+        schema: pa.Schema | None,
+        bounds: pa.DataType | None,
+        replaces: bool = False,
+        errors_to: OutputTag | None = None,
+    ) -> None:
+        self._fn, self._keys, self._bounds, self._replaces = fn, keys, bounds, replaces
+        self.name = name_of(fn)
+        """What the function is called, in errors."""
+        self._own = [*keys, *([] if bounds is None else [WINDOW_START, WINDOW_END])]
+        self._pinned = PinnedSchema(schema)
+        self._results = BatchResults(self._pinned)
+        self._undo: StateUndo | None = None
+        self._failing = None if errors_to is None else FailingRows(errors_to)
+        if schema is not None:
+            check_no_doubles(schema.names, self._own)
+
+    @property
+    def schema(self) -> pa.Schema | None:
+        """The columns that the function returns; None if they are not known yet."""
+        return self._pinned.schema
+
+    @property
+    def names(self) -> list[str]:
+        """The columns of results. They must be known."""
+        assert self._pinned.schema is not None, "results without columns"
+        return [*self._own, *self._pinned.schema.names]
+
+    @property
+    def bounds(self) -> pa.DataType | None:
+        """The type of the bounds of windows."""
+        return self._bounds
+
+    def results(self, context: OperatorContext, grouped: Grouped) -> Iterator[pa.RecordBatch]:
+        """As `numbered_results`, the rows alone."""
+        return (rows for _, rows in self.numbered_results(context, grouped))
+
+    def numbered_results(
+        self, context: OperatorContext, grouped: Grouped
+    ) -> Iterator[tuple[NDArray[np.int64], pa.RecordBatch]]:
+        """Call the function for each group. Gives rows, in the order of the groups, and of which group each is.
+
+        OperatorError, with the name of the function, the window and the key, if that raises.
+        """
+        table, cuts = pa.Table.from_batches([grouped.rows]), grouped.cuts.tolist()
+        parts: list[pa.RecordBatch] = []
+        groups: list[int] = []
+        rows, known = 0, memory_of(grouped.rows)
+        self._begin(grouped)
+        for group, (start, stop) in enumerate(pairwise(cuts)):
+            self._choose(group, grouped)
+            rows_of_group = table.slice(start, stop - start)
+            with Blame(context, partial(self._told, grouped, group), rows_of_group):
+                call = partial(self._found, rows_of_group, grouped.rows.schema, known)
+                found = self._attempt(group, call)
+            parts += found
+            groups += [group] * len(found)
+            rows += sum(part.num_rows for part in found)
+            if rows >= OUTPUT_ROWS_MAX:
+                yield from self._joined(parts, groups, grouped)
+                parts, groups, rows = [], [], 0
+        self._end(len(cuts) - 1)
+        yield from self._joined(parts, groups, grouped)
+        self._set_aside(context, grouped)
+
+    def _found(self, rows: pa.Table, source: pa.Schema, known: Set[int]) -> list[pa.RecordBatch]:
+        """Call the function for a window. Returns the results."""
+        return self._conformed(self._fn(rows), source, known)
+
+    def _attempt(self, number: int, call: Callable[[], list[pa.RecordBatch]], place: str = "") -> list[pa.RecordBatch]:
+        """Make a call. If it fails, and may, it gives no results, and leaves nothing but an error for this number."""
+        if self._failing is None:
+            return call()
+        timers = self._mark()
+        try:
+            return call()
+        except BaseException as error:
+            if not is_of_function(error, self._undo):
+                raise
+            self._take_back(timers)
+            self._failing.add(number, error, place)
+            return []
+
+    def _mark(self) -> int:
+        """A call begins whose changes can be taken back. Returns what `_take_back` needs."""
+        return 0
+
+    def _take_back(self, timers: int) -> None:
+        """Take back what a call has changed before it failed."""
+
+    def _set_aside(self, context: OperatorContext, of: Grouped) -> None:
+        """Windows whose calls have failed leave by their side output. The numbers are those of the groups."""
+        if self._failing is None or not self._failing.any:
+            return
+        columns = self._heads(of, np.arange(of.keys.num_rows if of.starts is None else len(of.starts)))
+        self._failing.leave(pa.RecordBatch.from_arrays(columns, names=self._own), context)
+
+    def _heads(self, of: Grouped, groups: NDArray[np.int64]) -> list[pa.Array]:
+        """The columns of some groups that are not the function's: keys and bounds."""
+        heads: list[pa.Array] = of.keys.take(pa.array(groups)).columns if self._keys else []
+        if self._bounds is None:
+            return heads
+        assert of.starts is not None and of.ends is not None, "windows without bounds"
+        return [*heads, *(bounds_of(bounds[groups], self._bounds) for bounds in (of.starts, of.ends))]
+
+    def _begin(self, grouped: Grouped) -> None:
+        """Calls for these groups follow."""
+
+    def _choose(self, group: int, grouped: Grouped) -> None:
+        """The next call is for this group."""
+
+    def _end(self, groups: int) -> None:
+        """So many groups are done."""
+
+    def _told(self, grouped: Grouped, group: int) -> tuple[str, None]:
+        """Where a call has failed."""
+        return f"{self.name} in the {grouped.where(group)}", None
+
+    def _conformed(
+        self, result: WindowResult, source: pa.Schema, known: Set[int] = frozenset()
+    ) -> list[pa.RecordBatch]:
+        if isinstance(result, Mapping) or is_record(result):
+            found = [self._pinned.from_rows([owned_row(result)])]
+        elif result is None or isinstance(result, pa.RecordBatch | pa.Table) or is_polars_frame(result):
+            found = self._results.conformed(result, source, known)
+        elif isinstance(result, Iterable) and not isinstance(result, str | bytes):
+            rows = list(map(self._pinned.own_row, result))
+            found = [self._pinned.from_rows(rows)] if rows else []
+        else:
+            found = self._results.conformed(result, source)  # which says what there is to return
+        for part in found:
+            check_no_doubles(part.schema.names, self._own)
+        if self._replaces and (rows := sum(part.num_rows for part in found)) > 1:
+            raise TypeError(
+                f"the function returned {rows} rows for a window; with allowed_lateness a row replaces the one before "
+                "of its key and window, so return one, with a list in it if need be"
+            )
+        return found
+
+    def _joined(
+        self, parts: Sequence[pa.RecordBatch], groups: Sequence[int], grouped: Grouped
+    ) -> Iterator[tuple[NDArray[np.int64], pa.RecordBatch]]:
+        """The results of some groups, in batches of bounded size."""
+        if not parts:
+            return
+        schema = parts[-1].schema  # a column that was null at first has its type by now
+        alike = [part if part.schema.equals(schema) else part.cast(schema) for part in parts]
+        columns = one_batch(pa.Table.from_batches(alike), "results of windows").columns
+        of = np.repeat(np.array(groups, dtype=np.int64), [part.num_rows for part in parts])
+        heads = self._heads(grouped, of)
+        rows = pa.RecordBatch.from_arrays([*heads, *columns], names=[*self._own, *schema.names])
+        for start in range(0, rows.num_rows, OUTPUT_ROWS_MAX):
+            yield of[start : start + OUTPUT_ROWS_MAX], rows.slice(start, OUTPUT_ROWS_MAX)
+
+
+def derived_schema(fn: WindowCall, rows: pa.Schema) -> pa.Schema | None:
+    """The columns that a function returns for a table without rows, or of the row; None if that does not tell.
+
+    A function that cannot do without rows may raise: then its columns are known when the job runs.
+    """
+    try:
+        result = fn(rows.empty_table())
+        if isinstance(result, pa.RecordBatch | pa.Table):
+            schema = result.schema.remove_metadata()
+        elif is_polars_frame(result):
+            schema = FromPolars().convert(result, rows).schema
+        elif isinstance(result, Mapping) or is_record(result):
+            schema = PinnedSchema().from_rows([owned_row(result)]).schema
+        else:
+            return None
+    except Exception as error:  # noqa: BLE001 - any: the function may need rows, and is called with some later
+        log.debug("the columns of %s are not known before the job runs: %r", name_of(fn), error)
+        return None
+    return None if any(_is_open(field.type) for field in schema) else schema
+
+
+def _is_open(data_type: pa.DataType) -> bool:
+    """Whether a type is that of values of which none was there."""
+    fields = [data_type.field(number) for number in range(data_type.num_fields)]
+    return bool(pa.types.is_null(data_type)) or any(_is_open(field.type) for field in fields)
+
+
+def check_no_doubles(names: Sequence[str], own: Sequence[str]) -> None:
+    """ConfigurationError for a function that returns columns which the result has without it."""
+    doubles = sorted({*names} & {*own})
+    if doubles:
+        raise ConfigurationError(
+            f"the function returns {doubles}, which the result has already, of the key and the window; leave them out, "
+            "or give them other names"
+        )
+
+
+def name_of(fn: object) -> str:
+    """What a function is called."""
+    return str(getattr(fn, "__qualname__", None) or type(fn).__name__)

@@ -1,0 +1,163 @@
+"""`WindowJoin`: joins rows of two inputs that have the same key and lie in the same window of event time.
+
+Rules:
+
+- A window is joined once, when the watermark of both inputs has passed its end. Its rows are gone then.
+- A null key has no partner, as in SQL: such a row comes only out of an outer or an anti join.
+- Windows that are due are taken in order, as many at a time as have `FIRED_ROWS` rows. Between two steps a snapshot may
+  come: what was joined by then is gone from the state, and was emitted.
+- A row in several windows (`Sliding`) is kept once for each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tidegate.operators.batch_rows import OUTPUT_ROWS_MAX
+from tidegate.operators.joins.join_columns import LEFT, RIGHT, JoinHow, JoinSides
+from tidegate.operators.joins.join_operator import MOMENT, JoinOperator
+from tidegate.operators.joins.pairing import paired
+from tidegate.operators.operator import Emit
+from tidegate.operators.operator_errors import blame
+from tidegate.operators.source_splits import Due
+from tidegate.operators.windows.assigned_windows import ends_of, starts_of
+from tidegate.operators.windows.window_rows import WINDOW_END, WINDOW_START, bound_type, bounds_of, check_ends
+from tidegate.operators.windows.window_specs import DueByWindows, Sliding, Tumbling
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.dictionaries import decoded_type
+
+FIRED_ROWS = 262_144
+"""Windows of about so many rows are joined in one step, but at least one window."""
+_SCANNED_ROWS = 131_072
+
+
+class WindowJoin(JoinOperator):
+    """Joins in windows. ConfigurationError for windows that no join has, and as of `JoinSides`."""
+
+    def __init__(
+        self,
+        sides: JoinSides,
+        schemas: tuple[pa.Schema, pa.Schema],
+        window: Tumbling | Sliding,
+        how: JoinHow = "inner",
+    ) -> None:
+        super().__init__(sides, schemas, how)
+        if not isinstance(window, Tumbling | Sliding):
+            raise ConfigurationError(f"join: window={window!r}: a join takes tg.Tumbling or tg.Sliding")
+        taken = sorted(set(self.schema.names) & {WINDOW_START, WINDOW_END})
+        if taken:
+            raise ConfigurationError(f"join: columns {taken} are those of the window; rename yours with select")
+        self._window = window
+        self._next_end: int | None = None
+        """No row is in a window that ends before; None: not known."""
+        self._bound = bound_type(decoded_type(schemas[LEFT].field(sides.times[LEFT]).type), window)
+        self.output = pa.schema([*self.schema, (WINDOW_START, self._bound), (WINDOW_END, self._bound)])
+        """The columns of the result."""
+
+    @property
+    def dues(self) -> Sequence[Due]:
+        """By which windows are over."""
+        return (DueByWindows(self._window),)
+
+    def process_input(self, index: int, batch: pa.RecordBatch, emit: Emit) -> None:
+        """Keep the rows of a batch, each in its windows. OperatorError as of `rows_of`."""
+        keys, times, values = self.rows_of(index, batch)
+        with blame(self.context, batch):
+            check_ends(self._window, times, self._bound)
+        reached = self.reached(keys)
+        self.late.inc(int(np.count_nonzero(self._window.last_end_ms(times) - 1 <= reached)))
+        for rows, ends in ends_of(self._window, times):
+            open_rows = ends - 1 > (reached if isinstance(reached, int) else reached[rows])
+            if not open_rows.all():
+                rows, ends = rows[open_rows], ends[open_rows]
+            if not len(rows):
+                continue
+            if len(rows) < batch.num_rows:
+                picked = pa.array(rows)
+                self.keep(index, keys.take(picked), ends, [value.take(picked) for value in values])
+            else:
+                self.keep(index, keys, ends, values)
+            if self._next_end is not None:
+                self._next_end = min(self._next_end, int(ends.min()))
+
+    def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
+        """Join the windows that end up to the watermark."""
+        self.reach(watermark_ms)
+        while self._next_end is None or self._next_end - 1 <= watermark_ms:
+            limit, self._next_end = self._due(watermark_ms)
+            if limit is None:
+                return
+            self._fire(limit, emit)
+            yield
+
+    def _due(self, watermark_ms: int) -> tuple[int | None, int]:
+        """The last end to join in this step, None without any, and the first end that stays."""
+        ends: dict[int, int] = {}
+        for table in self.tables:
+            for rows, _ in table.scan([MOMENT], _SCANNED_ROWS):
+                values, counts = np.unique(rows.column(MOMENT).to_numpy(), return_counts=True)
+                for end, count in zip(values.tolist(), counts.tolist(), strict=True):
+                    ends[end] = ends.get(end, 0) + count
+            table.done()
+        limit, rows_due = None, 0
+        for end in sorted(ends):
+            if end - 1 > watermark_ms or (limit is not None and rows_due + ends[end] > FIRED_ROWS):
+                return limit, end
+            limit, rows_due = end, rows_due + ends[end]
+        return limit, np.iinfo(np.int64).max
+
+    def _fire(self, limit: int, emit: Emit) -> None:
+        """Join the windows that end up to `limit`, and forget their rows."""
+        left, right = (self._taken(side, limit) for side in (LEFT, RIGHT))
+        by = [*self.keys.names, MOMENT]
+        pairing = paired(left.select(by), right.select(by), self.keys.names)
+        if self.how in ("semi", "anti"):
+            met = pairing.counts > 0
+            self._emit(left, None, np.flatnonzero(met if self.how == "semi" else ~met), None, emit)
+        else:
+            for of_left, of_right in pairing.pairs(OUTPUT_ROWS_MAX):
+                self._emit(left, right, of_left, of_right, emit)
+            if self.how in ("left", "full"):
+                self._emit(left, None, np.flatnonzero(pairing.counts == 0), None, emit)
+            if self.how in ("right", "full"):
+                self._emit(None, right, None, pairing.lonely, emit)
+        for table in self.tables:
+            table.done()
+
+    def _taken(self, side: int, limit: int) -> pa.RecordBatch:
+        """The rows of windows that end up to `limit`; they are removed."""
+        table = self.tables[side]
+        found = [np.zeros(0, dtype=np.int64)]
+        for rows, refs in table.scan([MOMENT], _SCANNED_ROWS):
+            found.append(refs[rows.column(MOMENT).to_numpy() <= limit])
+        refs = np.concatenate(found)
+        taken = table.take(refs)
+        table.remove(refs)
+        return taken
+
+    def _emit(
+        self,
+        left: pa.RecordBatch | None,
+        right: pa.RecordBatch | None,
+        of_left: NDArray[np.int64] | None,
+        of_right: NDArray[np.int64] | None,
+        emit: Emit,
+    ) -> None:
+        """Emit rows that lie side by side, in pieces."""
+        positions = of_left if of_left is not None else of_right
+        assert positions is not None
+        for start in range(0, len(positions), OUTPUT_ROWS_MAX):
+            piece = slice(start, start + OUTPUT_ROWS_MAX)
+            sides = [
+                None if rows is None or of is None else rows.take(pa.array(of[piece]))
+                for rows, of in ((left, of_left), (right, of_right))
+            ]
+            (some, *_) = [side for side in sides if side is not None]
+            ends = some.column(MOMENT).to_numpy()
+            result = self.result(sides[LEFT], sides[RIGHT], len(ends))
+            bounds = [bounds_of(starts_of(self._window, ends), self._bound), bounds_of(ends, self._bound)]
+            emit(pa.RecordBatch.from_arrays([*result.columns, *bounds], schema=self.output))

@@ -1,0 +1,386 @@
+"""Window specifications: which rows belong together. Values, without state; the operators of this package use them.
+
+Rules (Flink's):
+
+- A window is `[start, end)`, in milliseconds since 1970. A row at its end belongs to the next one.
+- A watermark W says that no row at W or before it follows. So a window is complete when `end - 1 <= W`.
+- Windows that do not depend on rows are aligned: to 1970 in UTC plus the offset, or to days of a time zone.
+- Two rows are in one session if they are at most the gap apart, or if rows between them are. So a row at the end of a
+  session belongs to it, and a session is complete when `end <= W`: a millisecond later than other windows, and than in
+  Flink, where it depends on the watermark whether such a row joins. Operators hold the watermark back by so much.
+- The gap of a session may be one of each row. Then a row is the stretch from its time to the end of its gap, and rows
+  whose stretches overlap or touch are in one session.
+- An event time beyond about a million years is refused: it is none, and its window might not fit into 64 bits.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from copy import copy
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, TypeAlias
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidegate.operators.aggregates.column_expressions import ColumnExpression, ColumnLike, column_like
+from tidegate.operators.windows.local_days import DAY_MS, day_starts_around
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.polars_frames import is_polars_expression
+from tidegate.storage.units import parse_duration_ms
+
+if TYPE_CHECKING:
+    import polars as pl
+
+Duration: TypeAlias = str | timedelta | int
+Times: TypeAlias = NDArray[np.int64]
+
+TIME_MS_MAX = 1 << 55
+"""The greatest event time that has windows, and, negated, the least. State has it with six more bits (`slices.py`)."""
+SIZE_MS_MAX = 1 << 50
+"""A window of 35,000 years."""
+_CALENDAR_MS = (-61_000_000_000_000, 253_000_000_000_000)
+"""Inside of the years that have dates in time zones."""
+
+
+class EventTimeWindow(ABC):
+    """Windows of event time."""
+
+    @abstractmethod
+    def last_end_ms(self, times: Times) -> Times:
+        """The end of the last window that a row of each of these times belongs to. ConfigurationError as `check_times`.
+
+        With it a row is late if `last_end_ms - 1 + allowed lateness <= watermark`.
+        """
+
+    def ended_ms(self, times: Times, moments: Times) -> Times:
+        """For each row the last end of a window by a moment, if that makes a difference to the row; else one after it.
+
+        Two moments with the same end by them do the same to a row. For times that are no later than their moments.
+        """
+        return self.last_end_ms(times)
+
+
+@dataclass(frozen=True, slots=True)
+class Tumbling(EventTimeWindow):
+    """Windows of one size, one after the other. They begin at multiples of the size, plus the offset.
+
+    An offset may be negative: days with `offset="-8h"` begin at 16:00 UTC.
+
+    With a `timezone` (`"Europe/Berlin"`) these are days there, or several: `size` and `offset` are as a clock on the
+    wall shows them, so a day may have 23 or 25 hours. Then the size must be whole days.
+    """
+
+    size: Duration
+    offset: Duration = 0
+    timezone: str | None = None
+    size_ms: int = field(init=False, repr=False, compare=False)
+    offset_ms: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        _set(self, size_ms=_positive_ms(self.size, "Tumbling: size"))
+        _set(self, offset_ms=_offset_ms(self.offset, self.size_ms, "Tumbling"))
+        if self.timezone is None:
+            return
+        _check_timezone(self.timezone)
+        if self.size_ms % DAY_MS:
+            raise ConfigurationError(
+                f"Tumbling: windows of {self.size!r} in a time zone: a size must be whole days there, because hours "
+                'come twice or not at all; leave timezone= out, or use size="1d"'
+            )
+
+    def bounds_ms(self, times: Times) -> tuple[Times, Times]:
+        """Start and end of the window of each time. ConfigurationError as `check_times`."""
+        check_times(times)
+        if self.timezone is not None:
+            return self._bounds_of_days(times, self.timezone)
+        starts = floored(times, self.size_ms, self.offset_ms)
+        return starts, starts + self.size_ms
+
+    def last_end_ms(self, times: Times) -> Times:
+        """The end of the window."""
+        return self.bounds_ms(times)[1]
+
+    def _bounds_of_days(self, times: Times, timezone: str) -> tuple[Times, Times]:
+        days = self.size_ms // DAY_MS
+        first_day, into_day_ms = divmod(self.offset_ms, DAY_MS)
+        known, starts = day_starts_around(times, timezone, into_day_ms, days)
+        # Of days without a moment, as one has been at the date line, the last one counts.
+        today = known[np.searchsorted(starts, times, side="right") - 1]
+        begins = today - (today - first_day) % days
+        return starts[np.searchsorted(known, begins)], starts[np.searchsorted(known, begins + days)]
+
+
+@dataclass(frozen=True, slots=True)
+class Sliding(EventTimeWindow):
+    """Windows of one size that begin every `slide`, so a row is in several. Also called hopping windows."""
+
+    size: Duration
+    slide: Duration
+    offset: Duration = 0
+    size_ms: int = field(init=False, repr=False, compare=False)
+    slide_ms: int = field(init=False, repr=False, compare=False)
+    offset_ms: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        _set(self, size_ms=_positive_ms(self.size, "Sliding: size"))
+        _set(self, slide_ms=_positive_ms(self.slide, "Sliding: slide"))
+        _set(self, offset_ms=_offset_ms(self.offset, self.slide_ms, "Sliding"))
+        if self.slide_ms > self.size_ms:
+            raise ConfigurationError(
+                f"Sliding: a slide of {self.slide!r} is longer than the size {self.size!r}, so rows between windows "
+                "would be lost; use Tumbling, or filter these rows out first"
+            )
+
+    def last_end_ms(self, times: Times) -> Times:
+        """The end of the window that begins last."""
+        check_times(times)
+        return floored(times, self.slide_ms, self.offset_ms) + self.size_ms
+
+    def ended_ms(self, times: Times, moments: Times) -> Times:
+        """Of all windows that a row is in."""
+        return _ended(times, moments, self.last_end_ms(times), self.slide_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Cumulating(EventTimeWindow):
+    """Windows that begin together and end one `step` after the other, until `max`: the day so far, every minute."""
+
+    step: Duration
+    max: Duration
+    step_ms: int = field(init=False, repr=False, compare=False)
+    max_ms: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        _set(self, step_ms=_positive_ms(self.step, "Cumulating: step"))
+        _set(self, max_ms=_positive_ms(self.max, "Cumulating: max"))
+        if self.max_ms % self.step_ms:
+            raise ConfigurationError(
+                f"Cumulating: max={self.max!r} is not a multiple of step={self.step!r}; the last window must end with "
+                "a step"
+            )
+
+    def last_end_ms(self, times: Times) -> Times:
+        """The end of the longest window."""
+        check_times(times)
+        return floored(times, self.max_ms, 0) + self.max_ms
+
+    def ended_ms(self, times: Times, moments: Times) -> Times:
+        """Of all windows that a row is in."""
+        return _ended(times, moments, self.last_end_ms(times), self.step_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Session(EventTimeWindow):
+    """Windows of rows that follow each other within `gap`. One ends `gap` after its last row.
+
+    The gap may be one of each row (Flink's dynamic gap): the name of a column, or a polars expression, that is a
+    duration or a whole number of milliseconds. A row at `t` then holds its session open until `t + gap`, and rows whose
+    stretches overlap or touch are in one session. A text that is a duration ("30min") is one; `pl.col("30min")` is the
+    column of that name.
+    """
+
+    gap: Duration | ColumnLike | pl.Expr
+    gap_ms: int | None = field(init=False, repr=False, compare=False)
+    """The gap of all rows. None: each row has one."""
+    column: ColumnLike | None = field(init=False, repr=False)
+    """The column of gaps, or the expression that computes it."""
+
+    def __post_init__(self) -> None:
+        gap = self.gap
+        if isinstance(gap, str) and gap.isidentifier() and not _is_duration(gap):
+            object.__setattr__(self, "column", gap)
+            object.__setattr__(self, "gap_ms", None)
+        elif isinstance(gap, ColumnExpression) or is_polars_expression(gap):
+            column = column_like(gap, "Session: gap")
+            object.__setattr__(self, "gap", column)
+            object.__setattr__(self, "column", column)
+            object.__setattr__(self, "gap_ms", None)
+        else:
+            object.__setattr__(self, "column", None)
+            _set(self, gap_ms=_positive_ms(gap, "Session: gap"))
+
+    def of_column(self, column: str) -> Session:
+        """The same sessions, whose gap is in this column."""
+        made = copy(self)
+        object.__setattr__(made, "column", column)
+        return made
+
+    def last_end_ms(self, times: Times) -> Times:
+        """The end of a session with this row alone. Another row may make it longer. Only where all have one gap."""
+        check_times(times)
+        assert self.gap_ms is not None, "a gap of each row"
+        return times + self.gap_ms
+
+    def ended_ms(self, times: Times, moments: Times) -> Times:
+        """A session that the row would have joined may have ended at any moment after the time of the row."""
+        if self.gap_ms is None:  # and so may the session of the row alone
+            return moments
+        return np.minimum(self.last_end_ms(times) + 1, moments)
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Windows of `rows` rows of a key, in the order in which they come. Event time has no part in them.
+
+    With `slide` windows overlap, as those of Flink's `countWindow(size, slide)`: after every `slide` rows of a key
+    there is a result of its last `rows` rows, and of all of them while there are fewer. A `slide` of `rows` is the same
+    as none.
+
+    With `timeout` a window comes out so long after its first row by the clock, if it is not full before:
+    `Count(100, timeout="1s")` is a hundred rows or a second. With `fire_at_end` windows that are not full when the
+    input ends come out then; of windows with a slide this is the next one, with the rows that it has so far. Without it
+    they stay, and the log reports how many rows are in no result.
+    """
+
+    rows: int
+    slide: int | None = field(default=None, kw_only=True)
+    timeout: Duration | None = field(default=None, kw_only=True)
+    fire_at_end: bool = field(default=False, kw_only=True)
+    timeout_ms: int | None = field(init=False, repr=False, compare=False, default=None)
+
+    def __post_init__(self) -> None:
+        if not _is_row_count(self.rows):
+            raise ConfigurationError(f"Count: {self.rows!r} is no number of rows; give 1 or more, as in Count(100)")
+        if not isinstance(self.fire_at_end, bool):
+            raise ConfigurationError(f"Count: fire_at_end={self.fire_at_end!r} is neither True nor False")
+        if self.slide is not None:
+            self._check_slide(self.slide)
+        if self.timeout is not None:
+            _set(self, timeout_ms=_positive_ms(self.timeout, "Count: timeout"))
+
+    def _check_slide(self, slide: int) -> None:
+        if not _is_row_count(slide):
+            raise ConfigurationError(
+                f"Count: slide={slide!r} is no number of rows; give 1 or more, as in Count(100, slide=10)"
+            )
+        if slide > self.rows:
+            raise ConfigurationError(
+                f"Count: a slide of {slide} rows is longer than the window of {self.rows} rows, so rows between "
+                "windows would be in none; give a slide of up to the window, or filter these rows out first"
+            )
+        if slide == self.rows:
+            object.__setattr__(self, "slide", None)
+        elif self.timeout is not None:
+            raise ConfigurationError(
+                "Count: timeout= does not go with slide=, because a window that comes out early leaves open which rows "
+                "the next one has; remove one of them, or use tg.Sliding for the rows of the last seconds"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Windows are of processing time. `fires_at_end`: whether those that are open when the input ends come out."""
+
+    fires_at_end: bool = False
+
+
+WindowSpec: TypeAlias = Tumbling | Sliding | Cumulating | Session | Count
+"""What `window` takes."""
+
+TimeOf: TypeAlias = str | Clock | None
+"""Which time windows are of: a column of event time, processing time, or none."""
+
+
+def check_times(times: Times) -> None:
+    """Raise ConfigurationError for an event time that is too far from 1970 to have windows."""
+    if len(times) and not -TIME_MS_MAX <= int(times.min()) <= int(times.max()) <= TIME_MS_MAX:
+        far = times[(times > TIME_MS_MAX) | (times < -TIME_MS_MAX)]
+        raise ConfigurationError(
+            f"{int(far[0])} ms since 1970 is no event time that windows can have; an int64 column holds milliseconds: "
+            "convert or filter such rows before the window"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DueByWindows:
+    """A `Due`: windows tell rows apart by which of them are over, and the lateness that is allowed."""
+
+    spec: EventTimeWindow
+    allowed_lateness_ms: int = 0
+
+    def __call__(self, times: Times, watermarks: Times) -> Times:
+        """Times that have no windows are refused where the windows are: a filter may come before them."""
+        zoned = isinstance(self.spec, Tumbling) and self.spec.timezone is not None
+        times = np.clip(times, *(_CALENDAR_MS if zoned else (-TIME_MS_MAX, TIME_MS_MAX)))
+        moments = watermarks + 1 - self.allowed_lateness_ms
+        ended = self.spec.ended_ms(times, np.maximum(moments, times))
+        return np.where(ended <= moments, ended - 1 + self.allowed_lateness_ms, watermarks + 1)
+
+
+def _ended(times: Times, moments: Times, last_ends: Times, step_ms: int) -> Times:
+    """The greatest of ends `step_ms` apart, up to the last one, that is no later than the moment and after the row."""
+    ends = last_ends - np.maximum(0, -((moments - last_ends) // step_ms)) * step_ms
+    return np.where(ends > times, ends, last_ends)
+
+
+def steps_of(times: Times, step_ms: int, offset_ms: int) -> Times:
+    """How many steps after the offset the last one is that is no later than each time. A new array."""
+    steps = times - offset_ms
+    steps //= step_ms
+    return steps
+
+
+def floored(times: Times, step_ms: int, offset_ms: int) -> Times:
+    """The last multiple of a step, plus the offset, that is no later than each time.
+
+    NumPy divides by one number many times as fast as it finds what is left over.
+    """
+    found = steps_of(times, step_ms, offset_ms)
+    found *= step_ms
+    found += offset_ms
+    return found
+
+
+def _is_duration(text: str) -> bool:
+    try:
+        parse_duration_ms(text, setting="a gap")
+    except ConfigurationError:
+        return False
+    return True
+
+
+def _is_row_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _set(spec: object, **fields: int) -> None:
+    """Set what a frozen specification keeps of its durations."""
+    for name, value in fields.items():
+        object.__setattr__(spec, name, value)
+
+
+def _positive_ms(duration: Duration, setting: str) -> int:
+    parsed = parse_duration_ms(duration, setting=setting)
+    if not 0 < parsed <= SIZE_MS_MAX:
+        raise ConfigurationError(f"{setting}: {duration!r} is not between 1 ms and 35,000 years")
+    return parsed
+
+
+def _offset_ms(offset: Duration, period_ms: int, spec: str) -> int:
+    setting = f"{spec}: offset"
+    if isinstance(offset, str):
+        text = offset.strip()
+        negative = text.startswith("-")
+        parsed = parse_duration_ms(text[1:] if negative else text, setting=setting)
+    else:
+        negative = offset < timedelta() if isinstance(offset, timedelta) else isinstance(offset, int) and offset < 0
+        parsed = parse_duration_ms(-offset if negative else offset, setting=setting)
+    if parsed >= period_ms:
+        raise ConfigurationError(
+            f"{spec}: the offset {offset!r} must be less than the time between two windows, {period_ms} ms; windows "
+            "repeat, so a larger one says nothing else"
+        )
+    return -parsed % period_ms if negative else parsed  # the windows repeat, so both name the same ones
+
+
+def _check_timezone(timezone: str) -> None:
+    try:
+        ZoneInfo(timezone)
+    except (ZoneInfoNotFoundError, ValueError, TypeError, OSError) as error:
+        raise ConfigurationError(
+            f"Tumbling: there is no time zone {timezone!r} here; give a name of the IANA database, such as "
+            '"Europe/Berlin", and install tzdata if the system has no such database'
+        ) from error

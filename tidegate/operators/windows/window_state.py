@@ -1,0 +1,299 @@
+"""`WindowState`: the accumulators of windows: a table with a row for each key in each namespace (a slice, a node).
+
+Rules:
+
+- The stored columns are the namespace, the keys, then the columns of the aggregates.
+- The namespace has no part in the key group: all slices of a key are in one subtask.
+- Which namespaces there are is kept in memory, and found anew at a restore.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tidegate.operators.aggregates.accumulators import (
+    Accumulator,
+    ColumnsByName,
+    make_accumulator,
+    value_specs,
+)
+from tidegate.operators.aggregates.aggregate import Aggregate
+from tidegate.operators.aggregates.aggregate_kinds import NULL_WITHOUT_VALUES
+from tidegate.operators.aggregates.aggregate_state import Fields, combined_fields, state_columns
+from tidegate.operators.aggregates.stored_layout import StoredLayout, converted, raw_specs
+from tidegate.operators.combined_rows import is_combined, take_in
+from tidegate.operators.operator import OperatorContext
+from tidegate.operators.operator_errors import failure
+from tidegate.operators.state.keys import check_owner, key_schema
+from tidegate.operators.state.operator_backend import make_backend
+from tidegate.operators.windows.slices import with_nodes
+from tidegate.protocol.errors import ChangedTypeError
+from tidegate.state.common.backend import (
+    KeyedBackend,
+    NamespacedTable,
+    ValueColumn,
+    ValueSpec,
+)
+from tidegate.state.kernels.fixed_width import storage_dtype
+from tidegate.state.kernels.partition import subtask_table
+from tidegate.storage.checkpoints.metadata import StateKind
+from tidegate.storage.errors import CorruptionError, IncompatibleStateError
+from tidegate.storage.schemas.columns_text import columns_text
+from tidegate.storage.state.handover import keys_at_most, put_together, taken
+from tidegate.storage.state.snapshot import StateTable
+
+WINDOWS_STATE = "windows"
+_RESTORED_ROWS = 131_072
+
+Parts = list[list[pa.Array]]
+"""The stored columns of each aggregate, for some rows."""
+
+
+class WindowState:
+    """The table of one operator in one subtask. `name` is that of the namespace column.
+
+    `extra` are value columns of the operator's own, before those of the aggregates.
+    """
+
+    def __init__(
+        self,
+        context: OperatorContext,
+        name: str,
+        keys: tuple[str, ...],
+        aggregates: Mapping[str, Aggregate],
+        extra: Sequence[ValueSpec] = (),
+        known_fields: Fields | None = None,
+    ) -> None:
+        self.namespaces: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        """Namespaces that may have a row, ascending."""
+        self.backend: KeyedBackend = make_backend(context, (name, *keys), namespace=True)
+        self.fields: Fields = {}
+        self.accumulators: list[Accumulator] = []
+        self._context = context
+        self._owners = subtask_table(context.max_parallelism, context.parallelism)
+        self._name, self._keys, self._aggregates, self._extra = name, keys, dict(aggregates), tuple(extra)
+        self._known_fields = known_fields
+        self._key_schema: pa.Schema | None = None
+        self._seen: pa.Schema | None = None
+        self._table: NamespacedTable | None = None
+        stored = self.backend.stored_schema(WINDOWS_STATE)
+        if stored is not None:
+            self._take_over(stored)
+            self._look()
+
+    @property
+    def exists(self) -> bool:
+        """Whether there has ever been a row."""
+        return self._table is not None
+
+    @property
+    def table(self) -> NamespacedTable:
+        """The table, once there was a row."""
+        assert self._table is not None, "windows before the first row"
+        return self._table
+
+    @property
+    def key_schema(self) -> pa.Schema:
+        """Key columns, without the namespace."""
+        assert self._key_schema is not None, "keys before the first row"
+        return self._key_schema
+
+    def admit(self, schema: pa.Schema) -> None:
+        """Check the columns of a batch against the state; the first batch ever makes it. OperatorError."""
+        if self._seen is not None and schema.equals(self._seen):
+            return
+        found = key_schema(schema, self._keys)
+        if is_combined(schema):
+            fields = combined_fields(self._aggregates, schema)
+        else:
+            fields = {name: a.state_fields(name, schema) for name, a in self._aggregates.items()}
+        if self._table is None:
+            self._create(found, fields)
+        elif self._seen is None and found.equals(self.key_schema) and fields != self.fields:
+            self._evolve(fields)
+        elif not found.equals(self.key_schema) or fields != self.fields:
+            raise ChangedTypeError(
+                f"operator {self._context.name!r} (uid {self._context.uid!r}) keeps "
+                f"{columns_text(state_columns(self.key_schema, self.fields))}, but the batch needs "
+                f"{columns_text(state_columns(found, fields))}: a column has changed its type; cast it with "
+                "with_columns before the window, or give the operator a new uid"
+            )
+        self._seen = schema
+
+    def check_owner(self, keys: pa.RecordBatch) -> None:
+        """OperatorError if one of these keys belongs to another subtask."""
+        if self._keys:
+            check_owner(self._context, keys, self._owners)
+
+    def stored_keys(self, namespaces: NDArray[np.int64], keys: pa.RecordBatch) -> pa.RecordBatch:
+        """Key columns of the table."""
+        return pa.RecordBatch.from_arrays([pa.array(namespaces), *keys.columns], names=[self._name, *self._keys])
+
+    def user_keys(self, stored: pa.RecordBatch) -> pa.RecordBatch:
+        """Key columns without the namespace."""
+        return stored.select(list(self._keys))
+
+    def parts(self, slots: NDArray[np.int32]) -> Parts:
+        """What accumulators hold in some slots."""
+        return [[self.table.column(field.name).take(slots) for field in group] for group in self.fields.values()]
+
+    def add(self, batch: pa.RecordBatch, slots: NDArray[np.int32]) -> None:
+        """Add a batch to slots of the table, of each row one."""
+        for accumulator, fields in zip(self.accumulators, self.fields.values(), strict=True):
+            take_in(accumulator, fields, batch, slots)
+
+    def merge(self, slots: NDArray[np.int32], parts: Parts) -> None:
+        """Merge such parts into slots of the current batch."""
+        for accumulator, columns in zip(self.accumulators, parts, strict=True):
+            accumulator.merge(slots, columns)
+
+    def begin_empty(self) -> None:
+        """Make the rows that are new in this batch empty. Call it before anything is merged into them.
+
+        Aggregates that are null without values take a new row for one that gets a value in its batch (`mark`), as
+        long as there has been no null. An operator that leaves a new row without values says so here.
+        """
+        for name, aggregate in self._aggregates.items():
+            first = self.fields[name][0]
+            if aggregate.kind in NULL_WITHOUT_VALUES and storage_dtype(first.type) is not None:
+                self.table.column(first.name).track_nulls()
+
+    def results(self, slots: NDArray[np.int32]) -> list[pa.Array]:
+        """The results of some slots. OperatorError for one that does not fit its type."""
+        return self.results_of(self.accumulators, slots)
+
+    def results_of(self, accumulators: Sequence[Accumulator], slots: NDArray[Any]) -> list[pa.Array]:
+        """The results of such accumulators of another table. OperatorError for one that does not fit its type."""
+        try:
+            return [accumulator.results(slots) for accumulator in accumulators]
+        except OverflowError as error:
+            raise failure(self._context, error, "in the result of a window") from error
+
+    def extra(self, name: str) -> ValueColumn:
+        """A value column of the operator's own."""
+        return self.table.column(name)
+
+    @property
+    def row_bytes(self) -> int:
+        """About how many bytes a row takes."""
+        values = 0 if self._table is None else sum(self._table.column(f.name).value_bytes for f in self._values())
+        return 8 * (1 + len(self._keys)) + values
+
+    def appeared(self, namespaces: Sequence[int] | NDArray[np.int64]) -> None:
+        """Rows have come into these namespaces."""
+        self.namespaces = with_nodes(self.namespaces, namespaces)
+
+    def emptied(self, namespaces: Sequence[int]) -> None:
+        """These namespaces have no rows any more."""
+        if list(namespaces) == self.namespaces[: len(namespaces)].tolist():
+            self.namespaces = self.namespaces[len(namespaces) :]
+        else:
+            self.namespaces = self.namespaces[~np.isin(self.namespaces, namespaces)]
+
+    def accumulators_of(self, table: ColumnsByName) -> list[Accumulator]:
+        """Accumulators like those of this state, in another table."""
+        return [make_accumulator(a, self.fields[name], table) for name, a in self._aggregates.items()]
+
+    def specs(self) -> list[ValueSpec]:
+        """The value columns of the aggregates."""
+        return self._specs_of(self.fields)
+
+    def _specs_of(self, fields: Fields) -> list[ValueSpec]:
+        return [spec for name, a in self._aggregates.items() for spec in value_specs(a, fields[name])]
+
+    def restore(self, tables: Sequence[StateTable]) -> None:
+        """Load the stored tables that are keyed. CorruptionError if one is of other windows or keys."""
+        for table in tables:
+            if table.kind is StateKind.KEYED and not table.removed and self._table is None:
+                layout = self._layout(table.state, table.rows.schema)
+                self._create(self._keys_in(layout), self._wanted(layout))
+        if self._table is None:
+            return
+        self.backend.expect(keys_at_most(tables))
+        keyed = (table for table in taken(tables) if table.kind is StateKind.KEYED)
+        try:
+            for table in put_together(keyed, _RESTORED_ROWS):
+                rows = table.rows
+                if not table.removed:
+                    rows = self._converted(rows.replace_schema_metadata(None), self.fields)
+                self.check_owner(rows.select(list(self._keys)))
+                self.backend.load(replace(table, rows=rows))
+            self.backend.loaded()
+        except (CorruptionError, pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            raise CorruptionError(f"operator {self._context.uid!r}: {error}") from error
+        self._look()
+
+    def _look(self) -> None:
+        """Find the namespaces that the table has."""
+        self.namespaces = self.table.namespaces()
+
+    def _create(self, keys: pa.Schema, fields: Fields) -> None:
+        self.fields = fields
+        specs = [*self._extra, *self.specs()]
+        table = cast(NamespacedTable, self.backend.table(WINDOWS_STATE, specs))
+        self.backend.fix_keys(pa.schema([pa.field(self._name, pa.int64()), *keys]))
+        self._key_schema, self._table = keys, table
+        self.accumulators = self.accumulators_of(table)
+
+    def _values(self) -> list[pa.Field]:
+        return [*(spec.field for spec in self._extra), *(field for group in self.fields.values() for field in group)]
+
+    def _take_over(self, stored: pa.Schema) -> None:
+        """Go on with rows that the backend has already, and convert them if other aggregates wrote them."""
+        layout = self._layout(WINDOWS_STATE, stored)
+        if layout.whole:
+            self._create(self._keys_in(layout), layout.fields)
+            return
+        self.backend.table(WINDOWS_STATE, raw_specs(pa.schema(list(stored)[1 + len(self._keys) :])))
+        self.backend.fix_keys(pa.schema([pa.field(self._name, pa.int64()), *self._keys_in(layout)]))
+        self._key_schema = self._keys_in(layout)
+        self._evolve(self._wanted(layout))
+
+    def _evolve(self, fields: Fields) -> None:
+        """Convert the rows to other columns of the aggregates."""
+        specs = [*self._extra, *self._specs_of(fields)]
+        made = self.backend.retype(WINDOWS_STATE, specs, lambda rows: self._converted(rows, fields))
+        self.fields, self._table = fields, cast(NamespacedTable, made)
+        self.accumulators = self.accumulators_of(made)
+
+    def _wanted(self, layout: StoredLayout) -> Fields:
+        """The columns of all aggregates: as they are stored, or else as the columns of the input make them."""
+        if layout.whole:
+            return layout.fields
+        if self._known_fields is None:
+            raise IncompatibleStateError(
+                f"{self._where}: the state has the aggregates {list(layout.fields)} of {list(self._aggregates)}, and "
+                "the columns of the input are known only when the job runs; pass schema= to the step before, so that "
+                "the new ones can start empty"
+            )
+        return {name: layout.fields.get(name, self._known_fields[name]) for name in self._aggregates}
+
+    def _converted(self, rows: pa.RecordBatch, fields: Fields) -> pa.RecordBatch:
+        """Stored rows in the program's columns and types."""
+        head = [pa.field(self._name, pa.int64()), *self.key_schema, *(spec.field for spec in self._extra)]
+        return converted(rows, pa.schema(head), self._aggregates, fields, self._where)
+
+    @property
+    def _where(self) -> str:
+        return f"state {WINDOWS_STATE!r} of operator {self._context.uid!r}"
+
+    def _layout(self, state: str, schema: pa.Schema) -> StoredLayout:
+        """The columns of a stored schema. IncompatibleStateError if it is of something else."""
+        head = [self._name, *self._keys, *(spec.name for spec in self._extra)]
+        layout = StoredLayout.of(schema, head, self._aggregates)
+        if state != WINDOWS_STATE or layout is None:
+            raise IncompatibleStateError(
+                f"operator {self._context.uid!r} expects windows by {list(self._keys)} with {list(self._aggregates)}, "
+                f"but state {state!r} has {schema.names}; restore with the keys, windows and allowed lateness that "
+                "wrote it, or give the operator a new uid"
+            )
+        return layout
+
+    def _keys_in(self, layout: StoredLayout) -> pa.Schema:
+        return pa.schema([layout.head.field(name) for name in self._keys])

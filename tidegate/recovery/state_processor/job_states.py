@@ -1,0 +1,132 @@
+"""`job_state`: what the coordinator of a job knew at any moment, as the fold of the events before it.
+
+The event log is the only source: the coordinator's memory is a fold over it, and a coordinator that comes back makes
+the same one. Old events are folded into a snapshot and cut, unless the job keeps them (`keep_events`). The state before
+the oldest snapshot that is left is not known, and the error names the first event from which on it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from tidegate.actors.coordinator.coordinator_machine import CoordinatorMachine
+from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
+from tidegate.actors.runtimes.running_job import RUNNING_STATUSES
+from tidegate.recovery.event_history import EventHistory
+from tidegate.recovery.state_processor.event_logs import logs_under, only_one
+from tidegate.recovery.state_processor.timeline import fold_start
+from tidegate.storage.errors import ConfigurationError, CorruptionError
+from tidegate.storage.files.file_system_store import open_store
+from tidegate.storage.files.store import OpenStore
+from tidegate.storage.ids import CheckpointId, EventId, JobId
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """A job behind one of its events. `at_ms` is when that happened, in ms since the epoch."""
+
+    job_id: JobId
+    event: EventId
+    at_ms: int
+    status: str
+    """One of the words of `Job.status()`."""
+    attempt: int
+    """The number of the newest attempt, from 0 on; -1 before the first one."""
+    generation: int
+    """How many coordinators there were."""
+    tasks: int
+    """How many tasks the job has, `ready` and `finished` of which had restored their state and were over."""
+    ready: int
+    finished: int
+    completed_checkpoints: int
+    failed_checkpoints: int
+    retained: tuple[CheckpointId, ...]
+    """Completed checkpoints that were there to restore from, newest last."""
+    pending: dict[CheckpointId, tuple[str, ...]]
+    """Checkpoints that were under way, with the tasks that had not acknowledged."""
+    last_failure: str | None
+    reason: str | None
+    """Why the job ended, or was about to."""
+    coordinator: CoordinatorState
+    """Everything that the coordinator remembered."""
+
+
+def job_state(
+    path: str, *, at: int | datetime | None = None, job: str | None = None, open_store: OpenStore = open_store
+) -> JobState:
+    """Returns the state of a job behind an event, or at a moment.
+
+    `path` is a checkpoint root, or a job's folder in it. `at` is the number of an event, as `tidegate events` prints
+    them, or a moment (without a zone: UTC); None is the end of the log. `job` is a name or id, needed if there are
+    several jobs.
+
+    Raises ConfigurationError if there is no such job, event or moment in the log; CorruptionError if an entry before it
+    cannot be read; StorageError.
+
+        state = recovery.job_state("s3://bucket/checkpoints", at=datetime(2026, 11, 23, 16, 27))
+        print(state.status, state.retained)
+    """
+    log, job_id = only_one(logs_under(path, job, open_store), path, job)
+    history = EventHistory.read(log, job_id)
+    start = fold_start(log, history)
+    if start is None:
+        raise CorruptionError(f"the event log of job {job_id} has no snapshot of what was cut from it")
+    first_index, state = start
+    machine = CoordinatorMachine(state)
+    until_ms = None if not isinstance(at, datetime) else _ms(at)
+    taken: tuple[EventId, int] | None = None
+    first: EventId | None = None
+    for index, entry, events, error in history.entries:
+        if index < first_index:
+            continue
+        if entry is None:
+            raise CorruptionError(f"entry {index} of the event log of job {job_id} cannot be read: {error}")
+        for logged in events:
+            assert logged.number is not None, "a whole log numbers its events"
+            first = logged.number if first is None else first
+            over = logged.number > at if isinstance(at, int) else until_ms is not None and logged.at_ms > until_ms
+            if over:
+                return _found(job_id, machine.state, taken, first, at)
+            machine.handle(logged.event)
+            taken = logged.number, logged.at_ms
+    if isinstance(at, int) and (taken is None or taken[0] < at):
+        last = "no event" if taken is None else f"event {taken[0]}"
+        raise ConfigurationError(f"job {job_id} has no event {at}: its log ends with {last}")
+    return _found(job_id, machine.state, taken, first, at)
+
+
+def _found(
+    job_id: JobId,
+    state: CoordinatorState,
+    taken: tuple[EventId, int] | None,
+    first: EventId | None,
+    at: int | datetime | None,
+) -> JobState:
+    if taken is None:
+        raise ConfigurationError(
+            f"the state of job {job_id} at {at} is not known: its log reaches back to event {first}. Older events were "
+            "folded into a snapshot and cut; keep_events=True keeps those of later jobs"
+        )
+    return JobState(
+        job_id=job_id,
+        event=taken[0],
+        at_ms=taken[1],
+        status=RUNNING_STATUSES[state.status],
+        attempt=state.attempt,
+        generation=state.generation,
+        tasks=0 if state.spec is None else len(state.spec.tasks),
+        ready=len(state.ready),
+        finished=len(state.finished),
+        completed_checkpoints=state.completed_checkpoints,
+        failed_checkpoints=state.failed_checkpoints,
+        retained=tuple(each.checkpoint_id for each in state.completed),
+        pending={number: tuple(map(str, pending.waiting)) for number, pending in state.pending.items()},
+        last_failure=state.last_failure,
+        reason=state.ending_reason,
+        coordinator=state,
+    )
+
+
+def _ms(moment: datetime) -> int:
+    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1_000)

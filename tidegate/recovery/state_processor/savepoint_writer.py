@@ -1,0 +1,290 @@
+"""`SavepointWriter`: makes a savepoint from rows, or a changed copy of one, without running a job.
+
+Flink has its State Processor API for this. Rules:
+
+- The base is never changed, and an existing savepoint never overwritten.
+- Vertices in which nothing changes are copied and verified, byte for byte. The others are written anew, in the form
+  that every backend reads.
+- Files go into a folder of this writer's own, and `_metadata` is created last. Until then there is no savepoint. A
+  writer that fails deletes its files.
+- What the base's job has staged and committed stays where it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import pyarrow as pa
+
+from tidegate.actors.graph.job_graph import MAX_PARALLELISM
+from tidegate.api.submission.starting_checkpoint import check_not_given_up
+from tidegate.api.submission.submission import make_job_id
+from tidegate.operators.state.keyed_state import KeyedState, ListState, MapState
+from tidegate.recovery.contents.state_catalog import find_state
+from tidegate.recovery.savepoints import complete_savepoint
+from tidegate.recovery.state_processor.spark_rows import staged_rows
+from tidegate.recovery.state_processor.state_rows import PutState, keyed_rows, operator_rows
+from tidegate.recovery.state_processor.written_subtasks import ChangedVertices, Changes
+from tidegate.storage.checkpoints.layout import METADATA_NAME, parse_pointer, savepoint_name
+from tidegate.storage.checkpoints.metadata import (
+    METADATA_VERSION,
+    CheckpointMetadata,
+    OperatorInfo,
+    SnapshotKind,
+    StateKind,
+)
+from tidegate.storage.checkpoints.metadata_file import read_metadata, read_pointed
+from tidegate.storage.errors import AlreadyExistsError, ConfigurationError, StorageError
+from tidegate.storage.files.file_system_store import join_url, open_store
+from tidegate.storage.files.store import OpenStore, Store
+from tidegate.storage.ids import AttemptNumber, CheckpointId, OperatorUid, VertexId
+from tidegate.storage.state.key_groups import MAX_PARALLELISM_LIMIT
+
+log = logging.getLogger(__name__)
+
+
+class SavepointWriter:
+    """Collects what a savepoint shall hold, and writes it at the end of its `with` block; `path` is then where it is.
+
+    `target` is the folder in which the savepoint gets a folder of its own. Give `job` or `base`. With `job`, the name
+    of a job, it begins empty. With `base`, a savepoint or checkpoint (a path as for `recovery.inspect`), it begins with
+    all that the base holds. It also keeps the base's name, so it cannot lie in the same folder. `parallelism` is that
+    of new operators; a job may restore the savepoint at another one. An exception in the block writes nothing.
+
+    Raises ConfigurationError for settings that contradict each other, a base that cannot be changed, and later for rows
+    that do not fit; AlreadyExistsError if the folder has a savepoint of that name; StorageError.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        job: str | None = None,
+        base: str | None = None,
+        max_parallelism: int | None = None,
+        parallelism: int = 1,
+        open_store: OpenStore = open_store,
+    ) -> None:
+        if (job is None) == (base is None):
+            raise ConfigurationError(
+                "SavepointWriter takes job=, to begin with nothing, or base=, a savepoint to change"
+            )
+        self._open_store = open_store
+        self._base_store: Store | None = None
+        if base is not None:
+            self._base_store, self._metadata = _base(base, max_parallelism, open_store)
+        else:
+            assert job is not None
+            self._metadata = _empty(job)
+        known = {info.max_parallelism for info in self._metadata.operators}
+        self._max_parallelism = max_parallelism or next(iter(known), MAX_PARALLELISM)
+        if not 1 <= parallelism <= self._max_parallelism <= MAX_PARALLELISM_LIMIT:
+            raise ConfigurationError(
+                f"SavepointWriter: parallelism {parallelism} and max_parallelism {self._max_parallelism} must be "
+                f"1 <= parallelism <= max_parallelism <= {MAX_PARALLELISM_LIMIT}"
+            )
+        self._parallelism = parallelism
+        name = savepoint_name(self._metadata.job_id, self._metadata.checkpoint_id)
+        self._store = open_store(join_url(open_store(target).url, name))
+        self._changes = Changes({}, set(), set())
+        self._path: str | None = None
+        self._waiting = ExitStack()
+        self._check_is_new()
+
+    @property
+    def path(self) -> str:
+        """The path of the savepoint, for `restore=`. ConfigurationError before it is written."""
+        if self._path is None:
+            raise ConfigurationError("the savepoint is not written yet: it is at the end of the with block")
+        return self._path
+
+    def keys_of(self, uid: str) -> tuple[str, ...]:
+        """The key columns of an operator, by the states that were put, or the base; empty if nobody knows."""
+        known = (*self._changes.new_operators.values(), *self._metadata.operators)
+        return next((info.keys for info in known if info.uid == uid), ())
+
+    def with_keyed_state(self, *, uid: str, keys: Sequence[str], state: KeyedState | str, rows: Any) -> Self:
+        """Put a keyed state. It replaces one of the same name.
+
+        `rows` is an Arrow table, batch or reader, a polars or a Spark DataFrame. Its columns are `keys`, each key once,
+        and one named as the state, which is brought into the declared type. Rows whose value is null, or an empty list
+        or map, are left out: they are no state. `state` may also be a name: then rows are taken as `read_state` gives
+        them. The name is "aggregate" for running aggregates, and "_tidegate_timers" for timers.
+
+        Rows of a reader or a Spark DataFrame pass through the driver a batch at a time; more than 64 MB wait in its
+        temporary files. Executors first write those of a DataFrame to the target, so it must be storage that they see.
+        Raises ConfigurationError for rows that do not fit, StorageError.
+        """
+        info = self._operator(uid, tuple(keys))
+        known = self._stored_keys(info.uid)
+        with ExitStack() as stack:
+            if hasattr(rows, "sparkSession"):
+                rows = stack.enter_context(staged_rows(rows, self._store))
+            put = keyed_rows(info, tuple(keys), state, rows, known, self._max_parallelism, self._waiting_folder)
+        self._put(info, put)
+        return self
+
+    def with_operator_state(
+        self, *, uid: str, state: ListState, rows: Any, kind: Literal["list", "union"] = "list"
+    ) -> Self:
+        """Put operator state that is a list: `rows` has one column, named as the state.
+
+        A restored job deals the elements of a "list" out to its subtasks, and gives all of a "union" to each of them.
+        Raises ConfigurationError for rows that do not fit.
+        """
+        self._put(self._operator(uid, ()), operator_rows(uid, state, StateKind(kind), rows))
+        return self
+
+    def with_broadcast_state(self, *, uid: str, state: MapState, rows: Any) -> Self:
+        """Put a broadcast map: `rows` has the columns `key` and `value`, each key once. Raises ConfigurationError."""
+        self._put(self._operator(uid, ()), operator_rows(uid, state, StateKind.BROADCAST, rows))
+        return self
+
+    def without_operator(self, uid: str) -> Self:
+        """Drop an operator of the base with all its state; a job that has the operator starts it afresh.
+
+        ConfigurationError if the base has no operator of this uid."""
+        self._changes.refuse_put(uid)
+        if not any(info.uid == uid for info in self._metadata.operators):
+            find_state(self._metadata, uid, None)  # raises the error that lists what there is
+        self._changes.dropped_operators.add(OperatorUid(uid))
+        return self
+
+    def without_state(self, uid: str, state: str) -> Self:
+        """Drop one state of an operator of the base. ConfigurationError if the base has no such state."""
+        self._changes.refuse_put(uid, state)
+        find_state(self._metadata, uid, state)
+        self._changes.dropped_states.add((OperatorUid(uid), state))
+        return self
+
+    def write(self) -> str:
+        """Write the savepoint; returns its path. The end of a `with` block calls it."""
+        if self._path is not None:
+            raise ConfigurationError(f"the savepoint is written already, at {self._path}")
+        self._check_is_new()
+        folder = f"data-{secrets.token_hex(4)}"
+        try:
+            self._create(folder)
+        except BaseException:
+            self._leave_nothing(folder)
+            raise
+        finally:
+            self._waiting.close()
+        self._path = self._store.url
+        return self._path
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is None and self._path is None:
+                self.write()
+        finally:
+            self._waiting.close()
+
+    def _waiting_folder(self) -> str:
+        """A temporary folder for rows that wait to be written. It is deleted with the writer."""
+        return self._waiting.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-"))
+
+    def _create(self, folder: str) -> None:
+        vertices = ChangedVertices(
+            self._base_store, self._store, folder, self._metadata, self._changes, self._max_parallelism
+        )
+        written = vertices.write()
+        if not written.operators:
+            raise ConfigurationError("the savepoint would hold no operator: put a state, or keep an operator")
+        complete_savepoint(self._store, written)
+
+    def _leave_nothing(self, folder: str) -> None:
+        """Delete what was written, if the savepoint is certain not to be there: a create may fail and have worked."""
+        try:
+            if METADATA_NAME not in self._store.list("") or not self._is_ours(folder):
+                self._store.delete_tree(folder)
+        except StorageError as error:
+            log.warning(
+                "%s may be left behind; without %s beside it no savepoint refers to it: %s",
+                join_url(self._store.url, folder),
+                METADATA_NAME,
+                error,
+            )
+
+    def _is_ours(self, folder: str) -> bool:
+        found = read_metadata(self._store, self._metadata.job_id, self._metadata.checkpoint_id, savepoint=True)
+        return any(path.startswith(f"{folder}/") for subtask in found.subtasks for path in subtask.paths)
+
+    def _check_is_new(self) -> None:
+        if METADATA_NAME in self._store.list(""):
+            raise AlreadyExistsError(
+                f"{self._store.url} is a savepoint already, and none is overwritten: choose another folder for the new "
+                "one, or delete it"
+            )
+
+    def _operator(self, uid: str, keys: tuple[str, ...]) -> OperatorInfo:
+        """The operator that gets a state: one of the base, or a new one."""
+        if not uid:
+            raise ConfigurationError("an operator needs a uid: the job knows its state by that")
+        if uid in self._changes.dropped_operators:
+            raise ConfigurationError(f"operator {uid!r} is dropped already: put its states without dropping it")
+        known = next((info for info in self._metadata.operators if info.uid == uid), None)
+        known = self._changes.new_operators.get(OperatorUid(uid), known)
+        if known is None:
+            return OperatorInfo(OperatorUid(uid), uid, VertexId(uid), self._parallelism, self._max_parallelism, keys)
+        if keys and known.keys and keys != known.keys:
+            raise ConfigurationError(f"operator {uid!r} has the keys {list(known.keys)}, not {list(keys)}")
+        finished = sum(s.finished for s in self._metadata.subtasks if s.vertex == known.vertex)
+        if finished:
+            raise ConfigurationError(
+                f"{finished} subtasks of operator {uid!r} had finished: they take no state. Begin with an earlier "
+                "savepoint, or give the state to an operator with a new uid"
+            )
+        return known
+
+    def _put(self, info: OperatorInfo, put: PutState) -> None:
+        self._changes.put(info, put, is_new=all(known.uid != info.uid for known in self._metadata.operators))
+
+    def _stored_keys(self, uid: OperatorUid) -> pa.Schema | None:
+        """The key columns of an operator's states, put or in the base; None if there are none."""
+        given = self._changes.keys_of(uid)
+        if given is not None or self._base_store is None:
+            return given
+        return self._changes.stored_keys(self._base_store, self._metadata, uid)
+
+
+def _base(path: str, max_parallelism: int | None, open_store: OpenStore) -> tuple[Store, CheckpointMetadata]:
+    at = parse_pointer(path)
+    store = open_store(at.root)
+    metadata = read_pointed(store, at)
+    check_not_given_up(metadata, f"base={path!r}", open_store)
+    if any(subtask.in_flight is not None for subtask in metadata.subtasks):
+        raise ConfigurationError(
+            f"base={path!r} has rows in flight, which belong to its states: take a savepoint, which has none"
+        )
+    for info in metadata.operators:
+        if max_parallelism not in (None, info.max_parallelism):
+            raise ConfigurationError(
+                f"base={path!r} has max parallelism {info.max_parallelism}, which cannot change to {max_parallelism}"
+            )
+    return store, metadata
+
+
+def _empty(job: str) -> CheckpointMetadata:
+    return CheckpointMetadata(
+        version=METADATA_VERSION,
+        job_id=make_job_id(job, secrets.token_hex(4)),
+        job_name=job,
+        checkpoint_id=CheckpointId(1),
+        attempt=AttemptNumber(0),
+        triggered_at_ms=0,
+        operators=(),
+        subtasks=(),
+        kind=SnapshotKind.SAVEPOINT,
+    )

@@ -1,0 +1,380 @@
+"""`Expressions`: expressions of SQL as expressions of polars, each with its type.
+
+What a name means is said by whoever makes one: `resolve` finds columns, `known` what has been computed already, such as
+aggregates. Everything here works row by row. What there is not is refused, with what to write instead.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from typing import Any
+
+import polars as pl
+from sqlglot import exp
+
+from tidegate.api.user_functions import user_function
+from tidegate.sql.functions.aggregates import AGGREGATES
+from tidegate.sql.functions.call import Call, Functions
+from tidegate.sql.functions.json_texts import JSON
+from tidegate.sql.functions.numbers import NUMBERS
+from tidegate.sql.functions.texts import TEXTS, position, sliced
+from tidegate.sql.functions.times import CLOCK, RANDOM, TIMES, UNIT_MONTHS, UNIT_MS, extracted, unit_of
+from tidegate.sql.functions.user_calls import called_by_user, check_name
+from tidegate.sql.text.places import check_only, refused
+from tidegate.sql.values.operators import (
+    COMPARISONS,
+    added,
+    compared,
+    divided,
+    multiplied,
+    negated,
+    remainder,
+    whole_quotient,
+)
+from tidegate.sql.values.patterns import like
+from tidegate.sql.values.typed import Interval, Typed, as_type, literal, null, python_value, truth
+from tidegate.sql.values.types import DIGITS_MAX, is_integer, is_time, named, needed_common_type, type_of_name
+
+FUNCTIONS: Functions = {**TEXTS, **NUMBERS, **TIMES, **JSON}
+_INT_MAX, _BIGINT_MAX = 2**31 - 1, 2**63 - 1
+_CALCULATIONS: dict[type[exp.Expr], Callable[[exp.Expr, Typed, Typed], Typed]] = {
+    exp.Add: lambda node, a, b: added(node, a, b, 1),
+    exp.Sub: lambda node, a, b: added(node, a, b, -1),
+    exp.Mul: multiplied,
+    exp.Div: divided,
+    exp.IntDiv: whole_quotient,
+    exp.Mod: remainder,
+}
+
+
+def balanced(conditions: Sequence[pl.Expr], join: Callable[[pl.Expr, pl.Expr], pl.Expr]) -> pl.Expr:
+    """Joins conditions as a tree that is as flat as can be: polars cannot read back what is nested over 60 deep."""
+    if len(conditions) == 1:
+        return conditions[0]
+    middle = len(conditions) // 2
+    return join(balanced(conditions[:middle], join), balanced(conditions[middle:], join))
+
+
+class Expressions:
+    """Translates over one set of columns."""
+
+    def __init__(
+        self, resolve: Callable[[exp.Column], Typed], known: Callable[[exp.Expr], Typed | None] = lambda _: None
+    ) -> None:
+        self._resolve, self._known = resolve, known
+
+    def of(self, node: exp.Expr) -> Typed:
+        """An expression. ConfigurationError for what there is not, and for types that do not go together."""
+        found = self._known(node)
+        if found is not None:
+            return found
+        kind = type(node)
+        method = _KINDS.get(kind)
+        if method is not None or kind in COMPARISONS or kind in _CALCULATIONS:
+            check_only(node, *_WORDS, *_MORE_WORDS.get(kind, ()))
+        if kind in COMPARISONS:
+            return compared(node, self.of(node.this), self.of(node.expression), COMPARISONS[kind])
+        if kind in _CALCULATIONS:
+            return _CALCULATIONS[kind](node, self.of(node.this), self.of(node.expression))
+        if method is not None:
+            return method(self, node)
+        if isinstance(node, exp.Anonymous):
+            return self._called(node, node.name, node.expressions)
+        raise refused(node, _why_not(node))
+
+    def condition(self, node: exp.Expr) -> pl.Expr:
+        """A condition. ConfigurationError for an expression of another type."""
+        return truth(node, self.of(node))
+
+    def _conditions(self, node: exp.Expr) -> list[pl.Expr]:
+        """The operands of a chain of AND or OR. There may be hundreds, so they are not visited by recursion."""
+        return [self.condition(operand) for operand in node.flatten()]
+
+    def _literal(self, node: exp.Expr) -> Typed:
+        text = str(node.this)
+        if node.is_string:
+            return literal(text, pl.String())
+        if text.isdigit():
+            value = int(text)
+            if _BIGINT_MAX < value < 10**DIGITS_MAX:
+                return literal(Decimal(value), pl.Decimal(len(text), 0))
+            if value > _BIGINT_MAX:
+                raise refused(node, f"a number has at most {DIGITS_MAX} digits; write a double, as in 1e40")
+            return literal(value, pl.Int32() if value <= _INT_MAX else pl.Int64())
+        if "e" in text.lower():
+            return literal(float(text), pl.Float64())
+        value_of = Decimal(text)
+        scale = max(0, -int(value_of.as_tuple().exponent))
+        digits = max(len(value_of.as_tuple().digits), scale)
+        if digits > DIGITS_MAX:
+            raise refused(node, f"a decimal has at most {DIGITS_MAX} digits; write a double, as in 1.5e0")
+        return literal(value_of, pl.Decimal(digits, scale))
+
+    def _is(self, node: exp.Expr) -> Typed:
+        given, other = self.of(node.this), node.expression
+        if isinstance(other, exp.Not):
+            return self._not(exp.Not(this=exp.Is(this=node.this, expression=other.this)))
+        if isinstance(other, exp.Null):
+            return Typed(given.expr.is_null(), pl.Boolean())
+        if isinstance(other, exp.Boolean):
+            return Typed(truth(node.this, given).eq_missing(pl.lit(bool(other.this))), pl.Boolean())
+        raise refused(node, "IS is followed by NULL, TRUE, FALSE or DISTINCT FROM")
+
+    def _not(self, node: exp.Expr) -> Typed:
+        return Typed(~self.condition(node.this), pl.Boolean())
+
+    def _in(self, node: exp.Expr) -> Typed:
+        if node.args.get("query") is not None or node.args.get("unnest") is not None or node.args.get("field"):
+            raise refused(node, "IN takes a list of values; for those of a stream write LEFT SEMI JOIN in windows")
+        given, values = self.of(node.this), [self.of(each) for each in node.expressions]
+        wanted = needed_common_type(node, [given.type, *(each.type for each in values)])
+        cast = [as_type(node, each, wanted) for each in values]
+        expr = as_type(node, given, wanted).expr
+        said = [each.value for each, value in zip(cast, values, strict=True) if not value.is_null]
+        if all(value is not None for value in said):
+            found = expr.is_in(pl.Series(said, dtype=wanted).to_list()) if said else pl.lit(False)
+            if len(said) < len(values):  # nothing is known to be outside of a list with a null in it
+                found = found | pl.lit(None, dtype=pl.Boolean)
+            return Typed(found, pl.Boolean())
+        found = expr == cast[0].expr
+        for each in cast[1:]:
+            found = found | (expr == each.expr)
+        return Typed(found, pl.Boolean())
+
+    def _between(self, node: exp.Expr) -> Typed:
+        given = self.of(node.this)
+        low = compared(node, given, self.of(node.args["low"]), COMPARISONS[exp.GTE])
+        high = compared(node, given, self.of(node.args["high"]), COMPARISONS[exp.LTE])
+        return Typed(low.expr & high.expr, pl.Boolean())
+
+    def _like(self, node: exp.Expr) -> Typed:
+        escape = "\\"
+        if isinstance(node, exp.Escape):
+            escape = str(python_value(node.expression, self.of(node.expression), str))
+            node = node.this
+            if len(escape) != 1 or not isinstance(node, exp.Like | exp.ILike):
+                raise refused(node, "ESCAPE is one character behind LIKE")
+            check_only(node, *_WORDS, *_MORE_WORDS[type(node)])
+        text = self._text(node.this)
+        if self.of(node.expression).is_null:
+            return Typed(pl.lit(None, dtype=pl.Boolean), pl.Boolean())
+        if isinstance(node, exp.RegexpLike):
+            return Typed(text.str.contains(self._said(node.expression)), pl.Boolean())
+        found = like(node, text, self._said(node.expression), escape, isinstance(node, exp.ILike))
+        return Typed(~found if node.args.get("negate") else found, pl.Boolean())
+
+    def _case(self, node: exp.Expr) -> Typed:
+        subject, branches = node.args.get("this"), node.args["ifs"]
+        conditions = [
+            self.condition(each.this if subject is None else exp.EQ(this=subject.copy(), expression=each.this.copy()))
+            for each in branches
+        ]
+        default = node.args.get("default")
+        return self._chosen(node, conditions, [each.args["true"] for each in branches], default)
+
+    def _if(self, node: exp.Expr) -> Typed:
+        return self._chosen(node, [self.condition(node.this)], [node.args["true"]], node.args.get("false"))
+
+    def _chosen(
+        self, node: exp.Expr, conditions: list[pl.Expr], then: list[exp.Expr], default: exp.Expr | None
+    ) -> Typed:
+        values = [self.of(each) for each in then] + [null() if default is None else self.of(default)]
+        wanted = needed_common_type(node, [each.type for each in values])
+        if isinstance(wanted, pl.Null):
+            return null()
+        chosen = as_type(node, values[-1], wanted).expr
+        for condition, value in zip(reversed(conditions), reversed(values[:-1]), strict=True):
+            chosen = pl.when(condition).then(as_type(node, value, wanted).expr).otherwise(chosen)
+        return Typed(chosen, wanted)
+
+    def _cast(self, node: exp.Expr) -> Typed:
+        wanted = type_of_name(node.args["to"])
+        given = self.of(node.this)
+        if is_time(given.type) and isinstance(wanted, pl.Datetime) and given.type.base_type() == pl.Datetime:
+            wanted = pl.Datetime(wanted.time_unit, given.type.time_zone)
+        return as_type(node, given, wanted)
+
+    def _concat(self, node: exp.Expr) -> Typed:
+        return Typed(pl.concat_str([self._text(node.this), self._text(node.expression)]), pl.String())
+
+    def _extract(self, node: exp.Expr) -> Typed:
+        return extracted(node, node.name, self._call(node, "EXTRACT", [node.expression]).time(0))
+
+    def _trim(self, node: exp.Expr) -> Typed:
+        text, where = self._text(node.this), str(node.args.get("position") or "BOTH").upper()
+        characters = " " if node.expression is None else self._said(node.expression)
+        strip = {"LEADING": text.str.strip_chars_start, "TRAILING": text.str.strip_chars_end}
+        return Typed(strip.get(where, text.str.strip_chars)(characters), pl.String())
+
+    def _substring(self, node: exp.Expr) -> Typed:
+        asked = [node.this, node.args.get("start") or exp.Literal.number(1), node.args.get("length")]
+        call = self._call(node, "SUBSTRING", [each for each in asked if each is not None])
+        return Typed(
+            sliced(call.text(0), call.integer(1), call.integer(2) if len(call.args) > 2 else None), pl.String()
+        )
+
+    def _position(self, node: exp.Expr) -> Typed:
+        return Typed(position(self._text(node.this), self._said(node.args["substr"])), pl.Int32())
+
+    def _interval(self, node: exp.Expr) -> Typed:
+        said = node.this
+        if said is None or node.args.get("unit") is None or not isinstance(said, exp.Literal | exp.Neg):
+            raise refused(node, "an interval is a whole number and a unit, as in INTERVAL '10' SECONDS")
+        unit, text = (
+            unit_of(node, node.args["unit"].name),
+            str(said.name if isinstance(said, exp.Literal) else said.sql()),
+        )
+        try:
+            number = int(text)
+        except ValueError:
+            raise refused(
+                node, f"{text!r} is no whole number; write INTERVAL '90' MINUTES for one and a half hours"
+            ) from None
+        value = Interval(UNIT_MONTHS[unit] * number, 0) if unit in UNIT_MONTHS else Interval(0, UNIT_MS[unit] * number)
+        return Typed(pl.lit(None), pl.Duration("ms"), value)
+
+    def _element(self, node: exp.Expr) -> Typed:
+        given, (place_of, *more) = self.of(node.this), node.expressions
+        if not isinstance(given.type, pl.List | pl.Array) or more:
+            raise refused(node, f"[…] takes one element out of a list, and this is {named(given.type)}")
+        index = self.of(place_of)
+        if not is_integer(index.type):
+            raise refused(place_of, "elements are counted by whole numbers, from 0")
+        values = given.expr.list if isinstance(given.type, pl.List) else given.expr.arr
+        found = values.get(pl.when(index.expr >= 0).then(index.expr), null_on_oob=True)
+        return Typed(found, given.type.inner)
+
+    def _field(self, node: exp.Expr) -> Typed:
+        return field_of(node, self.of(node.this), node.expression.name)
+
+    def _called(self, node: exp.Expr, name: str, arguments: list[exp.Expr]) -> Typed:
+        upper = name.upper()
+        of_user = user_function(name)
+        if of_user is not None:
+            return called_by_user(self._call(node, upper, arguments), of_user)
+        function = FUNCTIONS.get(upper)
+        if function is None:
+            raise refused(node, _no_function(upper))
+        if not function.least <= len(arguments) <= function.most:
+            count = str(function.least) if function.least == function.most else f"{function.least} to {function.most}"
+            raise refused(node, f"{upper} takes {count} arguments, and here are {len(arguments)}")
+        return function.make(self._call(node, upper, arguments))
+
+    def _call(self, node: exp.Expr, name: str, arguments: list[exp.Expr]) -> Call:
+        units = name in ("TIMESTAMPDIFF", "TIMESTAMPADD")
+        args = [null() if units and not n else self.of(each) for n, each in enumerate(arguments)]
+        return Call(node, name, tuple(args), tuple(arguments))
+
+    def _text(self, node: exp.Expr) -> pl.Expr:
+        return as_type(node, self.of(node), pl.String()).expr
+
+    def _said(self, node: exp.Expr) -> str:
+        return str(python_value(node, self.of(node), str))
+
+
+def field_of(node: exp.Expr, given: Typed, name: str) -> Typed:
+    """A field of a struct. ConfigurationError if there is none."""
+    fields = given.type.fields if isinstance(given.type, pl.Struct) else []
+    found = [field for field in fields if field.name.lower() == name.lower()]
+    if len(found) != 1:
+        known = f"; it has {', '.join(field.name for field in fields)}" if fields else ""
+        raise refused(node, f"{named(given.type)} has no field {name!r}{known}")
+    return Typed(given.expr.struct.field(found[0].name), found[0].dtype)
+
+
+def check_function_name(name: object) -> None:
+    """ConfigurationError for a name of a function of the user that queries would read as something else."""
+    if isinstance(name, str) and name.isidentifier():
+        check_name(name, name.upper() in FUNCTIONS or name.upper() in (*CLOCK, *RANDOM, *AGGREGATES))
+
+
+def _no_function(name: str) -> str:
+    if name in CLOCK:
+        return (
+            f"{name} is what the clock says, so rows that are replayed after a failure would have other values; use a "
+            "column of event time"
+        )
+    if name in RANDOM:
+        return f"{name} is random, so that a replay gives other rows"
+    if name in ("EXPLODE", "EXPLODE_OUTER"):
+        return (
+            f"{name} makes several rows of one: it stands alone in SELECT, once and without groups, or in LATERAL VIEW "
+            f"{name}(…) t AS x"
+        )
+    if name in AGGREGATES:
+        return f"{name} is an aggregate: it stands in SELECT or HAVING, and in no other aggregate"
+    return (
+        f"there is no function {name}; docs/sql.md lists them, and create_temporary_function makes one of a Python "
+        "function"
+    )
+
+
+def _why_not(node: exp.Expr) -> str:
+    if isinstance(node, exp.Window):
+        return (
+            "OVER (…) is for ROW_NUMBER and RANK, with a condition such as rn <= 10 around it; running sums and counts "
+            "are GROUP BY, others are key_by(…).process(…)"
+        )
+    if isinstance(node, exp.Exists | exp.Subquery | exp.Select):
+        return "a query cannot stand in an expression; join it"
+    if isinstance(node, exp.CurrentTimestamp | exp.CurrentDate | exp.CurrentTime):
+        return _no_function("CURRENT_TIMESTAMP")
+    if isinstance(node, exp.Filter | exp.Distinct | exp.IgnoreNulls):
+        return "this belongs to aggregates, which stand in SELECT or HAVING"
+    if isinstance(node, exp.Star):
+        return "* stands in SELECT, and in COUNT(*)"
+    return f"{type(node).__name__} is not covered; docs/sql.md says what is"
+
+
+_WORDS = ("this", "expression", "expressions", "safe", "typed")
+"""Parts that all kinds of expressions may have. The last two are sqlglot's own: no word of a query says them."""
+_MORE_WORDS: dict[type[exp.Expr], tuple[str, ...]] = {
+    exp.Between: ("low", "high"),
+    exp.Case: ("ifs", "default"),
+    exp.Cast: ("to",),
+    exp.Column: ("table", "db", "catalog"),
+    exp.If: ("true", "false"),
+    exp.ILike: ("negate",),
+    exp.In: ("query", "unnest", "field"),
+    exp.Interval: ("unit",),
+    exp.Like: ("negate",),
+    exp.Literal: ("is_string",),
+    exp.StrPosition: ("substr",),
+    exp.Substring: ("start", "length"),
+    exp.Trim: ("position",),
+    exp.TryCast: ("to",),
+}
+"""Those that kinds have beside them. One that is not here nobody reads: a newer sqlglot may say NOT by such a part."""
+
+_KINDS: dict[Any, Callable[[Expressions, Any], Typed]] = {
+    exp.Paren: lambda self, node: self.of(node.this),
+    exp.Column: lambda self, node: self._resolve(node),
+    exp.Boolean: lambda self, node: literal(bool(node.this), pl.Boolean()),
+    exp.Null: lambda self, node: null(),
+    exp.Neg: lambda self, node: negated(node, self.of(node.this)),
+    exp.And: lambda self, node: Typed(balanced(self._conditions(node), operator.and_), pl.Boolean()),
+    exp.Or: lambda self, node: Typed(balanced(self._conditions(node), operator.or_), pl.Boolean()),
+    exp.Literal: Expressions._literal,
+    exp.Not: Expressions._not,
+    exp.Is: Expressions._is,
+    exp.In: Expressions._in,
+    exp.Between: Expressions._between,
+    exp.Like: Expressions._like,
+    exp.ILike: Expressions._like,
+    exp.RegexpLike: Expressions._like,
+    exp.Escape: Expressions._like,
+    exp.Case: Expressions._case,
+    exp.If: Expressions._if,
+    exp.Cast: Expressions._cast,
+    exp.TryCast: Expressions._cast,
+    exp.DPipe: Expressions._concat,
+    exp.Extract: Expressions._extract,
+    exp.Trim: Expressions._trim,
+    exp.Substring: Expressions._substring,
+    exp.StrPosition: Expressions._position,
+    exp.Interval: Expressions._interval,
+    exp.Bracket: Expressions._element,
+    exp.Dot: Expressions._field,
+}

@@ -1,0 +1,152 @@
+"""The aggregates of SQL, by name, as those of the public API."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import polars as pl
+from sqlglot import exp
+
+from tidegate.operators.aggregates import aggregate as tg
+from tidegate.operators.aggregates.aggregate import Aggregate
+from tidegate.operators.aggregates.functions.sketches import approx_count_distinct, approx_quantile
+from tidegate.sql.text.dialect import is_call
+from tidegate.sql.text.places import refused
+from tidegate.sql.values.typed import Typed, truth
+from tidegate.sql.values.types import is_number, named
+
+Column = str | pl.Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A call of an aggregate: its arguments, and the words in and behind its brackets."""
+
+    node: exp.Expr
+    name: str
+    args: tuple[Typed, ...]
+    distinct: bool = False
+    ignore_nulls: bool = False
+
+    def column(self, place: int = 0) -> Column:
+        """An argument as a column, or an expression."""
+        return column_of(self.args[place])
+
+    def number(self) -> Column:
+        """The argument, which must be a number."""
+        if not (is_number(self.args[0].type) or self.args[0].is_null):
+            raise refused(self.node, f"{self.name} takes a number, not {named(self.args[0].type)}")
+        return self.column()
+
+
+def column_of(given: Typed) -> Column:
+    """The name of a column where it is one, else the expression."""
+    return given.expr.meta.output_name() if given.expr.meta.is_column() else given.expr
+
+
+def _count(asked: Asked) -> Aggregate:
+    if asked.distinct:
+        return tg.count_distinct(asked.column())
+    return tg.count() if not asked.args or asked.args[0].value is not None else tg.count(asked.column())
+
+
+def _count_if(asked: Asked) -> Aggregate:
+    return tg.count().where(truth(asked.node, asked.args[0]))
+
+
+def _quantile(asked: Asked) -> Aggregate:
+    share = asked.args[1].value
+    if share is None or not 0 <= float(share) <= 1:
+        raise refused(asked.node, "the share is a number from 0 to 1, written out: APPROX_PERCENTILE(ms, 0.99)")
+    return approx_quantile(asked.number(), float(share))
+
+
+def _condition(of: Callable[[Column], Aggregate]) -> Callable[[Asked], Aggregate]:
+    return lambda asked: of(truth(asked.node, asked.args[0]))
+
+
+def _chosen(of: Callable[..., Aggregate]) -> Callable[[Asked], Aggregate]:
+    return lambda asked: of(asked.column(), ignore_nulls=asked.ignore_nulls)
+
+
+def _by(of: Callable[[Column, Column], Aggregate]) -> Callable[[Asked], Aggregate]:
+    return lambda asked: of(asked.column(0), asked.column(1))
+
+
+def _number(of: Callable[[Column], Aggregate]) -> Callable[[Asked], Aggregate]:
+    return lambda asked: of(asked.number())
+
+
+def _value(of: Callable[[Column], Aggregate]) -> Callable[[Asked], Aggregate]:
+    return lambda asked: of(asked.column())
+
+
+AGGREGATES: dict[str, tuple[int, Callable[[Asked], Aggregate]]] = {
+    "COUNT": (1, _count),
+    "COUNT_IF": (1, _count_if),
+    "SUM": (1, _number(tg.sum)),
+    "AVG": (1, _number(tg.mean)),
+    "MEAN": (1, _number(tg.mean)),
+    "MIN": (1, _value(tg.min)),
+    "MAX": (1, _value(tg.max)),
+    "STDDEV": (1, _number(tg.stddev_samp)),
+    "STDDEV_SAMP": (1, _number(tg.stddev_samp)),
+    "STDDEV_POP": (1, _number(tg.stddev_pop)),
+    "VARIANCE": (1, _number(tg.var_samp)),
+    "VAR_SAMP": (1, _number(tg.var_samp)),
+    "VAR_POP": (1, _number(tg.var_pop)),
+    "BOOL_AND": (1, _condition(tg.bool_and)),
+    "EVERY": (1, _condition(tg.bool_and)),
+    "BOOL_OR": (1, _condition(tg.bool_or)),
+    "SOME": (1, _condition(tg.bool_or)),
+    "FIRST": (1, _chosen(tg.first)),
+    "FIRST_VALUE": (1, _chosen(tg.first)),
+    "LAST": (1, _chosen(tg.last)),
+    "LAST_VALUE": (1, _chosen(tg.last)),
+    "MIN_BY": (2, _by(tg.arg_min)),
+    "MAX_BY": (2, _by(tg.arg_max)),
+    "APPROX_COUNT_DISTINCT": (1, _value(approx_count_distinct)),
+    "APPROX_PERCENTILE": (2, _quantile),
+    "PERCENTILE_APPROX": (2, _quantile),
+}
+"""How many arguments each takes, and what it is."""
+
+_ELSEWHERE = ("COLLECT_LIST", "COLLECT_SET", "ARRAY_AGG", "LISTAGG", "STRING_AGG", "GROUP_CONCAT")
+
+
+def is_aggregate(node: exp.Expr) -> bool:
+    """Whether a node is an aggregate, with what stands behind its brackets."""
+    if isinstance(node, exp.Filter | exp.IgnoreNulls | exp.RespectNulls):
+        return is_aggregate(node.this)
+    return is_call(node, *AGGREGATES) or is_call(node, *_ELSEWHERE)
+
+
+def aggregate_of(node: exp.Expr, translate: Callable[[exp.Expr], Typed]) -> Aggregate:
+    """The aggregate of a node; `translate` translates its arguments. ConfigurationError for what there is not."""
+    if isinstance(node, exp.Filter):
+        condition = truth(node.expression.this, translate(node.expression.this))
+        return aggregate_of(node.this, translate).where(condition)
+    ignore = isinstance(node, exp.IgnoreNulls)
+    call = node.this if isinstance(node, exp.IgnoreNulls | exp.RespectNulls) else node
+    name, arguments, distinct = str(call.name).upper(), list(call.expressions), False
+    if name in _ELSEWHERE:
+        raise refused(call, f"{name} keeps all values; tg.collect_list(…, limit=…) of aggregate(…) says how many")
+    if len(arguments) == 1 and isinstance(arguments[0], exp.IgnoreNulls):
+        ignore, arguments = True, [arguments[0].this]
+    if arguments and isinstance(arguments[0], exp.Distinct):
+        distinct, arguments = True, list(arguments[0].expressions)
+    if name == "COUNT" and len(arguments) == 1 and isinstance(arguments[0], exp.Star):
+        arguments = []
+    count, make = AGGREGATES[name]
+    _check(call, name, arguments, count, distinct)
+    return make(Asked(call, name, tuple(map(translate, arguments)), distinct, ignore))
+
+
+def _check(call: exp.Expr, name: str, arguments: Sequence[exp.Expr], count: int, distinct: bool) -> None:
+    if distinct and name != "COUNT" and name not in ("MIN", "MAX"):
+        raise refused(call, f"DISTINCT is for COUNT; for {name} group by the values in a query in FROM first")
+    if distinct and len(arguments) != 1:
+        raise refused(call, "COUNT(DISTINCT …) takes one column: join several with CONCAT_WS, or group by them first")
+    if len(arguments) != count and not (name == "COUNT" and not arguments):
+        raise refused(call, f"{name} takes {count} argument{'s' if count > 1 else ''}, and here are {len(arguments)}")

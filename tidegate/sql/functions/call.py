@@ -1,0 +1,97 @@
+"""`Call`: a function with its arguments, as the tables of functions read it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import polars as pl
+from sqlglot import exp
+
+from tidegate.sql.text.places import refused
+from tidegate.sql.values.typed import Typed, as_type, python_value
+from tidegate.sql.values.types import is_number, is_time, named
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call. Methods that take the place of an argument raise ConfigurationError if it is of another kind."""
+
+    node: exp.Expr
+    name: str
+    args: tuple[Typed, ...]
+    nodes: tuple[exp.Expr, ...]
+
+    def text(self, place: int) -> pl.Expr:
+        """An argument as text; a number or a time is written down."""
+        return as_type(self.nodes[place], self.args[place], pl.String()).expr
+
+    def integer(self, place: int) -> pl.Expr:
+        """An argument as a whole number."""
+        self._check_number(place)
+        return as_type(self.nodes[place], self.args[place], pl.Int64()).expr
+
+    def double(self, place: int) -> pl.Expr:
+        """An argument as a double."""
+        self._check_number(place)
+        return as_type(self.nodes[place], self.args[place], pl.Float64()).expr
+
+    def number(self, place: int) -> Typed:
+        """An argument that is a number, in its own type."""
+        self._check_number(place)
+        given = self.args[place]
+        return as_type(self.nodes[place], given, pl.Float64()) if given.is_null else given
+
+    def time(self, place: int) -> Typed:
+        """An argument that is a date or a timestamp; text is read as a timestamp."""
+        given = self.args[place]
+        if is_time(given.type):
+            return given
+        if not (given.is_null or isinstance(given.type, pl.String)):
+            raise refused(self.nodes[place], f"{self.name} takes a date or a timestamp, not {named(given.type)}")
+        return as_type(self.nodes[place], given, pl.Datetime("us"))
+
+    def as_(self, place: int, data_type: Any) -> pl.Expr:
+        """An argument in a type."""
+        return as_type(self.nodes[place], self.args[place], data_type).expr
+
+    def said_text(self, place: int) -> str:
+        """An argument that is a text, written out."""
+        return str(python_value(self.nodes[place], self.args[place], str))
+
+    def said_int(self, place: int, otherwise: int | None = None) -> int:
+        """An argument that is a whole number, written out; `otherwise` if it is not there."""
+        if otherwise is not None and place >= len(self.args):
+            return otherwise
+        return int(python_value(self.nodes[place], self.args[place], int))
+
+    def refused(self, why: str) -> Exception:
+        """The error for the call."""
+        return refused(self.node, why)
+
+    def _check_number(self, place: int) -> None:
+        given = self.args[place]
+        if not (given.is_null or is_number(given.type)):
+            raise refused(self.nodes[place], f"{self.name} takes a number here, and this is {named(given.type)}")
+
+
+Make: TypeAlias = Callable[[Call], Typed]
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """How a call is translated, and how many arguments it has."""
+
+    make: Make
+    least: int
+    most: int
+
+
+def of(least: int, most: int | None = None) -> Callable[[Make], Function]:
+    """A function with so many arguments; `most` is as many as `least` if it is not given."""
+    return lambda make: Function(make, least, least if most is None else most)
+
+
+Functions: TypeAlias = Mapping[str, Function]
+ANY_NUMBER = 1_000

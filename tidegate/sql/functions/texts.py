@@ -1,0 +1,198 @@
+"""Functions of text. Positions count characters from 1, as in Spark."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import polars as pl
+
+from tidegate.sql.functions.call import ANY_NUMBER, Call, Function, Functions, of
+from tidegate.sql.values.typed import Typed
+
+
+def _text(change: Callable[[pl.Expr], pl.Expr]) -> Function:
+    return of(1)(lambda call: Typed(change(call.text(0)), pl.String()))
+
+
+def _test(test: Callable[[pl.Expr, pl.Expr], pl.Expr]) -> Function:
+    return of(2)(lambda call: Typed(test(call.text(0), call.text(1)), pl.Boolean()))
+
+
+def sliced(text: pl.Expr, start: pl.Expr, length: pl.Expr | None) -> pl.Expr:
+    """Characters from a position, which counts from 1, or from the end if it is negative; 0 is as 1."""
+    size = text.str.len_chars().cast(pl.Int64)
+    first = pl.when(start > 0).then(start - 1).when(start < 0).then(size + start).otherwise(start)
+    end = size if length is None else first + length
+    begin = first.clip(lower_bound=0)
+    return _part(text, begin, (end - begin).clip(lower_bound=0))
+
+
+def _part(text: pl.Expr, begin: pl.Expr, size: pl.Expr) -> pl.Expr:
+    """So many characters of a text; null where one of them is: for polars a size that is null is all the rest."""
+    return pl.when(size.is_not_null()).then(text.str.slice(begin, size))
+
+
+def _substring(call: Call) -> Typed:
+    length = call.integer(2) if len(call.args) > 2 else None
+    return Typed(sliced(call.text(0), call.integer(1), length), pl.String())
+
+
+def _left(call: Call) -> Typed:
+    return Typed(_part(call.text(0), pl.lit(0), call.integer(1).clip(lower_bound=0)), pl.String())
+
+
+def _right(call: Call) -> Typed:
+    text, count = call.text(0), call.integer(1).clip(lower_bound=0)
+    size = text.str.len_chars().cast(pl.Int64)
+    return Typed(_part(text, (size - count).clip(lower_bound=0), count), pl.String())
+
+
+def _concat(call: Call) -> Typed:
+    parts = [call.text(place) for place in range(len(call.args))]
+    return Typed(pl.concat_str(parts), pl.String())
+
+
+def _concat_ws(call: Call) -> Typed:
+    parts = [call.text(place) for place in range(1, len(call.args))]
+    return Typed(pl.concat_str(parts, separator=call.said_text(0), ignore_nulls=True), pl.String())
+
+
+def _replace(call: Call) -> Typed:
+    old, text = call.said_text(1), call.text(0)
+    new = call.said_text(2) if len(call.args) > 2 else ""
+    return Typed(text.str.replace_all(old, new, literal=True) if old else text, pl.String())
+
+
+def _regexp_replace(call: Call) -> Typed:
+    pattern = call.said_text(1)
+    return Typed(call.text(0).str.replace_all(pattern, _replacement(call, pattern)), pl.String())
+
+
+def _replacement(call: Call, pattern: str) -> str:
+    """Java's text with `$1` and `\\$` in the words of Rust, for which `$1st` is a group of the name `1st`."""
+    try:
+        groups = re.compile(pattern).groups
+    except re.error:  # what only Rust understands: it says itself what is wrong
+        groups = 9
+    found, letters = [], call.said_text(2)
+    for escaped, digits, other in re.findall(r"\\(.)|\$(\d+)|([\\$]|[^\\$]+)", letters, re.DOTALL):
+        if other in ("$", "\\"):
+            raise call.refused(f"{other} stands before a group's number or, as a letter, behind a backslash")
+        if digits:
+            count = next((n for n in range(len(digits), 1, -1) if int(digits[:n]) <= groups), 1)
+            if int(digits[:count]) > groups:
+                raise call.refused(f"the pattern has no group {digits[:count]}")
+            found.append(f"${{{digits[:count]}}}{digits[count:]}")
+        else:
+            found.append((escaped or other).replace("$", "$$"))
+    return "".join(found)
+
+
+def _regexp_extract(call: Call) -> Typed:
+    """What Spark gives where nothing is found is an empty text."""
+    text, group = call.text(0), call.said_int(2, otherwise=1)
+    found = text.str.extract(call.said_text(1), group).fill_null("")
+    return Typed(pl.when(text.is_not_null()).then(found), pl.String())
+
+
+def _split_index(call: Call) -> Typed:
+    """Flink's: parts count from 0, and one that there is not is null."""
+    place = call.said_int(2)
+    if place < 0:
+        return Typed(pl.lit(None, dtype=pl.String), pl.String())
+    return Typed(call.text(0).str.split(call.said_text(1)).list.get(place, null_on_oob=True), pl.String())
+
+
+def _split_part(call: Call) -> Typed:
+    """Spark's: parts count from 1, from the end if negative, and one that there is not is empty. An empty text splits
+    nothing."""
+    text, between, place = call.text(0), call.said_text(1), call.said_int(2)
+    if not place:
+        raise call.refused("SPLIT_PART counts parts from 1, or from the end with -1")
+    parts = (text.str.split(between) if between else pl.concat_list(text)).list
+    found = parts.get(place - 1 if place > 0 else place, null_on_oob=True).fill_null("")
+    return Typed(pl.when(text.is_not_null()).then(found), pl.String())
+
+
+def _split(call: Call) -> Typed:
+    """Spark's: parts between what a regular expression matches; an empty one splits into characters."""
+    text, pattern = call.text(0), call.said_text(1)
+    plain = re.sub(r"\\([^A-Za-z0-9])", r"\1", pattern)
+    if not set(re.sub(r"\\[^A-Za-z0-9]", "", pattern)) & set(".^$*+?{}[]\\|()"):
+        parts = text.str.split(plain)
+        if not plain:
+            parts = pl.when(text == "").then(pl.concat_list(text)).otherwise(parts)
+        return Typed(parts, pl.List(pl.String()))
+    try:
+        empty = (
+            any(not found[0] for found in re.finditer(pattern, f"a B1_,. \n{pattern}"))
+            or re.search(pattern, "") is not None
+        )
+    except re.error:  # what only Rust understands: it says itself what is wrong
+        empty = False
+    if empty:
+        raise call.refused("the pattern matches an empty text, also between two characters: use +, as in ' +'")
+    return Typed(text.str.split(pattern, literal=False), pl.List(pl.String()))
+
+
+def _padded(start: bool) -> Function:
+    def make(call: Call) -> Typed:
+        text, length = call.text(0), max(0, call.said_int(1))
+        fill = call.said_text(2) if len(call.args) > 2 else " "
+        if len(fill) != 1:
+            raise call.refused("it is filled with one character")
+        padded = text.str.pad_start(length, fill) if start else text.str.pad_end(length, fill)
+        return Typed(padded.str.slice(0, length), pl.String())
+
+    return of(2, 3)(make)
+
+
+def position(text: pl.Expr, part: str) -> pl.Expr:
+    """Where a part begins, from 1; 0 where it is not."""
+    if not part:
+        return pl.when(text.is_not_null()).then(pl.lit(1, dtype=pl.Int32))
+    before = text.str.splitn(part, 2).struct.field("field_0").str.len_chars().cast(pl.Int32) + 1
+    found = pl.when(text.str.contains(part, literal=True)).then(before).otherwise(pl.lit(0, dtype=pl.Int32))
+    return pl.when(text.is_not_null()).then(found)
+
+
+def _length(call: Call) -> Typed:
+    return Typed(call.text(0).str.len_chars().cast(pl.Int32), pl.Int32())
+
+
+_LENGTH = of(1)(_length)
+
+TEXTS: Functions = {
+    "LOWER": _text(lambda text: text.str.to_lowercase()),
+    "LCASE": _text(lambda text: text.str.to_lowercase()),
+    "UPPER": _text(lambda text: text.str.to_uppercase()),
+    "UCASE": _text(lambda text: text.str.to_uppercase()),
+    "LTRIM": _text(lambda text: text.str.strip_chars_start(" ")),
+    "RTRIM": _text(lambda text: text.str.strip_chars_end(" ")),
+    "BTRIM": _text(lambda text: text.str.strip_chars(" ")),
+    "REVERSE": _text(lambda text: text.str.reverse()),
+    "LENGTH": _LENGTH,
+    "LEN": _LENGTH,
+    "CHAR_LENGTH": _LENGTH,
+    "CHARACTER_LENGTH": _LENGTH,
+    "STARTSWITH": _test(lambda text, part: text.str.starts_with(part)),
+    "ENDSWITH": _test(lambda text, part: text.str.ends_with(part)),
+    "CONTAINS": _test(lambda text, part: text.str.contains(part, literal=True)),
+    "SUBSTR": of(2, 3)(_substring),
+    "SUBSTRING": of(2, 3)(_substring),
+    "LEFT": of(2)(_left),
+    "RIGHT": of(2)(_right),
+    "CONCAT": of(1, ANY_NUMBER)(_concat),
+    "CONCAT_WS": of(2, ANY_NUMBER)(_concat_ws),
+    "REPLACE": of(2, 3)(_replace),
+    "REGEXP_REPLACE": of(3)(_regexp_replace),
+    "REGEXP_EXTRACT": of(2, 3)(_regexp_extract),
+    "SPLIT": of(2)(_split),
+    "SPLIT_INDEX": of(3)(_split_index),
+    "SPLIT_PART": of(3)(_split_part),
+    "LPAD": _padded(start=True),
+    "RPAD": _padded(start=False),
+    "INSTR": of(2)(lambda call: Typed(position(call.text(0), call.said_text(1)), pl.Int32())),
+    "LOCATE": of(2)(lambda call: Typed(position(call.text(1), call.said_text(0)), pl.Int32())),
+}

@@ -1,0 +1,399 @@
+"""Joins of a query: each becomes one of the joins of the public API, by what its conditions say.
+
+| what stands there | join |
+| --- | --- |
+| FOR SYSTEM_TIME AS OF, of a stream | `join_asof` |
+| a registered table, with it or without | `lookup_join` |
+| both sides in the same windows, and both bounds equal | `join(window=…)` |
+| both bounds of the difference of event times | `interval_join` |
+| anything else with an equality | `join`, of all rows |
+
+What is left of the conditions of an inner join is a filter behind it, or before it, where it is of one side alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import polars as pl
+from sqlglot import exp
+
+from tidegate.operators.windows.window_rows import WINDOW_END, WINDOW_START
+from tidegate.operators.windows.window_specs import Sliding, Tumbling
+from tidegate.sql.bounds import with_asked, with_held
+from tidegate.sql.expressions import Expressions
+from tidegate.sql.relations import WINDOW_TIME, Name, Relation, all_of, columns_in, columns_of, free_name
+from tidegate.sql.steps import Steps
+from tidegate.sql.text.places import refused, standing_at
+from tidegate.sql.time_bounds import LEFT, RIGHT, Between, between_of
+from tidegate.sql.values.typed import Typed, as_type
+from tidegate.sql.values.types import needed_common_type
+from tidegate.sql.windows import grid_of
+
+How = Literal["inner", "left", "right", "full", "semi", "anti"]
+
+
+@dataclass(slots=True)
+class Parts:
+    """The conditions of a join, sorted."""
+
+    keys: list[tuple[exp.Expr, exp.Expr, exp.Expr]] = field(default_factory=list)
+    """An expression of each side, and the condition that says they are equal."""
+    bounds: dict[str, tuple[exp.Expr, exp.Expr, exp.Expr]] = field(default_factory=dict)
+    """Which bounds of windows are equal, and what says so, as of `keys`."""
+    one_sided: tuple[list[exp.Expr], list[exp.Expr]] = field(default_factory=lambda: ([], []))
+    rest: list[exp.Expr] = field(default_factory=list)
+
+
+def how_of(node: exp.Join) -> How:
+    """The kind of a join. ConfigurationError for one that there is not."""
+    side, kind = str(node.side or "").upper(), str(node.kind or "").upper()
+    if node.method or kind in ("STRAIGHT", "ASOF") or side == "ASOF":
+        raise refused(node, f"{node.method or kind or side} JOIN is not covered: say the columns with ON")
+    if kind in ("SEMI", "ANTI"):
+        return "semi" if kind == "SEMI" else "anti"
+    found: dict[str, How] = {"": "inner", "LEFT": "left", "RIGHT": "right", "FULL": "full"}
+    return found[side]
+
+
+class StreamJoin:
+    """One join of two streams."""
+
+    def __init__(self, node: exp.Join, left: Relation, right: Relation, steps: Steps, ttl: str | int | None) -> None:
+        self._node, self._sides, self._steps, self._ttl = node, [left, right], steps, ttl
+        self._how = how_of(node)
+
+    def result(self, conditions: list[exp.Expr]) -> Relation:
+        """The pairs for which conditions hold. Raises ConfigurationError."""
+        if isinstance(self._node.this, exp.Table) and self._node.this.args.get("version") is not None:
+            return self._as_of(conditions)
+        parts = self._sorted(conditions)
+        both = (self._sides[LEFT], self._sides[RIGHT])
+        if both[LEFT].windows is not None or both[RIGHT].windows is not None:
+            return self._in_windows(parts)
+        if parts.bounds.keys() == {WINDOW_START, WINDOW_END} and self._how == "inner":
+            return self._of_results(parts)
+        parts.keys += parts.bounds.values()
+        near = between_of(parts.rest, both, self.side_of, filtered=self._how == "inner")
+        if near.is_whole and parts.keys:
+            return self._in_interval(parts, near)
+        return self._for_ever(parts)
+
+    def side_of(self, column: exp.Column) -> int:
+        """Which side a column is of. ConfigurationError if neither or both have it."""
+        whole = replace(self._sides[LEFT], names=(*self._sides[LEFT].names, *self._sides[RIGHT].names))
+        column = whole.root(column)
+        if column.table:
+            has = [side.has_table(column.table) for side in self._sides]
+            if has != [True, True] and any(has):
+                return RIGHT if has[RIGHT] else LEFT
+        found = [any(each.name.lower() == column.name.lower() for each in side.names) for side in self._sides]
+        if all(found):
+            tables = sorted({str(each.table) for each in whole.names if each.name.lower() == column.name.lower()})
+            raise refused(column, f"{column.name!r} is ambiguous: write {tables[0]}.{column.name}")
+        if not any(found):
+            whole.find(column)
+        return RIGHT if found[RIGHT] else LEFT
+
+    # --- conditions -----------------------------------------------------------------------------------------------
+
+    def _sorted(self, conditions: list[exp.Expr], versions: bool = False) -> Parts:
+        """`versions`: the right rows are versions, and one that is left out would let an older one hold for longer."""
+        parts = Parts()
+        for node in conditions:
+            sides = {self.side_of(each) for each in columns_in(node)}
+            if len(sides) == 1 and not (versions and RIGHT in sides):
+                parts.one_sided[sides.pop()].append(node)
+            elif isinstance(node, exp.EQ) and self._is_key(node, parts):
+                continue
+            else:
+                parts.rest.append(node)
+        self._filter_sides(parts)
+        return parts
+
+    def _is_key(self, node: exp.EQ, parts: Parts) -> bool:
+        """Whether a condition makes expressions of both sides equal; it is noted."""
+        of = [{self.side_of(each) for each in columns_in(part)} for part in (node.this, node.expression)]
+        if sorted(map(sorted, of)) != [[LEFT], [RIGHT]]:
+            return False
+        pair = (node.this, node.expression) if of[0] == {LEFT} else (node.expression, node.this)
+        bound = self._bound(*pair)
+        if bound is not None:
+            parts.bounds[bound] = (*pair, node)
+        elif pair not in [(left, right) for left, right, _ in parts.keys]:
+            parts.keys.append((*pair, node))
+        return True
+
+    def _bound(self, left: exp.Expr, right: exp.Expr) -> str | None:
+        """Which bound of windows two columns are, if both are the same one of the same windows."""
+        if not (isinstance(left, exp.Column) and isinstance(right, exp.Column)):
+            return None
+        if any(side.root(each) is not each for side, each in zip(self._sides, (left, right), strict=True)):
+            return None
+        names = (self._sides[LEFT].find(left), self._sides[RIGHT].find(right))
+        if names[LEFT].inner != names[RIGHT].inner or names[LEFT].inner not in (WINDOW_START, WINDOW_END):
+            return None
+        if all(each.bound for each in names):
+            return names[LEFT].inner
+        specs = [side.results for side in self._sides]
+        of_left = specs[LEFT]
+        grid = None if of_left is None else grid_of(of_left)
+        same = specs[LEFT] == specs[RIGHT] and grid is not None and self._how == "inner"
+        return names[LEFT].inner if same else None
+
+    def _filter_sides(self, parts: Parts) -> None:
+        """Conditions of one side: rows of it that cannot have a partner leave before, where nobody misses them."""
+        allowed = {LEFT: ("inner", "right", "semi"), RIGHT: ("inner", "left", "semi", "anti")}
+        for side in (LEFT, RIGHT):
+            nodes = parts.one_sided[side]
+            if not nodes:
+                continue
+            if self._how not in allowed[side]:
+                raise refused(
+                    nodes[0],
+                    f"rows of this side stay in a {self._how.upper()} JOIN whatever the condition says; put it into "
+                    "WHERE, or into a query in FROM",
+                )
+            relation, plain = with_held(self._sides[side], nodes)
+            if plain:
+                expressions = Expressions(relation.typed)
+                condition = all_of([expressions.condition(node) for node in plain])
+                relation = relation.with_stream(self._steps.filtered(relation.stream, condition))
+            self._sides[side] = relation
+
+    # --- kinds of joins -------------------------------------------------------------------------------------------
+
+    def _in_windows(self, parts: Parts) -> Relation:
+        left, right = self._sides
+        spec = left.windows
+        if spec is None or spec != right.windows or parts.bounds.keys() != {WINDOW_START, WINDOW_END}:
+            raise refused(
+                self._node,
+                "a join in windows has the same windows on both sides, and ON says that window_start and window_end "
+                "are equal",
+            )
+        if not isinstance(spec, Tumbling | Sliding):
+            raise refused(self._node, "a join is in windows of TUMBLE or HOP")
+        self._refuse_rest(parts, [])
+        self._refuse_held()
+        on, names = self._prepared(parts, window=True)
+        left, right = self._sides
+        with standing_at(self._node):
+            made = left.stream.join(
+                right.stream, on=on, window=spec, how=self._how, uid=self._steps.uid("join"), suffix=_SUFFIX
+            )
+        # Those of a side that may be missing would be null: they are the other side's, and of a FULL JOIN nobody's.
+        side = right if self._how == "right" else left
+        bounds = [replace(each, bound=False) for each in side.names if each.bound and each.inner != WINDOW_TIME]
+        if self._how == "full":
+            bounds = [replace(each, table=None) for each in bounds]
+        kept = [each for each in names if not each.bound]
+        joined = with_asked(Relation(made, (*kept, *bounds)), (*left.held, *right.held), self._steps)
+        return self._rest(joined, parts, [])
+
+    def _refuse_held(self) -> None:
+        """A condition on bounds is asked of pairs, so it must not be of a side that has no partner in some."""
+        for side, allowed in ((LEFT, ("inner", "left", "semi", "anti")), (RIGHT, ("inner", "right", "semi"))):
+            held = self._sides[side].held
+            if held and self._how not in allowed:
+                raise refused(
+                    held[0].node,
+                    f"a condition on the bounds of windows is asked behind the join, and a {self._how.upper()} JOIN "
+                    "keeps rows without a partner: put it into the WHERE of the join, on the side that keeps its rows",
+                )
+
+    def _of_results(self, parts: Parts) -> Relation:
+        """Results of the same windows: a join in the grid with which these end."""
+        left, right = self._sides
+        assert left.results is not None
+        grid, spec = grid_of(left.results), left.results
+        assert grid is not None
+        starts: list[str] = []
+        for side in (LEFT, RIGHT):
+            start, end = (
+                free_name(f"{word}_{side}", columns_of(self._sides[side].stream)) for word in ("of_start", "of_end")
+            )
+            renamed = {WINDOW_START: start, WINDOW_END: end}
+            relation = self._sides[side]
+            columns = [(name, renamed.get(name, name)) for name in _columns(relation)]
+            stream = self._steps.selected(relation.stream, columns)
+            names = [replace(each, inner=renamed.get(each.inner, each.inner)) for each in relation.names]
+            self._sides[side] = replace(relation, stream=stream, names=tuple(names))
+            starts.append(start)
+        on, names_made = self._prepared(parts, extra=[(starts[LEFT], starts[RIGHT])])
+        left, right = self._sides
+        with standing_at(self._node):
+            made = left.stream.join(right.stream, on=on, window=grid, uid=self._steps.uid("join"), suffix=_SUFFIX)
+        made = self._steps.computed(made, {WINDOW_START: pl.col(starts[LEFT])})
+        inner = {starts[LEFT]: WINDOW_START, starts[RIGHT]: WINDOW_START}
+        inner |= {name: WINDOW_END for name in columns_of(made) if name.startswith("of_end_")}
+        names = [replace(each, inner=inner.get(each.inner, each.inner)) for each in names_made]
+        return self._rest(Relation(made, tuple(names), results=spec), parts, [])
+
+    def _in_interval(self, parts: Parts, near: Between) -> Relation:
+        asked_again = [] if near.exact else list(near.said or [])
+        self._refuse_rest(parts, near.said or [])
+        on, names = self._prepared(parts)
+        left, right = self._sides
+        assert near.lower is not None
+        assert near.upper is not None
+        with standing_at(self._node):
+            made = left.stream.interval_join(
+                right.stream,
+                on=on,
+                between=(near.lower, near.upper),
+                how=self._how,
+                uid=self._steps.uid("join"),
+                suffix=_SUFFIX,
+            )
+        parts.rest = [each for each in parts.rest if each not in (near.said or [])]
+        return self._rest(Relation(made, names), parts, asked_again)
+
+    def _as_of(self, conditions: list[exp.Expr]) -> Relation:
+        version = self._node.this.args["version"]
+        time, left = version.expression, self._sides[LEFT]
+        if not isinstance(time, exp.Column) or left.find(time).inner != left.stream.timestamp:
+            raise refused(
+                self._node, f"FOR SYSTEM_TIME AS OF names the event time of the left stream, {left.stream.timestamp!r}"
+            )
+        if self._how not in ("inner", "left"):
+            raise refused(self._node, "a join as of a time is LEFT or INNER")
+        if any(side.windows is not None for side in self._sides):
+            raise refused(
+                self._node, "a join as of a time is of single rows: join first, and put what comes out into windows"
+            )
+        parts = self._sorted(conditions, versions=True)
+        parts.keys += parts.bounds.values()
+        self._refuse_rest(parts, [])
+        on, names = self._prepared(parts)
+        left, right = self._sides
+        with standing_at(self._node):
+            made = left.stream.join_asof(
+                right.stream,
+                on=on,
+                how="left" if self._how == "left" else "inner",
+                uid=self._steps.uid("join"),
+                suffix=_SUFFIX,
+            )
+        return self._rest(Relation(made, names), parts, [])
+
+    def _for_ever(self, parts: Parts) -> Relation:
+        if self._how in ("semi", "anti"):
+            raise refused(
+                self._node,
+                f"{self._how.upper()} JOIN is for windows and intervals: put both sides into the same windows, or say "
+                "between what the difference of their event times is",
+            )
+        self._refuse_rest(parts, [])
+        on, names = self._prepared(parts)
+        left, right = self._sides
+        with standing_at(self._node):
+            made = left.stream.join(
+                right.stream, on=on, how=self._how, ttl=self._ttl, uid=self._steps.uid("join"), suffix=_SUFFIX
+            )
+        return self._rest(Relation(made, names), parts, [])
+
+    # --- before and after -----------------------------------------------------------------------------------------
+
+    def _refuse_rest(self, parts: Parts, said: list[exp.Expr]) -> None:
+        rest = [each for each in parts.rest if each not in said]
+        if rest and self._how != "inner":
+            raise refused(
+                rest[0],
+                f"a {self._how.upper()} JOIN takes equalities of both sides, and in an interval both bounds of their "
+                "times; anything else decides which rows have no partner, and is not covered",
+            )
+        if not parts.keys and not parts.bounds:
+            raise refused(self._node, "a join needs an equality of a column of each side, by which rows are dealt out")
+        if not parts.keys:
+            raise refused(
+                self._node, "a join of windows needs an equality besides the bounds, by which rows are dealt out"
+            )
+
+    def _rest(self, relation: Relation, parts: Parts, more: list[exp.Expr]) -> Relation:
+        """The pairs for which the other conditions hold."""
+        conditions = [*parts.rest, *more]
+        if not conditions:
+            return relation
+        expressions = Expressions(relation.typed)
+        condition = all_of([expressions.condition(node) for node in conditions])
+        return relation.with_stream(self._steps.filtered(relation.stream, condition))
+
+    def _prepared(
+        self, parts: Parts, window: bool = False, extra: list[tuple[str, str]] | None = None
+    ) -> tuple[list[tuple[str, str]], tuple[Name, ...]]:
+        """Both streams with key columns, no name of the right in the left; the keys, and the names of the result."""
+        pairs: list[tuple[str, str]] = []
+        computed: tuple[dict[str, pl.Expr], dict[str, pl.Expr]] = ({}, {})
+        keeps = {LEFT: self._how in ("right", "full"), RIGHT: self._how in ("left", "right", "full")}
+        for number, (left, right, node) in enumerate(parts.keys, start=1):
+            typed = [Expressions(side.typed).of(part) for side, part in zip(self._sides, (left, right), strict=True)]
+            wanted = needed_common_type(node, [each.type for each in typed])
+            again = [keeps[side] or _column_of(typed[side]) in {pair[side] for pair in pairs} for side in (LEFT, RIGHT)]
+            found = [
+                self._key(side, typed[side], as_type(node, typed[side], wanted), number, computed[side], again[side])
+                for side in (LEFT, RIGHT)
+            ]
+            pairs.append((found[LEFT], found[RIGHT]))
+        pairs += extra or []
+        for side in (LEFT, RIGHT):
+            stream = self._steps.computed(self._sides[side].stream, computed[side])
+            self._sides[side] = self._sides[side].with_stream(stream)
+        return self._apart(pairs, window)
+
+    def _key(self, side: int, given: Typed, cast: Typed, number: int, computed: dict[str, pl.Expr], copy: bool) -> str:
+        """The name of a key column: the column itself, where it is one and no copy is needed."""
+        stream = self._sides[side].stream
+        column = _column_of(given)
+        if not copy and cast is given and column is not None:
+            return column
+        name = free_name(f"key_{number}", [*columns_of(stream), *computed])
+        computed[name] = cast.expr
+        return name
+
+    def _apart(self, pairs: list[tuple[str, str]], window: bool) -> tuple[list[tuple[str, str]], tuple[Name, ...]]:
+        left, right = self._sides
+        taken = [*columns_of(left.stream)]
+        keys = {name: key for key, name in pairs}
+        new: dict[str, str] = {}
+        columns = _columns(right, keep=keys)
+        for name in columns:
+            others = [*taken, *new.values(), *(each for each in columns if each != name)]
+            new[name] = free_name(name, others) if name in taken or window else name
+        self._sides[RIGHT] = right.with_stream(self._steps.selected(right.stream, [(n, new[n]) for n in columns]))
+        inner = {name: keys[name] if name in keys else new[name] for name in columns}
+        names = list(left.names)
+        if self._how not in ("semi", "anti"):
+            names += [replace(each, inner=inner[each.inner]) for each in right.names if not each.bound]
+        return [(key, new[name]) for key, name in pairs], tuple(names)
+
+
+_SUFFIX = "_right"
+
+
+def _column_of(given: Typed) -> str | None:
+    """The column that an expression is; None for any other."""
+    return given.expr.meta.output_name() if given.expr.meta.is_column() else None
+
+
+def _columns(relation: Relation, keep: Any = ()) -> list[str]:
+    """The columns of a stream that something needs, in their order."""
+    stream = relation.stream
+    needed = {each.inner for each in relation.names} | {*keep}
+    if stream.timestamp is not None:
+        needed.add(str(stream.timestamp))
+    if stream._updating is not None:
+        needed |= {*stream._updating.keys}
+    return [name for name in columns_of(stream) if name in needed]
+
+
+def pruned(relation: Relation, wanted: Callable[[Name], bool], steps: Steps) -> Relation:
+    """A relation with the names that are wanted, and a stream without the other columns."""
+    names = tuple(each for each in relation.names if each.bound or wanted(each))
+    kept = replace(relation, names=names)
+    keep = [WINDOW_START, WINDOW_END] if relation.results is not None else []
+    keep += [*relation.sessions_by]
+    columns = _columns(kept, keep)
+    return kept.with_stream(steps.selected(relation.stream, [(name, name) for name in columns]))

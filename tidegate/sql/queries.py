@@ -1,0 +1,357 @@
+"""`translate`: the stream that a query describes, made of steps of the public API.
+
+A query in FROM is translated before the one around it, and hands on a `Relation`. A SELECT goes through FROM and
+joins, conditions, groups, what HAVING says, its columns, and LIMIT, in this order. Only the outermost one names columns
+in the stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sqlglot import exp
+
+from tidegate.api.program import Program
+from tidegate.api.streams.stream import Stream
+from tidegate.api.user_functions import UserFunctions, functions_of
+from tidegate.api.views import Views
+from tidegate.operators.aggregates.aggregate import count
+from tidegate.operators.changes import CHANGE
+from tidegate.sql.bounds import with_held
+from tidegate.sql.exploding import selected_generator
+from tidegate.sql.expressions import Expressions
+from tidegate.sql.froms import From
+from tidegate.sql.grouping import Emit, Grouping, Keeping, aggregates_in, is_grouped
+from tidegate.sql.joining import pruned
+from tidegate.sql.ranking import is_ranking, ordered, rank_of, ranked, taken_limit
+from tidegate.sql.relations import Name, Relation, all_of, columns_of, conjuncts, free_name
+from tidegate.sql.selecting import Item, items_of, selected
+from tidegate.sql.steps import Steps, prefix_of
+from tidegate.sql.text.dialect import parse
+from tidegate.sql.text.places import check_only, refused, standing_at
+from tidegate.sql.values.typed import as_type
+from tidegate.sql.values.types import needed_common_type
+from tidegate.storage.errors import ConfigurationError
+
+Queries = Mapping[str, "_Bound"]
+_ORDER = (
+    "a stream has no end, so it has no order: for the first rows write ORDER BY … LIMIT n, or of each key ROW_NUMBER() "
+    "OVER (PARTITION BY … ORDER BY …) with a condition on it, and sort what has been collected"
+)
+_OFFSET = "rows that are passed over are counted by nobody: write LIMIT n without OFFSET"
+_QUALIFY = "QUALIFY takes a condition on one ROW_NUMBER() OVER (…), as in … <= 3"
+_REFUSED = {
+    "offset": _OFFSET,
+    "sort": _ORDER,
+    "windows": "named windows are not covered: write OVER (…) out",
+    "sample": "a sample is random, so that a replay gives other rows: take rows by a column, as in WHERE id % 100 = 0",
+    "pivots": "PIVOT is not covered: write aggregates with FILTER (WHERE …)",
+    "distribute": "rows are dealt out by the steps that need it: leave it out",
+    "cluster": "rows are dealt out by the steps that need it: leave it out",
+    "into": "a query makes a stream: write it with to_table(…)",
+    "connect": "CONNECT BY is not covered",
+    "match": "MATCH_RECOGNIZE is not covered: use key_by(…).process(…)",
+    "hint": "hints are not known here: leave it out",
+}
+
+
+def translate(
+    text: str,
+    program: Program,
+    views: Views,
+    emit: Emit = "changes",
+    ttl: Any = None,
+    uid: str | None = None,
+    functions: UserFunctions | None = None,
+) -> Stream:
+    """The stream of a query over the views of a program. ConfigurationError, with its place, for what there is not."""
+    if emit not in ("changes", "update", "final"):
+        raise ConfigurationError(f'sql: emit must be "changes", "update" or "final", not {emit!r}')
+    try:
+        tree = parse(text)
+        steps = Steps(prefix_of(text, uid, program))
+        keeping = Keeping(emit, ttl)
+        with functions_of(functions):
+            relation = _Query(steps, views, keeping, {}).relation(tree, outermost=True)
+            return _finished(tree, relation, steps)
+    except RecursionError:
+        raise ConfigurationError(
+            "SQL: the query is nested too deeply to be read. Take out parentheses that are not needed, name parts of "
+            "the query with WITH or create_temporary_view, or compute parts of an expression in a query of their own"
+        ) from None
+
+
+def _finished(tree: exp.Expr, relation: Relation, steps: Steps) -> Stream:
+    """The stream with the columns that the query names, and no others."""
+    if relation.windows is not None:
+        raise refused(
+            tree,
+            "rows are put into windows and nothing follows: GROUP BY window_start, window_end, join them, or rank them",
+        )
+    if relation.rank is not None:
+        raise refused(tree, "a rank needs a condition around it that says how many rows stay, as in WHERE rn <= 10")
+    names = [each.name for each in relation.names]
+    doubles = sorted({name for name in names if names.count(name) > 1})
+    if doubles:
+        raise refused(tree, f"the result would have {', '.join(doubles)} twice; give one of them another name with AS")
+    if CHANGE in names and relation.stream._updating is not None:
+        raise refused(tree, f"{CHANGE} is the column that says what a row is; give yours another name with AS")
+    with standing_at(tree):
+        return steps.selected(relation.stream, [(each.inner, each.name) for each in relation.names])
+
+
+class _Query:
+    """Translates queries that see the same queries of WITH."""
+
+    def __init__(self, steps: Steps, views: Views, keeping: Keeping, queries: Queries) -> None:
+        self._steps, self._views, self._keeping, self._queries = steps, views, keeping, queries
+
+    def relation(self, node: exp.Expr, outermost: bool = False) -> Relation:
+        """The rows of a query."""
+        node = node.this if isinstance(node, exp.Paren) else node
+        for word, why in _REFUSED.items():
+            if node.args.get(word):
+                found = node.args[word]
+                raise refused(found[0] if isinstance(found, list) else found, why)
+        if isinstance(node, exp.Subquery):
+            check_only(node, "this", "alias", "with_", "limit", "order")
+            if node.args.get("with_") is not None:
+                return self._with(node.args["with_"]).relation(_without(node), outermost)
+            inner = self.relation(node.this, outermost).called(node.alias or None, _alias_columns(node))
+            return self._first(node, inner, inner, [], self._keeping_of(outermost))
+        if not isinstance(node, exp.Query):
+            raise refused(node, f"sql takes a query, SELECT …, and this is {node.key.upper()}: write with to_table(…)")
+        with_ = node.args.get("with_")
+        if with_ is not None:
+            if with_.args.get("recursive"):
+                raise refused(with_, "a recursive query is not covered")
+            return self._with(with_).relation(_without(node), outermost)
+        if isinstance(node, exp.SetOperation):
+            check_only(node, "this", "expression", "distinct", "by_name", "limit", "order")
+            united = self._united(node, outermost)
+            return self._first(node, united, united, [], self._keeping_of(outermost))
+        if not isinstance(node, exp.Select):
+            raise refused(node, f"{node.key.upper()} is not covered; docs/sql.md says what is")
+        known = ("expressions", "from_", "joins", "laterals", "where", "group", "having", "qualify", "distinct")
+        check_only(node, *known, "limit", "order")
+        return self._select(node, outermost)
+
+    def _with(self, with_: exp.Expr) -> _Query:
+        queries = dict(self._queries)
+        for each in with_.expressions:
+            queries[each.alias.lower()] = _Bound(each, dict(queries))
+        return _Query(self._steps, self._views, self._keeping, queries)
+
+    def named(self, name: str) -> Relation | None:
+        """The rows of a query of WITH; None if there is none of that name."""
+        found = self._queries.get(name.lower())
+        if found is None:
+            return None
+        inner = _Query(self._steps, self._views, self._keeping, found.queries)
+        return inner.relation(found.node.this).called(found.node.alias, _alias_columns(found.node))
+
+    # --- SELECT ---------------------------------------------------------------------------------------------------
+
+    def _select(self, node: exp.Select, outermost: bool) -> Relation:
+        keeping = self._keeping_of(outermost)
+        where = node.args.get("where")
+        conditions = conjuncts(None if where is None else where.this)
+        source = From(node, self._steps, self._views, keeping, self.relation, self.named)
+        relation = source.relation(conditions)
+        for each in conditions:
+            for found in aggregates_in([each]):
+                raise refused(found, "WHERE is calculated before aggregates: put the condition into HAVING")
+        relation, conditions = with_held(relation, conditions)
+        if conditions:
+            relation = self._filtered(relation, Expressions(relation.typed), conditions)
+        if is_grouped(node):
+            relation, expressions = Grouping(relation, node, self._steps, keeping).result()
+            having = node.args.get("having")
+            if having is not None:
+                relation = self._filtered(relation, expressions, conjuncts(having.this))
+        else:
+            if node.args.get("having") is not None:
+                raise refused(node.args["having"], "HAVING is for groups: put the condition into WHERE")
+            expressions = Expressions(relation.typed)
+        items = items_of(node, relation)
+        if not is_grouped(node):
+            relation, items = selected_generator(node, relation, items, self._steps)
+            expressions = Expressions(relation.typed)
+        return self._chosen(node, relation, expressions, items, keeping)
+
+    def _keeping_of(self, outermost: bool) -> Keeping:
+        """How results of a query come out. Updates are for the outermost one."""
+        if outermost or self._keeping.emit == "final":
+            return self._keeping
+        return replace(self._keeping, emit="changes")
+
+    def _chosen(
+        self, node: exp.Select, relation: Relation, expressions: Expressions, items: list[Item], keeping: Keeping
+    ) -> Relation:
+        """The columns of SELECT, the first rows if QUALIFY says so, and each row once if DISTINCT does."""
+        ranks = [each for each in items if isinstance(each.node, exp.Expr) and is_ranking(each.node)]
+        grouped = is_grouped(node)
+        qualify = node.args.get("qualify")
+        if grouped and (ranks or qualify is not None):
+            raise refused(node, "a rank of groups: put GROUP BY into a query in FROM, and the rank around it")
+        if len(ranks) > 1 or (ranks and relation.rank is not None):
+            raise refused(node, "a query has one rank; put the other one around it")
+        rank = None
+        if ranks:
+            window = ranks[0].node
+            assert isinstance(window, exp.Window)
+            relation, rank = rank_of(window, relation, self._steps)
+        if qualify is not None:
+            relation = self._qualified(node, relation, qualify, keeping)
+        if not grouped:
+            expressions = Expressions(relation.typed)
+        made = selected(relation, items, expressions, self._steps, rank, plain=not grouped)
+        distinct = node.args.get("distinct")
+        if distinct is not None:
+            if distinct.args.get("on") is not None:
+                raise refused(distinct, "DISTINCT ON is not covered: use ROW_NUMBER() with a condition rn = 1")
+            made = self._once(node, made, keeping)
+        source = relation if distinct is None else made
+        return self._first(node, made, source, node.expressions, keeping)
+
+    def _first(
+        self, node: exp.Expr, made: Relation, source: Relation, items: list[exp.Expr], keeping: Keeping
+    ) -> Relation:
+        """The rows that LIMIT keeps: the first that come, or with ORDER BY those that a ranking keeps.
+
+        `source`: the rows that the result is made of, whose columns ORDER BY may name.
+        """
+        limit = node.args.get("limit")
+        if limit is None:
+            if node.args.get("order") is not None:
+                raise refused(node.args["order"], _ORDER)
+            return made
+        number = _limit_of(limit)
+        if made.windows is not None or made.rank is not None:
+            raise refused(limit, "LIMIT of rows that wait for windows or a rank: put it around them")
+        if node.args.get("order") is not None:
+            if not number:
+                raise refused(limit, "ORDER BY … LIMIT keeps at least one row")
+            if keeping.emit == "update":
+                raise refused(
+                    node.args["order"],
+                    'with emit="update" a row replaces the one with its keys, and rows of an order have none: use '
+                    'emit="changes", or ROW_NUMBER() OVER (…) with its rank as a column',
+                )
+            ranking = ordered(node, made, source, items, self._steps)
+            return ranked(ranking, number, False, self._steps, keeping)
+        if made.stream._updating is not None:
+            raise refused(
+                limit,
+                "rows that are replaced or taken back have no first ones: LIMIT what stands for itself, such as "
+                'results of windows, or of emit="final"',
+            )
+        made = pruned(made, lambda _: True, self._steps)
+        with standing_at(limit):
+            return made.with_stream(made.stream.limit(number, name="sql limit", uid=self._steps.uid("limit")))
+
+    def _qualified(self, node: exp.Select, relation: Relation, qualify: exp.Expr, keeping: Keeping) -> Relation:
+        """The first rows, by `QUALIFY ROW_NUMBER() OVER (…) <= 3`."""
+        condition = qualify.this.copy()
+        windows = [each for each in condition.find_all(exp.Window) if is_ranking(each)]
+        if len(windows) != 1:
+            raise refused(qualify, _QUALIFY)
+        relation, rank = rank_of(windows[0], relation, self._steps)
+        column = exp.column("rank of qualify", quoted=True)
+        pending = replace(
+            relation, names=(*relation.names, Name(None, "rank of qualify", "rank", rank=True)), rank=rank
+        )
+        windows[0].replace(column)
+        limit = taken_limit([condition], pending)
+        if limit is None:
+            raise refused(qualify, _QUALIFY)
+        return ranked(pending, limit, False, self._steps, keeping)
+
+    def _filtered(self, relation: Relation, expressions: Expressions, conditions: list[exp.Expr]) -> Relation:
+        condition = all_of([expressions.condition(each) for each in conditions])
+        with standing_at(conditions[0]):
+            return relation.with_stream(self._steps.filtered(relation.stream, condition))
+
+    def _once(self, node: exp.Expr, relation: Relation, keeping: Keeping) -> Relation:
+        """Each row once: the first of those that are equal."""
+        if relation.windows is not None or relation.rank is not None:
+            raise refused(node, "DISTINCT of rows that wait for windows or a rank: put it around them")
+        keys = tuple(dict.fromkeys(each.inner for each in relation.names))
+        relation = pruned(relation, lambda _: True, self._steps)
+        stream = relation.stream
+        with standing_at(node):
+            if stream._updating is None:
+                made = stream.key_by(*keys).deduplicate(ttl=keeping.ttl, uid=self._steps.uid("distinct"))
+            elif keeping.ttl is not None:
+                raise refused(node, "DISTINCT of changes keeps all rows: ttl= cannot bound it; leave one out")
+            else:
+                name = free_name("rows", columns_of(stream))
+                counted: dict[str, Any] = {name: count()}
+                made = stream.key_by(*keys).aggregate(counted, emit="changes", uid=self._steps.uid("distinct"))
+        return replace(relation, stream=made, results=None)
+
+    # --- UNION ----------------------------------------------------------------------------------------------------
+
+    def _united(self, node: exp.SetOperation, outermost: bool) -> Relation:
+        if not isinstance(node, exp.Union):
+            raise refused(node, f"{node.key.upper()} is not covered: use LEFT SEMI JOIN or LEFT ANTI JOIN in windows")
+        if node.args.get("by_name"):
+            raise refused(node, "BY NAME is not covered: name the columns in their order, or use union(by_name=True)")
+        sides = [self.relation(each) for each in (node.this, node.expression)]
+        first, second = sides
+        if any(side.windows is not None or side.rank is not None for side in sides):
+            raise refused(node, "UNION of rows that wait for windows or a rank: put it around them, or into FROM")
+        if len(first.names) != len(second.names):
+            raise refused(node, f"UNION: one side has {len(first.names)} columns, the other {len(second.names)}")
+        names = [free_name(each.name, ()) for each in first.names]
+        if len(set(names)) < len(names):
+            raise refused(node, "UNION: the columns of its first query must have different names")
+        types = [
+            needed_common_type(node, [a.of_inner(x.inner).type, b.of_inner(y.inner).type])
+            for (a, x), (b, y) in zip(
+                ((first, each) for each in first.names), ((second, each) for each in second.names), strict=True
+            )
+        ]
+        with standing_at(node):
+            streams = [self._cast(node, side, names, types) for side in sides]
+            made = streams[0].union(streams[1])
+        united = Relation(made, tuple(Name(None, e.name, name) for e, name in zip(first.names, names, strict=True)))
+        return self._once(node, united, self._keeping) if node.args.get("distinct") else united
+
+    def _cast(self, node: exp.Expr, relation: Relation, names: list[str], types: list[Any]) -> Stream:
+        expressions = {
+            name: as_type(node, relation.of_inner(each.inner), wanted).expr
+            for each, name, wanted in zip(relation.names, names, types, strict=True)
+        }
+        return self._steps.chosen(relation.stream, expressions, "union")
+
+
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    """A query of WITH, and the queries before it that it sees."""
+
+    node: exp.Expr
+    queries: Queries
+
+
+def _limit_of(node: exp.Expr) -> int:
+    """The number of rows that a LIMIT keeps. ConfigurationError for what is not written out."""
+    number = node.args.get("expression") if isinstance(node, exp.Limit) else None
+    if not (isinstance(number, exp.Literal) and not number.is_string and str(number.this).isdigit()):
+        raise refused(node, "LIMIT takes a whole number, written out, as in LIMIT 10")
+    check_only(node, "expression")
+    return int(str(number.this))
+
+
+def _alias_columns(node: exp.Expr) -> list[str]:
+    alias = node.args.get("alias")
+    return [each.name for each in alias.args.get("columns") or []] if isinstance(alias, exp.TableAlias) else []
+
+
+def _without(node: exp.Expr) -> exp.Expr:
+    """A query without its WITH."""
+    plain = node.copy()
+    plain.set("with_", None)
+    return plain

@@ -1,0 +1,219 @@
+"""`Relation`: what stands in FROM: a stream, and the names by which a query may call its columns.
+
+A name is any case; one that two columns have is refused unless a table is named before it. Columns keep their names in
+the stream while queries in FROM rename them: so event time and the bounds of windows stay, and no step is needed.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+from sqlglot import exp
+
+from tidegate.api.streams.steps.known_columns import known_schema
+from tidegate.api.streams.stream import Stream
+from tidegate.operators.changes import CHANGE
+from tidegate.operators.output_schema import polars_frame
+from tidegate.operators.windows.window_rows import WINDOW_END, WINDOW_START
+from tidegate.operators.windows.window_specs import Cumulating, Session, Sliding, Tumbling
+from tidegate.sql.expressions import balanced, field_of
+from tidegate.sql.text.places import refused
+from tidegate.sql.values.typed import Typed, column
+from tidegate.sql.values.types import check_known
+
+Spec = Tumbling | Sliding | Cumulating | Session
+WINDOW_TIME = "window_time"
+RESERVED = frozenset({CHANGE, WINDOW_START, WINDOW_END, WINDOW_TIME})
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A column as a query calls it. `inner` is its name in the stream.
+
+    `bound` marks those that a window gives, of rows that are not in windows yet; `rank` that of a ranking that is not
+    made yet: they are in no stream.
+    """
+
+    table: str | None
+    name: str
+    inner: str
+    bound: bool = False
+    rank: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OrderColumn:
+    """A column of the stream in ORDER BY."""
+
+    name: str
+    descending: bool
+    nulls_last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """A ranking that waits for the condition that says how many rows it keeps."""
+
+    ties: bool
+    partition: tuple[Name, ...]
+    order: tuple[OrderColumn, ...]
+    node: exp.Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A condition on bounds of windows, which waits for them, and the names that it was written with."""
+
+    node: exp.Expr
+    names: tuple[Name, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """A stream with names. `windows`: into which its rows are yet to be put. `results`: of which windows they are."""
+
+    stream: Stream
+    names: tuple[Name, ...]
+    windows: Spec | None = None
+    results: Spec | None = None
+    rank: Rank | None = None
+    sessions_by: tuple[str, ...] = ()
+    """The keys of sessions, in the stream."""
+    held: tuple[Held, ...] = ()
+    """What is asked of windows once they are made."""
+
+    @staticmethod
+    def of(stream: Stream, table: str | None) -> Relation:
+        """A stream as it is registered. ConfigurationError where its columns are not known."""
+        names = known_schema(stream, "SQL", repr(table)).names
+        if stream._updating is not None and stream._updating.changes:
+            names = [name for name in names if name != CHANGE]
+        return Relation(stream, tuple(Name(table, name, name) for name in names))
+
+    def called(self, table: str | None, columns: Iterable[str] = ()) -> Relation:
+        """The same under an alias, maybe with other names for its columns."""
+        others = list(columns)
+        new = [
+            replace(each, table=table, name=others[n] if n < len(others) else each.name)
+            for n, each in enumerate(self.names)
+        ]
+        return replace(self, names=tuple(new))
+
+    def find(self, node: exp.Column) -> Name:
+        """The column that a name means. ConfigurationError for none, and for several."""
+        table = node.table.lower() or None
+        found = [each for each in self.names if each.name.lower() == node.name.lower()]
+        if table is not None:
+            found = [each for each in found if (each.table or "").lower() == table]
+        if len({(each.table, each.inner, each.bound, each.rank) for each in found}) > 1:
+            tables = sorted({str(each.table) for each in found if each.table is not None})
+            advice = f"write {tables[0]}.{node.name}" if len(tables) > 1 else "rename one of them"
+            raise refused(node, f"{node.name!r} is ambiguous: {advice}")
+        if not found:
+            raise refused(node, f"there is no column {node.name!r}; there are {self.listed()}")
+        return found[0]
+
+    def typed(self, node: exp.Column) -> Typed:
+        """A column of the stream, or a field of one. ConfigurationError for what is in no stream yet."""
+        root = self.root(node)
+        if root is not node:
+            return field_of(node, self.typed(root), node.name)
+        return self._of_stream(node, self.find(node))
+
+    def root(self, node: exp.Column) -> exp.Column:
+        """Of a field of a struct, `t.point.x` or `point.x`, the column whose field it is; else the column itself."""
+        if node.args.get("catalog") is not None:
+            raise refused(node, "a name has at most three parts: table, column, field")
+        if node.args.get("db") is not None:
+            return exp.column(node.args["table"].copy(), node.args["db"].copy())
+        if node.table and not self.has_table(node.table):
+            return exp.column(node.args["table"].copy())
+        return node
+
+    def has(self, node: exp.Column) -> bool:
+        """Whether a name means a column of these, or a field of one."""
+        root = self.root(node)
+        named = [each for each in self.names if each.name.lower() == root.name.lower()]
+        return any(not root.table or (each.table or "").lower() == root.table.lower() for each in named)
+
+    def has_table(self, table: str) -> bool:
+        """Whether columns are called by this table."""
+        return any((each.table or "").lower() == table.lower() for each in self.names)
+
+    def listed(self) -> str:
+        """The columns, for errors."""
+        tables = {each.table for each in self.names}
+        several = len(tables) > 1
+        return ", ".join(f"{each.table}.{each.name}" if several and each.table else each.name for each in self.names)
+
+    def of_inner(self, name: str) -> Typed:
+        """A column of the stream by its name there."""
+        found = types_of(self.stream.schema)[name]
+        check_known(name, found)
+        return column(name, found)
+
+    def with_stream(self, stream: Stream) -> Relation:
+        """The same names over another stream that has the columns."""
+        return replace(self, stream=stream)
+
+    def _of_stream(self, node: exp.Expr, name: Name) -> Typed:
+        if name.bound:
+            raise refused(
+                node,
+                "a window is made by GROUP BY window_start, window_end, by a join on both, or by PARTITION BY with "
+                "both; only there, and behind it, do its bounds have values",
+            )
+        if name.rank:
+            raise refused(node, "a rank needs a condition around it that says how many rows stay, as in WHERE rn <= 10")
+        return self.of_inner(name.inner)
+
+
+def columns_of(stream: Stream) -> list[str]:
+    """The names of the columns of a stream, which are known."""
+    assert stream.schema is not None, "columns that are not known"
+    return list(stream.schema.names)
+
+
+def types_of(schema: pa.Schema | None) -> dict[str, Any]:
+    """Types of columns, as polars has them."""
+    assert schema is not None, "columns that are not known"
+    frame = polars_frame(pa.RecordBatch.from_pylist([], schema))
+    return dict(zip(frame.columns, frame.dtypes, strict=True))
+
+
+def free_name(wanted: str, taken: Iterable[str]) -> str:
+    """A name that is not taken, and that no operator needs for itself."""
+    used, number, name = {*taken, *RESERVED}, 1, wanted
+    while name in used:
+        number += 1
+        name = f"{wanted}_{number}"
+    return name
+
+
+def conjuncts(node: exp.Expr | None) -> list[exp.Expr]:
+    """The conditions that AND joins."""
+    if node is None:
+        return []
+    if isinstance(node, exp.Paren) and isinstance(node.this, exp.And | exp.Paren):
+        return conjuncts(node.this)
+    if isinstance(node, exp.And):
+        return [each for operand in node.flatten(unnest=False) for each in conjuncts(operand)]
+    return [node]
+
+
+def columns_in(node: exp.Expr) -> list[exp.Column]:
+    """The columns that an expression names, but for stars."""
+    return [each for each in node.find_all(exp.Column) if not isinstance(each.this, exp.Star)]
+
+
+def all_of(conditions: list[pl.Expr]) -> pl.Expr:
+    """One condition of several."""
+    return balanced(conditions, operator.and_)
+
+
+Translate = Callable[[exp.Expr], Typed]

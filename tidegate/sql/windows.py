@@ -1,0 +1,167 @@
+"""Windows as a query writes them: Flink's functions of tables, and Spark's functions in GROUP BY."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from sqlglot import exp
+
+from tidegate.operators.watermarks.window_end import WindowEnd
+from tidegate.operators.windows.window_rows import WINDOW_END, WINDOW_START
+from tidegate.operators.windows.window_specs import Cumulating, Session, Sliding, Tumbling
+from tidegate.sql.relations import WINDOW_TIME, Name, Relation, Spec
+from tidegate.sql.text.dialect import WINDOW_TABLES, is_call
+from tidegate.sql.text.places import refused, standing_at
+from tidegate.sql.values.typed import Interval, Typed
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.units import parse_duration_ms
+
+Translate = Callable[[exp.Expr], Typed]
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """A function of windows: its arguments behind the table and the time, and what it makes of them."""
+
+    arguments: tuple[str, ...]
+    least: int
+    make: Callable[..., Spec]
+
+
+_FORMS: Mapping[str, _Form] = {
+    "TUMBLE": _Form(("SIZE", "OFFSET"), 1, lambda size, offset=0: Tumbling(size, offset)),
+    "HOP": _Form(("SLIDE", "SIZE", "OFFSET"), 2, lambda slide, size, offset=0: Sliding(size, slide, offset)),
+    "CUMULATE": _Form(("STEP", "SIZE"), 2, lambda step, size: Cumulating(step, size)),
+    "SESSION": _Form(("GAP",), 1, lambda gap: Session(gap)),
+}
+_BEFORE = ("DATA", "TIMECOL")
+
+
+def window_call(node: exp.Table) -> exp.Expr | None:
+    """The call of a function of windows in FROM, with TABLE(…) around it or without; None where there is none."""
+    call = node.this
+    if is_call(call, "TABLE") and len(call.expressions) == 1:
+        call = call.expressions[0]
+    return call if is_call(call, *WINDOW_TABLES) else None
+
+
+def windowed_table(call: exp.Expr, table: Callable[[exp.Expr], Relation], translate: Translate) -> Relation:
+    """The rows of a table, to be put into windows. ConfigurationError for a call that is none of Flink's."""
+    name = str(call.name)
+    form = _FORMS[name]
+    given = _by_name(call, name, form)
+    if not isinstance(given.get("DATA"), exp.Tuple):
+        raise refused(call, f"{name} takes a table first: {name}(TABLE bids, DESCRIPTOR(ts), …)")
+    relation = table(given["DATA"].expressions[0])
+    keys = given["DATA"].expressions[1:]
+    if keys and name != "SESSION":
+        raise refused(call, "PARTITION BY belongs to SESSION alone; name the keys in GROUP BY")
+    if not all(isinstance(key, exp.Column) for key in keys):
+        raise refused(call, "PARTITION BY takes columns here; compute others in a query in FROM")
+    descriptor = given.get("TIMECOL")
+    if descriptor is None or not is_call(descriptor, "DESCRIPTOR") or len(descriptor.expressions) != 1:
+        raise refused(call, f"{name} takes the column of event time second, as in DESCRIPTOR(ts)")
+    check_time(descriptor.expressions[0], relation)
+    durations = [_duration(given[each], translate) for each in form.arguments if each in given]
+    with standing_at(call):
+        spec = form.make(*durations)
+    return with_windows(relation, spec, tuple(relation.find(key).inner for key in keys))
+
+
+def with_windows(relation: Relation, spec: Spec, sessions_by: tuple[str, ...] = ()) -> Relation:
+    """Rows that are to be put into windows, and the names of their bounds."""
+    if relation.windows is not None:
+        raise ConfigurationError("SQL: windows of windows that are open: group by the bounds of the inner ones first")
+    table = relation.names[0].table if relation.names else None
+    bounds = [Name(table, name, name, bound=True) for name in (WINDOW_START, WINDOW_END, WINDOW_TIME)]
+    kept = [each for each in relation.names if each.name not in (WINDOW_START, WINDOW_END, WINDOW_TIME)]
+    return replace(relation, names=(*kept, *bounds), windows=spec, results=None, sessions_by=sessions_by)
+
+
+def check_time(node: exp.Expr, relation: Relation) -> None:
+    """ConfigurationError unless a column is that of event time."""
+    if not isinstance(node, exp.Column):
+        raise refused(node, "windows are of a column: that of event time")
+    found, time = relation.find(node), relation.stream.timestamp
+    if found.inner == time or (isinstance(time, WindowEnd) and found.name == WINDOW_TIME):
+        return
+    if time is None:
+        raise refused(
+            node,
+            "the stream has no event time; name its column with timestamp= at the source, or with assign_timestamps",
+        )
+    shown = WINDOW_TIME if isinstance(time, WindowEnd) else time
+    raise refused(node, f"the event time of this stream is {shown!r}; another one is named with assign_timestamps")
+
+
+def spark_window(node: exp.Expr, relation: Relation) -> Spec:
+    """The windows of `window(ts, '10 minutes', '5 minutes')` or `session_window(ts, '5 minutes')`."""
+    name, (time, *rest) = str(node.name).lower(), node.expressions or [None]
+    session = name == "session_window"
+    if time is None or not 1 <= len(rest) <= (1 if session else 3):
+        shape = "session_window(ts, gap)" if session else "window(ts, size [, slide [, start]])"
+        raise refused(node, f"write {shape}")
+    check_time(time, relation)
+    said = [_said_duration(each) for each in rest]
+    with standing_at(node):
+        if session:
+            return Session(said[0])
+        size, slide, offset = said[0], said[1] if len(said) > 1 else said[0], said[2] if len(said) > 2 else 0
+        if slide == size:
+            return Tumbling(size, offset)
+        return Sliding(size, slide, offset)
+
+
+def grid_of(spec: Spec) -> Tumbling | None:
+    """Windows each of which holds all results of one window of `spec`, and ends with it. None for sessions."""
+    match spec:
+        case Tumbling():
+            return spec
+        case Sliding():
+            return Tumbling(spec.slide_ms, (spec.offset_ms + spec.size_ms) % spec.slide_ms)
+        case Cumulating():
+            return Tumbling(spec.step_ms)
+    return None
+
+
+def _by_name(call: exp.Expr, name: str, form: _Form) -> dict[str, exp.Expr]:
+    """Arguments by name, as they are named or in their order."""
+    order, found = (*_BEFORE, *form.arguments), dict[str, exp.Expr]()
+    for place, each in enumerate(call.expressions):
+        if isinstance(each, exp.PropertyEQ):
+            label, value = each.this.name.upper(), each.expression
+        elif place < len(order):
+            label, value = order[place], each
+        else:
+            raise refused(call, f"{name} takes {', '.join(order)}, and here are {len(call.expressions)} arguments")
+        if label not in order or label in found:
+            raise refused(call, f"{name} takes {', '.join(order)}, each once, and not {label}")
+        found[label] = value
+    missing = [each for each in form.arguments[: form.least] if each not in found]
+    if missing:
+        raise refused(call, f"{name} takes {', '.join(order)}; {', '.join(missing)} is not there")
+    return found
+
+
+def _duration(node: exp.Expr, translate: Translate) -> int:
+    value = translate(node).value
+    if not isinstance(value, Interval):
+        raise refused(node, "this is an interval: INTERVAL '10' SECONDS")
+    if value.months:
+        raise refused(node, "windows of months have no fixed length; use days")
+    return value.ms
+
+
+def _said_duration(node: exp.Expr) -> int:
+    """A duration in Spark's words: '10 seconds', '1 hour'."""
+    if not isinstance(node, exp.Literal) or not node.is_string:
+        raise refused(node, "this is a duration as a text: '10 seconds'")
+    words = str(node.this).lower().removeprefix("interval ").split()
+    text = " ".join(words)
+    short = {"millisecond": "ms", "second": "s", "minute": "min", "hour": "h", "day": "d", "week": "w"}
+    if len(words) == 2 and words[1].removesuffix("s") in short and words[0].isdigit():
+        number, unit = int(words[0]), short[words[1].removesuffix("s")]
+        text = f"{number * 7}d" if unit == "w" else f"{number}{unit}"
+    with standing_at(node):
+        return parse_duration_ms(text, setting="a window")

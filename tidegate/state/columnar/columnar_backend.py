@@ -1,0 +1,350 @@
+"""`ColumnarBackend`: keeps all keyed state of an operator in memory, in pages over one `KeySpace`.
+
+While a snapshot is taken, processing waits only for one reference a page. Pages are copied later, as they change. With
+`incremental`, a snapshot can hold only what has changed since another one. With memory for an undo log, the backend can
+go back to the newest checkpoint; then the operator of the next attempt binds its states again.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tidegate.state.columnar.cells import Cells, ColumnarLists, ColumnarMaps, ColumnarValues
+from tidegate.state.columnar.columnar_timers import ColumnarTimers
+from tidegate.state.columnar.frozen_slots import FrozenSlots
+from tidegate.state.columnar.key_space import KeySpace, key_pieces
+from tidegate.state.columnar.namespaces import ColumnarNamespaces
+from tidegate.state.columnar.row_table import ColumnarRows, RowSequence
+from tidegate.state.columnar.undo_log import UndoLog
+from tidegate.state.columnar.value_columns import ValueColumns, flat_specs
+from tidegate.state.columnar.vector_table import ColumnarTable
+from tidegate.state.common.backend import ValueSpec
+from tidegate.state.common.cells import CellSpec, Migrate
+from tidegate.state.common.refusals import not_bound, strange_columns
+from tidegate.state.common.state_size import StateSize
+from tidegate.storage.checkpoints.metadata import StateKind
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.ids import CheckpointId
+from tidegate.storage.state.snapshot import Cut, FrozenNative, FrozenState, StateTable
+from tidegate.storage.state.stored_rows import row_identity
+from tidegate.storage.state.timer_rows import TIMERS_STATE
+
+C = TypeVar("C", bound=Cells | ValueColumns)
+
+_MOVED_ROWS = 65_536
+
+
+class ColumnarBackend:
+    """A `KeyedBackend` in memory. `key_names` are the stored key columns."""
+
+    def __init__(
+        self,
+        max_parallelism: int,
+        key_names: tuple[str, ...],
+        incremental: bool,
+        undo_bytes_max: int = 0,
+        restore_threads: int = 1,
+        namespace: bool = False,
+    ) -> None:
+        undo = UndoLog(undo_bytes_max)
+        self._max_parallelism = max_parallelism
+        grouped_by = tuple(key_names)[1:] if namespace else None
+        self._space = KeySpace(max_parallelism, tuple(key_names), undo, restore_threads, grouped_by)
+        self._table_type = ColumnarNamespaces if namespace else ColumnarTable
+        self.timers = ColumnarTimers(max_parallelism, tuple(key_names), incremental, undo)
+        self._incremental = incremental
+        self._tables: dict[str, ColumnarTable] = {}
+        self._cells: dict[str, Cells | ValueColumns] = {}
+        self._rows: dict[str, ColumnarRows] = {}
+        self._sequence = RowSequence()
+        self._gone_back = False
+        self._unbound: set[str] = set()
+        """After `go_back`: states that are not bound again yet."""
+        self._swept = 0
+        """The slot at which the next sweep begins."""
+
+    def fix_keys(self, schema: pa.Schema) -> None:
+        """Set the stored key columns."""
+        self._space.fix(schema)
+        self.timers.fix_keys(schema)
+        for rows in self._rows.values():
+            rows.fix_keys(schema)
+
+    def table(self, name: str, columns: Sequence[ValueSpec]) -> ColumnarTable:
+        """A vectorised state."""
+        if name in self._unbound:
+            return self._table_again(name, columns)
+        self._check_new(name)
+        self._tables[name] = table = self._table_type(self._space, name, columns, self._incremental)
+        return table
+
+    def rows(self, name: str, values: pa.Schema) -> ColumnarRows:
+        """A state with many rows for each key."""
+        if name in self._unbound:
+            known = self._rows.get(name)
+            if known is None or not known.values.equals(values):
+                raise _bound_otherwise(name)
+            self._unbound.remove(name)
+            return known
+        self._check_new(name)
+        beside = (self._space.undo, self.timers.undo, *(rows.undo for rows in self._rows.values()))
+        rows = ColumnarRows(
+            name, values, self._max_parallelism, self._space.names, self._incremental, beside, self._sequence
+        )
+        self._rows[name] = rows
+        if self._space.schema is not None:
+            rows.fix_keys(self._space.schema)
+        return rows
+
+    def retype(self, name: str, columns: Sequence[ValueSpec], migrate: Migrate) -> ColumnarTable:
+        """Replace a vectorised state by one with the same name and other types, and convert its rows."""
+        former = self._tables.pop(name)
+        self._space.undo.clear()
+        self._space.drop(former)
+        table = self.table(name, columns)
+        for keys, slots in former.scan(_MOVED_ROWS):
+            values = [former.column(spec.name).take(slots) for spec in former.specs]
+            names = [*keys.schema.names, *(spec.name for spec in former.specs)]
+            table.load(migrate(pa.RecordBatch.from_arrays([*keys.columns, *values], names=names)), layer=0)
+        return table
+
+    def values(self, spec: CellSpec) -> ColumnarValues | ValueColumns:
+        """A state with one value for each key, in columns if it is used by the batch and its type allows that."""
+        if spec.by_batch and flat_specs(spec):
+            return self._bound(ValueColumns, spec)
+        return self._bound(ColumnarValues, spec)
+
+    def lists(self, spec: CellSpec) -> ColumnarLists:
+        """A state with a list for each key."""
+        return self._bound(ColumnarLists, spec)
+
+    def maps(self, spec: CellSpec) -> ColumnarMaps:
+        """A state with a map for each key."""
+        return self._bound(ColumnarMaps, spec)
+
+    def enter(self, keys: pa.RecordBatch) -> list[int]:
+        """Begin a batch of keys: returns the slot of each row's key."""
+        slots: list[int] = self._space.upsert(keys).slots.tolist()
+        return slots
+
+    def enter_batch(self, keys: pa.RecordBatch) -> NDArray[np.int32]:
+        """The same as an array."""
+        return self._space.upsert(keys).slots
+
+    def leave(self) -> None:
+        """End the batch."""
+        for cells in self._cells.values():
+            cells.flush()
+        self._space.settle()
+        self.timers.settle()
+
+    def sweep(self, keys_max: int) -> None:
+        """Remove expired state of the next `keys_max` slots, from where the last call ended."""
+        expiring = [cells for cells in self._cells.values() if cells.spec.has_expired is not None]
+        if not expiring or not self._space.slots:
+            return
+        start = self._swept if self._swept < self._space.slots else 0
+        self._swept = min(start + keys_max, self._space.slots)
+        for cells in expiring:
+            cells.expire_many(np.arange(start, self._swept, dtype=np.int32))
+
+    def keys(self, state: str, rows_max: int) -> Iterator[pa.RecordBatch]:
+        """Keys that have this state, in slot order."""
+        if state in self._rows:
+            return self._rows[state].pieces(rows_max)
+        return (keys for keys, _ in key_pieces(self._space, self._state(state).live, rows_max))
+
+    @property
+    def size(self) -> StateSize:
+        """Rows and timers as they are."""
+        states: list[ColumnarTable | Cells | ColumnarRows]
+        states = [*self._tables.values(), *self._cells.values(), *self._rows.values()]
+        return StateSize(sum(state.rows for state in states), self.timers.count(sys.maxsize))
+
+    def changed_rows(self, base: CheckpointId) -> tuple[int, int]:
+        """Slots of all states that are marked as changed since the base, and rows of all states."""
+        states: list[ColumnarTable | Cells] = [*self._tables.values(), *self._cells.values()]
+        marked = sum(s.dirty.changed_since(base, self._space.slots) for s in states if s.dirty is not None)
+        apart = [state.changed_rows(base) for state in self._apart]
+        return marked + sum(each for each, _ in apart), sum(s.rows for s in states) + sum(each for _, each in apart)
+
+    def freeze(self, cut: Cut) -> Sequence[FrozenState]:
+        """All states that are not empty. With `cut.base`: what has changed since that checkpoint."""
+        frozen: list[FrozenState] = []
+        for table in (*self._tables.values(), *self._cells.values()):
+            parts = table.freeze(cut)
+            # One Python value may be large, so cells are always encoded in the asynchronous part.
+            gathered = isinstance(table, ColumnarTable)
+            frozen += (part.now() if gathered and isinstance(part, FrozenSlots) else part for part in parts)
+        frozen += self.timers.freeze(cut)
+        for rows in self._rows.values():
+            frozen += rows.freeze(cut)
+        self._keep(cut.checkpoint_id, after_freeze=True)
+        return frozen
+
+    def freeze_native(self, cut: Cut) -> FrozenNative | None:
+        """None: this backend has no files."""
+        return None
+
+    @property
+    def stored_keys(self) -> pa.Schema | None:
+        """The key columns, if it has gone back to a checkpoint. Else None, for it began empty."""
+        return self._space.schema if self._gone_back else None
+
+    def stored_schema(self, state: str) -> pa.Schema | None:
+        """The columns of a state, if it has gone back to a checkpoint."""
+        return self._schema_of(state) if self._gone_back and state in self._names() else None
+
+    def keep(self, checkpoint_id: CheckpointId) -> None:
+        """The current state is that of this checkpoint. Starts noting changes, if the undo log has memory."""
+        self._keep(checkpoint_id, after_freeze=False)
+
+    def completed(self, checkpoint_id: CheckpointId) -> None:
+        """A checkpoint has completed: nobody goes back to an older one."""
+        self._space.undo.completed(checkpoint_id)
+        for state in self._apart:
+            state.undo.completed(checkpoint_id)
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether there is a checkpoint that it can go back to."""
+        return not self._space.undo.empty and not any(state.undo.empty for state in self._apart)
+
+    def kept(self, checkpoint_id: CheckpointId) -> Sequence[StateTable] | None:
+        """A table without rows for each state, if it can go back to this checkpoint; else None."""
+        if not (self._space.undo.keeps(checkpoint_id) and all(s.undo.keeps(checkpoint_id) for s in self._apart)):
+            return None
+        schemas = {state: self._schema_of(state) for state in (*self._tables, *self._cells)}
+        return [
+            StateTable(state, StateKind.KEYED, pa.RecordBatch.from_pylist([], schema))
+            for state, schema in schemas.items()
+        ] + [table for state in self._apart for table in state.kept()]
+
+    def go_back(self, checkpoint_id: CheckpointId) -> None:
+        """Restore the state at a checkpoint that is kept. Its states must be bound again."""
+        self._space.undo.go_back(checkpoint_id)
+        for state in self._apart:
+            state.undo.go_back(checkpoint_id)
+        self._gone_back = True
+        self._unbound = self._names()
+        self._swept = 0
+
+    def expect(self, keys: int) -> None:
+        """At most so many keys will be loaded in layer 0."""
+        self._space.expect(keys)
+
+    def load(self, table: StateTable) -> None:
+        """Load a stored table.
+
+        Raises CorruptionError if its columns are wrong. A key that comes twice in layer 0 is a CorruptionError too,
+        raised here, by a later call, or at the latest by `loaded`. Raises ConfigurationError for a state that is not
+        bound.
+        """
+        if table.state == TIMERS_STATE:
+            self.timers.load(table)
+        elif table.state in self._rows:
+            self._load_rows(self._rows[table.state], table)
+        elif table.removed:
+            self._check_columns(table, [])
+            self._state(table.state).forget(table.rows)
+        elif table.state in self._tables:
+            vector = self._tables[table.state]
+            self._check_columns(table, [spec.field for spec in vector.specs])
+            vector.load(table.rows, table.layer)
+        else:
+            cells = self._state(table.state)
+            assert isinstance(cells, Cells | ValueColumns)
+            self._check_columns(table, [cells.spec.field])
+            cells.load(table.rows, table.layer)
+
+    def loaded(self) -> None:
+        """Build the key index. Raises CorruptionError if a key came twice in layer 0."""
+        self._space.build_index()
+        self.timers.loaded()
+        for rows in self._rows.values():
+            rows.loaded()
+
+    def close(self) -> None:
+        """End the threads of an unfinished restore. The memory goes with the backend."""
+        self._space.close()
+
+    def _keep(self, checkpoint_id: CheckpointId, after_freeze: bool) -> None:
+        if self._space.schema is not None:
+            states = (*self._tables.values(), *self._cells.values())
+            self._space.undo.begin(checkpoint_id, states, after_freeze)
+            for state in self._apart:
+                state.keep(checkpoint_id, after_freeze)
+
+    @property
+    def _apart(self) -> list[ColumnarTimers | ColumnarRows]:
+        """The states with key spaces of their own."""
+        return [self.timers, *self._rows.values()]
+
+    def _names(self) -> set[str]:
+        return {*self._tables, *self._cells, *self._rows}
+
+    def _load_rows(self, rows: ColumnarRows, table: StateTable) -> None:
+        keys = self._space.schema
+        assert keys is not None, "state before its keys are known"
+        expected = pa.schema([*row_identity(keys), *(() if table.removed else rows.values)])
+        if not table.rows.schema.equals(expected):
+            raise strange_columns(table.state, table.rows.schema, expected)
+        rows.load(table)
+
+    def _bound(self, kind: type[C], spec: CellSpec) -> C:
+        if spec.name in self._unbound:
+            cells = self._cells.get(spec.name)
+            if not isinstance(cells, kind) or cells.spec.column_type != spec.column_type:
+                raise _bound_otherwise(spec.name)
+            cells.spec = spec
+            self._unbound.remove(spec.name)
+            return cells
+        self._check_new(spec.name)
+        cells = kind(self._space, spec, self._incremental)
+        self._cells[spec.name] = cells
+        return cells
+
+    def _table_again(self, name: str, columns: Sequence[ValueSpec]) -> ColumnarTable:
+        table = self._tables.get(name)
+        if table is None or table.specs != tuple(columns):
+            raise _bound_otherwise(name)
+        self._unbound.remove(name)
+        return table
+
+    def _schema_of(self, state: str) -> pa.Schema:
+        keys = self._space.schema
+        assert keys is not None, "state before its keys are known"
+        if state in self._rows:
+            return pa.schema([*row_identity(keys), *self._rows[state].values])
+        if state in self._tables:
+            return pa.schema([*keys, *(spec.field for spec in self._tables[state].specs)])
+        return pa.schema([*keys, self._cells[state].spec.field])
+
+    def _check_new(self, name: str) -> None:
+        assert name not in self._names(), f"two states are named {name!r}"
+
+    def _state(self, name: str) -> ColumnarTable | Cells:
+        state = self._tables.get(name) or self._cells.get(name)
+        if state is None:
+            raise not_bound(name, self._names())
+        return state
+
+    def _check_columns(self, table: StateTable, values: Sequence[pa.Field]) -> None:
+        keys = self._space.schema
+        assert keys is not None, "state before its keys are known"
+        expected, found = pa.schema([*keys, *values]), table.rows.schema
+        if [(field.name, field.type) for field in found] != [(field.name, field.type) for field in expected]:
+            raise strange_columns(table.state, found, expected)
+
+
+def _bound_otherwise(state: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"state {state!r} is bound in another way than in the attempt before, which has left it in memory: what a "
+        "function binds in open must not depend on the moment"
+    )

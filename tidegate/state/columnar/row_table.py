@@ -1,0 +1,217 @@
+"""`ColumnarRows`: a row table in memory, as Arrow chunks in the order in which rows came.
+
+A row has a slot in a key space of its own, whose columns are key, number and values: they never change, so to freeze
+them is to take references. Only the flags of rows that are there change. Snapshots, the undo log, and giving up the
+slots of removed rows are those of a table without value columns. Rules:
+- Slots of a key's rows ascend as the rows came. Stored rows may come in another order: canonical savepoints and RocksDB
+  sort by the bytes of the number. So slots get their order when all are loaded.
+- Rows are appended without a lookup. The key space has no index, but while layers of a checkpoint are loaded.
+- Rows of a key are found by a `RowIndex`, which is made at the first `find`, and again after slots got new numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tidegate.state.columnar.frozen_slots import FrozenSlots
+from tidegate.state.columnar.key_space import KeySpace
+from tidegate.state.columnar.row_index import RowIndex
+from tidegate.state.columnar.row_slots import RowSlots
+from tidegate.state.columnar.undo_log import Notes, UndoLog
+from tidegate.state.common.row_table import FoundRows
+from tidegate.storage.checkpoints.metadata import StateKind
+from tidegate.storage.ids import CheckpointId
+from tidegate.storage.state.snapshot import Cut, FrozenState, StateTable
+from tidegate.storage.state.stored_rows import ROW_SEQUENCE, SEQUENCE_FIELD
+
+_INDEXED_ROWS = 1 << 18
+
+
+@dataclass(slots=True)
+class RowSequence:
+    """The number of the next row of any row table of a backend."""
+
+    next: int = 0
+
+
+class ColumnarRows:
+    """A `RowTable` in memory. `beside` are the other undo logs of the operator."""
+
+    def __init__(
+        self,
+        name: str,
+        values: pa.Schema,
+        max_parallelism: int,
+        key_names: tuple[str, ...],
+        incremental: bool,
+        beside: Sequence[UndoLog],
+        sequence: RowSequence,
+    ) -> None:
+        self.name = name
+        self.values = values
+        identity = (*key_names, ROW_SEQUENCE)
+        self._key_names = key_names
+        self._stored = (*key_names, *values.names)
+        self._sequence = sequence
+        self.undo = UndoLog(beside[0].bytes_max, *beside)
+        """Notes how to go back to a checkpoint."""
+        self._space = KeySpace(
+            max_parallelism, (*identity, *values.names), self.undo, grouped_by=key_names, identity=identity
+        )
+        self._table = _IndexedSlots(self._space, name, identity, incremental)
+
+    @property
+    def schema(self) -> pa.Schema | None:
+        """The stored columns; None until the key columns are known."""
+        return self._space.schema
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are."""
+        return self._table.rows
+
+    def fix_keys(self, schema: pa.Schema) -> None:
+        """Set the stored key columns."""
+        self._space.fix(pa.schema([*schema, SEQUENCE_FIELD, *self.values]))
+
+    def append(self, keys: pa.RecordBatch, values: pa.RecordBatch) -> None:
+        """Append a row for each key."""
+        schema = self._space.schema
+        assert schema is not None, "rows before their key columns are known"
+        count = keys.num_rows
+        if count == 0:
+            return
+        first = self._sequence.next
+        self._sequence.next = first + count
+        numbers = pa.array(np.arange(first, first + count, dtype=np.int64))
+        arrays = [*keys.columns, numbers, *values.columns]
+        self._table.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
+
+    def find(self, keys: pa.RecordBatch) -> FoundRows:
+        """All rows of these keys."""
+        return FoundRows(*self._table.find(keys, self._key_names))
+
+    def take(self, refs: NDArray[np.int32], columns: Sequence[str] | None = None) -> pa.RecordBatch:
+        """Rows in the order of `refs`."""
+        return self._space.keys_of(refs, self._stored if columns is None else columns)
+
+    def scan(self, columns: Sequence[str], rows_max: int) -> Iterator[tuple[pa.RecordBatch, NDArray[np.int32]]]:
+        """All rows, in the order in which they came."""
+        frozen = self._space.freeze()[0]
+        with self._space.reading():
+            for start in range(0, int(frozen.bounds[-1]), rows_max):
+                slots = np.arange(start, min(start + rows_max, int(frozen.bounds[-1])), dtype=np.int32)
+                slots = slots[self._table.live(slots)]
+                if len(slots):
+                    yield frozen.take(slots, columns), slots
+
+    def remove(self, refs: NDArray[np.int32]) -> None:
+        """Remove rows."""
+        slots = np.unique(refs).astype(np.int32, copy=False)
+        if len(slots):
+            self._table.set_live(slots, np.zeros(len(slots), dtype=np.bool_))
+
+    def done(self) -> None:
+        """End the batch: give up slots of removed rows if there are many."""
+        self._space.settle()
+
+    def changed_rows(self, base: CheckpointId) -> tuple[int, int]:
+        """Rows that are marked as changed since the base, and all rows."""
+        return self._table.changed_rows(base)
+
+    def freeze(self, cut: Cut) -> list[FrozenState]:
+        """All rows, or what has changed since the base. Takes one reference a chunk and a page."""
+        return [part.now() if isinstance(part, FrozenSlots) else part for part in self._table.freeze(cut)]
+
+    def load(self, table: StateTable) -> None:
+        """Put stored rows, whose columns are checked, or remove those of stored keys."""
+        rows, numbers = table.rows, table.rows.column(ROW_SEQUENCE)
+        if rows.num_rows:
+            self._sequence.next = max(self._sequence.next, int(numbers.to_numpy().max()) + 1)
+        if table.removed:
+            schema = self._space.schema
+            assert schema is not None
+            nulls = [pa.nulls(rows.num_rows, field.type) for field in self.values]
+            self._table.forget(pa.RecordBatch.from_arrays([*rows.columns, *nulls], schema=schema))
+        else:
+            self._table.load(rows, table.layer)
+
+    def loaded(self) -> None:
+        """All stored tables are loaded: order them. CorruptionError if a row came twice in layer 0."""
+        self._space.build_index()
+        self._space.drop_index(self._table)
+        if self._space.slots:
+            numbers = np.concatenate([chunk.column(ROW_SEQUENCE) for chunk in self._space.freeze()[0].chunks])
+            if bool(np.any(numbers[1:] < numbers[:-1])):
+                self._space.keep(np.argsort(numbers, kind="stable").astype(np.int32))
+
+    def keep(self, checkpoint_id: CheckpointId, after_freeze: bool) -> None:
+        """The current rows are those of this checkpoint."""
+        if self._space.schema is not None:
+            self.undo.begin(checkpoint_id, (self._table,), after_freeze)
+
+    def kept(self) -> list[StateTable]:
+        """A table without rows that stands for this state."""
+        schema = self._space.schema
+        assert schema is not None
+        return [StateTable(self.name, StateKind.KEYED, pa.RecordBatch.from_pylist([], schema))]
+
+    def pieces(self, rows_max: int) -> Iterator[pa.RecordBatch]:
+        """The key columns of all rows, in batches; a key comes once for each of its rows."""
+        return (keys for keys, _ in self.scan(self._key_names, rows_max))
+
+
+class _IndexedSlots(RowSlots):
+    """Rows that are found by their key."""
+
+    def __init__(self, space: KeySpace, name: str, identity: tuple[str, ...], incremental: bool) -> None:
+        self._index: RowIndex | None = None
+        super().__init__(space, name, identity, incremental)
+
+    def append(self, rows: pa.RecordBatch) -> None:
+        """Append new rows."""
+        slots = self.put_behind(rows)
+        if self.dirty is not None:
+            self.dirty.mark(slots)
+        if self._index is not None:
+            self._index.add(rows, slots)
+
+    def find(self, keys: pa.RecordBatch, names: tuple[str, ...]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        """Rows of keys, by the position of the key."""
+        if self._index is not None and self._index.is_worn(self._rows):
+            self._index = None
+        if self._index is None:
+            self._index = self._built(names)
+        return self._index.find(keys, self._live.pages)
+
+    def load(self, rows: pa.RecordBatch, layer: int) -> None:
+        """Put stored rows."""
+        self._index = None
+        super().load(rows, layer)
+
+    def rebuild(self, kept: NDArray[np.int32], slots: int) -> None:
+        """Renumber slots: slot `kept[i]` becomes slot i."""
+        self._index = None
+        super().rebuild(kept, slots)
+
+    def undo(self, notes: Notes) -> None:
+        """Restore the rows at the moment when these notes began."""
+        self._index = None
+        super().undo(notes)
+
+    def _built(self, names: tuple[str, ...]) -> RowIndex:
+        index = RowIndex(names)
+        if self._rows == 0:
+            return index
+        keys = self._space.freeze()[0]
+        for start in range(0, self._space.slots, _INDEXED_ROWS):
+            slots = np.arange(start, min(start + _INDEXED_ROWS, self._space.slots), dtype=np.int32)
+            slots = slots[self.live(slots)]
+            if len(slots):
+                index.add(keys.take(slots, names), slots)
+        return index

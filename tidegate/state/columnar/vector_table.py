@@ -1,0 +1,324 @@
+"""`ColumnarTable`: a vectorised state in memory, in columns that kernels change in place, or of values of any width.
+
+Rules: when a batch begins, three things happen to its slots before kernels may change them. Pages that a snapshot
+still reads are copied, what the slots hold goes into the undo log, by page or by slot, and the slots are marked as
+changed. One more column, of one byte a slot, tells which slots have a row. A row that comes and goes between two
+snapshots leaves no trace in either, so a snapshot costs only what has changed between the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, repeat
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tidegate.state.columnar.frozen_slots import FrozenSlots
+from tidegate.state.columnar.key_space import KeySpace, key_pieces
+from tidegate.state.columnar.notes import KeptPage, NotedRows, TableNotes
+from tidegate.state.columnar.paged_state import PagedState
+from tidegate.state.columnar.sorted_slots import SortedSlots
+from tidegate.state.columnar.undo_log import Notes
+from tidegate.state.common.backend import ValueSpec
+from tidegate.state.common.batch_column import BatchColumn
+from tidegate.state.common.pages import FrozenColumn, PagedColumn, pages_for
+from tidegate.state.common.refusals import held_twice
+from tidegate.state.common.varying_column import VaryingColumn
+from tidegate.state.kernels.paged import PAGE_ROWS, Bitmap, revive, scatter, touched_pages
+from tidegate.state.kernels.partition import Places
+from tidegate.state.key_index.entries import Upserted
+from tidegate.storage.state.snapshot import Cut
+
+_LIVE = ValueSpec("live", pa.uint8(), 0)
+_NO_SLOTS: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
+
+
+class ColumnarTable(PagedState[TableNotes]):
+    """A `VectorTable` over the slots of a `KeySpace`."""
+
+    def __init__(self, space: KeySpace, name: str, specs: Sequence[ValueSpec], incremental: bool) -> None:
+        super().__init__(space, name, (spec.name for spec in specs), incremental)
+        self.specs = tuple(specs)
+        self.new_slots: NDArray[np.int32] = _NO_SLOTS
+        """Slots that got a row in this batch."""
+        self._told_below = 0
+        """Slots below this one may be in an earlier snapshot."""
+        self._columns = {spec.name: BatchColumn(self, spec) for spec in specs}
+        self._live = PagedColumn(_LIVE)
+        space.add(self)
+
+    def upsert(self, keys: pa.RecordBatch, new_only: bool = False) -> Upserted:
+        """Begin a batch. Keys without a row get one."""
+        upserted = self._space.upsert(keys)
+        new_rows = self._begin(upserted, new_only=new_only)
+        return Upserted(upserted.slots, upserted.first_rows, new_rows)
+
+    def column(self, name: str) -> BatchColumn:
+        """A value column."""
+        return self._columns[name]
+
+    def remove(self, slots: NDArray[Any]) -> None:
+        """Take away the rows of these slots of the batch, which `upsert` has made ready to be changed."""
+        slots = np.unique(slots).astype(np.int32, copy=False)
+        slots = slots[self.live(slots)]
+        scatter(self._live.pages, slots, np.zeros(len(slots), dtype=np.uint8))
+        self._rows -= len(slots)
+        self._unmark_untold(slots)
+
+    def done(self) -> None:
+        """End the batch."""
+        self.new_slots = _NO_SLOTS
+        self._collect()
+        self._space.settle()
+
+    def scan(self, rows_max: int) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
+        """All keys that have a row, in slot order, in batches, with their slots."""
+        return key_pieces(self._space, self.live, rows_max)
+
+    def live(self, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Which of these slots have a row."""
+        return self._live.raw(slots).view(np.bool_)
+
+    def grow(self, slots: int) -> None:
+        """Grow to this many slots."""
+        pages = pages_for(slots)
+        for column in self._columns.values():
+            column.paged.grow(pages)
+        self._live.grow(pages)
+        super().grow(slots)
+
+    def rebuild(self, kept: NDArray[np.int32], slots: int) -> None:
+        """Renumber slots: slot `kept[i]` becomes slot i."""
+        for column in self._columns.values():
+            column.paged = column.paged.rebuilt(kept)
+        self._live = self._live.rebuilt(kept)
+        # They may come in another order after a restore, when all are told.
+        self._told_below = int(np.count_nonzero(kept < self._told_below))
+        super().rebuild(kept, slots)
+
+    def freeze(self, cut: Cut) -> tuple[FrozenSlots | SortedSlots, ...]:
+        """All rows, or what has changed since the base."""
+        frozen = super().freeze(cut)
+        if not cut.in_order:
+            self._told_below = self._space.slots
+        return frozen
+
+    def load(self, rows: pa.RecordBatch, layer: int) -> None:
+        """Put stored rows. In layer 0 raises CorruptionError for a key that has a row already."""
+        keys = rows.select(self._key_names())
+        if layer == 0 and self._space.can_append(self):
+            self._append(keys, rows)
+        else:
+            self._put(keys, rows, layer)
+        self._told_below = self._space.slots
+
+    def _put(self, keys: pa.RecordBatch, rows: pa.RecordBatch, layer: int) -> None:
+        """Put stored rows over what is there."""
+        upserted = self._space.upsert(keys)
+        known = len(upserted.slots) - len(self._begin(upserted, mark=False))
+        if layer == 0 and known:
+            raise held_twice(self.name)
+        for name, column in self._columns.items():
+            column.paged.put(upserted.slots, rows.column(name))
+        self.new_slots = _NO_SLOTS
+
+    def set_live(self, slots: NDArray[np.int32], live: NDArray[np.bool_]) -> None:
+        """Give or take away the rows of these slots, each given once. For a table without value columns."""
+        self._own(slots)
+        if self._notes is not None:
+            self._note(self._notes, slots)
+        self._rows += int(live.sum()) - int(self.live(slots).sum())
+        scatter(self._live.pages, slots, live.view(np.uint8))
+        if self.dirty is not None:
+            self.dirty.mark(slots)
+        self._unmark_untold(slots[~live])
+
+    def begin_notes(self) -> TableNotes:
+        """Note changes from now on."""
+        self._notes = TableNotes(self._space.slots, self._rows, self._still_read)
+        return self._notes
+
+    def undo(self, notes: Notes) -> None:
+        """Restore what the state held when these notes began."""
+        assert isinstance(notes, TableNotes)
+        self._notes = None  # what changes here is not noted
+        self._put_back(notes.kept)
+        for noted in notes.noted:
+            self._own(noted.slots)
+            scatter(self._live.pages, noted.slots, noted.live)
+            for column, values, valid in zip(self._columns.values(), noted.values, noted.valid, strict=True):
+                column.paged.put_raw(noted.slots, values, valid)
+        later = np.arange(notes.slots_below, self._space.slots, dtype=np.int32)
+        self._clear(later[self.live(later)])
+        self.new_slots = _NO_SLOTS
+        self._told_below = self._space.slots
+        self._went_back(notes.rows)
+
+    def _append(self, keys: pa.RecordBatch, rows: pa.RecordBatch) -> None:
+        """Put stored rows of new keys."""
+        first_slot = self._space.slots
+        live = pa.array(np.ones(rows.num_rows, dtype=np.uint8))
+        columns = [(column.paged, rows.column(name)) for name, column in self._columns.items()]
+        self._space.side_by_side(
+            [column.begin_extend(first_slot, values) for column, values in (*columns, (self._live, live))]
+        )
+        self._rows += rows.num_rows
+        self._space.append(self, keys)
+
+    def forget(self, keys: pa.RecordBatch) -> None:
+        """Remove the rows of stored keys, where there are any."""
+        slots = self._space.upsert(keys).slots
+        slots = np.unique(slots[self.live(slots)])
+        self._own(slots)
+        if self._notes is not None:
+            self._note(self._notes, slots)
+        self._clear(slots)
+        self._rows -= len(slots)
+        self._told_below = self._space.slots
+
+    def _collect(self) -> None:
+        """Let go of values of varying width that nobody needs: neither a row nor a way back."""
+        for position, column in enumerate(self._columns.values()):
+            if isinstance(column.paged, VaryingColumn) and column.paged.wants_collection:
+                slots = np.arange(self._space.slots, dtype=np.int32)
+                notes = [each for each in self._space.undo.notes_of(self.name) if isinstance(each, TableNotes)]
+                noted = (each.numbers_in(position) for each in notes)
+                column.paged.collect([column.paged.raw(slots[self.live(slots)]), *chain.from_iterable(noted)])
+
+    def _unmark_untold(self, slots: NDArray[np.int32]) -> None:
+        """These slots have no row any more. A snapshot need not say so of those that no earlier one knows."""
+        if self.dirty is not None:
+            self.dirty.unmark(slots[slots >= self._told_below])
+
+    def _clear(self, slots: NDArray[np.int32]) -> None:
+        """Take away the rows of these slots."""
+        self._own(slots)
+        scatter(self._live.pages, slots, np.zeros(len(slots), dtype=np.uint8))
+
+    def _begin(
+        self, upserted: Upserted, mark: bool = True, stored: int = 0, new_only: bool = False
+    ) -> NDArray[np.int32]:
+        """Make the slots of a batch ready to be changed. Returns the rows whose key had no row.
+
+        So many of the new keys have a row all the same, which was put into their slots before.
+        """
+        if self._rows - stored == self._space.slots - len(upserted.new_rows):
+            candidates = upserted.new_rows  # every older slot has a row
+        else:
+            candidates = upserted.first_rows
+        changing = upserted.slots
+        if new_only:
+            changing = changing[candidates]
+            changing = changing[~self.live(changing)]
+        self._own(changing)
+        if self._notes is not None:
+            self._note(self._notes, changing)
+        if mark and self.dirty is not None:
+            self.dirty.mark(changing)
+        revived = np.empty(len(candidates), dtype=np.int32)
+        found = revive(self._live.pages, upserted.slots, candidates, revived)
+        new_rows = revived[:found]
+        self._rows += found
+        self.new_slots = upserted.slots[new_rows]
+        if found > len(upserted.new_rows) - stored:
+            for column in self._columns.values():
+                column.paged.reset(self.new_slots)
+        elif found:
+            for column in self._columns.values():
+                column.paged.reset_valid(self.new_slots)
+        return new_rows
+
+    def _note(self, notes: TableNotes, slots: NDArray[np.int32]) -> None:
+        """Note what these slots hold, if they are not noted yet."""
+        slots = notes.first(slots)
+        if not len(slots):
+            return
+        pages = notes.dense(slots)
+        if len(pages) and self._space.undo.has_room(len(pages) * PAGE_ROWS * self._row_bytes):
+            self._copy(pages, notes.noted_before(slots, pages))
+            slots = notes.not_kept(slots)
+        if not len(slots):
+            return
+        self._make_room(len(slots))
+        columns = [column.paged for column in self._columns.values()]
+        values, valid = tuple(c.raw(slots) for c in columns), tuple(c.raw_valid(slots) for c in columns)
+        notes.add(NotedRows(slots, self._live.raw(slots), values, valid, len(slots) * self._beyond_bytes()))
+
+    def _own(self, slots: NDArray[np.int32]) -> None:
+        """Copy the pages of these slots that a snapshot still reads."""
+        if self._pins.any():
+            self._copy(touched_pages(slots, self._pins.counts))
+
+    def _copy(self, pages: NDArray[np.int32], noted: Sequence[Bitmap] = ()) -> None:
+        """Replace pages by copies. What they were is kept, with the slots that are noted alone, if there are any."""
+        if self._notes is not None:
+            self._make_room(len(pages) * PAGE_ROWS)
+        columns = [column.paged.copy_pages(pages) for column in self._columns.values()]
+        live, versions = self._live.copy_pages(pages), self._pins.replaced(pages).tolist()
+        if self._notes is not None:
+            beyond = PAGE_ROWS * self._beyond_bytes()
+            formers = zip(*columns, strict=True) if columns else repeat(())
+            of_pages = zip(versions, live, formers, noted or repeat(None), strict=False)
+            self._notes.keep(pages, [KeptPage(v, one, former, beyond, bits) for v, one, former, bits in of_pages])
+            # Marks are for pages that may have to be exchanged. Where there is plenty of memory they cost time alone.
+            if self._notes.may_mark_all and self._space.undo.has_plenty(self._notes.size_bytes):
+                self._notes.mark_all()
+
+    def _still_read(self, pages: NDArray[np.int32], versions: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of these pages a snapshot holds. None is that was kept before slots got other numbers."""
+        return self._pins.still_read(pages, versions)
+
+    @property
+    def _row_bytes(self) -> int:
+        return 1 + sum(column.value_bytes for column in self._columns.values())
+
+    def _make_room(self, rows: int) -> None:
+        """So many rows are about to be noted, or copied with their pages: what is kept of earlier ones may give way."""
+        self._space.undo.make_room(rows * self._row_bytes, self._space.slots * self._row_bytes)
+
+    def _beyond_bytes(self) -> int:
+        """About how many bytes of a row are not in its pages."""
+        return sum(column.value_bytes - column.paged.dtype.itemsize for column in self._columns.values())
+
+    def _put_back(self, kept: Mapping[int, KeptPage]) -> None:
+        """Put former pages back."""
+        for page, former in kept.items():
+            self._live.put_back(page, former.live)
+            for column, of_column in zip(self._columns.values(), former.columns, strict=True):
+                column.paged.put_back(page, of_column)
+        versions = np.array([former.version for former in kept.values()], dtype=np.int64)
+        self._pins.put_back(np.array(list(kept), dtype=np.int32), versions)
+
+    def _frozen_values(self, removed: bool) -> _FrozenTable:
+        columns = () if removed else tuple(column.paged.freeze() for column in self._columns.values())
+        size = 0 if removed else sum(column.value_bytes for column in self._columns.values())
+        return _FrozenTable(self._live.freeze(), columns, size)
+
+    def _key_names(self) -> list[str]:
+        schema = self._space.schema
+        assert schema is not None
+        return list(schema.names)
+
+
+class _FrozenTable:
+    """The `FrozenValues` of a table."""
+
+    __slots__ = ("_columns", "_live", "row_bytes")
+
+    def __init__(self, live: FrozenColumn, columns: tuple[FrozenColumn, ...], row_bytes: int) -> None:
+        self._live = live
+        self._columns = columns
+        self.row_bytes = row_bytes
+
+    def live(self, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
+        return self._live.raw_ascending(slots).view(np.bool_)
+
+    def columns(self, slots: NDArray[np.int32], places: Places | None = None) -> list[pa.Array]:
+        return [column.take(slots, places) for column in self._columns]
+
+    def let_go(self, start: int, stop: int) -> None:
+        for column in (self._live, *self._columns):
+            column.let_go(start, stop)

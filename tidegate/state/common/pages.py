@@ -1,0 +1,324 @@
+"""`PagedColumn`: a fixed-width column in pages, which snapshots share with its owner (copy-on-write).
+
+To freeze a column is to take references to its pages and to pin them (`pins.py`). No value is copied. Before the owner
+writes to a pinned page it replaces the page by a copy (`PagedColumn.copy_pages`), which nobody has pinned. Only the
+owner's thread writes, copies and puts back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tidegate.state.common.backend import ValueSpec
+from tidegate.state.common.page_memory import PAGE_MEMORY, address_of
+from tidegate.state.kernels.fixed_width import array_of, storage_dtype
+from tidegate.state.kernels.paged import (
+    NO_PAGES,
+    PAGE_BITS,
+    PAGE_ROWS,
+    Pages,
+    copy_whole,
+    gathered,
+    place,
+    place_run,
+    put_behind,
+    scatter,
+)
+from tidegate.state.kernels.partition import Places
+
+_VALID = np.dtype(np.uint8)
+
+FormerPage = tuple[NDArray[Any], NDArray[Any] | None]
+"""A page of a column and its validity. None if nothing had ever been null."""
+
+
+def pages_for(slots: int) -> int:
+    """How many pages hold this many slots."""
+    return (slots + PAGE_ROWS - 1) >> PAGE_BITS
+
+
+class PagedColumn:
+    """A fixed-width value for each slot, in pages. New slots hold the identity of the spec.
+
+    From the first null on, validity has pages of its own (uint8, 1 for a value).
+    """
+
+    __slots__ = ("_addresses", "_arrays", "_valid", "_valid_addresses", "dtype", "spec")
+
+    def __init__(self, spec: ValueSpec) -> None:
+        dtype = storage_dtype(spec.data_type)
+        assert dtype is not None, f"{spec.data_type} has no fixed-width storage"
+        self.spec = spec
+        self.dtype = dtype
+        self._arrays: list[NDArray[Any]] = []
+        self._addresses: Pages = NO_PAGES
+        self._valid: list[NDArray[Any]] | None = None
+        self._valid_addresses: Pages = NO_PAGES
+
+    @property
+    def pages(self) -> Pages:
+        """Addresses of the pages of values, valid until pages are added or copied."""
+        return self._addresses
+
+    @property
+    def valid_pages(self) -> Pages:
+        """Addresses of the pages of validity; `NO_PAGES` if nothing has ever been null."""
+        return self._valid_addresses
+
+    def grow(self, pages: int) -> None:
+        """Grow to this many pages."""
+        known = len(self._arrays)
+        if pages <= known:
+            return
+        self._arrays += [_page_of(self.spec.identity, self.dtype) for _ in range(known, pages)]
+        self._addresses = _extended(self._addresses, self._arrays)
+        if self._valid is not None:
+            self._valid += [_page_of(0, _VALID) for _ in range(known, pages)]
+            self._valid_addresses = _extended(self._valid_addresses, self._valid)
+
+    def start_nulls(self) -> Pages:
+        """Start to track validity, if that is not done yet; all slots count as valid. Returns `valid_pages`."""
+        if self._valid is None:
+            self._valid = [_page_of(1, _VALID) for _ in self._arrays]
+            self._valid_addresses = _extended(NO_PAGES, self._valid)
+        return self._valid_addresses
+
+    def reset(self, slots: NDArray[np.int32]) -> None:
+        """Set these slots to the identity, or to null if validity is tracked."""
+        scatter(self._addresses, slots, np.full(len(slots), self.spec.identity, dtype=self.dtype))
+        self.reset_valid(slots)
+
+    def reset_valid(self, slots: NDArray[np.int32]) -> None:
+        """Set these slots to null, if validity is tracked."""
+        if self._valid is not None:
+            scatter(self._valid_addresses, slots, np.zeros(len(slots), dtype=np.uint8))
+
+    def copy_pages(self, pages: NDArray[np.int32]) -> list[FormerPage]:
+        """Replace pages by copies that the owner may write to. Returns what they were."""
+        values = _copied(self._arrays, self._addresses, pages, self.dtype)
+        if self._valid is None:
+            return [(former, None) for former in values]
+        return list(zip(values, _copied(self._valid, self._valid_addresses, pages, _VALID), strict=True))
+
+    def put_back(self, page: int, former: FormerPage) -> None:
+        """Put back what `copy_pages` has replaced."""
+        values, valid = former
+        self._arrays[page], self._addresses[page] = values, address_of(values)
+        if self._valid is not None:
+            valid = _page_of(1, _VALID) if valid is None else valid
+            self._valid[page], self._valid_addresses[page] = valid, address_of(valid)
+
+    def take(self, slots: NDArray[Any]) -> pa.Array:
+        """Values of these slots (a copy)."""
+        return _taken(self.spec, self.dtype, self._addresses, self._valid_addresses, slots)
+
+    def raw(self, slots: NDArray[Any]) -> NDArray[Any]:
+        """Values of these slots (a copy). Undefined under a null."""
+        return gathered(self._addresses, slots, self.dtype)
+
+    def put(self, slots: NDArray[np.int32], values: pa.Array) -> None:
+        """Set these slots from an Arrow array of the column's type."""
+        if values.null_count > 0:
+            self.start_nulls()
+        if self._valid is not None:
+            valid = values.is_valid().to_numpy(zero_copy_only=False).view(np.uint8)
+            scatter(self._valid_addresses, slots, valid)
+        scatter(self._addresses, slots, self._raw_of(values))
+
+    def raw_valid(self, slots: NDArray[Any]) -> NDArray[np.uint8] | None:
+        """1 or 0 for each of these slots: whether it has a value. None if nothing has ever been null."""
+        return None if self._valid is None else gathered(self._valid_addresses, slots, _VALID)
+
+    def put_raw(self, slots: NDArray[np.int32], values: NDArray[Any], valid: NDArray[np.uint8] | None) -> None:
+        """Set these slots to what `raw` and `raw_valid` gave. `valid` None: all have values."""
+        scatter(self._addresses, slots, values)
+        if self._valid is not None:
+            scatter(self._valid_addresses, slots, np.ones(len(slots), dtype=np.uint8) if valid is None else valid)
+
+    def extend(self, first_slot: int, values: pa.Array) -> None:
+        """Set the slots from `first_slot` on, none of which was ever set, from an Arrow array.
+
+        `first_slot` is the first slot after those set in this way. Adds pages as needed, and puts the identity after
+        the last value. Faster than `grow` and `put`: it writes to each page once.
+        """
+        self.begin_extend(first_slot, values)()
+
+    def begin_extend(self, first_slot: int, values: pa.Array) -> Callable[[], None]:
+        """The first half of `extend`: add pages. Any thread may call the result, which copies the values."""
+        if values.null_count > 0:
+            self.start_nulls()
+        raw = self._raw_of(values)
+        stop = first_slot + len(raw)
+        _add_pages(self._arrays, stop, self.dtype, self.spec.identity)
+        self._addresses = _extended(self._addresses, self._arrays)
+        if self._valid is None:
+            return partial(put_behind, self._addresses, first_slot, raw)
+        valid = values.is_valid().to_numpy(zero_copy_only=False).view(np.uint8)
+        _add_pages(self._valid, stop, _VALID, 0)
+        self._valid_addresses = _extended(self._valid_addresses, self._valid)
+
+        def put_both(pages: Pages = self._addresses, valid_pages: Pages = self._valid_addresses) -> None:
+            put_behind(pages, first_slot, raw)
+            put_behind(valid_pages, first_slot, valid)
+
+        return put_both
+
+    def _raw_of(self, values: pa.Array) -> NDArray[Any]:
+        """Plain values, with the identity for nulls. No copy if there are none."""
+        raw = values.view(pa.from_numpy_dtype(self.dtype))
+        if raw.null_count > 0:
+            raw = raw.fill_null(self.spec.identity)
+        plain: NDArray[Any] = raw.to_numpy()
+        return plain
+
+    def rebuilt(self, kept: NDArray[np.int32]) -> PagedColumn:
+        """A new column whose slot i has the value of slot `kept[i]`."""
+        column = self._another()
+        column.grow(pages_for(len(kept)))
+        if self._valid is not None:
+            column.start_nulls()
+        for page in range(len(column._arrays)):
+            slots = kept[page << PAGE_BITS : (page + 1) << PAGE_BITS]
+            column._arrays[page][: len(slots)] = self.raw(slots)
+            if column._valid is not None:
+                column._valid[page][:] = 0
+                column._valid[page][: len(slots)] = gathered(self._valid_addresses, slots, _VALID)
+        return column
+
+    def _another(self) -> PagedColumn:
+        """An empty column for the same values."""
+        return PagedColumn(self.spec)
+
+    def begin_batch(self) -> None:
+        """All slots are about to be set: nothing of the batch before is needed."""
+
+    @property
+    def value_bytes(self) -> int:
+        """About how many bytes a value takes."""
+        return self.dtype.itemsize
+
+    def freeze(self) -> FrozenColumn:
+        """References to the current pages. The caller pins them."""
+        addresses = self._addresses.copy(), self._valid_addresses.copy()
+        return FrozenColumn(self.spec, self.dtype, [*self._arrays], [*(self._valid or ())], *addresses)
+
+
+class FrozenColumn:
+    """The pages of a column at the time of a freeze."""
+
+    __slots__ = ("_addresses", "_arrays", "_dtype", "_valid", "_valid_addresses", "spec")
+
+    def __init__(
+        self,
+        spec: ValueSpec,
+        dtype: np.dtype[Any],
+        arrays: list[NDArray[Any] | None],
+        valid: list[NDArray[Any] | None],
+        addresses: Pages,
+        valid_addresses: Pages,
+    ) -> None:
+        self.spec = spec
+        self._dtype = dtype
+        self._arrays = arrays
+        self._addresses = addresses
+        self._valid = valid
+        self._valid_addresses = valid_addresses
+
+    def parts(
+        self,
+    ) -> tuple[np.dtype[Any], list[NDArray[Any] | None], list[NDArray[Any] | None], Pages, Pages]:
+        """What another column over the same pages is made of."""
+        return self._dtype, self._arrays, self._valid, self._addresses, self._valid_addresses
+
+    def take(self, slots: NDArray[Any], places: Places | None = None) -> pa.Array:
+        """Values of these slots, in their order or each at its place. Their pages must still be held.
+
+        With `places` the slots ascend, each given once.
+        """
+        return _taken(self.spec, self._dtype, self._addresses, self._valid_addresses, slots, places)
+
+    def raw(self, slots: NDArray[Any], places: Places | None = None) -> NDArray[Any]:
+        """The same as plain values. Undefined under a null."""
+        return _found(self._addresses, slots, self._dtype, places)
+
+    def raw_ascending(self, slots: NDArray[Any]) -> NDArray[Any]:
+        """The same of slots that ascend, each given once. Faster for a run of them."""
+        if not _is_run(slots):
+            return self.raw(slots)
+        first, stop = int(slots[0]), int(slots[-1]) + 1
+        held = cast(list[NDArray[Any]], self._arrays[first >> PAGE_BITS : pages_for(stop)])
+        start = first & (PAGE_ROWS - 1)
+        return np.concatenate(held)[start : start + len(slots)]
+
+    def let_go(self, start: int, stop: int) -> None:
+        """Drop the pages from `start` to `stop`."""
+        self._arrays[start:stop] = [None] * (stop - start)
+        if self._valid:
+            self._valid[start:stop] = [None] * (stop - start)
+
+
+def _taken(
+    spec: ValueSpec,
+    dtype: np.dtype[Any],
+    pages: Pages,
+    valid_pages: Pages,
+    slots: NDArray[Any],
+    places: Places | None = None,
+) -> pa.Array:
+    valid = _found(valid_pages, slots, _VALID, places) if len(valid_pages) else None
+    return array_of(_found(pages, slots, dtype, places), valid, spec.data_type)
+
+
+def _found(pages: Pages, slots: NDArray[Any], dtype: np.dtype[Any], places: Places | None) -> NDArray[Any]:
+    if places is None:
+        return gathered(pages, slots, dtype)
+    values = PAGE_MEMORY.buffer(len(slots), dtype)
+    if _is_run(slots):
+        place_run(pages, int(slots[0]), places.places, values)
+    else:
+        place(pages, slots, places.places, values)
+    return values
+
+
+def _is_run(slots: NDArray[Any]) -> bool:
+    """Whether slots that ascend, each given once, follow one another; there is one at least."""
+    return len(slots) > 0 and int(slots[-1]) - int(slots[0]) == len(slots) - 1
+
+
+def _add_pages(pages: list[NDArray[Any]], slots: int, dtype: np.dtype[Any], rest: Any) -> None:
+    """Add pages for this many slots. Their memory is not set, but for `rest` after the last slot."""
+    known, needed = len(pages), pages_for(slots)
+    pages += [PAGE_MEMORY.page(PAGE_ROWS, dtype) for _ in range(known, needed)]
+    if needed > known and slots & (PAGE_ROWS - 1):
+        pages[-1][slots & (PAGE_ROWS - 1) :] = rest
+
+
+def _page_of(value: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
+    page = PAGE_MEMORY.page(PAGE_ROWS, dtype)
+    page.fill(value)
+    return page
+
+
+def _copied(
+    arrays: list[NDArray[Any]], addresses: Pages, pages: NDArray[np.int32], dtype: np.dtype[Any]
+) -> list[NDArray[Any]]:
+    """Put copies in the place of pages. Returns what was there."""
+    numbers = pages.tolist()
+    former = [arrays[page] for page in numbers]
+    copies, targets = PAGE_MEMORY.pages(len(numbers), PAGE_ROWS, dtype)
+    copy_whole(addresses[pages], targets, PAGE_ROWS * dtype.itemsize // 8)
+    for page, copy in zip(numbers, copies, strict=True):
+        arrays[page] = copy
+    addresses[pages] = targets
+    return former
+
+
+def _extended(addresses: Pages, arrays: list[NDArray[Any]]) -> Pages:
+    added = [address_of(array) for array in arrays[len(addresses) :]]
+    return np.concatenate((addresses, np.array(added, dtype=np.uintp)))

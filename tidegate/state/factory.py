@@ -1,0 +1,41 @@
+"""Opens the backend that a job asks for. `make_backend` in `operator_backend.py` calls it for an operator."""
+
+from __future__ import annotations
+
+import os
+
+from tidegate.state.columnar.columnar_backend import ColumnarBackend
+from tidegate.state.common.backend import KeyedBackend
+from tidegate.state.common.options import BackendPlace, StateBackendOptions
+from tidegate.storage.checkpoints.layout import escape
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.extras import need
+from tidegate.storage.ids import OperatorUid
+
+
+def open_backend(options: StateBackendOptions, place: BackendPlace) -> KeyedBackend:
+    """A backend for the keyed state of one operator in one subtask, empty or on the files in its folder."""
+    if options.kind == "columnar":
+        # With a changelog, freezes are for its segments and not for checkpoints: there is nothing to go back to.
+        undo_bytes = 0 if options.changelog else options.undo_bytes
+        return ColumnarBackend(
+            place.max_parallelism,
+            place.key_names,
+            options.incremental,
+            undo_bytes,
+            options.restore_threads,
+            place.namespace,
+        )
+    if options.directory is None:
+        raise ConfigurationError("the rocksdb backend needs a local folder to work in; this runtime has none")
+    need("the rocksdb backend", "rocksdb")
+    # Imported late: a job with state in memory should not pay for loading RocksDB.
+    from tidegate.state.rocksdb.rocksdb_backend import RocksBackend
+
+    folder = backend_folder(options.directory, place.uid)
+    return RocksBackend(place, folder, options.memory_bytes, options.changelog, options.cache_bytes, options.database)
+
+
+def backend_folder(directory: str, uid: OperatorUid) -> str:
+    """The folder in which an operator's backend works. Files to restore from are put there first."""
+    return os.path.join(directory, escape(uid))

@@ -1,0 +1,134 @@
+"""Groups of the rows of one batch whose keys lie close together: the place of a key is the slot of its group.
+
+`KeyIndex` numbers keys as it meets them, and remembers them. For the groups of a single batch neither is needed: keys
+between two bounds that are not far apart need no index at all. One pass over the rows gives their slots, how many rows
+each group has, and which row is its first. Databases know this as perfect hashing. Rules:
+
+- Keys are columns of words (`Words`). Several make one: their places are the digits of a number.
+- There are at least `ROWS_A_PLACE` rows for each place: what is done for all places then costs less than the pass.
+- A null has a place of its own, behind the greatest word.
+- One column without nulls is first tried between the bounds of the batch before: to look for bounds is to read all
+  keys once more. Which rows are a group, and the order of groups, does not depend on that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidegate.state.kernels.columns import Words
+from tidegate.state.kernels.jit import kernel
+from tidegate.state.key_index.near_words import bounds_of
+
+ROWS_A_PLACE = 4
+_GREATEST = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Groups of the rows of a batch, in the order of their first rows."""
+
+    slots: NDArray[np.int32]
+    """Of each row; rows of one group have one slot."""
+    slots_end: int
+    """All slots are below it. Not each has a group."""
+    group_slots: NDArray[np.int32]
+    """The slot of each group."""
+    first_rows: NDArray[np.int32]
+    """The first row of each group, ascending."""
+    counts: NDArray[np.int64]
+    """How many rows each group has."""
+
+
+class NearGroups:
+    """Groups of one batch after the other."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: tuple[int, int] | None = None
+        """The least word of the last batch, and its places; None: not of one column without nulls."""
+
+    def of(self, keys: Sequence[Words]) -> Groups | None:
+        """Groups of the rows that have these keys, one column at least; None if they do not lie close together."""
+        rows = len(keys[0].words)
+        places_max = max(rows // ROWS_A_PLACE, 1)
+        alone = len(keys) == 1 and not len(keys[0].valid)
+        if alone and self._known is not None and self._known[1] <= places_max:
+            found = _groups(keys[0].words, *self._known)
+            if found is not None:
+                return found
+        self._known = None
+        digits: list[tuple[NDArray[np.int64], int, int]] = []
+        places = 1
+        for column in keys:
+            digits.append(_digit(column))
+            places *= digits[-1][2]
+            if not 0 < places <= places_max:
+                return None
+        words, origin, _ = digits[0]
+        if alone:
+            self._known = origin, places
+        elif len(digits) > 1:
+            numbers: NDArray[np.int64] = np.zeros(rows, dtype=np.int64)
+            for words, origin, length in digits:
+                _append_digit(numbers, words, origin, length)
+            words, origin = numbers, 0
+        return _groups(words, origin, places)
+
+
+def _digit(column: Words) -> tuple[NDArray[np.int64], int, int]:
+    """Words without nulls, the least of them, and how many places there are from it to the greatest."""
+    bounds = bounds_of(column.words, column.valid)
+    if bounds is None:
+        return np.zeros(len(column.words), dtype=np.int64), 0, 1
+    least, greatest = bounds
+    if not len(column.valid):
+        return column.words, least, greatest - least + 1
+    if greatest == _GREATEST:
+        return column.words, least, 0  # no word is left for null
+    return np.where(column.valid.view(np.bool_), column.words, greatest + 1), least, greatest - least + 2
+
+
+def _groups(words: NDArray[np.int64], origin: int, places: int) -> Groups | None:
+    """None if a word lies elsewhere."""
+    slots = np.empty(len(words), dtype=np.int32)
+    first_rows = np.empty(places, dtype=np.int32)
+    counts = np.zeros(places, dtype=np.int64)
+    groups = _group(words, origin, slots, counts, first_rows)
+    if groups < 0:
+        return None
+    first_rows = first_rows[:groups]
+    group_slots = slots[first_rows]
+    return Groups(slots, places, group_slots, first_rows, counts[group_slots])
+
+
+@kernel
+def _append_digit(numbers: NDArray[np.int64], words: NDArray[np.int64], origin: int, length: int) -> None:
+    for row in range(words.shape[0]):
+        numbers[row] = numbers[row] * length + (words[row] - origin)
+
+
+@kernel
+def _group(
+    words: NDArray[np.int64],
+    origin: int,
+    slots: NDArray[np.int32],
+    counts: NDArray[np.int64],
+    first_rows: NDArray[np.int32],
+) -> int:
+    """How many groups there are; -1 if a word has no place."""
+    groups = 0
+    for row in range(words.shape[0]):
+        place = words[row] - origin
+        if np.uint64(place) >= np.uint64(counts.shape[0]):
+            return -1
+        if counts[place] == 0:
+            first_rows[groups] = row
+            groups += 1
+        counts[place] += 1
+        slots[row] = place
+    return groups

@@ -1,0 +1,185 @@
+"""`HotRows`: the hot rows of a vectorised state, in columns in front of RocksDB (a write-back cache).
+
+`CachedTable` has one. Rules:
+- A key that has a slot here is as it is here, also where it has no row; the database may know an older row. A key
+  without a slot is as the database has it, and is read from there when it first comes. As long as the database has had
+  no row but of keys that have slots (`is_whole`), such a key is new, and is not looked for.
+- What has changed is written when a snapshot is taken, or when its slot is given to others.
+- Room is made for so many rows at once that it pays. Those go that have not been asked for again since room was last
+  made, the longest known first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tidegate.state.columnar.dirty_slots import flags, words_for
+from tidegate.state.columnar.frozen_slots import FrozenSlots
+from tidegate.state.columnar.key_space import KeySpace
+from tidegate.state.columnar.vector_table import ColumnarTable
+from tidegate.state.common.backend import ValueSpec
+from tidegate.state.common.varying_column import VaryingColumn
+from tidegate.state.kernels.paged import Bitmap, mark_below, scatter
+from tidegate.state.kernels.partition import gather
+from tidegate.state.key_index.entries import Upserted
+from tidegate.state.rocksdb.cached.write_back import Write
+from tidegate.storage.ids import CheckpointId
+from tidegate.storage.state.snapshot import Cut, FrozenState
+
+Fetch: TypeAlias = Callable[[pa.RecordBatch], tuple[NDArray[np.int64], Sequence[pa.Array]]]
+"""Reads rows from the database: which of these keys have one, and the value columns of those."""
+
+_LIVE_BYTES = 1
+"""Of each slot, whether it has a row."""
+_ROOM = 8
+"""Room is made for an eighth of the rows."""
+_WRITTEN_ROWS = 65_536
+
+
+class HotRows(ColumnarTable):
+    """A `ColumnarTable` with some of the rows. `fetch` reads those that it does not have."""
+
+    def __init__(self, space: KeySpace, name: str, specs: Sequence[ValueSpec], fetch: Fetch) -> None:
+        self._fetch = fetch
+        self._asked_again: Bitmap = np.zeros(words_for(0), dtype=np.uint64)
+        """Slots whose keys have come in a batch after that which brought them in."""
+        self._snapshots = 0
+        self.is_whole = False
+        """Whether a key without a slot has no row anywhere. Who knows says so; `put` and `make_room` end it."""
+        super().__init__(space, name, specs, incremental=True)
+
+    @property
+    def size_bytes(self) -> int:
+        """About how much memory the rows take."""
+        columns = [column.paged for column in self._columns.values()]
+        row_bytes = _LIVE_BYTES + sum(column.dtype.itemsize + (len(column.valid_pages) > 0) for column in columns)
+        heaps_bytes = sum(column.heap_bytes for column in self._varying)
+        return self._space.slots * row_bytes + heaps_bytes + self._space.size_bytes
+
+    @property
+    def unwritten(self) -> bool:
+        """Whether anything has changed since the last snapshot."""
+        assert self.dirty is not None
+        return self.dirty.changed_since(CheckpointId(self._snapshots), self._space.slots) > 0
+
+    def upsert(self, keys: pa.RecordBatch, new_only: bool = False) -> Upserted:
+        """Begin a batch: bring in the rows of keys that are not here. Keys without a row get one."""
+        known = self._space.slots
+        upserted = self._space.upsert(keys)
+        mark_below(self._asked_again, known, upserted.slots)
+        wanted, stored = self._perhaps_stored(keys, upserted), 0
+        if len(wanted):
+            found, columns = self._fetch(keys if len(wanted) == keys.num_rows else gather(keys, wanted))
+            stored = len(found)
+            self._take_in(upserted.slots[wanted[found]], columns)
+        new_rows = self._begin(upserted, stored=stored, new_only=new_only)
+        return Upserted(upserted.slots, upserted.first_rows, new_rows)
+
+    def show(self, keys: pa.RecordBatch, columns: Sequence[pa.Array]) -> NDArray[np.int32]:
+        """Slots of keys that have these rows in the database, all of which is written."""
+        upserted = self._space.upsert(keys)
+        new = pa.array(upserted.new_rows)
+        if len(new):
+            self._take_in(upserted.slots[upserted.new_rows], [column.take(new) for column in columns])
+        return upserted.slots
+
+    def changed(self) -> Sequence[FrozenState]:
+        """Rows that are to be written, and keys to be removed, as they are now. From now on they count as written."""
+        base = CheckpointId(self._snapshots)
+        self._snapshots += 1
+        frozen = self.freeze(Cut(CheckpointId(self._snapshots), base))
+        return [state.now() if isinstance(state, FrozenSlots) else state for state in frozen]
+
+    def written(self) -> None:
+        """What `changed` has given is in the database."""
+        assert self.dirty is not None
+        self.dirty.drop(CheckpointId(self._snapshots))
+
+    def make_room(self, size_bytes_max: int, write: Write) -> None:
+        """Between batches, all snapshots being written: let rows go, if there are too many, and write them."""
+        self._let_values_go()
+        slots, size_bytes = self._space.slots, self.size_bytes
+        if size_bytes <= (size_bytes_max - size_bytes_max // _ROOM if self._varying else size_bytes_max):
+            return
+        left = size_bytes_max * slots // size_bytes
+        gone = self._coldest(slots, slots - left + left // _ROOM)
+        self._write(gone, write)
+        leaving = gone.astype(np.int32)
+        leaving = leaving[self.live(leaving)]
+        self._leave(leaving)
+        self._rows -= len(leaving)
+        kept = np.ones(slots, dtype=np.bool_)
+        kept[gone] = False
+        self._space.keep(np.flatnonzero(kept).astype(np.int32))
+        self._let_values_go()
+        self._asked_again[:] = 0
+
+    def grow(self, slots: int) -> None:
+        """Grow to this many slots."""
+        words = words_for(slots)
+        if words > len(self._asked_again):
+            larger = np.zeros(max(words, 2 * len(self._asked_again)), dtype=np.uint64)
+            larger[: len(self._asked_again)] = self._asked_again
+            self._asked_again = larger
+        super().grow(slots)
+
+    def rebuild(self, kept: NDArray[np.int32], slots: int) -> None:
+        """Renumber slots: slot `kept[i]` becomes slot i."""
+        asked = np.flatnonzero(flags((self._asked_again,), 0, slots)[kept]).astype(np.int32)
+        self._asked_again = np.zeros(words_for(len(kept)), dtype=np.uint64)
+        mark_below(self._asked_again, len(kept), asked)
+        super().rebuild(kept, slots)
+
+    @property
+    def _varying(self) -> list[VaryingColumn]:
+        columns = (column.paged for column in self._columns.values())
+        return [column for column in columns if isinstance(column, VaryingColumn)]
+
+    def _let_values_go(self) -> None:
+        """Keep those values of varying width alone that a row here has."""
+        for column in self._varying:
+            slots = np.arange(self._space.slots, dtype=np.int32)
+            column.collect([column.raw(slots[self.live(slots)])])
+
+    def _perhaps_stored(self, keys: pa.RecordBatch, upserted: Upserted) -> NDArray[np.int32]:
+        """Of the rows with new keys those that the database may have."""
+        return upserted.new_rows[:0] if self.is_whole else upserted.new_rows
+
+    def _leave(self, gone: NDArray[np.int32]) -> None:
+        """These slots have rows, which are in the database now, and nowhere else."""
+        self.is_whole = self.is_whole and not len(gone)
+
+    def _take_in(self, slots: NDArray[np.int32], columns: Sequence[pa.Array]) -> None:
+        """Put rows of the database into new slots."""
+        self._own(slots)
+        scatter(self._live.pages, slots, np.ones(len(slots), dtype=np.uint8))
+        for column, values in zip(self._columns.values(), columns, strict=True):
+            column.paged.put(slots, values)
+        self._rows += len(slots)
+        # The database knows them: if one of them is removed, a snapshot must say so.
+        self._told_below = self._space.slots
+
+    def _coldest(self, slots: int, wanted: int) -> NDArray[np.int64]:
+        """So many slots, those that were not asked for again first, and of these the oldest."""
+        asked = flags((self._asked_again,), 0, slots)
+        cold = np.flatnonzero(~asked)
+        return cold[:wanted] if len(cold) >= wanted else np.concatenate((cold, np.flatnonzero(asked)))[:wanted]
+
+    def _write(self, slots: NDArray[np.int64], write: Write) -> None:
+        """Write those of some slots that have changed."""
+        assert self.dirty is not None
+        changed = np.sort(slots[self.dirty.marked(self._space.slots)[slots]]).astype(np.int32)
+        live = self.live(changed)
+        keys, _ = self._space.freeze()
+        for start in range(0, len(changed), _WRITTEN_ROWS):
+            part = slice(start, start + _WRITTEN_ROWS)
+            rows, gone = changed[part][live[part]], changed[part][~live[part]]
+            if len(rows):
+                write(keys.take(rows), [column.take(rows) for column in self._columns.values()])
+            if len(gone):
+                write(keys.take(gone), None)

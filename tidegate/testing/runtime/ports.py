@@ -1,0 +1,507 @@
+"""The ports of the simulated world: messages that come late, twice or not at all, and I/O that fails.
+
+What the subtasks of a process report in one round goes in one message, and so does what the coordinator tells them: it
+gets lost as a whole, or comes twice as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import NamedTuple, Protocol
+
+from tidegate.actors.coordinator.messages import events as co
+from tidegate.actors.coordinator.messages import instructions as do
+from tidegate.actors.coordinator.messages.events import CoordinatorEvent
+from tidegate.actors.drivers.coordinator_effects import CoordinatorEffects
+from tidegate.actors.drivers.coordinator_host import CoordinatorHost
+from tidegate.actors.drivers.job_context import JobContext
+from tidegate.actors.drivers.ports import TryAgain
+from tidegate.actors.drivers.task_effects import TaskEffects
+from tidegate.actors.drivers.task_host import TaskHost
+from tidegate.actors.drivers.transport import Transport
+from tidegate.actors.drivers.worker import Subtask
+from tidegate.actors.graph.slot_plan import WorkerId
+from tidegate.actors.task.fence import is_order
+from tidegate.actors.task.messages import events as ev
+from tidegate.actors.task.messages import instructions as task_do
+from tidegate.actors.task.task_machine import TaskMachine
+from tidegate.protocol.identity import TaskId
+from tidegate.protocol.stream_elements import Barrier
+from tidegate.storage.errors import StorageError
+from tidegate.storage.ids import AttemptNumber
+from tidegate.testing.oracle.decisions.ledger import Ledger
+from tidegate.testing.oracle.files.copies import CopiesOracle
+from tidegate.testing.oracle.violation import InvariantViolated
+from tidegate.testing.oracle.watch import Watch
+from tidegate.testing.runtime.nodes import SimulatedNodes
+from tidegate.testing.runtime.processes import SimulatedProcess, SimulatedProcesses
+from tidegate.testing.world.disk import SimulatedDisk
+from tidegate.testing.world.virtual_time import World
+
+CUT_OFF_MS = 1_000
+"""How long the messages of a coordinator that was cut off may take."""
+RECOVERY_MS = 300
+"""How long it takes until a successor of a lost coordinator starts."""
+CHANCES_OF_A_COPY = 100
+"""A coordinator that copies a savepoint is lost as often as one that does something else in that time."""
+TAKEOVER_DROP = 0.1
+_UNSURE = (co.CheckpointAcknowledged, co.TaskAnswered)
+"""Reports that may get lost, or come twice."""
+COORDINATOR = "coordinator"
+ROUND_MS_MAX = 5
+"""For how long a process may be busy before what its subtasks have reported is sent, in one message."""
+STORAGE = "storage"
+"""Stands in the trace for all that is done beside the machines: files that are written or deleted, and hooks."""
+
+
+class JobInTheWorld(Protocol):
+    """What ports ask of their job; `SimulatedJob` has it."""
+
+    world: World
+    watch: Watch
+    context: JobContext
+    disk: SimulatedDisk
+    coordinator: CoordinatorHost | None
+    """None while it is lost."""
+    coordinator_crashes: int
+    processes: SimulatedProcesses
+    nodes: SimulatedNodes
+
+    def deliver(self, task: TaskId, event: ev.TaskEvent) -> None: ...
+    def report(self, event: CoordinatorEvent) -> None: ...
+    def deploy(self, instruction: do.DeployAttempt, by: CoordinatorHost, cause: int | None) -> None: ...
+    def cancel(self, instruction: do.CancelAttempt, cause: int | None) -> None: ...
+    def end(self, port: SimulatedCoordinatorPort) -> None: ...
+    def give_up(self, port: SimulatedCoordinatorPort, reason: str) -> None: ...
+    def start_coordinator(self) -> None: ...
+    def maybe_lose_coordinator(self, chances: int = 1) -> None: ...
+    def lost_with(self, host: CoordinatorHost) -> bool: ...
+
+
+class WatchedHost(TaskHost):
+    """Shows the watch what its machine does."""
+
+    def __init__(
+        self, machine: TaskMachine, effects: TaskEffects, port: SimulatedSubtask, watch: Watch, world: World
+    ) -> None:
+        super().__init__(machine, effects, port)
+        self._watch, self._world, self._process = watch, world, port.process
+        self._ordered: ev.CoordinatorOrder | None = None
+        """What a coordinator says, while the machine takes it in."""
+        self._heard_of = ev.UNFENCED
+        """The newest coordinator that the task has heard of."""
+
+    def handle(self, event: ev.TaskEvent | TryAgain) -> None:
+        """As every host, under observation."""
+        if isinstance(event, TryAgain):
+            super().handle(event)
+            return
+        full = isinstance(event, ev.TurnGranted) and self._watch.oracle.before_turn(self.machine)
+        self._ordered = event if is_order(event) else None
+        if isinstance(event, ev.FrameArrived):
+            self._watch.oracle.local_queues.arrived(self._process.name, event)
+        super().handle(event)
+        self._watch.oracle.after_event(self.machine, event, full, self._port.monotonic_ms())
+
+    def _perform(self, instructions: Sequence[task_do.TaskInstruction], handled_ms: int) -> None:
+        ordered, self._ordered = self._ordered, None
+        if ordered is not None:
+            task = self.machine.descriptor.task
+            self._watch.takeovers.obeyed(task, type(ordered).__name__, ordered.generation, self._heard_of)
+            self._heard_of = max(self._heard_of, ordered.generation)
+            if isinstance(ordered, ev.WatermarkAnnounced):
+                self._watch.oracle.alignment.heard(self.machine, ordered)
+            self._process.obeys(self._heard_of)
+        for instruction in instructions:
+            self._watch.task_does(self.machine, instruction)
+            if isinstance(instruction, task_do.SendFrame) and self._watch.oracle.local_queues.sent(
+                self._process.name, instruction
+            ):
+                self._watch.coverage.saw("sent_inside")
+            if isinstance(instruction, task_do.PersistSnapshot | task_do.PersistChannelState):
+                cause = self._watch.causes.of_trigger(instruction.checkpoint_id)
+                self._world.message(self.machine.descriptor.task, STORAGE, instruction, cause=cause)
+        super()._perform(instructions, handled_ms)
+
+
+class _Network:
+    """The transport between processes of the simulated world, which delays, loses and repeats."""
+
+    def __init__(self, job: JobInTheWorld, subtask: SimulatedSubtask, to: TaskId) -> None:
+        self._job, self._subtask, self._to = job, subtask, to
+
+    def send(self, frame: task_do.SendFrame) -> None:
+        """Send a frame. Those of a channel arrive in order, but for repeated ones."""
+        job, world, receiver = self._job, self._job.world, self._to
+        if world.chance("drop"):
+            world.message(self._subtask.task, receiver, frame.channel, "frame", frame.first_sequence, "is lost")
+            return
+        self._subtask.note(frame)
+
+        def arrive() -> None:
+            event = ev.FrameArrived(world.wall_ms, frame.attempt, frame.channel, frame.first_sequence, frame.elements)
+            job.deliver(receiver, event)
+
+        world.after_in_order((frame.attempt, frame.channel), world.delay_ms(), arrive)
+        if world.chance("duplicate"):
+            world.after(world.delay_ms() * 2, _again(world, arrive))
+
+    def grant(self, grant: task_do.GrantCredit) -> None:
+        """Grant credit."""
+        job, world, sender = self._job, self._job.world, self._to
+        if world.chance("drop"):
+            world.message(self._subtask.task, sender, grant.channel, "grant of", grant.total_bytes, "is lost")
+            return
+        world.after(
+            world.delay_ms(),
+            lambda: job.deliver(
+                sender,
+                ev.CreditGranted(world.wall_ms, grant.attempt, grant.channel, grant.total_bytes, grant.window_bytes),
+            ),
+        )
+
+
+class SimulatedSubtask(Subtask):
+    """One subtask of one attempt in a simulated process, and the world as it sees it."""
+
+    virtual = True
+
+    def __init__(
+        self,
+        job: JobInTheWorld,
+        process: SimulatedProcess,
+        task: TaskId,
+        attempt: AttemptNumber,
+        beside: Collection[TaskId],
+    ) -> None:
+        super().__init__(process, task, attempt, beside)
+        self._job = job
+        self.process = process
+        self.turn_is_due = False
+
+    def now_ms(self) -> int:
+        return self._job.world.wall_ms
+
+    def monotonic_ms(self) -> int:
+        return self._job.world.now_ms
+
+    def send_frame(self, frame: task_do.SendFrame) -> None:
+        if self.is_beside(self._job.context.graph.receiver(frame.channel)):
+            self.note(frame)
+        super().send_frame(frame)
+
+    def note(self, frame: task_do.SendFrame) -> None:
+        """Have the watch see a frame that is sent."""
+        job, receiver = self._job, self._job.context.graph.receiver(frame.channel)
+        barrier = next((element for element in frame.elements if isinstance(element, Barrier)), None)
+        cause = None if barrier is None else job.watch.causes.of_trigger(barrier.checkpoint_id)
+        job.world.message(self.task, receiver, frame.channel, frame.first_sequence, frame.elements, cause=cause)
+
+    def connect_out(self, neighbour: TaskId) -> Transport:
+        return _Network(self._job, self, neighbour)
+
+    def report(self, event: CoordinatorEvent) -> None:
+        """Report with the next message of the process."""
+        unreported, job, world = self.process.unreported, self._job, self._job.world
+        unreported.append(event)
+        if len(unreported) == 1:
+            world.after(world.between(0, ROUND_MS_MAX), partial(send_reports, job, self.process))
+        if isinstance(event, co.TaskReady) and world.faults.restore_crash > 0.0:
+            world.after(world.delay_ms(), partial(job.processes.dies_early, self))
+
+    def run_io(self, work: Callable[[], ev.TaskEvent | TryAgain | None]) -> None:
+        job, world, process = self._job, self._job.world, self.process
+
+        def act() -> None:
+            current = process.has(self)
+            if not current and world.random.random() < 0.5:
+                return
+            if current and job.nodes.is_cut(process):
+                job.nodes.hold(process, act)
+                return
+            if job.processes.dies_early(self):
+                return
+            try:
+                event = work()
+            except StorageError as error:
+                reason = str(error)
+                world.after(0, lambda: process.guarded(self, lambda: _raise(StorageError(reason))))
+                return
+            if event is not None:
+                world.after(world.io_ms(), lambda: process.guarded(self, lambda: self.host.handle(event)))
+
+        world.after(world.io_ms(), act)
+
+    def set_timer(self, instruction: task_do.SetTaskTimer, delay_ms: int) -> None:
+        super().set_timer(instruction, _delay_ms(self._job.world, instruction.due_at_ms, delay_ms))
+
+
+def send_reports(job: JobInTheWorld, process: SimulatedProcess) -> None:
+    """Send what the subtasks of a process have reported since its last message, in one message.
+
+    What may get lost gets lost together, and comes twice together. The rest is sent until it has arrived.
+    """
+    if not process.acts(partial(send_reports, job, process)):
+        return
+    events, world = tuple(process.unreported), job.world
+    process.unreported.clear()
+    unsure = tuple(event for event in events if isinstance(event, _UNSURE))
+    answers = any(isinstance(event, co.TaskAnswered) for event in unsure)
+
+    def arrive(reports: Sequence[CoordinatorEvent]) -> None:
+        if len({event.task for event in reports if isinstance(event, co.CheckpointAcknowledged)}) > 1:
+            job.watch.coverage.saw("acknowledged_together")
+        for event in reports:
+            job.report(event)
+
+    if unsure and (world.chance("drop") or (answers and _lost_in_a_takeover(world))):
+        world.message(_sender(unsure[0]), COORDINATOR, *unsure, "is lost", cause=_cause(job, unsure[0]))
+        events = tuple(event for event in events if not isinstance(event, _UNSURE))
+    elif unsure and world.chance("duplicate"):
+        world.after(world.delay_ms() * 2, partial(arrive, unsure))
+    for event in events:
+        world.message(_sender(event), COORDINATOR, event, cause=_cause(job, event))
+    if events:
+        world.after_in_order(("report", process.slot), world.delay_ms(), partial(arrive, events))
+
+
+def _sender(event: CoordinatorEvent) -> object:
+    return getattr(event, "task", None)
+
+
+def _cause(job: JobInTheWorld, event: CoordinatorEvent) -> int | None:
+    return max(job.watch.causes.of_tasks(event) or (), default=None)
+
+
+class _Told(NamedTuple):
+    """What a task is told, and the event of the log from which that follows."""
+
+    task: TaskId
+    event: ev.TaskEvent
+    cause: int | None
+
+
+class SimulatedCoordinatorPort:
+    """The world as one simulated coordinator incarnation sees it."""
+
+    def __init__(self, job: JobInTheWorld) -> None:
+        self._job = job
+        self._timers: dict[str, do.SetTimer] = {}
+        self.ledger = Ledger(job.watch.causes, job.world.note, self._carried_out)
+        self._unsent: dict[WorkerId, list[_Told]] = {}
+        """What the tasks of each slot are told with the next message."""
+        self._copies = CopiesOracle(job.watch.oracle.files.numbers)
+        self._is_copy = False
+        """Whether what is carried out now copies a savepoint."""
+        self.savepoint_io = 0
+        """How many copies and deletions of savepoints are under way."""
+        self.host: CoordinatorHost | None = None
+        self.effects: CoordinatorEffects | None = None
+
+    def now_ms(self) -> int:
+        return self._job.world.wall_ms
+
+    def _carried_out(
+        self,
+        instruction: do.CoordinatorInstruction,
+        event: CoordinatorEvent,
+        beside: Sequence[do.CoordinatorInstruction],
+    ) -> None:
+        self._copies.ordered(instruction)
+        self._is_copy = isinstance(instruction, do.WriteSavepoint)
+        if not self._job.coordinator_crashes and not self._job.world.clock_is_set:
+            self._job.watch.restarts.done(instruction, event, beside)
+
+    def monotonic_ms(self) -> int:
+        return self._job.world.now_ms
+
+    def deploy(self, instruction: do.DeployAttempt) -> None:
+        assert self.host is not None
+        self._job.deploy(instruction, self.host, self.ledger.cause)
+
+    def cancel_attempt(self, instruction: do.CancelAttempt) -> None:
+        self._job.cancel(instruction, self.ledger.cause)
+
+    def kill_process(self, instruction: do.KillProcess) -> None:
+        host, job = self.host, self._job
+        assert host is not None
+        job.world.message(COORDINATOR, instruction.process, "is to be ended", cause=self.ledger.cause)
+        job.world.after(
+            self._late_ms() + job.world.delay_ms(), lambda: job.processes.kill(instruction.process, host.generation)
+        )
+
+    def _late_ms(self) -> int:
+        """What one says that was cut off may arrive long after its successor has begun."""
+        return self._job.world.between(0, CUT_OFF_MS) if self._job.coordinator is not self.host else 0
+
+    def tell(self, task: TaskId, event: ev.TaskEvent) -> None:
+        """With the next message to the process of the task."""
+        job = self._job
+        job.watch.told(event)
+        job.watch.failover.told(task, event)
+        job.watch.takeovers.told(event)
+        if isinstance(event, ev.SplitsAssigned):
+            job.watch.oracle.splits.assigned(task, event)
+        if not self._unsent:
+            job.world.after(0, self._flush)
+        self._unsent.setdefault(job.processes.of(task).slot, []).append(_Told(task, event, self.ledger.cause))
+
+    def _flush(self) -> None:
+        """Send what the tasks of each slot were told since the last message to it."""
+        unsent, self._unsent = self._unsent, {}
+        for slot, told in unsent.items():
+            self._send(slot, told)
+
+    def _send(self, slot: WorkerId, told: Sequence[_Told]) -> None:
+        job, world = self._job, self._job.world
+        asks = any(isinstance(one.event, ev.CoordinatorTookOver) for one in told) and _lost_in_a_takeover(world)
+        unsure = [one for one in told if not isinstance(one.event, ev.TasksStarted)]
+        if unsure and (asks or world.chance("drop")):
+            lost = unsure[0]
+            world.message(COORDINATOR, lost.task, *(one.event for one in unsure), "is lost", cause=lost.cause)
+            told = [one for one in told if isinstance(one.event, ev.TasksStarted)]
+        for one in told:
+            world.message(COORDINATOR, one.task, one.event, cause=one.cause)
+
+        def deliver() -> None:
+            for one in told:
+                job.deliver(one.task, one.event)
+
+        if told:
+            world.after_in_order(("tell", slot, self), self._late_ms() + world.delay_ms(), deliver)
+            if world.chance("duplicate"):
+                world.after(world.delay_ms() * 2, deliver)
+
+    def run_io(self, work: Callable[[], CoordinatorEvent | None]) -> None:
+        world, host, cause = self._job.world, self.host, self.ledger.cause
+        assert host is not None
+
+        # A copy takes long. It may have read all of it at once, and writes at the end.
+        past = dict(self._job.disk.files) if self._is_copy and world.reads_at_once() else {}
+
+        def act() -> None:
+            if self._job.lost_with(host):
+                return
+            self._job.disk.past = past
+            event = work()
+            self._job.disk.past = {}
+            if event is not None:
+                world.message(STORAGE, COORDINATOR, event, cause=cause)
+                world.after(world.io_ms(), lambda: self._heard(event, cause))
+
+        world.after(world.copy_ms() if self._is_copy else world.io_ms(), act)
+        if self._is_copy and world.faults.slow_copies is not None:
+            # Nothing comes in while a savepoint is copied, and a coordinator is lost by what comes in.
+            world.after(world.delay_ms(), lambda: self._job.maybe_lose_coordinator(CHANCES_OF_A_COPY))
+
+    def run_copy(self, work: Callable[[], CoordinatorEvent | None]) -> None:
+        self.savepoint_io += 1
+
+        def counted() -> CoordinatorEvent | None:
+            self.savepoint_io -= 1
+            return work()
+
+        self.run_io(counted)
+
+    def _heard(self, event: CoordinatorEvent, cause: int | None) -> None:
+        """What the coordinator learns from itself: its timers, and its I/O."""
+        assert self.host is not None
+        self._copies.heard(event)
+        self._job.watch.oracle.savepoints.heard(event)
+        if not self.host.machine.ignores(event):
+            self._job.watch.failover.heard(event)
+            self._job.watch.takeovers.heard(event)
+        self.ledger.hear(event, cause)
+
+    def append(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
+        world, host = self._job.world, self.host
+        assert host is not None
+
+        def act() -> None:
+            if self._job.coordinator is host:
+                self._job.maybe_lose_coordinator()
+            if self._job.lost_with(host):
+                return
+            error: Exception | None = None
+            try:
+                work()
+            except InvariantViolated:
+                raise
+            except Exception as caught:  # noqa: BLE001 (handed to `done`, as a future would)
+                error = caught
+            world.after(world.between(0, 5), lambda: done(error))
+
+        world.after(world.io_ms(), act)
+
+    def set_timer(self, instruction: do.SetTimer, delay_ms: int) -> None:
+        cause = self.ledger.done(instruction)
+        timer = instruction.timer
+        world, job = self._job.world, self._job
+        self._timers[timer] = instruction
+
+        def fire() -> None:
+            if self._timers.get(timer) is instruction:
+                del self._timers[timer]
+                event = co.TimerFired(world.wall_ms, timer)
+                job.watch.reported(event)
+                self._heard(event, cause)
+
+        world.after(_delay_ms(world, instruction.due_at_ms, delay_ms), fire)
+
+    def cancel_timer(self, timer: str) -> None:
+        self._timers.pop(timer, None)
+
+    def call_later(self, delay_ms: int, action: Callable[[], None]) -> None:
+        self._job.world.after(delay_ms, action)
+
+    def complete_request(self, instruction: do.CompleteRequest) -> None:
+        world = self._job.world
+        done = instruction.error or "is done"
+        world.message(COORDINATOR, "user", instruction.request, done, instruction, cause=self.ledger.cause)
+        self._job.watch.answered(instruction)
+
+    def end_job(self, instruction: do.EndJob) -> None:
+        self._job.end(self)
+
+    def replay_again(self, reason: str) -> None:
+        job = self._job
+        job.world.note("coordinator replays again:", reason)
+        if job.coordinator is self.host:
+            job.coordinator = None
+            job.world.after(RECOVERY_MS, job.start_coordinator)
+
+    def halt(self, reason: str, *, fenced: bool) -> None:
+        """For good: should it be the coordinator in charge, the job has failed."""
+        job, host = self._job, self.host
+        assert host is not None
+        job.world.note("coordinator halts:", reason)
+        if job.coordinator is host:
+            job.coordinator = None
+            job.give_up(self, reason)
+        elif not fenced:
+            job.world.after(self._late_ms() + job.world.delay_ms(), lambda: job.processes.leave(host.generation))
+
+
+def _lost_in_a_takeover(world: World) -> bool:
+    """Questions of a takeover, and their answers, get lost more often than other messages: there are few of them."""
+    return world.faulty and world.random.random() < TAKEOVER_DROP
+
+
+def _delay_ms(world: World, due_at_ms: int, delay_ms: int) -> int:
+    """How long a timer takes. What is due by a clock that nobody sets is due."""
+    return delay_ms if world.clock_is_set else max(0, due_at_ms - world.now_ms)
+
+
+def _again(world: World, arrive: Callable[[], None]) -> Callable[[], None]:
+    """A second delivery of a message, noted in the trace."""
+
+    def again() -> None:
+        world.note("a frame arrives for the second time")
+        arrive()
+
+    return again
+
+
+def _raise(error: Exception) -> None:
+    raise error

@@ -1,0 +1,281 @@
+"""The processes of a simulated job: the worker of each slot, which of them hang, who notices that, and who ends them.
+
+A slot has one process at a time, which leaves it to its next attempts unless it has died. Rules:
+
+- With a process end all its subtasks, the keyed state that those that were stopped have left in it, what its subtasks
+  have sent each other, and what they were about to report. Each subtask that had not finished has failed.
+- A subtask that fails by what it raises fails alone: its process stays, and so does what others have left there.
+- What the subtasks of a process send each other goes through its queue. It neither gets lost nor comes twice or late.
+- A process that hangs takes nothing in and says nothing. The coordinator in charge notices that after `silence_ms`.
+- A coordinator that was cut off hears nobody. After that time it takes all processes for hung.
+- What hangs or was given up gets no subtask any more: a new process takes its place, and has nothing in memory.
+- A process may die before one of its subtasks has begun: while it restores state, or waits for others that do.
+- Who is told to leave by a coordinator that was replaced stays. A kill cannot be refused, so the oracle looks at it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from typing import NamedTuple, Protocol
+
+from tidegate.actors.coordinator.messages import events as co
+from tidegate.actors.coordinator.messages.events import CoordinatorEvent
+from tidegate.actors.drivers.coordinator_host import CoordinatorHost
+from tidegate.actors.drivers.worker import Subtask, Wiring, Worker
+from tidegate.actors.graph.job_graph import JobGraph
+from tidegate.actors.graph.slot_plan import WorkerId, slot_plan
+from tidegate.actors.graph.vertex_labels import vertex_labels
+from tidegate.actors.task.invariants import may_obey
+from tidegate.actors.task.messages import events as ev
+from tidegate.actors.task.task_status import TaskStatus
+from tidegate.protocol.identity import TaskId
+from tidegate.storage.ids import AttemptNumber
+from tidegate.testing.oracle.watch import Watch
+from tidegate.testing.world.virtual_time import World
+
+DETECTION_MS_MAX = 500
+"""How long it takes at most until it is noticed that a process has died, or a subtask has failed."""
+_NOT_BEGUN = (TaskStatus.CREATED, TaskStatus.READY)
+
+
+class JobOfProcesses(Protocol):
+    """What processes ask of their job; `SimulatedJob` has it."""
+
+    world: World
+    watch: Watch
+    coordinator: CoordinatorHost | None
+    crashes: int
+
+    @property
+    def over(self) -> bool: ...
+    def hear(self, coordinator: CoordinatorHost, event: CoordinatorEvent) -> None: ...
+    def report(self, event: CoordinatorEvent) -> None: ...
+    def hold_if_cut(self, process: SimulatedProcess, action: Callable[[], object]) -> bool: ...
+
+
+class SimulatedProcess(Worker):
+    """One process: the worker of a slot until it ends."""
+
+    def __init__(self, job: JobOfProcesses, graph: JobGraph, wiring: Wiring, slot: WorkerId, name: str) -> None:
+        super().__init__(graph, wiring)
+        self._job = job
+        self.slot = slot
+        self.name = name
+        self.gone = False
+        self.hangs = False
+        self.obeyed: int = ev.UNFENCED
+        """The newest coordinator that it has heard of."""
+        self.finished: dict[TaskId, Subtask] = {}
+        """Subtasks that have finished in it, which answer a coordinator that takes over."""
+        self.unreported: list[CoordinatorEvent] = []
+        """What its subtasks report with the next message."""
+        self._takes_in_soon = False
+
+    def obeys(self, generation: int) -> None:
+        """It has heard of a coordinator."""
+        self.obeyed = max(generation, self.obeyed)
+
+    def has(self, subtask: Subtask) -> bool:
+        """Whether a subtask runs in it."""
+        return not self.gone and self.subtasks.get(subtask.task) is subtask
+
+    def acts(self, action: Callable[[], object]) -> bool:
+        """Whether it can do something now. What comes for one that nobody reaches is held, and comes later."""
+        if self.gone or self.hangs:
+            return False
+        return not self._job.hold_if_cut(self, action)
+
+    def guarded(self, subtask: Subtask, action: Callable[[], object]) -> bool:
+        """As every worker, while the process is there. What subtasks have sent each other is taken in soon after."""
+        if not self.has(subtask) or not self.acts(lambda: self.guarded(subtask, action)):
+            return False
+        progressed = super().guarded(subtask, action)
+        if self.queue and not self._takes_in_soon:
+            self._takes_in_soon = True
+            self._job.world.after(0, self._round)
+        return progressed
+
+    def _round(self) -> None:
+        if self.acts(self._round):
+            self.take_in()
+            self._takes_in_soon = False
+
+    def turn_of(self, subtask: Subtask) -> None:
+        """Take in what subtasks have sent each other, then give this one its turn."""
+        self.take_in()
+        if self.has(subtask):
+            running = {task: each.attempt for task, each in self.subtasks.items()}
+            self._job.watch.oracle.local_queues.turn(self.name, running)
+            self.guarded(subtask, subtask.host.turn)
+
+    def let_go(self, task: TaskId) -> Subtask | None:
+        """Stop a subtask, and let it leave its keyed state. Returns it if it was there, finished or not."""
+        over = self.finished.pop(task, None)
+        return self.stop(task) or over
+
+    @property
+    def unfinished(self) -> dict[TaskId, AttemptNumber]:
+        """The subtasks that fail when it ends, with their attempts: also one that could not report its end."""
+        silent = {event.task for event in self.unreported if isinstance(event, co.TaskFinished)}
+        running = {task: subtask.attempt for task, subtask in self.subtasks.items()}
+        return running | {task: subtask.attempt for task, subtask in self.finished.items() if task in silent}
+
+    def end(self) -> dict[TaskId, AttemptNumber]:
+        """It ends, with all that it holds. Returns the subtasks that have failed by that, with their attempts."""
+        failed = self.unfinished
+        self.gone = True
+        self.subtasks.clear()
+        self.finished.clear()
+        self.unreported.clear()
+        self.queue.clear()
+        return failed
+
+
+class _Seen(NamedTuple):
+    """A process, and what it was doing when it was last heard of."""
+
+    process: SimulatedProcess
+    attempts: dict[TaskId, AttemptNumber]
+
+
+class SimulatedProcesses:
+    """Those of one job. `silence_ms`: after how long somebody who does not answer counts as hung; 0 for never."""
+
+    def __init__(self, job: JobOfProcesses, graph: JobGraph, wiring: Wiring, silence_ms: int) -> None:
+        self._job = job
+        self._graph = graph
+        self._wiring = wiring
+        self._silence_ms = silence_ms
+        plan = slot_plan(graph, vertex_labels(graph))
+        self._slots, self._names = plan.workers, plan.names
+        self._numbers: dict[WorkerId, int] = {}
+        self._of: dict[WorkerId, SimulatedProcess] = {}
+
+    def of(self, task: TaskId) -> SimulatedProcess:
+        """The process that a subtask is in, or was in last."""
+        slot = self._slots[task]
+        return self._of[slot] if slot in self._of else self._start(slot)
+
+    def _start(self, slot: WorkerId) -> SimulatedProcess:
+        number = self._numbers[slot] = self._numbers.get(slot, -1) + 1
+        name = f"{self._names[slot]}#{number}"
+        process = self._of[slot] = SimulatedProcess(self._job, self._graph, self._wiring, slot, name)
+        return process
+
+    def by_process(self, tasks: Iterable[TaskId]) -> dict[SimulatedProcess, tuple[TaskId, ...]]:
+        """The processes of these tasks, and which of the tasks each has."""
+        found: dict[SimulatedProcess, list[TaskId]] = {}
+        for task in tasks:
+            found.setdefault(self.of(task), []).append(task)
+        return {process: tuple(of_process) for process, of_process in found.items()}
+
+    @property
+    def known(self) -> list[SimulatedProcess]:
+        """The newest process of each slot, in an order that does not depend on the run."""
+        return [self._of[slot] for slot in sorted(self._of)]
+
+    def staff(self, process: SimulatedProcess, given_up: Collection[str], generation: int) -> SimulatedProcess:
+        """A coordinator gives subtasks to a process. Returns it, or the new one that takes its place."""
+        if process.hangs or process.name in given_up:
+            self.end(process, "another process takes its place")
+            process = self._of[process.slot]
+        process.obeys(generation)
+        return process
+
+    def dies_early(self, subtask: Subtask) -> bool:
+        """Let the process of a subtask that has not begun die, now and then. Returns whether it does."""
+        job, faults, process = self._job, self._job.world.faults, subtask.worker
+        assert isinstance(process, SimulatedProcess)
+        if subtask.host.machine.status not in _NOT_BEGUN or not process.has(subtask) or process.hangs:
+            return False
+        if job.crashes >= faults.crashes_max or not job.world.chance("restore_crash"):
+            return False
+        job.crashes += 1
+        job.watch.coverage.saw("restore_interrupted")
+        self.end(process, "process died before one of its tasks had begun")
+        return True
+
+    def hang(self, process: SimulatedProcess) -> None:
+        """A process takes nothing in from now on."""
+        self._job.world.note(process.name, "hangs, with", *process.subtasks)
+        process.hangs = True
+        self._job.world.after(self._silence_ms, lambda: self._notice(process))
+
+    def _notice(self, process: SimulatedProcess) -> None:
+        if self._job.over or process.gone:
+            return
+        if self._job.coordinator is None:
+            self._job.world.after(self._silence_ms, lambda: self._notice(process))
+        else:
+            self._find_hung(self._job.coordinator, _Seen(process, process.unfinished))
+
+    def silent(self, processes: Iterable[SimulatedProcess], still: Callable[[SimulatedProcess], bool]) -> None:
+        """Nobody reaches these processes. They count as hung when that lasts."""
+        seen = list(processes)
+        if self._silence_ms:
+            self._job.world.after(self._silence_ms, lambda: self._notice_silence(seen, still))
+
+    def _notice_silence(self, seen: Iterable[SimulatedProcess], still: Callable[[SimulatedProcess], bool]) -> None:
+        silent = [process for process in seen if not process.gone and still(process)]
+        coordinator = self._job.coordinator
+        if self._job.over or not silent:
+            return
+        if coordinator is None:
+            self._job.world.after(self._silence_ms, lambda: self._notice_silence(silent, still))
+            return
+        for process in silent:
+            if process.unfinished:
+                self._find_hung(coordinator, _Seen(process, process.unfinished))
+
+    def cut_off(self, coordinator: CoordinatorHost) -> None:
+        """A coordinator hears nobody any more."""
+        if self._silence_ms:
+            seen = [_Seen(process, process.unfinished) for process in self.known if process.unfinished]
+            self._job.world.after(self._silence_ms, lambda: self._find_all_hung(coordinator, seen))
+
+    def _find_all_hung(self, coordinator: CoordinatorHost, seen: list[_Seen]) -> None:
+        if not self._job.over:
+            self._job.watch.coverage.saw("all_taken_for_hung")
+            for one in seen:
+                self._find_hung(coordinator, one)
+
+    def _find_hung(self, coordinator: CoordinatorHost, seen: _Seen) -> None:
+        at_ms, name = self._job.world.wall_ms, seen.process.name
+        reason = f"it hangs: the process {name} has not answered"
+        for task, attempt in seen.attempts.items():
+            self._job.hear(coordinator, co.TaskFailed(at_ms, attempt, task, reason))
+        self._job.hear(coordinator, co.ProcessGivenUp(at_ms, name, reason))
+
+    def kill(self, name: str, generation: int) -> None:
+        """A kill that a coordinator has asked for comes through."""
+        process = next((process for process in self.known if process.name == name), None)
+        if self._job.over or process is None:
+            return
+        if not process.hangs:
+            self._job.watch.takeovers.killed(name, generation, process.obeyed)
+        self._job.watch.coverage.saw("process_killed")
+        self.end(process, f"coordinator {generation} has ended it")
+
+    def leave(self, generation: int) -> None:
+        """A coordinator that cannot go on tells all processes to end."""
+        for process in self.known:
+            if not self._job.over and process.unfinished and may_obey(generation, process.obeyed):
+                self._job.watch.takeovers.killed(process.name, generation, process.obeyed)
+                self.end(process, f"coordinator {generation} has told it to leave")
+
+    def end(self, process: SimulatedProcess, reason: str) -> None:
+        """A process ends, with all that it holds; another one is there for its slot."""
+        job = self._job
+        if len(process.subtasks) > 1:
+            job.watch.coverage.saw("slot_lost")
+        if job.watch.oracle.local_queues.ended(process.name):
+            job.watch.coverage.saw("queue_lost")
+        failed = process.end()
+        self._start(process.slot)
+        job.world.note(process.name, "is lost:", reason)
+        if failed:
+            job.world.after(job.world.between(0, DETECTION_MS_MAX), lambda: self._report(failed, reason))
+
+    def _report(self, failed: dict[TaskId, AttemptNumber], reason: str) -> None:
+        for task, attempt in failed.items():
+            self._job.report(co.TaskFailed(self._job.world.wall_ms, attempt, task, reason))

@@ -1,0 +1,363 @@
+"""`Simulation`: runs pipelines in one simulated world, from the plan to the rows of the tables.
+
+`tidegate.testing` and `scenarios.py` are made of it.
+
+A `Simulation` holds one world with one disk; jobs run in it one after the other, so that a later one can be restored
+from what an earlier one has left behind. What was still on its way when a job ended arrives while the next one runs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from tidegate.actors.coordinator.messages import events as co
+from tidegate.actors.coordinator.messages import instructions as do
+from tidegate.actors.drivers.coordinator_host import CoordinatorHost
+from tidegate.actors.drivers.job_context import DataPlaneOptions, JobContext
+from tidegate.actors.drivers.task_effects import TaskEffects
+from tidegate.actors.graph.job_graph import JobGraph
+from tidegate.actors.runtimes.running_job import JobCard, JobOverview, RunningJob, SilentJob, Submission
+from tidegate.actors.task.task_machine import TaskMachine
+from tidegate.api.config.sections.checkpoint_config import CheckpointConfig
+from tidegate.api.environment import StreamEnvironment
+from tidegate.api.streams.stream import Stream
+from tidegate.connectors.master_hooks import MasterHook
+from tidegate.connectors.source import Source
+from tidegate.operators.local_aggregation.combining_rule import CombiningMode
+from tidegate.recovery.restart_strategy import RestartStrategy
+from tidegate.storage.checkpoints.metadata import CheckpointMetadata, SavepointFormat, SnapshotKind
+from tidegate.storage.checkpoints.metadata_file import read_metadata
+from tidegate.storage.errors import ConfigurationError, CorruptionError, ProtocolError
+from tidegate.storage.files.store import OpenStore, Store
+from tidegate.storage.tables.table_files import read_table
+from tidegate.testing.oracle.coverage import Coverage
+from tidegate.testing.oracle.files.lost_entries import REPORT, TableLosses
+from tidegate.testing.oracle.files.merged_files import MergedFiles
+from tidegate.testing.oracle.files.output_tables import Covered
+from tidegate.testing.oracle.invariants import Oracle
+from tidegate.testing.oracle.violation import InvariantViolated
+from tidegate.testing.oracle.watch import Watch
+from tidegate.testing.runtime.simulated_job import SimulatedJob
+from tidegate.testing.runtime.watched_effects import WatchedEffects
+from tidegate.testing.world.disk import SimulatedDisk, SimulatedStore
+from tidegate.testing.world.faults import Faults
+from tidegate.testing.world.virtual_time import World
+
+STORAGE = "sim://checkpoints"
+SAVEPOINTS = "sim://savepoints"
+COPIES = "copies"
+"""The folder of local copies on the disk of each node."""
+JOB_NAME = "simulated"
+STEPS_MAX = 400_000
+DEPLOY_TIMEOUT_MS = 120_000
+"""The longest time for a deployment: no function takes long to open here, and a run has to settle."""
+
+Build = Callable[[StreamEnvironment], Any]
+Slots = Literal["shared", "halves", "apart"]
+Rows = dict[str, Counter[str]]
+"""The rows of each table, by url."""
+
+
+@dataclass(frozen=True, slots=True)
+class Protocol:
+    """The parts that run the protocol. Tests of the oracle put broken ones in their place."""
+
+    task_machine: Callable[..., TaskMachine] = TaskMachine
+    task_effects: Callable[..., TaskEffects] = WatchedEffects
+    coordinator: Callable[..., CoordinatorHost] = CoordinatorHost
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """What a user does `at_ms` after the job was submitted: asks for a snapshot of this kind, or (None) cancels."""
+
+    at_ms: int
+    kind: SnapshotKind | None
+    savepoint_format: SavepointFormat = SavepointFormat.CANONICAL
+
+
+@dataclass(frozen=True, slots=True)
+class JobSetting:
+    """One job of a simulation."""
+
+    build: Build
+    parallelism: int
+    checkpoints: CheckpointConfig
+    options: DataPlaneOptions
+    restart: RestartStrategy = field(default_factory=lambda: RestartStrategy.fixed_delay(10_000, "100ms"))
+    hooks: tuple[MasterHook, ...] = ()
+    actions: tuple[Action, ...] = ()
+    restore: str | None = None
+    allow_non_restored_state: bool = False
+    settle_ms_max: int = 3_600_000
+    adoption_timeout_ms: int | None = None
+    """As in the job's spec."""
+    sources: Callable[[Source], Source] | None = None
+    """What becomes of each source before the job starts."""
+    log_entries: int | None = None
+    """After how many entries the fold of the event log is stored, where that is not as usual."""
+    local_aggregation: CombiningMode = "auto"
+    """Whether rows are combined before they are sent."""
+    local_copies: bool = False
+    """Whether tasks keep copies of their state on the disks of their nodes."""
+    slots: Slots = "shared"
+    """Which subtasks are in one process: subtask i of every step, of every other step (`halves`), or none (`apart`)."""
+    hurries: bool = False
+    """Whether slow tasks are quick once the last fault is over: no checkpoint from then on is restored."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobRun:
+    """What came of one job. `rows` are None when its end was not reached."""
+
+    job: SimulatedJob
+    violation: str | None
+    status: str | None
+    reason: str | None
+    completed: int
+    restarts: int
+    virtual_ms: int
+    settled_ms: int
+    """From the last possible fault to the end."""
+    rows: Rows | None
+    answers: dict[str, do.CompleteRequest]
+    lost_entries: bool = False
+    """Whether the log of a table has lost entries by the end of the job."""
+    cut_short: bool = False
+    """Whether a stop has ended the data. Its answer may be lost, with a coordinator that dies."""
+
+    @property
+    def reports_loss(self) -> bool:
+        """Whether the job has failed because the log of a table has lost entries, and says so."""
+        return self.lost_entries and self.status == "failed" and REPORT in (self.reason or "")
+
+
+class Simulation:
+    """A world, its disk, and the jobs that run in it."""
+
+    def __init__(self, seed: int, faults: Faults, protocol: Protocol | None = None) -> None:
+        self.seed = seed
+        self.world = World(seed, faults)
+        self.disk = SimulatedDisk(self.world)
+        self.coverage = Coverage()
+        self._protocol = protocol if protocol is not None else Protocol()
+        self._jobs = 0
+        self._covered: Covered = {}
+        self._merged = MergedFiles(self.disk, self.coverage)
+        self.losses = TableLosses(self.disk)
+        self.losses.told.append(self._merged.lost)
+
+    def open_store(self, url: str) -> Store:
+        """The store at a url of this world."""
+        return SimulatedStore(self.disk, url)
+
+    def run(self, setting: JobSetting) -> JobRun:
+        """Run one job to its end. Raises what `build` and planning raise."""
+        return self.finish(self.prepare(setting), setting.settle_ms_max)
+
+    def prepare(self, setting: JobSetting) -> SimulatedJob:
+        """A job that is planned and not yet started. Raises what `build` and planning raise."""
+        world = self.world
+        if self._jobs:
+            world.faults_again()
+            self.losses.between_jobs()
+        submission, restored = self._plan(setting)
+        self._jobs += 1
+        context = submission.context
+        oracle = Oracle(
+            self.disk, submission.spec, context.graph, self.coverage, self._covered, self._merged, context.histories
+        )
+        self.losses.told.append(oracle.tables.lost)
+        watch = Watch(oracle, self.coverage, restored)
+        parts = self._protocol
+        job = SimulatedJob(
+            submission,
+            world,
+            self.disk,
+            watch,
+            parts.task_machine,
+            parts.task_effects,
+            parts.coordinator,
+            setting.log_entries,
+            setting.hurries,
+        )
+        for number, action in enumerate(setting.actions):
+            world.after(action.at_ms, _asking(job, action, f"request {number} of job {self._jobs}"))
+        return job
+
+    def finish(self, job: SimulatedJob, settle_ms_max: int) -> JobRun:
+        """Run a job to its end."""
+        world, oracle = self.world, job.watch.oracle
+        violation = status = reason = None
+        restarts, start_ms = 0, world.now_ms
+        try:
+            state = job.run(STEPS_MAX, settle_ms_max)
+            status, reason, restarts = state.status.value, state.ending_reason, max(0, state.attempt)
+            if job.gave_up is not None:
+                status, reason = "failed", job.gave_up
+        except InvariantViolated as error:
+            violation = str(error)
+        except AssertionError as error:
+            violation = f"an assertion failed: {str(error) or _place(error)}"
+        except ProtocolError as error:
+            # Of a task it fails the attempt; here the coordinator has raised it.
+            violation = f"the coordinator cannot go on: {error}"
+        self.disk.reliable = True
+        rows = None if violation is not None else self._rows(job.context)
+        self._covered = oracle.tables.covered
+        settled_ms = world.now_ms - world.faulty_until_ms
+        return JobRun(
+            job, violation, status, reason, oracle.completed, restarts, world.now_ms - start_ms, settled_ms, rows,
+            dict(job.watch.answers), bool(self.losses.tables), any(job.watch.cut_short.values()),
+        )  # fmt: skip
+
+    def _plan(self, setting: JobSetting) -> tuple[Submission, CheckpointMetadata | None]:
+        env = _Environment(_PlanOnly(self.open_store), setting.parallelism, options=setting.options)
+        env.changed = setting.sources
+        setting.build(env)
+        self.disk.reliable = True
+        submission = env.plan(
+            JOB_NAME,
+            checkpoints=setting.checkpoints,
+            restart=setting.restart,
+            restore=setting.restore,
+            allow_non_restored_state=setting.allow_non_restored_state,
+            suffix=f"{self._jobs:08d}",
+            seed=self.seed,
+            hooks=setting.hooks,
+            local_aggregation=setting.local_aggregation,
+        )
+        spec = submission.spec
+        limit_ms = min(spec.deploy_timeout_ms, DEPLOY_TIMEOUT_MS)
+        spec = replace(spec, adoption_timeout_ms=setting.adoption_timeout_ms, deploy_timeout_ms=limit_ms)
+        copies = COPIES if setting.local_copies else None
+        # Writing never pauses: the pause is one of this machine, and its length depends on what else that does.
+        options = replace(submission.context.options, local_copies=copies, paused_ms_max=0)
+        graph = _in_slots(submission.context.graph, setting.slots)
+        context = replace(submission.context, options=options, graph=graph)
+        submission = replace(submission, spec=spec, context=context)
+        restore = spec.restore
+        restored = None
+        if restore is not None:
+            store = self.open_store(restore.root)
+            restored = read_metadata(store, restore.job_id, restore.checkpoint_id, savepoint=restore.savepoint)
+        self.disk.reliable = False
+        return submission, restored
+
+    def _rows(self, context: JobContext) -> Rows:
+        return {table: self._rows_of(table) for table in context.table_urls}
+
+    def _rows_of(self, table: str) -> Counter[str]:
+        try:
+            return _counted(read_table(self.open_store(table)))
+        except CorruptionError as error:
+            if self.losses.tables and REPORT in str(error):
+                return Counter()  # Readers report it too.
+            raise
+
+
+def _in_slots(graph: JobGraph, slots: Slots) -> JobGraph:
+    """The same graph with other slots."""
+    if slots == "halves":
+        vertices = (replace(v, slot_group=f"half {number % 2}") for number, v in enumerate(graph.vertices))
+        return replace(graph, vertices=tuple(vertices))
+    return replace(graph, slot_sharing=False) if slots == "apart" else graph
+
+
+def difference(expected: Rows, found: Rows, *, at_least: bool = False, at_most: bool = False) -> str | None:
+    """How the rows of a job differ from those it should have written, as the violation that this is.
+
+    `at_least`: more of each row may be there. `at_most`: rows may be missing.
+    """
+    for table, rows in expected.items():
+        missing, extra = rows - found[table], found[table] - rows
+        if missing and not at_most:
+            return f"invariant 6: {table} lacks {missing.total()} rows, {min(missing)} among them"
+        if extra and not (at_least and extra.keys() <= rows.keys()):
+            return f"invariant 6: {table} has {extra.total()} rows too many, {min(extra)} among them"
+    return None
+
+
+def counted(rows: Sequence[Sequence[object]]) -> Counter[str]:
+    """Rows as they are compared."""
+    return Counter(repr(tuple(row)) for row in rows)
+
+
+def _counted(table: pa.Table) -> Counter[str]:
+    return counted(list(zip(*(column.to_pylist() for column in table.columns), strict=True)))
+
+
+def _asking(job: SimulatedJob, action: Action, request: str) -> Callable[[], None]:
+    def ask() -> None:
+        now_ms = job.world.now_ms
+        if action.kind is None:
+            job.ask(co.CancelRequested(now_ms))
+        else:
+            target = SAVEPOINTS if action.kind.is_savepoint else None
+            job.ask(co.CheckpointRequested(now_ms, request, action.kind, target, action.savepoint_format))
+
+    return ask
+
+
+def _place(error: BaseException) -> str:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return "" if trace is None else f"{trace.tb_frame.f_code.co_qualname}, line {trace.tb_lineno}"
+
+
+class _Environment(StreamEnvironment):
+    """An environment whose sources are changed into others."""
+
+    changed: Callable[[Source], Source] | None = None
+
+    def from_source(
+        self,
+        source: Source,
+        *,
+        name: str = "source",
+        uid: str | None = None,
+        parallelism: int | None = None,
+        slot_sharing_group: str | None = None,
+    ) -> Stream:
+        """A stream over the changed source."""
+        changed = source if self.changed is None else self.changed(source)
+        return super().from_source(
+            changed, name=name, uid=uid, parallelism=parallelism, slot_sharing_group=slot_sharing_group
+        )
+
+
+class _PlanOnly:
+    """Stands for the runtime while a pipeline is planned: a simulation runs submissions itself."""
+
+    memory_url = "simulated-memory:"
+    sends_functions = False
+
+    def __init__(self, open_store: OpenStore) -> None:
+        self.open_store = open_store
+
+    def check(self, graph: JobGraph, urls: Sequence[str]) -> None:
+        """Nothing to refuse."""
+
+    def check_detached(self, name: str, urls: Sequence[str]) -> None:
+        """Nothing to refuse: `submit` does."""
+
+    def overviews(self) -> list[tuple[str, JobOverview | SilentJob]]:
+        """Nothing runs here."""
+        return []
+
+    def attach(self, name: str) -> tuple[JobCard, RunningJob]:
+        """Nothing runs here."""
+        raise ConfigurationError("simulate() runs the pipeline: there is no job to attach to while it is built")
+
+    def submit(self, submission: Submission) -> RunningJob:
+        """Never reached."""
+        raise ConfigurationError("simulate() runs the pipeline: build(env) makes streams and does not execute them")
+
+    def stop(self) -> None:
+        """Nothing to stop."""

@@ -1,0 +1,435 @@
+"""One job in virtual time: the same hosts, machines and effects as everywhere, over a world of chance.
+
+A crash takes away what a process holds: the hosts of all subtasks of a slot with their queues and state. What was on
+its way stays: messages that were sent, and I/O that was started. A task that is stopped leaves its keyed state to its
+next attempt, because its process lives on (`processes.py`). A coordinator that is cut off instead of killed goes on as
+a zombie next to its successor.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
+
+import pyarrow as pa
+
+from tidegate.actors.coordinator.invariants import permit_sweep
+from tidegate.actors.coordinator.messages import events as co
+from tidegate.actors.coordinator.messages import instructions as do
+from tidegate.actors.coordinator.messages.events import CoordinatorEvent
+from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
+from tidegate.actors.drivers.coordinator_effects import CoordinatorEffects
+from tidegate.actors.drivers.coordinator_host import CoordinatorHost, replay
+from tidegate.actors.drivers.task_effects import TaskEffects
+from tidegate.actors.drivers.worker import Subtask
+from tidegate.actors.runtimes.running_job import Submission
+from tidegate.actors.task.messages import events as ev
+from tidegate.actors.task.task_machine import TaskMachine
+from tidegate.protocol.identity import TaskId
+from tidegate.storage.checkpoints.event_log import EventLog
+from tidegate.storage.errors import ProtocolError, StorageError
+from tidegate.storage.files.store import Store
+from tidegate.testing.oracle.decisions.limits import check_requests
+from tidegate.testing.oracle.files.damage import Damager
+from tidegate.testing.oracle.violation import InvariantViolated
+from tidegate.testing.oracle.watch import Watch
+from tidegate.testing.runtime.nodes import SimulatedNodes
+from tidegate.testing.runtime.ports import RECOVERY_MS, SimulatedCoordinatorPort, SimulatedSubtask, WatchedHost
+from tidegate.testing.runtime.processes import DETECTION_MS_MAX, SimulatedProcess, SimulatedProcesses
+from tidegate.testing.runtime.watched_effects import WatchedEffects
+from tidegate.testing.world.disk import SimulatedDisk, SimulatedStore
+from tidegate.testing.world.virtual_time import World
+
+ANSWERS_MS_MAX = 10_000
+CHANCES_OF_A_TAKEOVER = 3
+"""A coordinator that takes over is short, and lost as often as one that runs."""
+GRAVES_MAX = 50
+"""Dead coordinators whose I/O may still be on its way."""
+TURN_MS_MAX = (5, 20, 200)
+"""Some tasks are slower than others: that is what makes back-pressure."""
+MakeMachine = Callable[..., TaskMachine]
+MakeEffects = Callable[..., TaskEffects]
+
+
+class SimulatedJob:
+    """Runs one submission to its end in a world."""
+
+    def __init__(
+        self,
+        submission: Submission,
+        world: World,
+        disk: SimulatedDisk,
+        watch: Watch,
+        make_machine: MakeMachine = TaskMachine,
+        make_effects: MakeEffects = TaskEffects,
+        make_coordinator: Callable[..., CoordinatorHost] = CoordinatorHost,
+        log_entries: int | None = None,
+        hurries: bool = False,
+    ) -> None:
+        """`log_entries` and `hurries`: see `JobSetting`."""
+        self.world = world
+        self.spec = submission.spec
+        self.context = submission.context
+        self.disk = disk
+        self.watch = watch
+        watch.damager = Damager(disk, watch.oracle.files, submission.spec.checkpoints.retained)
+        self.processes = SimulatedProcesses(self, submission.context.graph, _Wiring(self), world.silence_ms)
+        self.nodes = SimulatedNodes(self)
+        self.coordinator: CoordinatorHost | None = None
+        self.ended: CoordinatorState | None = None
+        self._ended_by: SimulatedCoordinatorPort | None = None
+        """The coordinator that has ended the job, unless it gave up."""
+        self.gave_up: str | None = None
+        """Why the coordinator could not go on, where that ended the job."""
+        self.crashes = 0
+        self.coordinator_crashes = 0
+        self._make_machine = make_machine
+        self._make_effects = make_effects
+        self._make_coordinator = make_coordinator
+        self._log_entries = log_entries
+        self._hurries = hurries
+        self._incarnations = 0
+        self._deployed = -1
+        self._backlog: list[CoordinatorEvent] = []
+        self._graves: deque[CoordinatorHost] = deque(maxlen=GRAVES_MAX)
+        self.slowness: dict[TaskId, int] = {}
+        """Longest wait of each task for its next turn, in ms; drawn where it is not set."""
+
+    @property
+    def over(self) -> bool:
+        """Whether the job has ended."""
+        return self.ended is not None
+
+    @property
+    def deployed(self) -> int:
+        """The attempt that was deployed last."""
+        return self._deployed
+
+    def open_store(self, url: str) -> Store:
+        """The store of a url."""
+        return SimulatedStore(self.disk, url)
+
+    def run(self, steps_max: int, settle_ms_max: int) -> CoordinatorState:
+        """Run to the end. InvariantViolated(7) when the job hangs, or is not over that long after the last fault."""
+        self.start_coordinator()
+        world = self.world
+        end_ms = max(world.now_ms, world.faulty_until_ms) + settle_ms_max
+        steps_max += world.steps
+        while self.ended is None:
+            if not world.step():
+                raise InvariantViolated(7, "the job hangs: nothing is left to happen")
+            if world.steps > steps_max or world.now_ms > end_ms:
+                status = "unknown" if self.coordinator is None else self.coordinator.machine.state.status.value
+                raise InvariantViolated(
+                    7,
+                    f"the job is still {status} {world.now_ms - world.faulty_until_ms} ms after the last fault "
+                    f"({settle_ms_max} ms are enough; {world.steps} steps)",
+                )
+        self._await_answers()
+        self._await_copies()
+        return self.ended
+
+    def _await_answers(self) -> None:
+        """What was asked just before the end is answered after it; a lost coordinator may take answers along."""
+        world = self.world
+        end_ms = world.now_ms + ANSWERS_MS_MAX
+        while self.watch.unanswered and not self.coordinator_crashes:
+            if world.now_ms > end_ms or not world.step():
+                raise InvariantViolated(7, f"{self.watch.unanswered[0]} was never answered")
+
+    def _await_copies(self) -> None:
+        """The end waits for no copy of a savepoint. Those that were under way end soon after, and leave nothing."""
+        world, port = self.world, self._ended_by
+        if port is None or self.coordinator_crashes:
+            return
+        end_ms = world.now_ms + ANSWERS_MS_MAX + world.faults.copy_ms
+        while port.savepoint_io:
+            if world.now_ms > end_ms or not world.step():
+                raise InvariantViolated(5, "a savepoint is copied or deleted for ever after the end of its job")
+        self.watch.oracle.records.check_folders()
+
+    def ask(self, event: co.CheckpointRequested | co.CancelRequested) -> None:
+        """A user asks the job for something, now."""
+        if self.ended is not None:
+            return
+        self.world.message("user", "coordinator", event)
+        if isinstance(event, co.CheckpointRequested):
+            self.watch.asked(event)
+        self.report(event)
+
+    # --- coordinator ----------------------------------------------------------------------------------------------
+
+    def start_coordinator(self) -> None:
+        """A coordinator incarnation replays the log and takes over."""
+        event_log = EventLog(self.open_store(self.context.root), self.context.job_id)
+        try:
+            machine, position = replay(event_log)
+        except StorageError as error:
+            self.world.note(f"coordinator cannot replay: {error}")
+            self.world.after(RECOVERY_MS, self.start_coordinator)
+            return
+        self.watch.causes.replayed(position.next_index, position.next_event)
+        self._incarnations += 1
+        port = SimulatedCoordinatorPort(self)
+        effects = CoordinatorEffects(self.context, self.open_store, port.now_ms, lambda _: self.nodes.folder(0))
+        incarnation = f"incarnation-{self._incarnations}"
+        host = self._make_coordinator(machine, position, event_log, effects, port, incarnation, self._log_entries)
+        port.host = host
+        port.effects = effects
+        port.ledger.watch(host, machine, event_log)
+        self.coordinator = host
+        self.world.note("coordinator generation", host.generation, "starts at entry", position.next_index)
+        started = co.CoordinatorStarted(self.world.wall_ms, host.generation)
+        self.watch.failover.heard(started)
+        self.watch.takeovers.heard(started)
+        host.start()
+        if host.machine.state.spec is None:
+            host.handle(co.JobSubmitted(self.world.wall_ms, self.spec))
+        backlog, self._backlog = self._backlog, []
+        for event in backlog:
+            self.hear(host, event)
+
+    def report(self, event: CoordinatorEvent) -> None:
+        """A message reaches the coordinator, if there is one."""
+        self.maybe_lose_coordinator()
+        if self.coordinator is None and self._is_lost(event):
+            self.world.note(type(event).__name__, "finds no coordinator")
+            return
+        self.watch.reported(event)
+        if self.coordinator is None:
+            self._backlog.append(event)
+        else:
+            self.hear(self.coordinator, event)
+
+    def _is_lost(self, event: CoordinatorEvent) -> bool:
+        """Users ask again until somebody hears them. Half of what tasks say to nobody is never heard."""
+        by_users = isinstance(event, co.CheckpointRequested | co.CancelRequested)
+        return self.spec.adoption_timeout_ms is not None and not by_users and self.world.random.random() < 0.5
+
+    def hear(self, coordinator: CoordinatorHost, event: CoordinatorEvent) -> None:
+        """A coordinator, which may have been replaced, learns of something."""
+        if not coordinator.machine.ignores(event):
+            self.watch.failover.heard(event)
+            self.watch.takeovers.heard(event)
+        coordinator.handle(event)
+        check_requests(len(coordinator.machine.state.requests))
+
+    def maybe_lose_coordinator(self, chances: int = 1) -> None:
+        """The coordinator may die now, or be cut off and live on as a zombie; a successor takes over."""
+        world = self.world
+        if self.coordinator is None or self.coordinator_crashes >= world.faults.coordinator_crashes_max:
+            return
+        adopts = bool(self.coordinator.machine.state.adopting)
+        if not any(world.chance("coordinator_crash") for _ in range(CHANCES_OF_A_TAKEOVER if adopts else chances)):
+            return
+        self.lose_coordinator(cut_off=world.random.random() < 0.5)
+
+    def lose_coordinator(self, *, cut_off: bool) -> None:
+        """The coordinator in charge dies, or is cut off and lives on; a successor takes over."""
+        assert self.coordinator is not None
+        self.coordinator_crashes += 1
+        self.world.note("coordinator", "is cut off" if cut_off else "dies")
+        if cut_off:
+            self.processes.cut_off(self.coordinator)
+        else:
+            self.coordinator.halt()
+            self._graves.append(self.coordinator)
+        self.coordinator = None
+        self.world.after(RECOVERY_MS, self.start_coordinator)
+
+    def lost_with(self, host: CoordinatorHost) -> bool:
+        """Whether I/O that was started goes down with its coordinator: half of what a dead one has on its way."""
+        return host in self._graves and self.world.random.random() < 0.5
+
+    # --- tasks ----------------------------------------------------------------------------------------------------
+
+    def deploy(self, instruction: do.DeployAttempt, by: CoordinatorHost, cause: int | None) -> None:
+        """Start the tasks of an attempt, in place of those before. A stale order changes nothing."""
+        if instruction.attempt <= self._deployed:
+            return
+        self._deployed = instruction.attempt
+        whole = self.context.graph.tasks()
+        tasks = whole if instruction.tasks is None else instruction.tasks
+        self.watch.deployed(instruction.attempt, instruction.restore, tasks, int(by.generation))
+        self._drop_tasks(tasks)
+        pointer = None if instruction.restore is None else instruction.restore.pointer
+        of = () if instruction.tasks is None else (f"of {len(tasks)} of {len(whole)} tasks",)
+        self.world.note("deploy attempt", instruction.attempt, *of, "from", pointer, cause=cause)
+        for process, of_process in self.processes.by_process(tasks).items():
+            self._begin(
+                self.processes.staff(process, by.machine.state.given_up, by.generation), of_process, instruction
+            )
+
+    def _begin(self, process: SimulatedProcess, tasks: Collection[TaskId], instruction: do.DeployAttempt) -> None:
+        """Start these tasks in a process."""
+        subtasks = [self._make_subtask(process, task, tasks, instruction) for task in tasks]
+        for subtask in subtasks:
+            process.add(subtask)
+        for subtask in subtasks:
+            process.guarded(subtask, partial(subtask.host.restore, instruction.restore))
+
+    def _make_subtask(
+        self, process: SimulatedProcess, task: TaskId, beside: Collection[TaskId], instruction: do.DeployAttempt
+    ) -> SimulatedSubtask:
+        descriptor = self.context.describe(task, instruction.attempt)
+        subtask = SimulatedSubtask(self, process, task, instruction.attempt, beside)
+        effects = self._make_effects(
+            self.context,
+            descriptor,
+            self.open_store,
+            subtask.now_ms,
+            kept=process.kept(task),
+            open_folder=lambda _: self.nodes.folder(self.nodes.of(process)),
+        )
+        if isinstance(effects, WatchedEffects):
+            effects.copies_oracle = self.watch.node_copies
+        subtask.begin(WatchedHost(self._make_machine(descriptor), effects, subtask, self.watch, self.world), None)
+        return subtask
+
+    def cancel(self, instruction: do.CancelAttempt, cause: int | None) -> None:
+        """Tasks stop, but for those that belong to a newer attempt: the order is stale for them."""
+        tasks = self.context.graph.tasks() if instruction.tasks is None else instruction.tasks
+        if instruction.attempt < self._deployed and any(self._attempt(task) > instruction.attempt for task in tasks):
+            return
+        of = () if instruction.tasks is None else tasks
+        self.world.note("attempt", instruction.attempt, "is cancelled", *of, cause=cause)
+        self._drop_tasks(tasks)
+
+    def _attempt(self, task: TaskId) -> int:
+        """The attempt in which a task runs, or has finished; -1 if it does neither."""
+        process = self.processes.of(task)
+        subtask = process.subtasks.get(task) or process.finished.get(task)
+        return -1 if subtask is None else subtask.attempt
+
+    def _drop_tasks(self, tasks: Iterable[TaskId]) -> None:
+        """Tasks are stopped."""
+        for process, of_process in self.processes.by_process(tasks).items():
+            stopped = [subtask for task in of_process if (subtask := process.let_go(task)) is not None]
+            if stopped and not process.hangs and self.nodes.is_cut(process):
+                self.processes.end(process, "it does not hear that it is to let go of a task")
+        self.watch.cancelled()
+
+    def deliver(self, task: TaskId, event: ev.TaskEvent) -> None:
+        """An event reaches a task, if it is there. One that has finished answers a coordinator that takes over."""
+        process = self.processes.of(task)
+        if (subtask := process.subtasks.get(task)) is not None:
+            process.guarded(subtask, partial(subtask.host.handle, event))
+            return
+        over = process.finished.get(task)
+        asked = over is not None and isinstance(event, ev.CoordinatorTookOver)
+        if over is not None and asked and process.acts(partial(self.deliver, task, event)):
+            over.host.handle(event)
+
+    def hold_if_cut(self, process: SimulatedProcess, action: Callable[[], object]) -> bool:
+        """Whether nobody reaches a process now. The action comes when the link is back."""
+        if not self.nodes.is_cut(process):
+            return False
+        self.nodes.hold(process, action)
+        return True
+
+    def schedule_turn(self, subtask: SimulatedSubtask) -> None:
+        """If a subtask has something to do, let it do it soon."""
+        if subtask.turn_is_due or not subtask.host.machine.runnable:
+            return
+        subtask.turn_is_due = True
+        # Rows take time, control elements none to speak of: a slow task must not be kept busy by barriers alone.
+        turn_ms_max = self.slowness.setdefault(subtask.task, self.world.random.choice(TURN_MS_MAX))
+        slow = _rows_are_next(subtask.host.machine) and not (self._hurries and self.world.calm)
+        self.world.after(self.world.between(0, turn_ms_max if slow else 1), partial(self._turn, subtask))
+
+    def _turn(self, subtask: SimulatedSubtask) -> None:
+        subtask.turn_is_due = False
+        process, world = subtask.process, self.world
+        if not process.has(subtask) or process.hangs:
+            return
+        self.nodes.maybe_fail(process)
+        if self.nodes.is_cut(process):
+            self.nodes.hold(process, partial(self.schedule_turn, subtask))
+            return
+        if not process.has(subtask):
+            return
+        if self.crashes < world.faults.crashes_max and world.chance("crash"):
+            self.crashes += 1
+            if world.random.random() < 0.5:
+                # In the middle of a round: what has left the process by then is on its way.
+                process.turn_of(subtask)
+            if not process.gone:
+                self.processes.end(process, "process died")
+            return
+        if self.crashes < world.faults.crashes_max and world.chance("hang"):
+            self.crashes += 1
+            self.processes.hang(process)
+            return
+        if self.coordinator is None and _rows_are_next(subtask.host.machine):
+            self.watch.coverage.saw("row_without_coordinator")
+        process.turn_of(subtask)
+
+    def failed(self, subtask: Subtask, reason: str) -> None:
+        """A subtask has failed, alone: its process lives on."""
+        self.world.note(subtask.task, "has failed:", reason)
+        task, attempt = subtask.task, subtask.attempt
+        delay_ms = self.world.between(0, DETECTION_MS_MAX)
+        self.world.after(delay_ms, lambda: self.report(co.TaskFailed(self.world.wall_ms, attempt, task, reason)))
+
+    def give_up(self, port: SimulatedCoordinatorPort, reason: str) -> None:
+        """The coordinator in charge cannot go on, and the job with it."""
+        assert port.host is not None
+        self._drop_tasks(self.context.graph.tasks())
+        self.gave_up = reason
+        self.ended = port.host.machine.state
+
+    def _check_log(self, state: CoordinatorState) -> None:
+        """The log is all that a successor would have."""
+        event_log = EventLog(self.open_store(self.context.root), self.context.job_id)
+        if not state.storage_away and replay(event_log)[0].state != state:
+            raise InvariantViolated(8, "the event log does not give the state of the coordinator that wrote it")
+
+    def end(self, port: SimulatedCoordinatorPort) -> None:
+        """The job is over."""
+        assert port.host is not None and port.effects is not None
+        self._drop_tasks(self.context.graph.tasks())
+        state = port.host.machine.state
+        self.disk.reliable = True
+        self._check_log(state)
+        whole = self.watch.oracle.tables.is_whole
+        tables = [] if state.commits or state.pending else [table for table in self.context.table_urls if whole(table)]
+        port.effects.sweep(permit_sweep(state))
+        self.watch.oracle.files.check_end(state.kept, tables, state.pending)
+        self.watch.ended(state)
+        self._ended_by = None if state.gave_up else port
+        self.world.note("job ends:", state.status.value, state.ending_reason or "")
+        self.ended = state
+
+
+class _Wiring:
+    """What the simulator does for `Worker`."""
+
+    def __init__(self, job: SimulatedJob) -> None:
+        self._job = job
+
+    def post(self, action: Callable[[], object]) -> None:
+        self._job.world.after(0, action)
+
+    def call_later(self, delay_ms: int, action: Callable[[], object]) -> None:
+        self._job.world.after(delay_ms, action)
+
+    def failed(self, subtask: Subtask, error: BaseException) -> None:
+        """Whatever is none of these errors has gone wrong in the simulation: an oracle has seen it, or a function."""
+        if not isinstance(error, ProtocolError | StorageError):
+            raise error
+        self._job.failed(subtask, f"{type(error).__name__}: {error}")
+
+    def finished(self, subtask: Subtask) -> None:
+        assert isinstance(subtask, SimulatedSubtask)
+        subtask.process.finished[subtask.task] = subtask
+
+    def acted(self, subtask: Subtask) -> None:
+        assert isinstance(subtask, SimulatedSubtask)
+        self._job.schedule_turn(subtask)
+
+
+def _rows_are_next(machine: TaskMachine) -> bool:
+    """Whether the next turn of a task is about rows, its source or its timers."""
+    channel = machine._inputs.next_channel(machine._checkpoints.blocks)
+    return channel is None or bool(channel.recovered) or isinstance(channel.queue[0], pa.RecordBatch)
