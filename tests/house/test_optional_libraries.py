@@ -26,8 +26,8 @@ OPTIONAL = {name for names in EXTRAS.values() for name in names} | {
     "py4j",
 }
 LATE = re.compile(
-    r"tidegate/actors/ray/|ray_data/|tidegate/spark_bridge/|tidegate/state/rocksdb/|tidegate/storage/rocksdb/|storage/files/s3_\w+\.py$"
-    r"|api/sql/|web/(actor|app|ray_jobs|server)\.py$|web/security/|web/rest/|web/page/"
+    r"actors/ray/|connectors/ray_data/|spark_bridge/|state/rocksdb/|storage/rocksdb/|storage/files/s3_\w+\.py$"
+    r"|sql/|api/user_functions\.py$|web/(actor|app|ray_jobs|server)\.py$|web/security/|web/rest/|web/page/"
 )
 """Modules that only those load who have asked for the library. Nothing else may import one when it is loaded."""
 

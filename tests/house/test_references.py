@@ -87,8 +87,8 @@ def test_what_is_not_there_is_recognised() -> None:
 
 def test_what_is_there_or_elsewhere_is_free() -> None:
     """Links of the root, patterns, places of users, names of the public face."""
-    text = "`tidegate/storage/errors.py`, `tests/house/`, `docs/dec*/README.md`, `out/failed`, `actors/x.py`,
-    [x](docs/state.md#y)" assert list(missing_paths(text, ROOT)) == []
+    text = "`tidegate/storage/errors.py`, `tests/house/`, `docs/dec*/README.md`, `out/failed`, [x](docs/sql.md#y)"
+    assert list(missing_paths(text, ROOT)) == []
     assert missing_modules("`tidegate.recovery.list_checkpoints`, 'tidegate.serializer'") == []
 
 
