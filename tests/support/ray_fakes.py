@@ -282,7 +282,7 @@ def task_processes(
     """Makes processes of tasks of source -> sink(function) whose calls are given up at once when they are lost."""
     for module in (ray_calls, deliveries):
         monkeypatch.setattr(module, "LOST_CALL_GRACE_MS", 0)
-    for costly in ("prepare", "close_sockets_in_children"):
+    for costly in ("keep_freed_memory", "close_sockets_in_children"):
         monkeypatch.setattr(ray_worker, costly, lambda *_: None)
     monkeypatch.setattr(
         ray_worker.WorkerProcess,
