@@ -69,7 +69,7 @@ _COUNTED = frozenset(
 TEXT_BYTES_MAX = 4 * 1024
 _TAIL_BYTES = 1024
 _NOTE_BYTES = 64
-_PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "")
+_PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 _STANDARD_LIBRARY = os.path.join(os.path.dirname(os.path.abspath(os.__file__)), "")
 _LIBRARIES = frozenset(
     {"pyarrow", "polars", "numpy", "numba", "pandas", "ray", "fsspec", "s3fs", "pyspark", "py4j", "cloudpickle"}
