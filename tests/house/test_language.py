@@ -124,6 +124,7 @@ def offences() -> dict[tuple[str, str], list[str]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rule", "kind"), sorted(BUDGETS))
 def test_no_more_places_break_a_rule(rule: str, kind: str) -> None:
     """A new text keeps the rules; an old one may break them until its budget is gone."""
@@ -132,6 +133,7 @@ def test_no_more_places_break_a_rule(rule: str, kind: str) -> None:
     assert len(found) <= budget, f"{len(found)} places, {budget} allowed; by file: {files.most_common(20)}"
 
 
+@pytest.mark.slow
 def test_every_rule_has_a_budget() -> None:
     """No rule is forgotten for a kind of text."""
     assert offences().keys() == BUDGETS.keys()
