@@ -27,9 +27,7 @@ from tidegate.operators.aggregates.aggregate_kinds import CHOICES, EXTREMES, SPR
 from tidegate.operators.aggregates.aggregated_rows import input_column, row_mask
 from tidegate.state.common.backend import ValueColumn, ValueSpec
 from tidegate.state.kernels import accumulate
-from tidegate.state.kernels.columns import NO_MASK, fixed_values
-from tidegate.state.kernels.fixed_width import storage_dtype
-from tidegate.state.kernels.running import running_count
+from tidegate.state.kernels.columns import NO_MASK, fixed_values, storage_dtype
 
 
 class Accumulator(Protocol):
@@ -112,7 +110,7 @@ class _Count:
 
     def running(self, batch: pa.RecordBatch, slots: NDArray[np.int32]) -> pa.Array:
         after = np.empty(len(slots), dtype=np.int64)
-        running_count(self._counts.pages, slots, self._mask(batch), after)
+        accumulate.count(self._counts.pages, slots, self._mask(batch), after)
         return pa.array(after)
 
     def take_back(self, batch: pa.RecordBatch, slots: NDArray[np.int32]) -> None:

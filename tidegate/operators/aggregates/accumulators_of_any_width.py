@@ -27,7 +27,6 @@ from tidegate.operators.aggregates.aggregated_rows import (
 from tidegate.state.common.backend import ValueColumn
 from tidegate.state.kernels.choose import choose_strings
 from tidegate.state.kernels.columns import Strings, key_form, valid_mask
-from tidegate.state.kernels.running import running_strings
 
 
 class TextExtreme:
@@ -56,7 +55,7 @@ class TextExtreme:
         start = np.where(held.is_valid().to_numpy(zero_copy_only=False), np.arange(len(held)), -1)
         best, after = start.copy(), np.empty(len(slots), dtype=np.int64)
         rows = np.arange(len(held), len(either))
-        running_strings(form.offsets, form.data, rows, groups, mask, best, after, self._greatest)
+        choose_strings(form.offsets, form.data, rows, groups, best, self._greatest, mask, after)
         changed = np.flatnonzero(best != start)
         if len(changed):
             self._column.put(distinct[changed], either.take(pa.array(best[changed])))

@@ -25,16 +25,8 @@ from tidegate.operators.aggregates.aggregated_rows import (
 from tidegate.operators.aggregates.stored_values import value_array, value_words
 from tidegate.state.common.backend import ValueColumn
 from tidegate.state.kernels import accumulate, choose
-from tidegate.state.kernels.columns import fixed_values, valid_mask
-from tidegate.state.kernels.decimals import greatest_decimals, least_decimals
-from tidegate.state.kernels.fixed_width import storage_dtype
-from tidegate.state.kernels.running import (
-    newest_chosen,
-    running_greatest_decimals,
-    running_least_decimals,
-    running_maximum,
-    running_minimum,
-)
+from tidegate.state.kernels.choose import newest_chosen
+from tidegate.state.kernels.columns import fixed_values, storage_dtype, valid_mask
 
 
 class Extreme:
@@ -59,10 +51,10 @@ class Extreme:
         pages = [column.pages for column in self._columns]
         after = [np.empty(len(slots), dtype=each.dtype) for each in words]
         if len(pages) == 2:
-            of_decimals = running_least_decimals if self._least else running_greatest_decimals
+            of_decimals = accumulate.least_decimals if self._least else accumulate.greatest_decimals
             of_decimals(pages[0], pages[1], slots, words[0], words[1], mask, after[0], after[1])
         else:
-            (running_minimum if self._least else running_maximum)(pages[0], slots, words[0], mask, after[0])
+            (accumulate.minimum if self._least else accumulate.maximum)(pages[0], slots, words[0], mask, after[0])
         return value_array(after, valid, self._type)
 
     def merge(self, slots: Slots, parts: Sequence[pa.Array]) -> None:
@@ -78,7 +70,7 @@ class Extreme:
         mark(self._columns[0], slots, mask)
         pages = [column.pages for column in self._columns]
         if len(pages) == 2:
-            of_decimals = least_decimals if self._least else greatest_decimals
+            of_decimals = accumulate.least_decimals if self._least else accumulate.greatest_decimals
             of_decimals(pages[0], pages[1], slots, words[0], words[1], mask)
         else:
             (accumulate.minimum if self._least else accumulate.maximum)(pages[0], slots, words[0], mask)
@@ -149,8 +141,8 @@ class Choice:
             (choose.choose_first if kind is AggregateKind.FIRST else choose.choose_last)(seen, slots, mask, chosen)
         else:
             greatest = kind in (AggregateKind.LAST, AggregateKind.ARG_MAX)
-            kernel = choose.choose_greatest if greatest else choose.choose_least
-            kernel(seen, self._by.pages, slots, fixed_values(by), mask, chosen, kind is AggregateKind.LAST)
+            ties = kind is AggregateKind.LAST
+            choose.choose_extreme(seen, self._by.pages, slots, fixed_values(by), mask, chosen, greatest, ties)
         return chosen
 
     def _comparable(self, column: pa.Array) -> pa.Array:

@@ -29,7 +29,7 @@ from tidegate.operators.changes import with_kind
 from tidegate.operators.operator import Columns, Emit, Operator
 from tidegate.operators.operator_errors import blame
 from tidegate.state.common.batch_column import BatchColumns
-from tidegate.state.key_index.entries import Upserted
+from tidegate.state.key_index.hash_table import Upserted
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.reserved_names import own_name
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from tidegate.operators.aggregates.aggregated_rows import Slots, grouped, input_column, row_mask, rows_in
 from tidegate.operators.aggregates.column_expressions import ColumnLike
 from tidegate.state.common.backend import ValueColumn
-from tidegate.state.kernels.running import newest_chosen
+from tidegate.state.kernels.choose import newest_chosen
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.owned_arrays import owned_array
 

@@ -13,7 +13,6 @@ from tidegate.state.common.backend import ValueColumn
 from tidegate.state.kernels import accumulate
 from tidegate.state.kernels.columns import NO_MASK, fixed_values, plain, valid_mask
 from tidegate.state.kernels.paged import gathered
-from tidegate.state.kernels.running import running_mark
 
 Slots = NDArray[np.int32]
 Mask = NDArray[np.uint8]
@@ -52,7 +51,7 @@ def running_valid(column: ValueColumn, slots: Slots, mask: Mask) -> Mask | None:
     if not len(valid_pages):
         return None
     after = np.empty(len(slots), dtype=np.uint8)
-    running_mark(valid_pages, slots, mask, after)
+    accumulate.mark(valid_pages, slots, mask, after)
     return after
 
 

@@ -18,9 +18,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tidegate.state.kernels.columns import fixed_values, plain
-from tidegate.state.kernels.decimals import decimal_words, decimals_of
-from tidegate.state.kernels.fixed_width import array_of, storage_dtype
+from tidegate.state.kernels.accumulate import decimal_words, decimals_of
+from tidegate.state.kernels.columns import array_of, fixed_values, plain, storage_dtype
 from tidegate.storage.schemas.reserved_names import is_reserved, part_name
 
 _BOOL = ".as_bool"

@@ -37,9 +37,9 @@ from tidegate.operators.watermarks.late_rows import LATE_RECORDS
 from tidegate.operators.watermarks.watermark_generator import check_timestamp_column, event_times_ms
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.state.common.backend import KeyedBackend, VectorTable
+from tidegate.state.kernels.choose import NO_WORDS, better_rows, first_arrivals, last_of_each
 from tidegate.state.kernels.paged import NO_PAGES
 from tidegate.state.kernels.partition import gather
-from tidegate.state.kernels.ranking import NO_WORDS, better_rows, first_arrivals, last_of_each
 from tidegate.state.key_index.key_index import KeyIndex
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError

@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 from tidegate.operators.operator import OperatorContext
 from tidegate.operators.operator_errors import first_row
 from tidegate.protocol.errors import OperatorError
-from tidegate.state.kernels.columns import key_column, key_form
-from tidegate.state.kernels.fixed_width import storage_dtype
+from tidegate.state.kernels.columns import key_column, key_form, storage_dtype
 from tidegate.state.kernels.hashing import hash_columns
 from tidegate.storage.state.key_groups import key_groups_of
 from tidegate.storage.user_values import value_text

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tidegate.state.common.backend import ValueSpec
 from tidegate.state.common.pages import PagedColumn
-from tidegate.state.kernels import ranking
+from tidegate.state.kernels import choose as ranking
 from tidegate.state.kernels.paged import NO_PAGES, PAGE_ROWS
 
 _FIRST = PAGE_ROWS - 2
