@@ -40,7 +40,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:  ## Show the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 13
 
-setup: $(STAMP)  ## Make .venv and install tidegate in it (again only after pyproject.toml or constraints.txt changed)
+setup: $(STAMP)  ## Make .venv and install tidegate in it, with uv where it is found (again only after pyproject.toml or constraints.txt changed)
 
 # Another Python than that of .venv is asked for: make it anew.
 ifneq ($(PYTHON),)
@@ -64,8 +64,11 @@ $(STAMP): pyproject.toml constraints.txt
 	[[ -z "$(ANEW)" ]] && "$(BIN)/python" -c 'import pip' 2>/dev/null || "$$found" -m venv --clear "$(VENV)" || { \
 	    echo "$$found cannot make a virtual environment (Debian: apt install python3-venv)." >&2; exit 1; }
 	@echo "installing tidegate and what it needs in $(VENV); the first time this takes some minutes ..."
-	@"$(BIN)/python" scripts/show_install.py constraints.txt \
-	    "$(BIN)/python" -u -m pip install --progress-bar off --constraint constraints.txt --editable '.[examples,dev]'
+	@if command -v uv >/dev/null 2>&1; \
+	then uv pip install --python "$(BIN)/python" --constraint constraints.txt --editable '.[examples,dev]'; \
+	else "$(BIN)/python" scripts/show_install.py constraints.txt \
+	    "$(BIN)/python" -u -m pip install --progress-bar off --constraint constraints.txt --editable '.[examples,dev]'; \
+	fi
 	@touch "$@"
 
 demo: $(STAMP)  ## Run the flight delays demo on Ray and Spark; ARGS= goes to it

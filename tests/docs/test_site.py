@@ -32,7 +32,7 @@ def checks() -> Iterator[Any]:
 @pytest.mark.parametrize(
     ("page", "link", "place"),
     [
-        ("index.md", "docs/recovery.md#state-as-data", "recovery.md#state-as-data"),
+        ("index.md", "docs/state-as-data.md", "state-as-data.md"),
         ("index.md", "LICENSE", "repository/LICENSE"),
         ("contributing.md", "docs/decisions", "decisions/README.md"),
         ("state.md", "../benchmarks/README.md#figures", "benchmarks.md#figures"),

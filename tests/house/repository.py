@@ -12,7 +12,7 @@ PACKAGE = ROOT / "tidegate"
 ROOMS = ("actors", "recovery", "spark_bridge", "storage")
 """Folders of the package that the root shows as well, by links."""
 
-FOLDERS = (".ci", "scripts", "configs", "docs", "tests", "examples", "benchmarks", "tidegate")
+FOLDERS = (".ci", ".github", "scripts", "configs", "docs", "tests", "examples", "benchmarks", "tidegate")
 """Folders that hold committed files; everything else at the root is a link to a room, or generated."""
 
 _NOT_OURS = (".git", ".coverage", "derby.log")

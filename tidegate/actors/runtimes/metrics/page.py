@@ -28,7 +28,7 @@ def render() -> str:
         "names them all. Ray puts `ray_` in front of each name, and `_total` behind those of counters. Processes write "
         "about once a second, never for each row; Ray collects from them every 10 s. All of it costs a task some "
         "0.05 % of a core, and a busy job nothing that can be told from chance "
-        "([measured](../benchmarks/README.md#what-metrics-cost)).\n\n"
+        "([measured](../benchmarks/README.md#figures)).\n\n"
         "Names are Flink's in snake case, units last. Ray's labels are in ASCII: other characters in the name of a job "
         "or a step are escaped as Python writes them, so that `Zählung` is `Z\\xe4hlung`.\n\n"
         "## Prometheus, alerts and Grafana\n\n"
