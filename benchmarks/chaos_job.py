@@ -220,7 +220,7 @@ def checkpoints(plan: Plan) -> tg.CheckpointConfig:
         interval=plan.interval,
         storage=f"{plan.storage}/checkpoints",
         retained=2,
-        tolerable_failed=100_000,
+        tolerable_failed_checkpoints=100_000,
         heartbeat_interval="1s",
         heartbeat_timeout="15s",
         keep_events=True,

@@ -106,7 +106,7 @@ def main() -> int:
 
 def _setting() -> JobSetting:
     checkpoints = tg.CheckpointConfig(
-        interval=INTERVAL_MS, timeout=3_000, tolerable_failed=1_000_000, storage=STORAGE, retained=RETAINED
+        interval=INTERVAL_MS, timeout=3_000, tolerable_failed_checkpoints=1_000_000, storage=STORAGE, retained=RETAINED
     )
     return JobSetting(
         _build,

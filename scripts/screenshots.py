@@ -80,7 +80,11 @@ def running(folder: Path) -> Iterator[tuple[str, Faults]]:
     (folder / "faults").mkdir()
     faults = Faults(folder / "faults")
     config = tg.CheckpointConfig(
-        interval="300ms", timeout="3s", tolerable_failed=1_000, history=60, storage=str(folder / "checkpoints")
+        interval="300ms",
+        timeout="3s",
+        tolerable_failed_checkpoints=1_000,
+        history=60,
+        storage=str(folder / "checkpoints"),
     )
     with tg.StreamEnvironment.local(parallelism=2) as env:
         env.serve_web(port=0)

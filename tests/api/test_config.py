@@ -26,7 +26,7 @@ def test_defaults() -> None:
         "max_concurrent": 1,
         "unaligned": False,
         "aligned_timeout": 0,
-        "tolerable_failed": 0,
+        "tolerable_failed_checkpoints": 0,
         "storage_outage": 600_000,
         "retained": 1,
         "retention": "retain_on_cancellation",
@@ -115,9 +115,9 @@ def test_min_pause_may_exceed_interval() -> None:
         ("unaligned", 1),
         ("aligned_timeout", "-1s"),
         ("aligned_timeout", None),
-        ("tolerable_failed", -1),
-        ("tolerable_failed", "2"),
-        ("tolerable_failed", True),
+        ("tolerable_failed_checkpoints", -1),
+        ("tolerable_failed_checkpoints", "2"),
+        ("tolerable_failed_checkpoints", True),
         ("retained", 0),
         ("retained", 1.5),
         ("retention", "retain_on_failure"),
@@ -284,7 +284,7 @@ def test_what_is_no_contradiction_is_accepted(settings: dict[str, object]) -> No
 
 @pytest.mark.parametrize(
     ("given_name", "nearest"),
-    [("intervall", "interval"), ("minpause", "min_pause"), ("tolerable_failures", "tolerable_failed")],
+    [("intervall", "interval"), ("minpause", "min_pause"), ("tolerable_failures", "tolerable_failed_checkpoints")],
 )
 def test_unknown_argument_names_the_nearest(given_name: str, nearest: str) -> None:
     """A misspelt argument is refused together with the one that was probably meant."""

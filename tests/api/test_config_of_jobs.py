@@ -43,7 +43,7 @@ def test_defaults_of_the_settings_and_of_the_coordinator_agree(tmp_path: Path) -
         ({"interval": "1s"}, {"interval_ms": 1_000}),
         ({"timeout": "2min"}, {"timeout_ms": 120_000}),
         ({"min_pause": "3s"}, {"min_pause_ms": 3_000}),
-        ({"tolerable_failed": 4}, {"tolerable_failures": 4}),
+        ({"tolerable_failed_checkpoints": 4}, {"tolerable_failures": 4}),
         ({"retained": 5}, {"retained": 5}),
         ({"mode": "at_least_once"}, {"exactly_once": False}),
         ({"unaligned": True}, {"unaligned": True, "aligned_timeout_ms": 0}),

@@ -117,7 +117,7 @@ def test_rows_that_were_never_committed_are_deleted(tmp_path: Path) -> None:
     runtime = LocalRuntime(lambda url: WatchedStore(url, before=fail_first, after=nothing))
     with opening(GatedSource(20, gates=[10])) as source, tg.StreamEnvironment(runtime, 1) as env:
         table = env.from_source(source).to_table(str(tmp_path / "out"))
-        checkpoints = config(tmp_path / "checkpoints", tolerable_failed=1)
+        checkpoints = config(tmp_path / "checkpoints", tolerable_failed_checkpoints=1)
         job = env.execute("given up", checkpoints=checkpoints, restart=NO_RESTART)
         source.await_gate(10)
         with pytest.raises(tg.CheckpointError, match="metadata was not written"):

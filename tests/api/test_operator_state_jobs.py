@@ -162,7 +162,7 @@ def test_a_union_refuses_checkpoints_while_some_subtasks_have_finished(tmp_path:
     """
     with opening(GatedSource(5, ROWS, gates=[30])) as source, local() as env:
         env.from_source(source, uid="rows").process(Holds(union), schema=source.schema, uid="holds").collect()
-        settings = config(tmp_path, tolerable_failed=100)
+        settings = config(tmp_path, tolerable_failed_checkpoints=100)
         job = env.execute("test job", checkpoints=settings, restart=NO_RESTART)
         source.await_gate(30)
         await_events(job, "TaskReachedEndOfData", 1)

@@ -173,7 +173,7 @@ def test_a_hook_that_raises_fails_the_checkpoint(tmp_path: Path) -> None:
         pipeline(env, source, tmp_path)
         job = env.execute(
             "hooked",
-            checkpoints=config(tmp_path / "checkpoints", tolerable_failed=3),
+            checkpoints=config(tmp_path / "checkpoints", tolerable_failed_checkpoints=3),
             restart=NO_RESTART,
             hooks=[Hook(broken=True)],
         )

@@ -74,7 +74,7 @@ def test_a_dropped_state_stays_away_and_the_others_stay(seed: int) -> None:
     checkpoints = tg.CheckpointConfig(
         interval="80ms",
         timeout="10s",
-        tolerable_failed=2,
+        tolerable_failed_checkpoints=2,
         storage=STORAGE,
         inline_bytes=INLINE_BYTES,
         incremental=chance.random() < 0.5,

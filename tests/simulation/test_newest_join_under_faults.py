@@ -68,7 +68,7 @@ def test_newest_rows_are_joined_once_under_faults(seed: int) -> None:
     checkpoints = tg.CheckpointConfig(
         interval="80ms",
         timeout="10s",
-        tolerable_failed=2,
+        tolerable_failed_checkpoints=2,
         storage=STORAGE,
         inline_bytes=INLINE_BYTES,
         unaligned=chance.random() < 0.5,

@@ -92,7 +92,7 @@ def test_a_function_sees_rows_in_order_under_faults(seed: int) -> None:
     checkpoints = tg.CheckpointConfig(
         interval="80ms",
         timeout="10s",
-        tolerable_failed=2,
+        tolerable_failed_checkpoints=2,
         storage=STORAGE,
         inline_bytes=INLINE_BYTES,
         unaligned=chance.random() < 0.5,

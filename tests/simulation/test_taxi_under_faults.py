@@ -43,7 +43,7 @@ def run_seed(name: str, seed: int) -> SimulationReport:
     checkpoints = tg.CheckpointConfig(
         interval="80ms",
         timeout="10s",
-        tolerable_failed=2,
+        tolerable_failed_checkpoints=2,
         storage=STORAGE,
         inline_bytes=INLINE_BYTES,
         unaligned=seed % 2 == 1,

@@ -215,7 +215,7 @@ def _checkpoints(scenario: Scenario) -> CheckpointConfig:
             "max_concurrent": values["max_concurrent"],
             "unaligned": alignment != "aligned",
             "aligned_timeout": scenario.aligned_timeout_ms if alignment == "timeout" else 0,
-            "tolerable_failed": values["tolerable"],
+            "tolerable_failed_checkpoints": values["tolerable"],
             "retained": values["retained"],
             "retention": values["retention"],
             "incremental": values.get("state") == "incremental",

@@ -53,7 +53,11 @@ class SimulatedPipeline:
     ) -> None:
         if checkpoints is None:
             checkpoints = CheckpointConfig(
-                interval="100ms", timeout="10s", tolerable_failed=2, storage=STORAGE, inline_bytes=INLINE_BYTES
+                interval="100ms",
+                timeout="10s",
+                tolerable_failed_checkpoints=2,
+                storage=STORAGE,
+                inline_bytes=INLINE_BYTES,
             )
         if options is None:
             options = DataPlaneOptions(limits=SMALL_BUFFERS, source_rows_max=8)

@@ -366,7 +366,7 @@ def _spec(request: JobRequest, graph: JobGraph, restore: RestorePoint | None) ->
             interval_ms=config.interval,
             timeout_ms=config.timeout,
             min_pause_ms=config.min_pause,
-            tolerable_failures=config.tolerable_failed,
+            tolerable_failures=config.tolerable_failed_checkpoints,
             retained=config.retained,
             exactly_once=config.mode == "exactly_once",
             unaligned=config.unaligned,

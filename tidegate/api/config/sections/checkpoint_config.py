@@ -67,8 +67,8 @@ class CheckpointConfig(Section):
     aligned_timeout: Annotated[int, BeforeValidator(of.duration)] = Field(default=0, alias=KEYS["aligned_timeout"][0])
     """Milliseconds after which an aligned checkpoint continues unaligned; 0: unaligned from the start."""
 
-    tolerable_failed: Annotated[int, BeforeValidator(of.any_number)] = Field(
-        default=0, alias=KEYS["tolerable_failed"][0]
+    tolerable_failed_checkpoints: Annotated[int, BeforeValidator(of.any_number)] = Field(
+        default=0, alias=KEYS["tolerable_failed_checkpoints"][0]
     )
     """Checkpoints that may fail in a row before the job does."""
 

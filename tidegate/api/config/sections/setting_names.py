@@ -19,7 +19,7 @@ KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "max_concurrent": ("execution.checkpointing.max-concurrent-checkpoints",),
         "unaligned": ("execution.checkpointing.unaligned", "execution.checkpointing.unaligned.enabled"),
         "aligned_timeout": ("execution.checkpointing.aligned-checkpoint-timeout",),
-        "tolerable_failed": ("execution.checkpointing.tolerable-failed-checkpoints",),
+        "tolerable_failed_checkpoints": ("execution.checkpointing.tolerable-failed-checkpoints",),
         "storage_outage": ("execution.checkpointing.storage-outage",),
         "retained": ("state.checkpoints.num-retained", "execution.checkpointing.num-retained"),
         "retention": ("execution.checkpointing.externalized-checkpoint-retention",),
