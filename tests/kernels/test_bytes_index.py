@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from tidegate.state.kernels import hashing
 from tidegate.state.kernels.columns import NO_MASK, Strings, key_column, key_form
-from tidegate.state.key_index.bytes_index import BytesIndex
-from tidegate.state.key_index.bytes_words import SHORT_BYTES, hash_keys
+from tidegate.state.key_index.bytes_index import SHORT_BYTES, BytesIndex, hash_keys
 from tidegate.state.key_index.key_index import KeyIndex
 
 _TEXT = "wörter mit gleichem Anfang, länger als jeder Eintrag"

@@ -45,8 +45,8 @@ def test_rows_are_chosen_as_in_plain_python(found: list[tuple[int, Any]], cut: i
                     kernel = choose.choose_first if kind == "first" else choose.choose_last
                     kernel(seen.pages, slots, mask, chosen)
                 else:
-                    of_values = choose.choose_greatest if kind in ("last", "arg_max") else choose.choose_least
-                    of_values(seen.pages, bests.pages, slots, values, mask, chosen, kind == "last")
+                    greatest, ties = kind in ("last", "arg_max"), kind == "last"
+                    choose.choose_extreme(seen.pages, bests.pages, slots, values, mask, chosen, greatest, ties)
                 numbers = np.array([row["row"] for row in part], dtype=np.int32)
                 choose.store_chosen(chosen_rows.pages, slots, numbers, chosen)
             places = np.arange(_FIRST, _FIRST + 4)

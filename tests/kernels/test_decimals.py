@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tidegate.state.common.backend import ValueSpec
 from tidegate.state.common.pages import PagedColumn
-from tidegate.state.kernels import decimals
+from tidegate.state.kernels import accumulate
 from tidegate.state.kernels.columns import NO_MASK, valid_mask
 
 _MOST = 10**38 - 1
@@ -41,20 +41,20 @@ def test_decimals_equal_integers(numbers: list[int | None], digits: int) -> None
     """A sum that has had too many digits at any time is reported; other sums, and extremes, are exact."""
     column = pa.array([None if n is None else Decimal(n) for n in [0, *numbers]], _TYPE).slice(1)
     known = [n for n in numbers if n is not None]
-    slots, mask, (highs, lows) = np.zeros(len(column), np.int32), valid_mask(column), decimals.decimal_words(column)
+    slots, mask, (highs, lows) = np.zeros(len(column), np.int32), valid_mask(column), accumulate.decimal_words(column)
 
     sums, overflow, total = _columns(0, 0), False, 0
     for number in known:
         total += number
         overflow |= abs(total) >= 10**digits
     words = (column.pages for column in sums)
-    assert decimals.sum_decimals(*words, slots, highs, lows, mask, digits) is overflow
+    assert accumulate.sum_decimals(*words, slots, highs, lows, mask, digits) is overflow
     if not overflow:
         assert _result(sums) == total
 
     least, greatest = _columns(2**63 - 1, 2**64 - 1), _columns(-(2**63), 0)
-    decimals.least_decimals(least[0].pages, least[1].pages, slots, highs, lows, mask)
-    decimals.greatest_decimals(greatest[0].pages, greatest[1].pages, slots, highs, lows, mask)
+    accumulate.least_decimals(least[0].pages, least[1].pages, slots, highs, lows, mask)
+    accumulate.greatest_decimals(greatest[0].pages, greatest[1].pages, slots, highs, lows, mask)
     if known:
         assert (_result(least), _result(greatest)) == (min(known), max(known))
 
@@ -64,5 +64,5 @@ def test_words_come_back(numbers: list[int | None]) -> None:
     """A column is the same after it was taken into words."""
     column = pa.array([None if n is None else Decimal(n) for n in numbers], _TYPE)
     valid = valid_mask(column)
-    back = decimals.decimals_of(*decimals.decimal_words(column), valid if valid is not NO_MASK else None, _TYPE)
+    back = accumulate.decimals_of(*accumulate.decimal_words(column), valid if valid is not NO_MASK else None, _TYPE)
     assert back.equals(column)

@@ -19,7 +19,7 @@ from hypothesis.extra.numpy import arrays
 from tidegate.state.kernels import accumulate, choose, hashing, partition
 from tidegate.state.kernels.jit import Kernel
 from tidegate.state.kernels.machine_code import compiling, images
-from tidegate.state.kernels.page_size import PAGE_ROWS
+from tidegate.state.kernels.machine_code.page_size import PAGE_ROWS
 from tidegate.state.key_index import bytes_index
 
 GENERAL = Kernel.general
@@ -209,10 +209,18 @@ def calls(draw: st.DrawFn) -> tuple[Any, list[Any]]:
     return draw(
         st.sampled_from(
             [
-                (accumulate.sum_int64, [pages, slots, column(np.int64), mask]),
+                (accumulate._sum_int64, [pages, slots, column(np.int64), mask, np.zeros(rows, np.int64)]),
                 (
-                    choose.choose_least,
-                    [pages, pages, slots, floats, mask, np.zeros(rows, np.uint8), draw(st.booleans())],
+                    choose.choose_extreme,
+                    [
+                        pages,
+                        pages,
+                        slots,
+                        floats,
+                        mask,
+                        np.zeros(rows, np.uint8),
+                        *draw(st.tuples(*2 * [st.booleans()])),
+                    ],
                 ),
                 (hashing._hash_strings, [offsets, data, mask, column(np.uint64)]),
                 (

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kernel_reference import upsert_reference
 
 from tidegate.state.kernels.columns import NO_MASK
-from tidegate.state.key_index.entries import (
+from tidegate.state.key_index.hash_table import (
     CAPACITY_MIN,
     SLOTS_MAX,
     capacity_after,
@@ -21,8 +21,8 @@ from tidegate.state.key_index.entries import (
     home_of,
     keys_max,
 )
+from tidegate.state.key_index.int_index import IntIndex
 from tidegate.state.key_index.key_index import KeyIndex
-from tidegate.state.key_index.word_index import WordIndex
 from tidegate.storage.errors import ConfigurationError
 
 _SMALL: dict[pa.DataType, st.SearchStrategy[object]] = {
@@ -121,7 +121,7 @@ def test_an_index_never_has_more_keys_than_there_are_slots(entry_words: int) -> 
         keys = int(keys_max(entries, entry_words))
         if keys < SLOTS_MAX:
             entries = capacity_after(entries, entry_words)
-    refused = r"has 2,147,483,647 keys, and there is room for 2,147,483,646: restore .* at a higher parallelism"
+    refused = r"has 2,147,483,647 keys, but an index holds at most 2,147,483,646: restore .* at a higher parallelism"
     with pytest.raises(ConfigurationError, match=refused):
         capacity_after(entries, entry_words)
     with pytest.raises(ConfigurationError, match=refused):
@@ -139,7 +139,7 @@ def test_column_bounds_are_part_of_the_key() -> None:
 
 
 def test_batches_do_not_see_each_other() -> None:
-    """A key that an earlier batch met is met for the first time again, null included, also after growing."""
+    """A key that an earlier batch seen is seen for the first time again, null included, also after growing."""
     index = KeyIndex(("k",))
     for rows in (5, 5, 3000, 5):
         batch = pa.record_batch({"k": pa.array([*range(rows), None, 0, None], pa.int64())})
@@ -148,7 +148,7 @@ def test_batches_do_not_see_each_other() -> None:
 
 def test_no_mask_means_no_nulls() -> None:
     """Without a mask every row is a key in the table, with the word 0 among them."""
-    result = WordIndex().upsert(np.array([0, 1, 0], dtype=np.int64), NO_MASK)
+    result = IntIndex().upsert(np.array([0, 1, 0], dtype=np.int64), NO_MASK)
     assert result.slots.tolist() == [0, 1, 0]
 
 
@@ -193,8 +193,8 @@ def test_filling_many_keys(columns: tuple[str, ...]) -> None:
 
 
 def test_an_index_for_very_many_keys() -> None:
-    """Its bitmap of met keys is in no cache, so a block of rows meets its keys at once: with the same result."""
-    index = WordIndex()
+    """Its bitmap of seen keys is in no cache, so a block of rows meets its keys at once: with the same result."""
+    index = IntIndex()
     assert index.fill(np.arange(8, dtype=np.int64), NO_MASK, keys_to_come=9_000_000)
     model: dict[Hashable, int] = {key: key for key in range(8)}
     rows = np.random.default_rng(5)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_end import ending_with_memory
 
-from tidegate.state.kernels.string_gather import gather_strings, has_strings
+from tidegate.state.kernels.partition import gather_strings, has_strings
 
 _TYPES = [pa.string(), pa.large_string(), pa.binary(), pa.large_binary()]
 _TEXT = "wörter, länger als sechzehn Bytes, und kürzere"

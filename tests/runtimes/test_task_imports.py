@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from tidegate.state.key_index.word_index import WordIndex
+from tidegate.state.key_index.int_index import IntIndex
 
 OF_OTHERS = (
     "tidegate.actors.coordinator.messages.instructions",
@@ -27,11 +27,11 @@ COMPILER = "numba"
 PROGRAM = f"""
 import sys
 import tidegate.actors.ray.task.worker_actor
-from tidegate.state.key_index.word_index import WordIndex
+from tidegate.state.key_index.int_index import IntIndex
 import numpy as np
 loaded = [name for name in {OF_OTHERS!r} if name in sys.modules]
 assert not loaded, f"a task loads {{loaded}}"
-slots = WordIndex().upsert(np.array([7, 8, 7]), np.empty(0, dtype=np.uint8)).slots
+slots = IntIndex().upsert(np.array([7, 8, 7]), np.empty(0, dtype=np.uint8)).slots
 assert slots.tolist() == [0, 1, 0], slots
 assert {COMPILER!r} not in sys.modules, "machine code was there, and a task has loaded its compiler"
 """
@@ -40,6 +40,6 @@ assert {COMPILER!r} not in sys.modules, "machine code was there, and a task has 
 @pytest.mark.slow
 def test_a_task_loads_no_more_than_it_needs() -> None:
     """Neither what others are made of, nor the compiler for a kernel whose machine code is kept on disk."""
-    WordIndex().upsert(np.array([1]), np.empty(0, dtype=np.uint8))  # It is kept now.
+    IntIndex().upsert(np.array([1]), np.empty(0, dtype=np.uint8))  # It is kept now.
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -18,7 +18,7 @@ from tidegate.state.common.cells import CellSpec
 from tidegate.state.kernels import accumulate
 from tidegate.state.kernels.columns import NO_MASK
 from tidegate.state.kernels.hashing import hash_columns
-from tidegate.state.key_index.entries import Upserted
+from tidegate.state.key_index.hash_table import Upserted
 from tidegate.state.rocksdb.rocksdb_backend import RocksBackend
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.ids import CheckpointId

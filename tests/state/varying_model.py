@@ -8,7 +8,7 @@ import pyarrow as pa
 from backend_model import COLUMNS, Table, key_of
 
 from tidegate.state.common.backend import ValueSpec
-from tidegate.state.key_index.entries import Upserted
+from tidegate.state.key_index.hash_table import Upserted
 
 _LATELY = 3
 _LISTS = pa.list_(pa.float64())

@@ -67,6 +67,8 @@ from tidegate.state.kernels.running import (
     running_minimum,
     running_strings,
 )
+from tidegate.state.kernels import accumulate
+from tidegate.state.kernels.columns import NO_MASK, fixed_values, storage_dtype
 
 
 class Accumulator(Protocol):
@@ -149,7 +151,7 @@ class _Count:
 
     def running(self, batch: pa.RecordBatch, slots: NDArray[np.int32]) -> pa.Array:
         after = np.empty(len(slots), dtype=np.int64)
-        running_count(self._counts.pages, slots, self._mask(batch), after)
+        accumulate.count(self._counts.pages, slots, self._mask(batch), after)
         return pa.array(after)
 
     def take_back(self, batch: pa.RecordBatch, slots: NDArray[np.int32]) -> None:

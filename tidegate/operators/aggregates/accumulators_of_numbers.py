@@ -29,17 +29,8 @@ from tidegate.operators.aggregates.aggregate_state import (
 )
 from tidegate.state.common.backend import ValueColumn
 from tidegate.state.kernels import accumulate
-from tidegate.state.kernels.columns import NO_MASK, fixed_values, valid_mask
-from tidegate.state.kernels.decimals import decimals_of, sum_decimals
-from tidegate.state.kernels.fixed_width import array_of
-from tidegate.state.kernels.moments import add_moments, merge_moments, remove_moments
-from tidegate.state.kernels.running import (
-    running_count,
-    running_moments,
-    running_sum_decimals,
-    running_sum_float64,
-    running_sum_int64,
-)
+from tidegate.state.kernels.accumulate import decimals_of
+from tidegate.state.kernels.columns import NO_MASK, array_of, fixed_values, valid_mask
 
 
 class Sum:
@@ -93,14 +84,14 @@ class Sum:
             highs, lows = value_words(values)
             pages = [column.pages for column in self._columns]
             digits = sum_digits(self._decimal)
-            if running_sum_decimals(pages[0], pages[1], slots, (highs, lows), mask, digits, (after[0], after[1])):
+            if accumulate.sum_decimals(pages[0], pages[1], slots, highs, lows, mask, digits, after[0], after[1]):
                 raise self._too_many_digits()
         elif self._columns[0].dtype == np.float64:
             floats = fixed_values(values.cast(pa.float64(), safe=False))
-            running_sum_float64(self._columns[0].pages, slots, floats, mask, after[0])
+            accumulate.sum_float64(self._columns[0].pages, slots, floats, mask, after[0])
         else:
             integers = fixed_values(_signed(values, self._aggregate.column))
-            if running_sum_int64(self._columns[0].pages, slots, integers, mask, after[0]):
+            if accumulate.sum_int64(self._columns[0].pages, slots, integers, mask, after[0]):
                 raise self._too_great()
         return after
 
@@ -147,7 +138,7 @@ class Sum:
         assert self._decimal is not None, "a sum of other numbers"
         digits = sum_digits(self._decimal)
         highs, lows = self._columns
-        if sum_decimals(highs.pages, lows.pages, slots, words[0], words[1], mask, digits):
+        if accumulate.sum_decimals(highs.pages, lows.pages, slots, words[0], words[1], mask, digits):
             raise self._too_many_digits()
 
     def _too_great(self) -> OverflowError:
@@ -184,7 +175,7 @@ class Mean:
         mask = row_mask(batch, self._aggregate.condition, values)
         sums = self._sums.running_words(slots, values, mask)
         counts = np.empty(len(slots), dtype=np.int64)
-        running_count(self._counts.pages, slots, mask, counts)
+        accumulate.count(self._counts.pages, slots, mask, counts)
         return self._of(sums, counts)
 
     def take_back(self, batch: pa.RecordBatch, slots: Slots) -> None:
@@ -243,7 +234,7 @@ class Spread:
         """Add the values of a batch."""
         values = input_column(batch, self._aggregate.column)
         mask = row_mask(batch, self._aggregate.condition, values)
-        add_moments(*self._pages(), slots, fixed_values(values.cast(pa.float64(), safe=False)), mask)
+        accumulate.add_moments(*self._pages(), slots, fixed_values(values.cast(pa.float64(), safe=False)), mask)
 
     def running(self, batch: pa.RecordBatch, slots: Slots) -> pa.Array:
         """Add the values of a batch. Returns the results after each row."""
@@ -251,18 +242,18 @@ class Spread:
         mask = row_mask(batch, self._aggregate.condition, values)
         numbers = fixed_values(values.cast(pa.float64(), safe=False))
         counts, squares = np.empty(len(slots), dtype=np.int64), np.empty(len(slots), dtype=np.float64)
-        running_moments(*self._pages(), slots, numbers, mask, counts, squares)
+        accumulate.add_moments(*self._pages(), slots, numbers, mask, counts, squares)
         return self._of(counts, squares)
 
     def take_back(self, batch: pa.RecordBatch, slots: Slots) -> None:
         """Take the values of a batch out again."""
         values = input_column(batch, self._aggregate.column)
         mask = row_mask(batch, self._aggregate.condition, values)
-        remove_moments(*self._pages(), slots, fixed_values(values.cast(pa.float64(), safe=False)), mask)
+        accumulate.remove_moments(*self._pages(), slots, fixed_values(values.cast(pa.float64(), safe=False)), mask)
 
     def merge(self, slots: Slots, parts: Sequence[pa.Array]) -> None:
         """Merge other spreads."""
-        merge_moments(*self._pages(), slots, *(fixed_values(part) for part in parts))
+        accumulate.merge_moments(*self._pages(), slots, *(fixed_values(part) for part in parts))
 
     def results(self, slots: NDArray[Any]) -> pa.Array:
         """The variances, or their roots."""

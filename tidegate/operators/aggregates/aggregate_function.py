@@ -29,6 +29,7 @@ from tidegate.state.kernels import accumulate
 from tidegate.state.kernels.columns import NO_MASK, fixed_values, plain, valid_mask
 from tidegate.state.kernels.paged import gathered
 from tidegate.state.kernels.running import newest_chosen, running_mark
+from tidegate.state.kernels.choose import newest_chosen
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.owned_arrays import owned_array
 

@@ -38,9 +38,9 @@ from tidegate.operators.watermarks.late_rows import LATE_RECORDS
 from tidegate.operators.watermarks.watermark_generator import check_timestamp_column, event_times_ms
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.state.common.batch_column import BatchColumns
+from tidegate.state.kernels.choose import begin_lives
 from tidegate.state.kernels.paged import scatter
-from tidegate.state.kernels.ranking import begin_lives
-from tidegate.state.key_index.entries import Upserted
+from tidegate.state.key_index.hash_table import Upserted
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.reserved_names import own_name

@@ -40,7 +40,7 @@ from tidegate.operators.state.operator_backend import frozen_backend, make_backe
 from tidegate.protocol.errors import ChangedTypeError
 from tidegate.state.common.backend import KeyedBackend, ValueSpec, VectorTable
 from tidegate.state.kernels.partition import gather, subtask_table
-from tidegate.state.key_index.entries import Upserted
+from tidegate.state.key_index.hash_table import Upserted
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError, CorruptionError, IncompatibleStateError
 from tidegate.storage.schemas.columns_text import columns_text

@@ -31,8 +31,8 @@ from tidegate.operators.windows.window_rows import row_times
 from tidegate.state.common.batch_column import BatchColumns
 from tidegate.state.kernels.accumulate import tally
 from tidegate.state.kernels.columns import NO_MASK, Words, key_forms
+from tidegate.state.key_index.dense_int_groups import DenseIntGroups, Groups
 from tidegate.state.key_index.key_index import KeyIndex
-from tidegate.state.key_index.near_groups import Groups, NearGroups
 from tidegate.storage.errors import ConfigurationError
 
 _SUMS = frozenset({AggregateKind.SUM, AggregateKind.MEAN})
@@ -47,7 +47,7 @@ class Combiner:
         self._slices = None if spec.window is None else slices_of(spec.window)
         heads = spec.keys if spec.time is None or spec.time in spec.keys else (*spec.keys, spec.time)
         self._heads = list(heads)
-        self._near = NearGroups()
+        self._near = DenseIntGroups()
         self._seen_schema: pa.Schema | None = None
         self._columns: BatchColumns | None = None
         """None: batches of the schema that was seen last cannot be combined."""

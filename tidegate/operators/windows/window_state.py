@@ -45,7 +45,7 @@ from tidegate.state.common.backend import (
     ValueColumn,
     ValueSpec,
 )
-from tidegate.state.kernels.fixed_width import storage_dtype
+from tidegate.state.kernels.columns import storage_dtype
 from tidegate.state.kernels.partition import subtask_table
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import CorruptionError, IncompatibleStateError

@@ -30,7 +30,7 @@ from tidegate.state.common.pages import FrozenColumn, PagedColumn
 from tidegate.state.common.refusals import held_twice
 from tidegate.state.kernels.hashing import hash_columns
 from tidegate.state.kernels.partition import gather
-from tidegate.state.key_index.entries import Upserted
+from tidegate.state.key_index.hash_table import Upserted
 from tidegate.state.key_index.key_index import KeyIndex
 from tidegate.storage.state.key_groups import MAX_PARALLELISM_LIMIT, key_groups_of
 

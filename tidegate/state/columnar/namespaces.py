@@ -19,7 +19,7 @@ from tidegate.state.columnar.undo_log import Notes
 from tidegate.state.columnar.vector_table import ColumnarTable
 from tidegate.state.common.backend import ValueSpec
 from tidegate.state.kernels.columns import fixed_values
-from tidegate.state.key_index.entries import Upserted
+from tidegate.state.key_index.hash_table import Upserted
 
 _FOUND_ROWS = 1 << 20
 """Keys whose namespaces are looked at together."""

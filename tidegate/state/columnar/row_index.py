@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tidegate.state.kernels.paged import Pages
 from tidegate.state.kernels.row_chains import END, collect, link, prune_and_count
-from tidegate.state.key_index.entries import enlarged
+from tidegate.state.key_index.hash_table import extended
 from tidegate.state.key_index.key_index import KeyIndex
 
 _KEYS_MIN = 65_536
@@ -61,6 +61,6 @@ class RowIndex:
 
 def _with_ends(values: NDArray[np.int32], needed: int) -> NDArray[np.int32]:
     used = len(values)
-    larger = enlarged(values, used, max(needed, 2 * used))
+    larger = extended(values, used, max(needed, 2 * used))
     larger[used:] = END
     return larger

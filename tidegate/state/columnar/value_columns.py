@@ -24,7 +24,7 @@ from tidegate.state.columnar.key_space import KeySpace
 from tidegate.state.columnar.vector_table import ColumnarTable
 from tidegate.state.common.backend import ValueSpec
 from tidegate.state.common.cells import CellSpec
-from tidegate.state.kernels.fixed_width import array_of, storage_dtype
+from tidegate.state.kernels.columns import array_of, storage_dtype
 from tidegate.state.kernels.paged import scatter
 from tidegate.state.kernels.partition import Places
 

@@ -29,7 +29,7 @@ from tidegate.state.common.refusals import held_twice
 from tidegate.state.common.varying_column import VaryingColumn
 from tidegate.state.kernels.paged import PAGE_ROWS, Bitmap, revive, scatter, touched_pages
 from tidegate.state.kernels.partition import Places
-from tidegate.state.key_index.entries import Upserted
+from tidegate.state.key_index.hash_table import Upserted
 from tidegate.storage.state.snapshot import Cut
 
 _LIVE = ValueSpec("live", pa.uint8(), 0)

@@ -34,7 +34,7 @@ from tidegate.state.common.cells import (
 from tidegate.state.common.row_table import RowTable
 from tidegate.state.common.state_size import StateSize
 from tidegate.state.common.timers import KeyedTimers
-from tidegate.state.key_index.entries import Upserted
+from tidegate.state.key_index.hash_table import Upserted
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.state.snapshot import Cut, FrozenNative, FrozenState, StateTable
 

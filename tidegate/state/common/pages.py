@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from tidegate.state.common.backend import ValueSpec
 from tidegate.state.common.page_memory import PAGE_MEMORY, address_of
-from tidegate.state.kernels.fixed_width import array_of, storage_dtype
+from tidegate.state.kernels.columns import array_of, storage_dtype
 from tidegate.state.kernels.paged import (
     NO_PAGES,
     PAGE_BITS,

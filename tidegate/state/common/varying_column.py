@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tidegate.state.common.backend import ValueSpec
 from tidegate.state.common.pages import FrozenColumn, PagedColumn
 from tidegate.state.common.value_heap import HeapChunks, Numbers, ValueHeap, values_of
-from tidegate.state.kernels.fixed_width import storage_dtype
+from tidegate.state.kernels.columns import storage_dtype
 from tidegate.state.kernels.paged import scatter
 from tidegate.state.kernels.partition import Places
 

@@ -1,9 +1,18 @@
-"""Grouped accumulation: add a batch of values to the accumulators of their slots, in place, in pages (`paged.py`).
+"""Grouped accumulation: adds a batch of values to the accumulators of their slots, in place, in pages (`paged.py`).
 
-Rules: rows where `mask` is 0 (nulls) change nothing; an empty `mask` (`NO_MASK`) means no nulls; rows are
-taken in order, so float sums are the same on every run. `sum_int64` reports an overflow instead of wrapping
-around. In the order of `minimum` and `maximum` NaN is greater than any number (Spark's order, and one that
-does not depend on row order).
+There are counts, flags, sums, extremes, and moments (count, mean and squared differences, for variances). A decimal of
+128 bits is two words, the high word signed and the low word unsigned. Its words are those of the unscaled integer, so
+columns that are added or compared must have the same scale. Rules:
+
+- Rows where `mask` is 0 (nulls) change nothing. An empty `mask` (`NO_MASK`) means no nulls.
+- Rows are added in order, so float sums are the same on every run and for every division into batches, to the bit.
+- With `after`, an array of one value per row, `after[i]` becomes the accumulator of slot `slots[i]` once row i has been
+  added. A masked row gets the value that earlier rows have left. Without it only the accumulators change.
+- Sums report an overflow, of int64 or of the digits of a decimal, and do not wrap around.
+- NaN is greater than any number (Spark's order, which does not depend on the order of rows).
+- Moments are added by Welford's formula and merged by the formula of Chan, Golub and LeVeque ("Updating Formulae and a
+  Pairwise Algorithm for Computing Sample Variances", 1979). Neither subtracts two large sums, which would lose a small
+  variance around a large mean.
 """
 
 from __future__ import annotations
@@ -11,6 +20,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.state.kernels.jit import kernel
@@ -18,31 +28,142 @@ from tidegate.state.kernels.paged import Pages, ask_ahead, load_value, store_val
 
 Slots = NDArray[np.int32]
 Mask = NDArray[np.uint8]
+Highs = NDArray[np.int64]
+Lows = NDArray[np.uint64]
+
+_NO_INT64: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+_NO_UINT64: NDArray[np.uint64] = np.zeros(0, dtype=np.uint64)
+_NO_FLOAT64: NDArray[np.float64] = np.zeros(0, dtype=np.float64)
+_NO_FLAGS: NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)
 
 
-@kernel
-def count(counts: Pages, slots: Slots, mask: Mask) -> None:
-    """Add the number of rows of each slot. `counts` are pages of int64."""
-    if mask.shape[0] == 0:
-        for i in range(slots.shape[0]):
-            ask_ahead(counts, slots, i, np.int64(0))
-            store_value(counts, slots[i], load_value(counts, slots[i], np.int64(0)) + 1)
-    else:
-        for i in range(slots.shape[0]):
-            ask_ahead(counts, slots, i, np.int64(0))
-            store_value(counts, slots[i], load_value(counts, slots[i], np.int64(0)) + np.int64(mask[i]))
+def count(counts: Pages, slots: Slots, mask: Mask, after: NDArray[np.int64] = _NO_INT64) -> None:
+    """Adds the number of rows of each slot. `counts` are pages of int64."""
+    _count(counts, slots, mask, after)
+
+
+def mark(flags: Pages, slots: Slots, mask: Mask, after: NDArray[np.uint8] = _NO_FLAGS) -> None:
+    """Sets the flag of each slot that has a row. `flags` are pages of uint8."""
+    _mark(flags, slots, mask, after)
+
+
+def sum_float64(
+    sums: Pages, slots: Slots, values: NDArray[np.float64], mask: Mask, after: NDArray[np.float64] = _NO_FLOAT64
+) -> None:
+    """Adds values to the sums of their slots. `sums` are pages of float64."""
+    _sum_float64(sums, slots, values, mask, after)
+
+
+def sum_int64(
+    sums: Pages, slots: Slots, values: NDArray[np.int64], mask: Mask, after: NDArray[np.int64] = _NO_INT64
+) -> bool:
+    """Adds values to the sums of their slots. Returns True when a sum exceeded int64 (the sum is wrong then)."""
+    return bool(_sum_int64(sums, slots, values, mask, after))
+
+
+def sum_decimals(
+    high_pages: Pages,
+    low_pages: Pages,
+    slots: Slots,
+    highs: Highs,
+    lows: Lows,
+    mask: Mask,
+    digits: int,
+    after_highs: Highs = _NO_INT64,
+    after_lows: Lows = _NO_UINT64,
+) -> bool:
+    """Adds decimals to the sums of their slots. Returns True when a sum exceeded `digits` (the sum is wrong then)."""
+    bound = 10**digits
+    bound_words = np.array([bound >> 64, bound & (2**64 - 1)], dtype=np.uint64)
+    return bool(_sum_decimals(high_pages, low_pages, slots, highs, lows, mask, bound_words, after_highs, after_lows))
+
+
+def minimum(results: Pages, slots: Slots, values: NDArray[Any], mask: Mask, after: NDArray[Any] | None = None) -> None:
+    """Lowers the results of slots (pages of the type of `values`) to smaller values.
+
+    The identity is the type's greatest value (NaN for floats).
+    """
+    _minimum(results, slots, values, mask, np.empty(0, values.dtype) if after is None else after)
+
+
+def maximum(results: Pages, slots: Slots, values: NDArray[Any], mask: Mask, after: NDArray[Any] | None = None) -> None:
+    """Raises the results of slots (pages of the type of `values`) to greater values.
+
+    The identity is the type's smallest value.
+    """
+    _maximum(results, slots, values, mask, np.empty(0, values.dtype) if after is None else after)
+
+
+def least_decimals(
+    high_pages: Pages,
+    low_pages: Pages,
+    slots: Slots,
+    highs: Highs,
+    lows: Lows,
+    mask: Mask,
+    after_highs: Highs = _NO_INT64,
+    after_lows: Lows = _NO_UINT64,
+) -> None:
+    """Lowers the results of slots to smaller decimals. The identity is the greatest number of 128 bits."""
+    _extreme_decimals(high_pages, low_pages, slots, highs, lows, mask, True, after_highs, after_lows)
+
+
+def greatest_decimals(
+    high_pages: Pages,
+    low_pages: Pages,
+    slots: Slots,
+    highs: Highs,
+    lows: Lows,
+    mask: Mask,
+    after_highs: Highs = _NO_INT64,
+    after_lows: Lows = _NO_UINT64,
+) -> None:
+    """Raises the results of slots to greater decimals. The identity is the least number of 128 bits."""
+    _extreme_decimals(high_pages, low_pages, slots, highs, lows, mask, False, after_highs, after_lows)
+
+
+def add_moments(
+    counts: Pages,
+    means: Pages,
+    squares: Pages,
+    slots: Slots,
+    values: NDArray[np.float64],
+    mask: Mask,
+    after_counts: NDArray[np.int64] = _NO_INT64,
+    after_squares: NDArray[np.float64] = _NO_FLOAT64,
+) -> None:
+    """Adds values to the moments of their slots. `counts` are pages of int64, the others of float64."""
+    _add_moments(counts, means, squares, slots, values, mask, after_counts, after_squares)
+
+
+def decimal_words(column: pa.Array) -> tuple[Highs, Lows]:
+    """Returns the high and the low words of a column of decimal128 (a copy). They are undefined under a null."""
+    buffer = column.buffers()[1]
+    if len(column) == 0 or buffer is None:
+        return np.zeros(len(column), dtype=np.int64), np.zeros(len(column), dtype=np.uint64)
+    words = np.frombuffer(buffer, dtype=np.uint64, count=2 * len(column), offset=16 * column.offset)
+    return np.ascontiguousarray(words[1::2]).view(np.int64), np.ascontiguousarray(words[::2])
+
+
+def decimals_of(highs: Highs, lows: Lows, valid: NDArray[np.uint8] | None, data_type: pa.DataType) -> pa.Array:
+    """Returns a column of decimal128 made of its words. Entries with `valid` 0 are null."""
+    words = np.empty((len(highs), 2), dtype=np.uint64)
+    words[:, 0] = lows
+    words[:, 1] = highs.view(np.uint64)
+    bitmap = None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
+    return pa.Array.from_buffers(data_type, len(highs), [bitmap, pa.py_buffer(words)])
 
 
 @kernel
 def tally(counts: NDArray[np.int64], slots: Slots) -> None:
-    """Add the number of rows of each slot to one array: `numpy.bincount` makes a copy of narrow slots first."""
+    """Adds the number of rows of each slot to one array. `numpy.bincount` would copy narrow slots first."""
     for slot in slots:
         counts[slot] += 1
 
 
 @kernel
 def discount(counts: Pages, slots: Slots, mask: Mask) -> None:
-    """Take the number of rows of each slot away from what `count` has added."""
+    """Subtracts the number of rows of each slot: the inverse of `count`."""
     masked = mask.shape[0] > 0
     for i in range(slots.shape[0]):
         ask_ahead(counts, slots, i, np.int64(0))
@@ -51,22 +172,8 @@ def discount(counts: Pages, slots: Slots, mask: Mask) -> None:
 
 
 @kernel
-def mark(flags: Pages, slots: Slots, mask: Mask) -> None:
-    """Set the flag of each slot that has a row. `flags` are pages of uint8."""
-    if mask.shape[0] == 0:
-        for i in range(slots.shape[0]):
-            ask_ahead(flags, slots, i, np.uint8(0))
-            store_value(flags, slots[i], np.uint8(1))
-    else:
-        for i in range(slots.shape[0]):
-            ask_ahead(flags, slots, i, np.uint8(0))
-            if mask[i]:
-                store_value(flags, slots[i], np.uint8(1))
-
-
-@kernel
 def set_bits(seen: Pages, slots: Slots, bits: NDArray[np.int64], new: NDArray[np.int64]) -> None:
-    """Set the bits of each slot. `new` gets those of each row that neither a row before it nor the slot had.
+    """Sets the bits of each slot. `new[i]` becomes the bits of row i that its slot did not have before that row.
 
     `seen` are pages of int64.
     """
@@ -79,60 +186,254 @@ def set_bits(seen: Pages, slots: Slots, bits: NDArray[np.int64], new: NDArray[np
 
 
 @kernel
-def sum_float64(sums: Pages, slots: Slots, values: NDArray[np.float64], mask: Mask) -> None:
-    """Add values to the sums of their slots. `sums` are pages of float64."""
-    if mask.shape[0] == 0:
-        for i in range(slots.shape[0]):
-            ask_ahead(sums, slots, i, values[i])
-            store_value(sums, slots[i], load_value(sums, slots[i], values[i]) + values[i])
-    else:
-        for i in range(slots.shape[0]):
-            ask_ahead(sums, slots, i, values[i])
-            if mask[i]:
-                store_value(sums, slots[i], load_value(sums, slots[i], values[i]) + values[i])
+def remove_moments(
+    counts: Pages, means: Pages, squares: Pages, slots: Slots, values: NDArray[np.float64], mask: Mask
+) -> None:
+    """Removes values from the moments of their slots: the inverse of `add_moments`. An empty slot becomes all zero."""
+    masked = mask.shape[0] > 0
+    for i in range(slots.shape[0]):
+        ask_ahead(counts, slots, i, np.int64(0))
+        ask_ahead(means, slots, i, 0.0)
+        ask_ahead(squares, slots, i, 0.0)
+        if not masked or mask[i]:
+            slot, value = slots[i], values[i]
+            count = load_value(counts, slot, np.int64(0)) - 1
+            mean, square = load_value(means, slot, value), load_value(squares, slot, value)
+            before = value - mean
+            mean = mean - before / count if count > 0 else 0.0
+            store_value(counts, slot, count)
+            store_value(means, slot, mean)
+            store_value(squares, slot, max(square - before * (value - mean), 0.0) if count > 1 else 0.0)
 
 
 @kernel
-def sum_int64(sums: Pages, slots: Slots, values: NDArray[np.int64], mask: Mask) -> bool:
-    """Add values to the sums of their slots. True when a sum left the range of int64 (it is wrong then)."""
+def merge_moments(
+    counts: Pages,
+    means: Pages,
+    squares: Pages,
+    slots: Slots,
+    other_counts: NDArray[np.int64],
+    other_means: NDArray[np.float64],
+    other_squares: NDArray[np.float64],
+) -> None:
+    """Merges other moments into slots, row i into slot `slots[i]`."""
+    for i in range(slots.shape[0]):
+        ask_ahead(counts, slots, i, np.int64(0))
+        ask_ahead(means, slots, i, 0.0)
+        ask_ahead(squares, slots, i, 0.0)
+        added = other_counts[i]
+        if added == 0:
+            continue
+        slot = slots[i]
+        known = load_value(counts, slot, added)
+        count = known + added
+        store_value(counts, slot, count)
+        if known == 0:
+            store_value(means, slot, other_means[i])
+            store_value(squares, slot, other_squares[i])
+        else:
+            mean = load_value(means, slot, other_means[i])
+            apart = other_means[i] - mean
+            store_value(means, slot, mean + apart * (added / count))
+            merged = load_value(squares, slot, mean) + other_squares[i] + apart * apart * (known * (added / count))
+            store_value(squares, slot, merged)
+
+
+@kernel
+def _count(counts: Pages, slots: Slots, mask: Mask, after: NDArray[np.int64]) -> None:
     masked = mask.shape[0] > 0
+    stored = after.shape[0] > 0
+    for i in range(slots.shape[0]):
+        ask_ahead(counts, slots, i, np.int64(0))
+        # Without a branch on the mask, which a processor could not predict.
+        known = load_value(counts, slots[i], np.int64(0)) + (np.int64(mask[i]) if masked else np.int64(1))
+        store_value(counts, slots[i], known)
+        if stored:
+            after[i] = known
+
+
+@kernel
+def _mark(flags: Pages, slots: Slots, mask: Mask, after: NDArray[np.uint8]) -> None:
+    masked = mask.shape[0] > 0
+    stored = after.shape[0] > 0
+    for i in range(slots.shape[0]):
+        ask_ahead(flags, slots, i, np.uint8(0))
+        if not masked or mask[i]:
+            store_value(flags, slots[i], np.uint8(1))
+        if stored:
+            after[i] = load_value(flags, slots[i], np.uint8(0))
+
+
+@kernel
+def _sum_float64(
+    sums: Pages, slots: Slots, values: NDArray[np.float64], mask: Mask, after: NDArray[np.float64]
+) -> None:
+    masked = mask.shape[0] > 0
+    stored = after.shape[0] > 0
+    for i in range(slots.shape[0]):
+        ask_ahead(sums, slots, i, values[i])
+        known = load_value(sums, slots[i], values[i])
+        total = known + values[i]
+        # Chosen without a branch, because random nulls would be mispredicted.
+        known = total if not masked or mask[i] else known
+        store_value(sums, slots[i], known)
+        if stored:
+            after[i] = known
+
+
+@kernel
+def _sum_int64(sums: Pages, slots: Slots, values: NDArray[np.int64], mask: Mask, after: NDArray[np.int64]) -> bool:
+    masked = mask.shape[0] > 0
+    stored = after.shape[0] > 0
     overflow = np.int64(0)
     for i in range(slots.shape[0]):
         ask_ahead(sums, slots, i, values[i])
-        if not masked or mask[i]:
-            before = load_value(sums, slots[i], values[i])
-            after = before + values[i]
-            # Negative when both summands have the sign that the sum lacks.
-            overflow |= (before ^ after) & (values[i] ^ after)
-            store_value(sums, slots[i], after)
+        known = load_value(sums, slots[i], values[i])
+        total = known + values[i]
+        total = total if not masked or mask[i] else known
+        # Negative when both summands have the sign that the sum lacks.
+        overflow |= (known ^ total) & (values[i] ^ total)
+        store_value(sums, slots[i], total)
+        if stored:
+            after[i] = total
     return bool(overflow < 0)
 
 
 @kernel
-def minimum(results: Pages, slots: Slots, values: NDArray[Any], mask: Mask) -> None:
-    """Lower the results of slots (pages of the type of `values`) to smaller values.
-
-    The identity is the type's greatest value (NaN for floats).
-    """
+def _minimum(results: Pages, slots: Slots, values: NDArray[Any], mask: Mask, after: NDArray[Any]) -> None:
     masked = mask.shape[0] > 0
+    stored = after.shape[0] > 0
     for i in range(slots.shape[0]):
         ask_ahead(results, slots, i, values[i])
-        if not masked or mask[i]:
-            known = load_value(results, slots[i], values[i])
-            if values[i] < known or known != known:
-                store_value(results, slots[i], values[i])
+        known = load_value(results, slots[i], values[i])
+        better = values[i] < known or known != known
+        known = values[i] if better and (not masked or mask[i]) else known
+        store_value(results, slots[i], known)
+        if stored:
+            after[i] = known
 
 
 @kernel
-def maximum(results: Pages, slots: Slots, values: NDArray[Any], mask: Mask) -> None:
-    """Raise the results of slots (pages of the type of `values`) to greater values.
-
-    The identity is the type's smallest value.
-    """
+def _maximum(results: Pages, slots: Slots, values: NDArray[Any], mask: Mask, after: NDArray[Any]) -> None:
     masked = mask.shape[0] > 0
+    stored = after.shape[0] > 0
     for i in range(slots.shape[0]):
         ask_ahead(results, slots, i, values[i])
+        known = load_value(results, slots[i], values[i])
+        better = values[i] > known or values[i] != values[i]
+        known = values[i] if better and (not masked or mask[i]) else known
+        store_value(results, slots[i], known)
+        if stored:
+            after[i] = known
+
+
+@kernel
+def _exceeds(high: Any, low: Any, bound: NDArray[np.uint64]) -> bool:
+    """Returns whether the absolute value of a decimal is at least `bound`, the words of a power of ten."""
+    size_high, size_low = np.uint64(high), low
+    if high < 0:  # the two's complement: all bits inverted, plus one
+        size_low = ~low + np.uint64(1)
+        size_high = np.uint64(~high)
+        if size_low == 0:
+            size_high += np.uint64(1)
+    return bool(size_high > bound[0] or (size_high == bound[0] and size_low >= bound[1]))
+
+
+@kernel
+def _sum_decimals(
+    high_pages: Pages,
+    low_pages: Pages,
+    slots: Slots,
+    highs: Highs,
+    lows: Lows,
+    mask: Mask,
+    bound: NDArray[np.uint64],
+    after_highs: Highs,
+    after_lows: Lows,
+) -> bool:
+    masked = mask.shape[0] > 0
+    stored = after_highs.shape[0] > 0
+    overflow = False
+    for i in range(slots.shape[0]):
+        ask_ahead(high_pages, slots, i, highs[i])
+        ask_ahead(low_pages, slots, i, lows[i])
+        slot = slots[i]
+        high = load_value(high_pages, slot, highs[i])
+        low = load_value(low_pages, slot, lows[i])
         if not masked or mask[i]:
-            value = values[i]
-            if value > load_value(results, slots[i], value) or value != value:
-                store_value(results, slots[i], value)
+            before = high
+            low += lows[i]
+            high += highs[i]
+            if low < lows[i]:
+                high += np.int64(1)
+            store_value(low_pages, slot, low)
+            store_value(high_pages, slot, high)
+            overflow |= ((before ^ high) & (highs[i] ^ high)) < 0 or _exceeds(high, low, bound)
+        if stored:
+            after_highs[i] = high
+            after_lows[i] = low
+    return overflow
+
+
+@kernel
+def _extreme_decimals(
+    high_pages: Pages,
+    low_pages: Pages,
+    slots: Slots,
+    highs: Highs,
+    lows: Lows,
+    mask: Mask,
+    least: bool,
+    after_highs: Highs,
+    after_lows: Lows,
+) -> None:
+    masked = mask.shape[0] > 0
+    stored = after_highs.shape[0] > 0
+    for i in range(slots.shape[0]):
+        ask_ahead(high_pages, slots, i, highs[i])
+        ask_ahead(low_pages, slots, i, lows[i])
+        high, low = load_value(high_pages, slots[i], highs[i]), load_value(low_pages, slots[i], lows[i])
+        if not masked or mask[i]:
+            less = highs[i] < high or (highs[i] == high and lows[i] < low)
+            greater = highs[i] > high or (highs[i] == high and lows[i] > low)
+            if less if least else greater:
+                high, low = highs[i], lows[i]
+                store_value(high_pages, slots[i], high)
+                store_value(low_pages, slots[i], low)
+        if stored:
+            after_highs[i] = high
+            after_lows[i] = low
+
+
+@kernel
+def _add_moments(
+    counts: Pages,
+    means: Pages,
+    squares: Pages,
+    slots: Slots,
+    values: NDArray[np.float64],
+    mask: Mask,
+    after_counts: NDArray[np.int64],
+    after_squares: NDArray[np.float64],
+) -> None:
+    masked = mask.shape[0] > 0
+    stored = after_counts.shape[0] > 0
+    for i in range(slots.shape[0]):
+        ask_ahead(counts, slots, i, np.int64(0))
+        ask_ahead(means, slots, i, 0.0)
+        ask_ahead(squares, slots, i, 0.0)
+        slot, value = slots[i], values[i]
+        count = load_value(counts, slot, np.int64(0))
+        square = load_value(squares, slot, value)
+        if not masked or mask[i]:
+            count += 1
+            mean = load_value(means, slot, value)
+            before = value - mean
+            mean += before / count
+            square += before * (value - mean)
+            store_value(counts, slot, count)
+            store_value(means, slot, mean)
+            store_value(squares, slot, square)
+        if stored:
+            after_counts[i] = count
+            after_squares[i] = square

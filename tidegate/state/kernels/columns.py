@@ -1,8 +1,8 @@
-"""Arrow columns as plain arrays for kernels, without a copy where possible.
+"""Arrow columns as plain arrays for kernels, and back, without a copy where possible.
 
 Rules:
-- Only the rows of a slice come out, never those of its parent.
-- The value under a null is undefined, and kernels never use it.
+- A slice gives only its own rows, not the rows of its parent.
+- The value under a null is undefined, and kernels do not use it.
 - Every type that may be a key has one canonical form: a 64-bit word, or a string of bytes.
 """
 
@@ -17,11 +17,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tidegate.state.kernels.fixed_width import storage_dtype
 from tidegate.storage.errors import ConfigurationError
 
 NO_MASK: NDArray[np.uint8] = np.empty(0, dtype=np.uint8)
-"""Stands for "no nulls" where a kernel takes a validity mask."""
+"""Means "no nulls" where a kernel takes a validity mask."""
 
 _NO_BYTES: NDArray[np.uint8] = np.empty(0, dtype=np.uint8)
 _CANONICAL_NAN = np.float64(np.nan)
@@ -29,7 +28,7 @@ _CANONICAL_NAN = np.float64(np.nan)
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """A fixed-width key column: one int64 a row. `valid` has one byte a row, or is `NO_MASK`."""
+    """A fixed-width key column: one int64 per row. `valid` has one byte per row, or is `NO_MASK`."""
 
     words: NDArray[np.int64]
     valid: NDArray[np.uint8]
@@ -52,17 +51,17 @@ class Strings:
 
 
 def key_column(batch: pa.RecordBatch, name: str) -> pa.Array:
-    """A column by name, decoded (`plain`). ConfigurationError unless exactly one column has the name."""
+    """Returns a column by name, decoded (`plain`). Raises ConfigurationError unless exactly one column has the name."""
     position = batch.schema.get_field_index(name)
     if position < 0:
         raise ConfigurationError(
-            f"key column {name!r} is not in the batch, or there twice; it has {batch.schema.names}"
+            f"key column {name!r} is not in the batch, or occurs twice; the batch has {batch.schema.names}"
         )
     return plain(batch.column(position))
 
 
 def plain(column: pa.Array) -> pa.Array:
-    """The column without dictionary, run-end, view and extension encodings."""
+    """Returns the column without dictionary, run-end, view and extension encodings."""
     if isinstance(column, pa.ExtensionArray):
         column = column.storage
     data_type = column.type
@@ -78,7 +77,7 @@ def plain(column: pa.Array) -> pa.Array:
 
 
 def valid_mask(column: pa.Array) -> NDArray[np.uint8]:
-    """1 for each row with a value, 0 for each null. `NO_MASK` if there are no nulls."""
+    """Returns 1 for each row with a value, 0 for each null, or `NO_MASK` if there are no nulls."""
     if column.null_count == 0:
         return NO_MASK
     bitmap = column.buffers()[0]
@@ -88,7 +87,7 @@ def valid_mask(column: pa.Array) -> NDArray[np.uint8]:
 
 
 def fixed_values(column: pa.Array) -> NDArray[Any]:
-    """Raw values of a column whose type has a `storage_dtype`. Read-only, no copy."""
+    """Returns the raw values of a column whose type has a `storage_dtype`. Read-only, not a copy."""
     dtype = storage_dtype(column.type)
     assert dtype is not None, f"{column.type} has no fixed-width storage"
     buffer = column.buffers()[1]
@@ -99,7 +98,7 @@ def fixed_values(column: pa.Array) -> NDArray[Any]:
 
 
 def key_form(column: pa.Array, name: str) -> Words | Strings:
-    """Canonical form of a key column that went through `plain`.
+    """Returns the canonical form of a key column that is already `plain`.
 
     Integers, booleans, dates, times, timestamps and durations are widened to int64; uint64 keeps its bits. Floats are
     widened to float64, with one NaN and one zero. Decimals and fixed-size binary are taken as their bytes. Raises
@@ -130,12 +129,12 @@ def key_form(column: pa.Array, name: str) -> Words | Strings:
 
 
 def key_forms(batch: pa.RecordBatch, columns: Sequence[str]) -> list[Words | Strings]:
-    """Canonical forms of several key columns of a batch."""
+    """Returns the canonical forms of several key columns of a batch."""
     return [key_form(key_column(batch, name), name) for name in columns]
 
 
 def _read_only(values: NDArray[Any]) -> NDArray[Any]:
-    """The same array, made read-only. numba would compile every kernel again for writable arrays."""
+    """Makes an array read-only and returns it. numba would compile every kernel again for writable arrays."""
     values.flags.writeable = False
     return values
 
@@ -172,3 +171,29 @@ def _fixed_strings(column: pa.Array, width: int) -> Strings:
     buffer = column.buffers()[1]
     data = _NO_BYTES if buffer is None else np.frombuffer(buffer, dtype=np.uint8)
     return Strings(offsets, data, valid_mask(column))
+
+
+# Keyed by type id, because hashing the type itself takes longer than a kernel takes for a batch.
+_NUMBERS: dict[int, np.dtype[Any]] = {
+    pa.from_numpy_dtype(name).id: np.dtype(name)
+    for name in (
+        *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+        *("float16", "float32", "float64"),
+    )
+}
+
+
+def storage_dtype(data_type: pa.DataType) -> np.dtype[Any] | None:
+    """Returns the NumPy dtype of the values of a fixed-width Arrow type of 1 to 8 bytes, or None for other types."""
+    number = _NUMBERS.get(data_type.id)
+    if number is not None:
+        return number
+    if pa.types.is_temporal(data_type) and not pa.types.is_interval(data_type):
+        return np.dtype(np.int32 if data_type.bit_width == 32 else np.int64)
+    return None
+
+
+def array_of(values: NDArray[Any], valid: NDArray[np.uint8] | None, data_type: pa.DataType) -> pa.Array:
+    """Returns an Arrow array over the memory of `values` (in `storage_dtype`). Entries with `valid` 0 are null."""
+    bitmap = None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
+    return pa.Array.from_buffers(data_type, len(values), [bitmap, pa.py_buffer(values)])

@@ -2,14 +2,13 @@
 
 Rules, pinned by golden values in the tests:
 
-- a column's value is hashed as its canonical bytes (`columns.py`): 8 little-endian bytes for numbers,
-  booleans, dates and times (so 5 as int32 and as int64 are one key, and 0.0 and -0.0 are), else the bytes of
-  the string;
-- the first column's seed is 0, each further column's seed is the hash so far: order counts;
-- null is XXH64 of no bytes with the seed changed by `NULL_SEED`: it differs from the empty string.
+- The value of a column is hashed as its canonical bytes (`columns.py`): 8 little-endian bytes for numbers, booleans,
+  dates and times (so 5 as int32 and as int64 are one key, and so are 0.0 and -0.0), else the bytes of the string.
+- The seed of the first column is 0, the seed of each further column is the hash so far. The order of columns matters.
+- Null is XXH64 of no bytes with the seed changed by `NULL_SEED`, so it differs from the empty string.
 
-Algorithm: XXH64 as specified in the xxHash project's `doc/xxhash_spec.md`. Change none of this: stored key
-groups would no longer match.
+Algorithm: XXH64 as specified in the xxHash project's `doc/xxhash_spec.md`. Do not change any of this: stored key groups
+would no longer match.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _BYTE, _LOW = np.uint64(0xFF), np.uint64(0xFFFFFFFF)
 
 
 def hash_columns(batch: pa.RecordBatch, columns: Sequence[str]) -> NDArray[np.uint64]:
-    """Hash of the named columns of each row, shape (rows,).
+    """Returns the hash of the named columns of each row, shape (rows,).
 
     Raises ConfigurationError for a column that is missing or of a type that cannot be a key.
     """
@@ -44,7 +43,7 @@ def hash_columns(batch: pa.RecordBatch, columns: Sequence[str]) -> NDArray[np.ui
 
 
 def hash_forms(forms: Sequence[Words | Strings], rows: int) -> NDArray[np.uint64]:
-    """Hash of key columns that are in canonical form already."""
+    """Returns the hash of key columns that are in canonical form."""
     hashes = np.zeros(rows, dtype=np.uint64)
     for form in forms:
         if isinstance(form, Words):
@@ -105,7 +104,7 @@ def _hash_stripes(data: NDArray[np.uint8], start: int, stop: int, seed: np.uint6
 
 @kernel
 def hash_string(data: NDArray[np.uint8], start: int, stop: int, seed: np.uint64) -> np.uint64:
-    """XXH64 of `data[start:stop]`."""
+    """Returns XXH64 of `data[start:stop]`."""
     position = start
     if stop - start >= 32:
         h = _hash_stripes(data, start, stop, seed)
@@ -137,15 +136,15 @@ def _hash_words(words: NDArray[np.int64], valid: NDArray[np.uint8], hashes: NDAr
 
 @kernel
 def _chosen(condition: np.uint64, one: np.uint64, other: np.uint64) -> np.uint64:
-    """`one` if the condition is 1, `other` if it is 0, without a jump."""
+    """Returns `one` if the condition is 1, `other` if it is 0, without a branch."""
     return other ^ ((one ^ other) & (_ZERO - condition))
 
 
 @kernel
 def _hash_short(data: NDArray[np.uint8], start: np.int64, length: np.int64, seed: np.uint64) -> np.uint64:
-    """As `hash_string` for less than 16 bytes, of which and behind which the data has 16.
+    """Returns what `hash_string` does, for less than 16 bytes, where `data` has at least 16 bytes from `start` on.
 
-    Nothing depends on a jump: a processor cannot guess how long the words of a text are.
+    It has no branches on the length, because processors mispredict the lengths of words.
     """
     size = np.uint64(length)
     has_8, has_4 = (size >> _THREE) & _ONE, (size >> _TWO) & _ONE

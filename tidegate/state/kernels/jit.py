@@ -1,18 +1,16 @@
-"""How kernels are compiled, and the machine instructions that NumPy has no word for.
+"""The `kernel` decorator: compiles functions over arrays, stores their machine code on disk, and loads it.
 
 Rules:
 
-- A kernel is compiled for each combination of types that it is called with, once: its machine code is kept beside its
-  module, or in the user's cache (`machine_code/images.py`). A process that finds it there does not load numba.
-- A kernel releases the GIL, so that heartbeats and the asynchronous part of snapshots go on.
-- A kernel only touches arrays that its caller hands in and checks nothing: the typed functions around it do. It makes
-  no arrays, raises nothing and calls no one but other kernels and the instructions below.
-
-The processes of a job, and those of a test run, come to an empty cache together. One at a time compiles a kernel, and
-the others take what it has kept.
-
-Where a kernel has no image (it needs more than that), and for arrays that images cannot take (in steps, or of more
-dimensions), it is numba's, which keeps it in a cache of its own.
+- A kernel is compiled once for each combination of argument types. Its machine code is stored next to its module, or in
+  the user's cache (`machine_code/images.py`). A process that finds it there does not load numba.
+- A kernel releases the GIL, so that heartbeats and the asynchronous part of snapshots continue.
+- A kernel only touches arrays that its caller passes, and checks nothing; the typed functions around it do. It
+  allocates no arrays, raises nothing, and calls only other kernels and the instructions below.
+- The processes of a job or of a test run start with an empty cache at the same time. One of them compiles a kernel, and
+  the others load what it stored.
+- Where a kernel cannot have an image (it needs more than images allow), and for arrays that images cannot take (strided
+  or of more dimensions), numba runs it, with a cache of its own.
 """
 
 from __future__ import annotations
@@ -31,8 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidegate.state.kernels.machine_code import images
-from tidegate.state.kernels.machine_code.calling import ARRAYS_ARE_AS_EXPECTED, SCALARS, function_of
-from tidegate.state.kernels.machine_code.loading import CannotLoadError
+from tidegate.state.kernels.machine_code.calling import ARRAYS_ARE_AS_EXPECTED, SCALARS, CannotLoadError, function_of
 
 log = logging.getLogger(__name__)
 
@@ -44,12 +41,12 @@ _ARRAY = np.ndarray
 
 
 def kernel(function: F) -> F:
-    """Decorator: a function that is compiled, keeping the type of the Python function."""
+    """Decorates a function that is compiled. It keeps the type of the Python function."""
     return cast(F, Kernel(function))
 
 
 class Kernel:
-    """A kernel, and what has been compiled or loaded of it."""
+    """A kernel, and its variants that have been loaded, by argument types."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         functools.update_wrapper(self, function)
@@ -58,7 +55,6 @@ class Kernel:
         self._for_numba: dict[str, Any] = {}
 
     def __call__(self, *arguments: Any) -> Any:
-        """Run it."""
         kinds = tuple([each.dtype if type(each) is _ARRAY else type(each) for each in arguments])
         loaded = self._loaded.get(kinds)
         if loaded is None:
@@ -80,7 +76,7 @@ class Kernel:
         return self.general(*arguments)
 
     def _image(self, kinds: _Kinds) -> images.Image:
-        """Find the image, or compile and keep it; one process at a time does."""
+        """Loads the image, or compiles and stores it. Only one process at a time compiles a kernel."""
         source = Path(self._function.__code__.co_filename)
         names = [kind.__name__ if isinstance(kind, type) else kind.str for kind in kinds]
         kernel_name = f"{source.stem}.{self._function.__qualname__}"
@@ -96,7 +92,7 @@ class Kernel:
             except OSError:
                 continue
             with lock:
-                with suppress(OSError):  # Where files cannot be locked several may compile.
+                with suppress(OSError):  # Where files cannot be locked, several processes may compile.
                     fcntl.flock(lock, fcntl.LOCK_EX)
                 found = images.kept(path)
                 if found is None:
@@ -112,9 +108,9 @@ class Kernel:
 
     @functools.cached_property
     def program(self) -> bytes:
-        """What is compiled: its bytecode, that of the kernels that it calls, and the other globals that it uses.
+        """What is compiled: the bytecode of the kernel and of kernels that it calls, and the globals that it uses.
 
-        Not its source: that may be another by now than the one that this process has imported.
+        The source file is not used, because it may have changed since this process imported it.
         """
         parts = [*_parts_of(self._function.__code__), self._function.__defaults__]
         for name, value in sorted(self._globals().items()):
@@ -126,14 +122,14 @@ class Kernel:
         return {name: known[name] for name in self._function.__code__.co_names if name in known}
 
     def _names(self, form: str) -> dict[str, Any]:
-        """The globals that the function uses, with kernels and instructions as numba wants them."""
+        """Returns the globals that the function uses, with kernels and instructions in the form that numba needs."""
         return {
             name: value.for_numba(form) if isinstance(value, (Kernel, Instruction)) else value
             for name, value in self._globals().items()
         }
 
     def for_numba(self, form: str) -> Any:
-        """What kernels that call this one are compiled with. `form` is the function of `compiling.py` that makes it."""
+        """Returns the object that callers are compiled with. `form` names the function of `compiling.py` to make it."""
         with _LOCK:
             if form not in self._for_numba:
                 from tidegate.state.kernels.machine_code import compiling
@@ -142,7 +138,7 @@ class Kernel:
             return self._for_numba[form]
 
     def general(self, *arguments: Any) -> Any:
-        """Run it as numba would, with whatever numba takes."""
+        """Runs the kernel with numba, which takes any arguments."""
         return self.for_numba("general")(*arguments)
 
 
@@ -156,14 +152,14 @@ def _text_of(value: object) -> str:
 
 
 class Instruction:
-    """Stands in kernels for what `machine_code/intrinsics.py` has under its name."""
+    """A machine instruction in kernels, defined under its name in `machine_code/intrinsics.py`."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self.program = name.encode()
 
     def for_numba(self, _form: str) -> Any:
-        """What kernels are compiled with."""
+        """Returns the object that kernels are compiled with."""
         from tidegate.state.kernels.machine_code import intrinsics
 
         return getattr(intrinsics, self._name)
@@ -172,7 +168,7 @@ class Instruction:
 Load = Callable[[NDArray[np.uint8], int | np.int64], np.uint64]
 
 load64 = cast(Load, Instruction("load64"))
-"""`load64(data, position)`: the 8 bytes from `position` on, little-endian; they need not be aligned."""
+"""`load64(data, position)`: the 8 bytes from `position` on, little-endian, not necessarily aligned."""
 
 load32 = cast(Load, Instruction("load32"))
 """`load32(data, position)`: the 4 bytes from `position` on, little-endian, widened to uint64."""
@@ -181,4 +177,4 @@ store64 = cast(Callable[[NDArray[np.uint8], int | np.int64, np.uint64], None], I
 """`store64(data, position, word)`: the inverse of `load64`."""
 
 prefetch = cast(Callable[[NDArray[Any], int | np.int64], None], Instruction("prefetch"))
-"""`prefetch(data, position)`: start loading the cache line of `data[position]`, soon to be written."""
+"""`prefetch(data, position)`: starts loading the cache line of `data[position]`, soon to be written."""

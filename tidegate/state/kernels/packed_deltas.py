@@ -1,9 +1,8 @@
-"""Reads whole numbers that Parquet stores as differences (DELTA_BINARY_PACKED): how many there are, and the greatest.
+"""Reads integers that Parquet stores as differences (DELTA_BINARY_PACKED): their count, and the greatest.
 
-The numbers begin with a head: the size of a block, the number of its parts, the count of all numbers, and the first
-number. A block has its least difference, the width in bits of each part, and the parts. A part holds by how much each
-difference exceeds the least one. Other numbers are varints, seven bits in a byte, the lowest first. With a sign they
-are zigzag.
+The data begins with a header: values per block, parts per block, the count of all values, and the first value. A block
+has its least difference, the bit width of each part, and the parts. A part stores by how much each difference exceeds
+the least one. Other integers are varints (seven bits per byte, lowest first); signed ones are zigzag-encoded.
 Source: https://parquet.apache.org/docs/file-format/data-pages/encodings/
 """
 
@@ -24,7 +23,7 @@ _VARINT_BYTES_MAX = 10
 
 @dataclass(frozen=True, slots=True)
 class PackedNumbers:
-    """What was read of the numbers. `end`: where they end."""
+    """Position where the numbers end, their count, and the greatest of them."""
 
     end: int
     count: int
@@ -32,9 +31,9 @@ class PackedNumbers:
 
 
 def read_packed_numbers(data: NDArray[np.uint8], start: int, count_max: int) -> PackedNumbers | None:
-    """The numbers that begin at `start`.
+    """Reads the numbers that begin at `start`.
 
-    None if these bytes are no such numbers, if there are more than `count_max`, or one is not a positive int32 or 0.
+    Returns None if the bytes are not such numbers, if there are more than `count_max`, or if one is not an int32 >= 0.
     """
     state = np.array([start, count_max, 0], dtype=np.int64)
     if not 0 <= start <= len(data) or not _scan(data, state):
@@ -43,9 +42,9 @@ def read_packed_numbers(data: NDArray[np.uint8], start: int, count_max: int) -> 
 
 
 def longest_plain_text(data: NDArray[np.uint8]) -> int | None:
-    """Bytes of the longest of texts that follow each other, each behind its length in four bytes; 0 if there is none.
+    """Returns the bytes of the longest of consecutive texts, each preceded by its length in four bytes.
 
-    None if the last one is cut.
+    Returns 0 if there are none, and None if the last one is cut off.
     """
     found = int(_longest_plain(data))
     return None if found < 0 else found
@@ -67,14 +66,14 @@ def _longest_plain(data: NDArray[np.uint8]) -> np.int64:
 
 @kernel
 def _scan(data: NDArray[np.uint8], state: NDArray[np.int64]) -> bool:
-    """Read up to `state[1]` numbers from `state[0]` on. `state` gets their end, their count and the greatest."""
+    """Reads up to `state[1]` numbers from `state[0]` on. `state` becomes their end, their count and the greatest."""
     block, parts = _varint(data, state), _varint(data, state)
     count, value = _varint(data, state), _zigzag(_varint(data, state))
     if block < 1 or block > _BLOCK_VALUES_MAX or parts < 1 or block % parts:
         return False
     if count < 0 or count > state[1] or value < 0 or value > _VALUE_MAX:
         return False
-    # Behind an error of a varint the place is beyond the data.
+    # After an invalid varint the position is beyond the data.
     if state[0] > data.shape[0]:
         return False
     state[1], state[2] = count, value
@@ -104,7 +103,7 @@ def _scan(data: NDArray[np.uint8], state: NDArray[np.int64]) -> bool:
 
 @kernel
 def _bits(data: NDArray[np.uint8], at: int, first: int | np.int64, width: int | np.int64) -> np.int64:
-    """The number of `width` bits that begins at the bit `first`, counted from the byte `at` on."""
+    """Returns the number of `width` bits that begins at bit `first`, counted from byte `at`."""
     number, done = np.int64(0), np.int64(0)
     while done < width:
         bit = first + done
@@ -116,7 +115,7 @@ def _bits(data: NDArray[np.uint8], at: int, first: int | np.int64, width: int | 
 
 @kernel
 def _varint(data: NDArray[np.uint8], state: NDArray[np.int64]) -> np.int64:
-    """The number at `state[0]`, which becomes its end. The end is behind the data if the number is cut or too long."""
+    """Reads the number at `state[0]` and moves `state[0]` to its end, or beyond the data if the number is invalid."""
     number = np.int64(0)
     for i in range(_VARINT_BYTES_MAX):
         if state[0] >= data.shape[0]:

@@ -1,10 +1,10 @@
-"""Columns that lie in pages: access to a value by its slot, and what copy-on-write and increments ask of slots.
+"""Columns in pages: access to a value by its slot, and the marking of slots for copy-on-write and increments.
 
-A page holds the values of `PAGE_ROWS` slots one behind the other; slot s lies in page `s >> PAGE_BITS`. Kernels get the
+A page contains the values of `PAGE_ROWS` slots one after the other; slot s is in page `s >> PAGE_BITS`. Kernels get the
 pages of a column as an array of their addresses, so that replacing one page (copy-on-write) moves no other.
 
-Rules: whoever hands addresses to a kernel keeps the pages alive meanwhile, and every slot within them. A kernel of this
-module or of `accumulate.py` is the only code that follows an address.
+Rules: the caller of a kernel keeps the pages alive meanwhile, and passes only slots that the pages contain. Only the
+kernels of this folder follow an address.
 """
 
 from __future__ import annotations
@@ -15,25 +15,26 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from tidegate.state.kernels import page_size
 from tidegate.state.kernels.jit import Instruction, kernel
+from tidegate.state.kernels.machine_code import page_size
 
-PAGE_BITS, PAGE_ROWS = page_size.PAGE_BITS, page_size.PAGE_ROWS
+PAGE_BITS = page_size.PAGE_BITS
+PAGE_ROWS = page_size.PAGE_ROWS
 AHEAD = 128
-"""Rows between asking for a slot's cache line and using it, so that the misses of several rows overlap.
+"""Rows between prefetching a slot's cache line and using it, so that the misses of several rows overlap.
 
-A row takes about a nanosecond, memory more than a hundred: with fewer rows a line is not there when its turn comes.
+A row takes about a nanosecond, memory more than a hundred. With fewer rows the line would not arrive in time.
 """
 CACHED_PAGES = 8
-"""So many pages of a column stay in the cache: nobody waits for their slots."""
+"""Columns of up to this many pages stay in the cache and need no prefetching."""
 
 Pages = NDArray[np.uintp]
 """Addresses of the pages of one column."""
 Bitmap = NDArray[np.uint64]
-"""A bit a slot."""
+"""One bit per slot."""
 
 NO_PAGES: Pages = np.zeros(0, dtype=np.uintp)
-"""Of a column without such pages (validity, where nothing is null)."""
+"""Stands for the pages of a column that has none, such as the validity of a column without nulls."""
 
 
 load_value = cast(Callable[[Pages, Any, Any], Any], Instruction("load_value"))
@@ -54,49 +55,49 @@ prefetch_value = cast(Callable[[Pages, Any, Any], None], Instruction("prefetch_v
 
 @kernel
 def ask_ahead(pages: Pages, slots: NDArray[np.int32], row: int, like: Any) -> None:
-    """Ask for the cache line of the slot that has its turn `AHEAD` rows after this one, unless it is in the cache."""
+    """Prefetches the slot of the row `AHEAD` rows after this one, unless the column is in the cache anyway."""
     if pages.shape[0] > CACHED_PAGES:
         prefetch_value(pages, slots[min(row + AHEAD, slots.shape[0] - 1)], like)
 
 
 def gathered(pages: Pages, slots: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Values of some slots, in new memory; `dtype` is that of the pages."""
+    """Returns the values of some slots, in new memory. `dtype` is the type of the pages."""
     values = np.empty(len(slots), dtype=dtype)
-    # Kernels know integers of each width: bits are all that is moved.
+    # Integers of each width suffice, because only bits are copied.
     _gather(pages, slots.astype(np.int32, copy=False), values.view(f"i{dtype.itemsize}"))
     return values
 
 
 def place(pages: Pages, slots: NDArray[np.int32], places: NDArray[np.int32], values: NDArray[Any]) -> None:
-    """Put the value of `slots[i]` to `values[places[i]]`; each place comes once. `values` has the type of the pages."""
+    """Copies the value of `slots[i]` to `values[places[i]]`. Places are distinct; `values` has the pages' type."""
     _place(pages, slots, places.view(np.uint32), values.view(f"i{values.dtype.itemsize}"))
 
 
 def place_run(pages: Pages, first_slot: int, places: NDArray[np.int32], values: NDArray[Any]) -> None:
-    """`place` for the slots from `first_slot` on. Faster: it looks a page up once."""
+    """Does what `place` does, for the slots from `first_slot` on. Faster, because it looks up each page once."""
     _place_run(pages, first_slot, places.view(np.uint32), values.view(f"i{values.dtype.itemsize}"))
 
 
 def scatter(pages: Pages, slots: NDArray[Any], values: NDArray[Any]) -> None:
-    """Set the values of some slots; the type of `values` is that of the pages."""
+    """Sets the values of some slots. `values` has the type of the pages."""
     raw = np.ascontiguousarray(values).view(f"i{values.dtype.itemsize}")
     _scatter(pages, slots.astype(np.int32, copy=False), raw)
 
 
 def put_behind(pages: Pages, first_slot: int, values: NDArray[Any]) -> None:
-    """Set the values of the slots from `first_slot` on; the type of `values` is that of the pages."""
+    """Sets the values of the slots from `first_slot` on. `values` has the type of the pages."""
     _put_behind(pages, first_slot, np.ascontiguousarray(values).view(f"i{values.dtype.itemsize}"))
 
 
 def touched_pages(slots: NDArray[np.int32], pins: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Pages that some slots lie in and whose entry in `pins` is not 0, each once."""
+    """Returns the pages of some slots whose entry in `pins` is not 0, each once."""
     touched = np.empty(min(len(slots), len(pins)), dtype=np.int32)
     return touched[: _touched(slots, pins, np.zeros(len(pins), dtype=np.uint8), touched)]
 
 
 @kernel
 def copy_whole(sources: Pages, targets: Pages, words: int) -> None:
-    """Copy pages of so many words of 8 bytes, each to another one."""
+    """Copies pages of `words` words of 8 bytes, each to another page."""
     for page in range(sources.shape[0]):
         source, target = sources[page], targets[page]
         for i in range(words):
@@ -105,7 +106,7 @@ def copy_whole(sources: Pages, targets: Pages, words: int) -> None:
 
 @kernel
 def mark_slots(bitmap: Bitmap, slots: NDArray[np.int32]) -> None:
-    """Set the bits of some slots."""
+    """Sets the bits of some slots."""
     for i in range(slots.shape[0]):
         slot = np.int64(slots[i])
         bitmap[slot >> 6] |= np.uint64(1) << np.uint64(slot & 63)
@@ -113,7 +114,7 @@ def mark_slots(bitmap: Bitmap, slots: NDArray[np.int32]) -> None:
 
 @kernel
 def mark_below(bitmap: Bitmap, slots_below: int, slots: NDArray[np.int32]) -> None:
-    """Set the bits of those of some slots that are below a number."""
+    """Sets the bits of the slots that are below `slots_below`."""
     for i in range(slots.shape[0]):
         slot = np.int64(slots[i])
         if slot < slots_below:
@@ -122,9 +123,9 @@ def mark_below(bitmap: Bitmap, slots_below: int, slots: NDArray[np.int32]) -> No
 
 @kernel
 def mark_first(bitmap: Bitmap, slots_below: int, slots: NDArray[np.int32], first: NDArray[np.int32]) -> int:
-    """Set the bits of those of some slots that are below a number; slots whose bit was clear go to `first`.
+    """Sets the bits of the slots below `slots_below`. Stores the slots whose bit was clear in `first`.
 
-    How many these are.
+    Returns how many these are.
     """
     found = 0
     for i in range(slots.shape[0]):
@@ -141,9 +142,9 @@ def mark_first(bitmap: Bitmap, slots_below: int, slots: NDArray[np.int32], first
 
 @kernel
 def revive(flags: Pages, slots: NDArray[np.int32], rows: NDArray[np.int32], revived: NDArray[np.int32]) -> int:
-    """Set the flags (uint8) of the slots that some rows have; those rows whose flag was clear go to `revived`.
+    """Sets the flags (uint8) of the slots of some rows. Stores the rows whose flag was clear in `revived`.
 
-    How many these are. No two of the rows have one slot.
+    Returns how many these are. The rows must have different slots.
     """
     found = 0
     for i in range(rows.shape[0]):

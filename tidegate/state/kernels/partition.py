@@ -1,9 +1,14 @@
-"""Which rows go to which subtask: hash → key group → subtask, then a stable counting sort of row numbers.
+"""Assigns rows to subtasks (hash → key group → subtask) by a stable counting sort, and gathers or places rows.
 
-Rules: rows keep their order within a subtask (per-key order depends on it), and what is gathered owns its
-memory: no slice of a batch that would drag its parent along into a message. Where all rows are wanted, sorted by key
-group, each is put to its place instead (`Places`): what is read once from memory is read in the order in which it lies,
-and the places that come next, one a group, stay in the cache.
+Rules:
+
+- Rows keep their order within a subtask; the order per key depends on it.
+- Gathered rows own their memory. A slice would keep its whole batch alive in a message.
+- Where all rows are needed, sorted by key group, each row is written to its place (`Places`) instead of gathered.
+  Memory is then read sequentially, and the next place of each group stays in the cache.
+- Arrow gathers strings row by row with a copy of variable length, which processors mispredict. Here 16 bytes are copied
+  for each short string; excess bytes are overwritten by the next string. Only near the end of a buffer, read or
+  written, bytes are copied one by one.
 """
 
 from __future__ import annotations
@@ -16,19 +21,17 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tidegate.state.kernels.columns import fixed_values
-from tidegate.state.kernels.fixed_width import array_of, storage_dtype
-from tidegate.state.kernels.jit import kernel
-from tidegate.state.kernels.string_gather import gather_strings, has_strings
+from tidegate.state.kernels.columns import array_of, fixed_values, storage_dtype
+from tidegate.state.kernels.jit import kernel, load64, store64
 from tidegate.storage.state.key_groups import subtask_of_key_group
 
 _SLACK_BYTES = 4096
 _FEW_ROWS = 4096
-"""So many rows Arrow gathers in less time than it takes to call a kernel for each column."""
+"""Arrow gathers up to this many rows in less time than calling a kernel for each column takes."""
 
 
 def subtask_table(max_parallelism: int, parallelism: int) -> NDArray[np.uint16]:
-    """Subtask of each key group, shape (max_parallelism,)."""
+    """Returns the subtask of each key group, shape (max_parallelism,)."""
     groups = range(max_parallelism)
     subtasks = [subtask_of_key_group(group, max_parallelism, parallelism) for group in groups]
     return np.array(subtasks, dtype=np.uint16)
@@ -36,14 +39,14 @@ def subtask_table(max_parallelism: int, parallelism: int) -> NDArray[np.uint16]:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """Row numbers grouped by subtask: those of subtask t are `rows[bounds[t]:bounds[t + 1]]`, ascending."""
+    """Row numbers grouped by subtask: subtask t has `rows[bounds[t]:bounds[t + 1]]`, ascending."""
 
     rows: NDArray[np.int32]
     bounds: tuple[int, ...]
 
 
 def partition(hashes: NDArray[np.uint64], table: NDArray[np.uint16], parallelism: int) -> Partition:
-    """Group rows by the subtask that owns their key group. `table` is that of `subtask_table`."""
+    """Groups rows by the subtask that owns their key group. `table` comes from `subtask_table`."""
     rows = np.empty(len(hashes), dtype=np.int32)
     bounds = np.zeros(parallelism + 1, dtype=np.int64)
     subtasks, positions = np.empty(len(hashes), dtype=np.uint16), np.empty(parallelism, dtype=np.int64)
@@ -53,9 +56,9 @@ def partition(hashes: NDArray[np.uint64], table: NDArray[np.uint16], parallelism
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where rows go if they are sorted by key group: row i to `places[i]`. Rows of a group keep their order.
+    """Positions of rows sorted by key group: row i goes to `places[i]`. Rows of a group keep their order.
 
-    Those of group `first + g` lie in the places from `bounds[g]` to `bounds[g + 1]`.
+    The rows of group `first + g` have the places from `bounds[g]` to `bounds[g + 1]`.
     """
 
     first: int
@@ -63,14 +66,14 @@ class Places:
     bounds: tuple[int, ...]
 
     def rows(self) -> NDArray[np.int32]:
-        """The row of each place."""
+        """Returns the row at each place."""
         rows = np.empty(len(self.places), dtype=np.int32)
         _place(np.arange(len(rows), dtype=np.int32), self.places.view(np.uint32), rows)
         return rows
 
 
 def places_by_group(groups: NDArray[np.uint16]) -> Places:
-    """The places of rows, at least one, of these key groups."""
+    """Returns the places of rows (at least one) with these key groups."""
     first, last = int(groups.min()), int(groups.max())
     places = np.empty(len(groups), dtype=np.int32)
     bounds = np.zeros(last - first + 2, dtype=np.int64)
@@ -83,14 +86,14 @@ def placed(
     places: Places,
     empty: Callable[[int, np.dtype[Any]], NDArray[Any]] = np.empty,
 ) -> pa.RecordBatch:
-    """The rows of some batches of one schema, at least one, at their places; in buffers that `empty` makes."""
+    """Returns the rows of batches (at least one) of one schema at their places, in buffers made by `empty`."""
     schema = parts[0].schema
     columns = [[part.column(name) for part in parts] for name in range(len(schema))]
     return pa.RecordBatch.from_arrays([_placed_column(column, places, empty) for column in columns], schema=schema)
 
 
 def gather(batch: pa.RecordBatch, rows: NDArray[np.int32]) -> pa.RecordBatch:
-    """The given rows of a batch, in new buffers."""
+    """Returns the given rows of a batch, in new buffers."""
     selection = pa.array(rows)
     if len(rows) <= _FEW_ROWS:
         return batch.take(selection)
@@ -100,7 +103,7 @@ def gather(batch: pa.RecordBatch, rows: NDArray[np.int32]) -> pa.RecordBatch:
 
 
 def compact(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch itself if its buffers hold hardly more than its rows, otherwise a copy of its rows."""
+    """Returns the batch itself if its buffers contain little more than its rows, otherwise a copy of its rows."""
     if batch.get_total_buffer_size() <= batch.nbytes + batch.nbytes // 8 + _SLACK_BYTES:
         return batch
     return gather(batch, np.arange(batch.num_rows, dtype=np.int32))
@@ -110,7 +113,7 @@ def _gather_column(column: pa.Array, rows: NDArray[np.int32], selection: pa.Arra
     if column.null_count == 0 and storage_dtype(column.type) is not None:
         values = fixed_values(column)
         gathered = np.empty(len(rows), dtype=values.dtype)
-        # Kernels know integers of each width: bits are all that is moved.
+        # Integers of each width suffice, because only bits are copied.
         word = np.dtype(f"i{values.dtype.itemsize}")
         _gather(values.view(word), rows, gathered.view(word))
         return array_of(gathered, None, column.type)
@@ -128,8 +131,9 @@ def _placed_column(
         return _gather_column(parts[0] if len(parts) == 1 else pa.concat_arrays(parts), rows, pa.array(rows))
     values = [fixed_values(part) for part in parts]
     found = empty(len(places.places), values[0].dtype)
-    # Kernels know integers of each width: bits are all that is moved.
-    word, start = np.dtype(f"i{found.dtype.itemsize}"), 0
+    # Integers of each width suffice, because only bits are copied.
+    word = np.dtype(f"i{found.dtype.itemsize}")
+    start = 0
     for part in values:
         _place(part.view(word), places.places[start : start + len(part)].view(np.uint32), found.view(word))
         start += len(part)
@@ -174,7 +178,7 @@ def _places_by_group(
     places: NDArray[np.int32],
     bounds: NDArray[np.int64],
 ) -> None:
-    # Without a sign nobody need ask whether a place counts from the end.
+    # Unsigned, so that numba does not check for indexes from the end.
     before, one = np.uint64(first), np.uint64(1)
     for i in range(groups.shape[0]):
         bounds[np.uint64(groups[i]) - before + one] += 1
@@ -198,3 +202,73 @@ def _place(values: NDArray[Any], places: NDArray[np.uint32], found: NDArray[Any]
 def _gather(values: NDArray[Any], rows: NDArray[np.int32], gathered: NDArray[Any]) -> None:
     for j in range(rows.shape[0]):
         gathered[j] = values[rows[j]]
+
+
+_OFFSETS: dict[int, np.dtype[Any]] = {
+    pa.string().id: np.dtype(np.int32),
+    pa.binary().id: np.dtype(np.int32),
+    pa.large_string().id: np.dtype(np.int64),
+    pa.large_binary().id: np.dtype(np.int64),
+}
+
+
+def has_strings(column: pa.Array) -> bool:
+    """Returns whether `gather_strings` takes the column: strings or bytes of any length, without nulls."""
+    return column.type.id in _OFFSETS and column.null_count == 0 and len(column) > 0
+
+
+def gather_strings(column: pa.Array, rows: NDArray[np.int32]) -> pa.Array | None:
+    """Returns the given rows of a string column, or None if they have more bytes than its offsets can express."""
+    dtype = _OFFSETS[column.type.id]
+    _, offset_buffer, data_buffer = column.buffers()
+    start_bytes = column.offset * dtype.itemsize
+    offsets = np.frombuffer(offset_buffer, dtype=dtype, count=len(column) + 1, offset=start_bytes)
+    data: NDArray[np.uint8] = np.empty(0, dtype=np.uint8)
+    if data_buffer is not None:
+        data = np.frombuffer(data_buffer, dtype=np.uint8)
+    gathered_offsets = np.empty(len(rows) + 1, dtype=dtype)
+    size_bytes = int(_gather_offsets(offsets, rows, gathered_offsets))
+    if size_bytes > np.iinfo(dtype).max:
+        return None
+    gathered = np.empty(size_bytes, dtype=np.uint8)
+    _gather_bytes(offsets, data, rows, gathered_offsets, gathered)
+    buffers = [None, pa.py_buffer(gathered_offsets), pa.py_buffer(gathered)]
+    return pa.Array.from_buffers(column.type, len(rows), buffers)
+
+
+@kernel
+def _gather_offsets(offsets: NDArray[Any], rows: NDArray[np.int32], gathered: NDArray[Any]) -> np.int64:
+    """Stores where each row begins and the last one ends. Returns that end even if it does not fit the offsets."""
+    end = np.int64(0)
+    gathered[0] = 0
+    for j in range(rows.shape[0]):
+        row = rows[j]
+        end += np.int64(offsets[row + 1]) - np.int64(offsets[row])
+        gathered[j + 1] = end
+    return end
+
+
+@kernel
+def _gather_bytes(
+    offsets: NDArray[Any],
+    data: NDArray[np.uint8],
+    rows: NDArray[np.int32],
+    gathered_offsets: NDArray[Any],
+    gathered: NDArray[np.uint8],
+) -> None:
+    read_end, written_end = data.shape[0] - 16, gathered.shape[0] - 16
+    for j in range(rows.shape[0]):
+        start = np.int64(offsets[rows[j]])
+        at = np.int64(gathered_offsets[j])
+        length = np.int64(gathered_offsets[j + 1]) - at
+        if length <= 16 and start <= read_end and at <= written_end:
+            store64(gathered, at, load64(data, start))
+            store64(gathered, at + 8, load64(data, start + 8))
+        elif length < 8:
+            for position in range(length):
+                gathered[at + position] = data[start + position]
+        else:
+            last = length - 8
+            for position in range(0, last, 8):
+                store64(gathered, at + position, load64(data, start + position))
+            store64(gathered, at + last, load64(data, start + last))

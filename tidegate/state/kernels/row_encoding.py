@@ -1,8 +1,8 @@
-"""Several key columns as one string of bytes a row, equal exactly when the keys are.
+"""Encodes several key columns as one string of bytes per row. Two rows are equal exactly when their keys are.
 
-A row is its columns in order: a byte 0 for null, or a byte 1 and then 8 bytes (a word), or 8 bytes of length
-and the bytes themselves. No row is the beginning of another one. RocksDB has its keys in this form, and so have
-checkpoints of its files: `tidegate/storage/rocksdb/keys.py` reads them, and golden values in the tests pin them.
+A row is its columns in order: a byte 0 for null, or a byte 1 followed by 8 bytes (a word), or by 8 bytes of length and
+the bytes themselves. No row is a prefix of another row. RocksDB and checkpoints of its files store keys in this form.
+`tidegate/storage/rocksdb/keys.py` reads it, and golden values in the tests pin it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tidegate.state.kernels.jit import kernel, store64
 
 
 def encode_rows(forms: Sequence[Words | Strings], rows: int, heads: NDArray[np.uint8] | None = None) -> Strings:
-    """Encode key columns in canonical form (each of `rows` rows). The result has no nulls.
+    """Encodes key columns in canonical form (each of `rows` rows). The result has no nulls.
 
     With `heads`, of shape (rows, bytes), each row begins with its head.
     """
@@ -46,7 +46,7 @@ def encode_rows(forms: Sequence[Words | Strings], rows: int, heads: NDArray[np.u
 def _rows_of_words(
     columns: Sequence[NDArray[np.int64]], rows: int, heads: NDArray[np.uint8] | None, head_bytes: int
 ) -> Strings:
-    """Rows that are all of one width."""
+    """Encodes columns of words without nulls, whose rows all have the same width."""
     width = head_bytes + 9 * len(columns)
     data = np.empty(rows * width, dtype=np.uint8)
     if heads is not None:
@@ -58,7 +58,7 @@ def _rows_of_words(
 
 @kernel
 def _encode_column(words: NDArray[np.int64], first: int, width: int, data: NDArray[np.uint8]) -> None:
-    """Write a byte 1 and a word each so many bytes, from `first` on."""
+    """Writes a byte 1 and a word every `width` bytes, from `first` on."""
     for i in range(words.shape[0]):
         at = first + i * width
         data[at] = 1

@@ -1,10 +1,11 @@
-"""Index of keys that are strings of bytes: one string column, or several columns encoded into rows.
+"""Index of keys that are byte strings: one string column, or several columns encoded into rows.
 
-Most keys are short. So one of less than `SHORT_BYTES` lies in its entry, as two words: its bytes, and its length in the
-highest one. A probe compares both, and touches nothing else. Of a longer key the entry has where it begins in an arena,
-and the length, marked as `_LONG`; the bytes are compared only if the upper halves of the hashes are equal. An entry's
-third word has that half, and slot + 1, which is 0 when it is free. Two keys are equal when their bytes are: an equal
-hash alone never is enough. Null has an entry outside the table. `entries.py` has the rest of the layout.
+Most keys are short. A key of less than `SHORT_BYTES` is stored in its entry as two words: its first eight bytes, and
+the remaining bytes with the length in the highest byte, zeros between. Different bytes or lengths give different words.
+A probe compares both words and touches nothing else. For a longer key the entry stores its position in an arena and its
+length, marked as `_LONG`; the bytes are compared only if the upper halves of the hashes are equal. The third word
+stores that half of the hash, and slot + 1, which is 0 when the entry is free. Keys are equal when their bytes are; an
+equal hash alone is never enough. Null has an entry outside the table. `hash_table.py` describes the rest of the layout.
 """
 
 from __future__ import annotations
@@ -13,68 +14,72 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidegate.state.kernels.columns import Strings
+from tidegate.state.kernels.hashing import hash_string
 from tidegate.state.kernels.jit import kernel, load64, prefetch
-from tidegate.state.key_index.bytes_words import SHORT_BYTES, first_word, second_word
-from tidegate.state.key_index.entries import (
+from tidegate.state.key_index.hash_table import (
     AHEAD_ROWS,
     CAPACITY_MIN,
     Progress,
     Upserted,
-    bitmap_of,
+    by_home,
     capacity_after,
     capacity_for,
-    enlarged,
-    following,
-    forget,
+    clear_seen,
+    extended,
     home_of,
     keys_max,
-    meet,
-    take_null,
+    mark_seen,
+    mix_pair,
+    next_entry,
+    seen_bitmap,
+    store_null,
 )
-from tidegate.state.key_index.filling import spread
 
+SHORT_BYTES = 16
 _ENTRY = 3
 """Words of an entry."""
 _ARENA_BYTES_MIN = 1 << 14
 _ARENA_AHEAD = AHEAD_ROWS // 2
-"""So many rows before its turn the bytes of a long key are asked for; its entry has come by then."""
+"""The bytes of a long key are prefetched this many rows ahead; its entry is in the cache by then."""
 _LONG = np.int64(-1 << 56)
-"""In an entry's second word: the highest byte of a short key's is its length, and never this."""
+"""Marks long keys in an entry's second word. The highest byte of a short key's word is its length, never this."""
 _HALF = np.int64(32)
 _SLOT = np.int64(0xFFFFFFFF)
-"""The bits of the third word that are slot + 1."""
+"""The bits of the third word that store slot + 1."""
+_ZERO, _ONE, _THREE, _WORD = (np.uint64(number) for number in (0, 1, 3, 8))
+_LENGTH = np.uint64(56)
 
 
 class BytesIndex:
     """Open-addressing table of byte strings → slots 0, 1, 2, … in order of first appearance."""
 
-    __slots__ = ("_arena", "_met", "_null", "_table", "_used", "size")
+    __slots__ = ("_arena", "_null", "_seen", "_table", "_used", "size")
 
     def __init__(self) -> None:
         self.size = 0
         self._table = np.zeros(_ENTRY * CAPACITY_MIN, dtype=np.int64)
         self._null = np.zeros(2, dtype=np.int64)
-        self._met = bitmap_of(keys_max(CAPACITY_MIN, _ENTRY))
+        self._seen = seen_bitmap(keys_max(CAPACITY_MIN, _ENTRY))
         self._arena = np.empty(0, dtype=np.uint8)
         self._used = np.zeros(1, dtype=np.int64)
-        """Bytes of the arena that have keys."""
+        """Number of bytes of the arena in use."""
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the table, and of what belongs to it."""
-        return self._table.nbytes + self._met.nbytes + self._arena.nbytes
+        """Bytes of the table, bitmap and arena."""
+        return self._table.nbytes + self._seen.nbytes + self._arena.nbytes
 
     def upsert(self, keys: Strings, hashes: NDArray[np.uint64]) -> Upserted:
-        """Slots of a batch of keys.
+        """Returns the slots of a batch of keys, with new slots for new keys.
 
-        Keys that are not known yet get one. `hashes` are those of `hash_keys`, or of any other function of the keys.
+        `hashes` come from `hash_keys`, or from any other function of the keys.
         """
         progress = Progress(len(hashes), self.size)
         while True:
             _upsert(
                 self._table,
                 self._null,
-                self._met,
+                self._seen,
                 self._arena,
                 self._used,
                 hashes,
@@ -89,38 +94,38 @@ class BytesIndex:
             self.size = progress.size
             if progress.done:
                 result = progress.result()
-                forget(self._met, result.slots, result.first_rows)
+                clear_seen(self._seen, result.slots, result.first_rows)
                 return result
-            self._make_room(keys, int(progress.counters[0]))
+            self._enlarge(keys, int(progress.counters[0]))
 
     def fill(self, keys: Strings, hashes: NDArray[np.uint64], keys_to_come: int = 0) -> bool:
-        """Give the next slots to many keys at once, in their order; so many more follow. `hashes` as of `upsert`.
+        """Assigns the next slots to many new keys, in their order, and makes room for `keys_to_come` more.
 
-        False if a key comes twice or was known: then the index is of no use any more.
+        Returns False if a key occurs twice or was known. The index must not be used after that.
         """
         rows = len(hashes)
         keys_in_all = self.size + rows + keys_to_come
         if keys_in_all > keys_max(len(self._table) // _ENTRY, _ENTRY):
             self._grow(capacity_for(keys_in_all, _ENTRY))
-        if not take_null(self._null, self.size, keys.valid):
+        if not store_null(self._null, self.size, keys.valid):
             return False
         used_bytes = int(self._used[0])
         added_bytes = int(_long_bytes(keys.offsets, keys.valid))
         if used_bytes + added_bytes > len(self._arena):
-            # Those to come are taken to be as long: that spares a copy of everything for each batch.
+            # Assumes that the keys to come are as long, so that the arena is not copied for each batch.
             to_come_bytes = added_bytes * keys_to_come // max(rows, 1)
-            self._arena = enlarged(self._arena, used_bytes, used_bytes + added_bytes + to_come_bytes)
+            self._arena = extended(self._arena, used_bytes, used_bytes + added_bytes + to_come_bytes)
         places = np.empty(rows if added_bytes else 0, dtype=np.int64)
         if added_bytes:
             _append(self._arena, self._used, keys.offsets, keys.data, keys.valid, places)
-        ordered = spread(hashes.view(np.int64), hashes, keys.valid, self._table.nbytes)
+        ordered = by_home(hashes.view(np.int64), hashes, keys.valid, self._table.nbytes)
         slots = (self._arena, np.int64(self.size))
         filled = _fill(self._table, *slots, keys.offsets, keys.data, places, ordered.words, ordered.rows)
         self.size += rows
         return bool(filled)
 
-    def _make_room(self, keys: Strings, row: int) -> None:
-        """Grow what is too small for the key of `row`: the arena, or else the table."""
+    def _enlarge(self, keys: Strings, row: int) -> None:
+        """Enlarges whichever is too small for the key of `row`: the table or the arena."""
         entries = len(self._table) // _ENTRY
         if self.size >= keys_max(entries, _ENTRY):
             self._grow(capacity_after(entries, _ENTRY))
@@ -128,13 +133,13 @@ class BytesIndex:
             used_bytes = int(self._used[0])
             needed_bytes = used_bytes + int(keys.offsets[row + 1] - keys.offsets[row])
             larger = max(needed_bytes, 2 * len(self._arena), _ARENA_BYTES_MIN)
-            self._arena = enlarged(self._arena, used_bytes, larger)
+            self._arena = extended(self._arena, used_bytes, larger)
 
     def _grow(self, capacity: int) -> None:
         table = np.zeros(_ENTRY * capacity, dtype=np.int64)
         _rehash(self._table, table)
         self._table = table
-        self._met = enlarged(self._met, len(self._met), keys_max(capacity, _ENTRY) // 64 + 1)
+        self._seen = extended(self._seen, len(self._seen), keys_max(capacity, _ENTRY) // 64 + 1)
 
 
 @kernel
@@ -144,7 +149,7 @@ def _rehash(old: NDArray[np.int64], new: NDArray[np.int64]) -> None:
         if old[position + 2] != 0:
             home = home_of(np.uint64(old[position + 2]), entries)
             while new[3 * home + 2] != 0:
-                home = following(home, entries)
+                home = next_entry(home, entries)
             new[3 * home] = old[position]
             new[3 * home + 1] = old[position + 1]
             new[3 * home + 2] = old[position + 2]
@@ -152,7 +157,7 @@ def _rehash(old: NDArray[np.int64], new: NDArray[np.int64]) -> None:
 
 @kernel
 def _equal(a: NDArray[np.uint8], a_start: np.int64, b: NDArray[np.uint8], b_start: np.int64, length: np.int64) -> bool:
-    """Whether strings of so many bytes, at least eight, are equal."""
+    """Returns whether two strings of `length` bytes, at least eight, are equal."""
     position = np.int64(0)
     while position + 8 <= length:
         if load64(a, a_start + position) != load64(b, b_start + position):
@@ -163,7 +168,7 @@ def _equal(a: NDArray[np.uint8], a_start: np.int64, b: NDArray[np.uint8], b_star
 
 @kernel
 def _long_bytes(offsets: NDArray[np.int64], valid: NDArray[np.uint8]) -> np.int64:
-    """How many bytes of an arena the keys need."""
+    """Returns how many bytes of the arena the keys need."""
     masked = valid.shape[0] > 0
     found = np.int64(0)
     for i in range(offsets.shape[0] - 1):
@@ -182,14 +187,14 @@ def _find(
     start: np.int64,
     length: np.int64,
 ) -> np.int64:
-    """Where in the table the entry of a key begins, or the free one that it belongs into."""
+    """Returns the position of the entry of a key, or of the free entry where it belongs."""
     entries = table.shape[0] // 3
     home = home_of(hashed, entries)
     if length < SHORT_BYTES:
         first = first_word(data, start, length)
         second = second_word(data, start, length)
         while table[3 * home + 2] != 0 and (table[3 * home] != first or table[3 * home + 1] != second):
-            home = following(home, entries)
+            home = next_entry(home, entries)
     else:
         half = np.int64(hashed) >> _HALF
         second = _LONG | length
@@ -198,7 +203,7 @@ def _find(
             or table[3 * home + 2] >> _HALF != half
             or not _equal(arena, table[3 * home], data, start, length)
         ):
-            home = following(home, entries)
+            home = next_entry(home, entries)
     return np.int64(3 * home)
 
 
@@ -206,7 +211,7 @@ def _find(
 def _keep(
     arena: NDArray[np.uint8], used: NDArray[np.int64], data: NDArray[np.uint8], start: np.int64, length: np.int64
 ) -> np.int64:
-    """Put the bytes of a long key behind those that the arena has. Returns where they begin; 0 for a short key."""
+    """Appends the bytes of a long key to the arena. Returns their position, 0 for a short key."""
     place = used[0]
     if length < SHORT_BYTES:
         return np.int64(0)
@@ -227,7 +232,7 @@ def _put(
     length: np.int64,
     place: np.int64,
 ) -> None:
-    """Put a key into a free entry. `place` is that of a long one in the arena."""
+    """Stores a key in a free entry. `place` is the position of a long key in the arena."""
     if length < SHORT_BYTES:
         table[at] = first_word(data, start, length)
         table[at + 1] = second_word(data, start, length)
@@ -246,7 +251,7 @@ def _append(
     valid: NDArray[np.uint8],
     places: NDArray[np.int64],
 ) -> None:
-    """Put the long keys of a batch into the arena, in their order; and where each begins."""
+    """Appends the long keys of a batch to the arena, and stores the position of each in `places`."""
     masked = valid.shape[0] > 0
     for i in range(places.shape[0]):
         if not (masked and not valid[i]):
@@ -283,7 +288,7 @@ def _fill(
 def _upsert(
     table: NDArray[np.int64],
     null: NDArray[np.int64],
-    met: NDArray[np.uint64],
+    seen: NDArray[np.uint64],
     arena: NDArray[np.uint8],
     used: NDArray[np.int64],
     hashes: NDArray[np.uint64],
@@ -301,13 +306,13 @@ def _upsert(
     row, size, first, new = counters[0], counters[1], counters[2], counters[3]
     rows = hashes.shape[0]
     for i in range(row, min(row + AHEAD_ROWS, rows)):
-        _ask(table, 3 * home_of(hashes[i], entries))
+        _prefetch_entry(table, 3 * home_of(hashes[i], entries))
     while row < rows:
         if row + AHEAD_ROWS < rows:
-            _ask(table, 3 * home_of(hashes[row + AHEAD_ROWS], entries))
+            _prefetch_entry(table, 3 * home_of(hashes[row + AHEAD_ROWS], entries))
             soon = row + _ARENA_AHEAD
             if offsets[soon + 1] - offsets[soon] >= SHORT_BYTES:
-                _ask_for_bytes(table, 3 * home_of(hashes[soon], entries), arena)
+                _prefetch_bytes(table, 3 * home_of(hashes[soon], entries), arena)
         start = offsets[row]
         length = offsets[row + 1] - start
         is_null = masked and not valid[row]
@@ -331,20 +336,83 @@ def _upsert(
             new += 1
         slots[row] = found - 1
         first_rows[first] = row
-        first += meet(met, found - 1)
+        first += mark_seen(seen, found - 1)
         row += 1
     counters[0], counters[1], counters[2], counters[3] = row, size, first, new
 
 
 @kernel
-def _ask(table: NDArray[np.int64], at: np.int64) -> None:
-    """Ask for an entry and the one behind it, where the probe goes on: they lie on two cache lines at most."""
+def _prefetch_entry(table: NDArray[np.int64], at: np.int64) -> None:
+    """Prefetches an entry and the next one, where the probe continues. Both cover at most two cache lines."""
     prefetch(table, at)
     prefetch(table, at + 5)
 
 
 @kernel
-def _ask_for_bytes(table: NDArray[np.int64], at: np.int64, arena: NDArray[np.uint8]) -> None:
-    """Ask for the bytes of the long key that an entry has, if it does."""
+def _prefetch_bytes(table: NDArray[np.int64], at: np.int64, arena: NDArray[np.uint8]) -> None:
+    """Prefetches the bytes of the long key of an entry, if it has one."""
     if table[at + 1] < 0:
         prefetch(arena, table[at])
+
+
+def hash_keys(keys: Strings) -> NDArray[np.uint64]:
+    """Returns a hash of each key for an index. It is not part of any format, and cheaper than the key group's hash."""
+    hashes = np.empty(len(keys.offsets) - 1, dtype=np.uint64)
+    _hash_keys(keys.offsets, keys.data, keys.valid, hashes)
+    return hashes
+
+
+@kernel
+def _hash_keys(
+    offsets: NDArray[np.int64], data: NDArray[np.uint8], valid: NDArray[np.uint8], hashes: NDArray[np.uint64]
+) -> None:
+    masked = valid.shape[0] > 0
+    for i in range(hashes.shape[0]):
+        start = offsets[i]
+        length = offsets[i + 1] - start
+        if masked and not valid[i]:
+            hashes[i] = _ZERO
+        elif length < SHORT_BYTES:
+            first, second = first_word(data, start, length), second_word(data, start, length)
+            hashes[i] = mix_pair(np.uint64(first), np.uint64(second))
+        else:
+            hashes[i] = hash_string(data, start, start + length, _ZERO)
+
+
+@kernel
+def first_word(data: NDArray[np.uint8], start: np.int64, length: np.int64) -> np.int64:
+    """Returns the first word of a key of less than `SHORT_BYTES`."""
+    if start + 16 > data.shape[0]:
+        return np.int64(_read(data, start, min(length, np.int64(8))))
+    return np.int64(load64(data, start) & (_below(length) | _if_eight(length)))
+
+
+@kernel
+def second_word(data: NDArray[np.uint8], start: np.int64, length: np.int64) -> np.int64:
+    """Returns the second word of a key of less than `SHORT_BYTES`."""
+    if start + 16 > data.shape[0]:
+        word = _read(data, start + 8, length - 8)
+    else:
+        word = load64(data, start + 8) & _below(length) & _if_eight(length)
+    return np.int64(word | (np.uint64(length) << _LENGTH))
+
+
+@kernel
+def _below(length: np.int64) -> np.uint64:
+    """Returns a mask of `length` bytes, modulo eight."""
+    return (_ONE << (_WORD * np.uint64(length & 7))) - _ONE
+
+
+@kernel
+def _if_eight(length: np.int64) -> np.uint64:
+    """Returns all bits for 8 to 15 bytes, else none. Without a branch, which lengths of words would mispredict."""
+    return _ZERO - (np.uint64(length) >> _THREE)
+
+
+@kernel
+def _read(data: NDArray[np.uint8], start: np.int64, length: np.int64) -> np.uint64:
+    """Returns `length` bytes (none if negative) as a word."""
+    word = _ZERO
+    for i in range(length):
+        word |= np.uint64(data[start + i]) << np.uint64(8 * i)
+    return word

@@ -1,7 +1,7 @@
-"""`KeyIndex`: maps the key columns of a batch to slots, with the index that suits their types.
+"""`KeyIndex` maps the key columns of a batch to slots, with the index that suits their types.
 
-The key space of a state backend has one. One fixed-width column goes to `WordIndex`, two to `PairIndex`. One string
-column goes to `BytesIndex`, straight from Arrow's buffers. Other columns are first encoded into rows of bytes.
+One fixed-width column uses `IntIndex`, two use `IntPairIndex`. One string column uses `BytesIndex`, straight from
+Arrow's buffers. All other combinations are first encoded into rows of bytes.
 """
 
 from __future__ import annotations
@@ -12,18 +12,17 @@ import pyarrow as pa
 
 from tidegate.state.kernels.columns import Strings, Words, key_forms
 from tidegate.state.kernels.row_encoding import encode_rows
-from tidegate.state.key_index.bytes_index import BytesIndex
-from tidegate.state.key_index.bytes_words import hash_keys
-from tidegate.state.key_index.entries import Upserted
-from tidegate.state.key_index.pair_index import PairIndex
-from tidegate.state.key_index.word_index import WordIndex
+from tidegate.state.key_index.bytes_index import BytesIndex, hash_keys
+from tidegate.state.key_index.hash_table import Upserted
+from tidegate.state.key_index.int_index import IntIndex
+from tidegate.state.key_index.int_pair_index import IntPairIndex
 
 
 class KeyIndex:
-    """Keys (rows of the named columns) → slots 0, 1, 2, … in the order in which keys first appear.
+    """Maps keys (rows of the named columns) to slots 0, 1, 2, … in the order in which keys first appear.
 
-    A null is a key like any other. All NaN are one key, and so are 0.0 and -0.0. The types of the columns must not
-    change between batches.
+    Null is a key like any other. All NaN are one key, and so are 0.0 and -0.0. The types of the columns must not change
+    between batches.
     """
 
     __slots__ = ("_columns", "_index")
@@ -31,60 +30,59 @@ class KeyIndex:
     def __init__(self, columns: tuple[str, ...]) -> None:
         assert columns, "an index needs at least one key column"
         self._columns = columns
-        self._index: WordIndex | PairIndex | BytesIndex | None = None
+        self._index: IntIndex | IntPairIndex | BytesIndex | None = None
 
     @property
     def size(self) -> int:
-        """How many keys there are. Also the next free slot."""
+        """The number of keys, which is also the next free slot."""
         return 0 if self._index is None else self._index.size
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the index."""
         return 0 if self._index is None else self._index.size_bytes
 
     def upsert(self, batch: pa.RecordBatch) -> Upserted:
-        """Slots of the keys of a batch. New keys get the next free slots.
+        """Returns the slots of the keys of a batch. New keys get the next free slots.
 
         Raises ConfigurationError if a column is missing, or has a type that cannot be a key.
         """
         return self.upsert_forms(key_forms(batch, self._columns), batch.num_rows)
 
     def upsert_forms(self, forms: Sequence[Words | Strings], rows: int) -> Upserted:
-        """The same for columns of keys in their canonical forms."""
+        """Returns the slots for key columns in their canonical forms (see `upsert`)."""
         keys = _joined(forms, rows)
         if isinstance(keys, Words):
-            return self._of_words().upsert(keys.words, keys.valid)
+            return self._int_index().upsert(keys.words, keys.valid)
         if isinstance(keys, tuple):
-            return self._of_pairs().upsert(*keys)
-        return self._of_bytes().upsert(keys, hash_keys(keys))
+            return self._pair_index().upsert(*keys)
+        return self._bytes_index().upsert(keys, hash_keys(keys))
 
     def fill(self, batch: pa.RecordBatch, keys_to_come: int = 0) -> bool:
-        """Give the next slots to the keys of a batch, in their order. Much faster than `upsert` for many keys.
+        """Assigns the next slots to the keys of a batch, in their order. Much faster than `upsert` for many keys.
 
-        `keys_to_come` more keys will follow in later calls; room is made for them now. Returns False if a key comes
-        twice or was known already; the index is then useless. Raises as `upsert`.
+        Makes room for `keys_to_come` keys of later calls. Returns False if a key occurs twice or was known; the index
+        must not be used after that. Raises like `upsert`.
         """
         keys = _joined(key_forms(batch, self._columns), batch.num_rows)
         if isinstance(keys, Words):
-            return self._of_words().fill(keys.words, keys.valid, keys_to_come)
+            return self._int_index().fill(keys.words, keys.valid, keys_to_come)
         if isinstance(keys, tuple):
-            return self._of_pairs().fill(*keys, keys_to_come)
-        return self._of_bytes().fill(keys, hash_keys(keys), keys_to_come)
+            return self._pair_index().fill(*keys, keys_to_come)
+        return self._bytes_index().fill(keys, hash_keys(keys), keys_to_come)
 
-    def _of_words(self) -> WordIndex:
+    def _int_index(self) -> IntIndex:
         if self._index is None:
-            self._index = WordIndex()
-        assert isinstance(self._index, WordIndex), f"type of key column {self._columns} has changed"
+            self._index = IntIndex()
+        assert isinstance(self._index, IntIndex), f"type of key column {self._columns} has changed"
         return self._index
 
-    def _of_pairs(self) -> PairIndex:
+    def _pair_index(self) -> IntPairIndex:
         if self._index is None:
-            self._index = PairIndex()
-        assert isinstance(self._index, PairIndex), f"type of key columns {self._columns} has changed"
+            self._index = IntPairIndex()
+        assert isinstance(self._index, IntPairIndex), f"type of key columns {self._columns} has changed"
         return self._index
 
-    def _of_bytes(self) -> BytesIndex:
+    def _bytes_index(self) -> BytesIndex:
         if self._index is None:
             self._index = BytesIndex()
         assert isinstance(self._index, BytesIndex), f"type of key column {self._columns} has changed"
@@ -92,7 +90,7 @@ class KeyIndex:
 
 
 def _joined(forms: Sequence[Words | Strings], rows: int) -> Words | tuple[Words, Words] | Strings:
-    """The keys as one column of words, as two of them, or as one of byte strings."""
+    """Returns the keys as one column of words, two columns of words, or one column of byte strings."""
     match forms:
         case [one]:
             return one

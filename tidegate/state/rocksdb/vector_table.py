@@ -19,7 +19,7 @@ from tidegate.state.common.batch_column import BatchColumn
 from tidegate.state.common.pages import pages_for
 from tidegate.state.kernels.columns import NO_MASK, Strings
 from tidegate.state.kernels.partition import gather
-from tidegate.state.key_index.entries import Upserted
+from tidegate.state.key_index.hash_table import Upserted
 from tidegate.state.key_index.key_index import KeyIndex
 from tidegate.state.rocksdb.changes import RocksChanges
 from tidegate.state.rocksdb.database_session import RocksSession

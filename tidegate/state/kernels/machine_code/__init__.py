@@ -1,5 +1,5 @@
-"""Machine code of kernels: compiled once, kept on disk, and loaded without a compiler.
+"""Machine code of kernels: compiled once, stored on disk, and loaded without a compiler.
 
-`jit.py` above it asks. numba is imported by `compiling.py` and `intrinsics.py` alone, when something is compiled: it
-costs a process half a second and 60 MB.
+`kernels/jit.py` uses it. Only `compiling.py` and `intrinsics.py` import numba, and only when something is compiled,
+because numba costs a process half a second and 60 MB.
 """

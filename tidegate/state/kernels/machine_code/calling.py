@@ -1,30 +1,41 @@
-"""Calls the machine code of an image from Python.
+"""Loads the machine code of an image into this process, and calls it from Python.
 
-The code takes NumPy arrays as they are, and reads address and length out of the array object, in the layout that each
-extension module compiled against NumPy relies on (`PyArrayObject_fields`). `ARRAYS_ARE_AS_EXPECTED` looks whether this
-Python and this NumPy have it; where not, kernels are numba's alone.
+LLVM's linker loads it. `llvmlite.binding` is LLVM without numba, and importing it costs a small part of importing the
+compiler. The code takes NumPy arrays as they are, and reads address and length from the array object, in the layout
+that each extension module compiled against NumPy relies on (`PyArrayObject_fields`). `ARRAYS_ARE_AS_EXPECTED` checks
+that this Python and this NumPy use it; if not, numba runs all kernels. Rules:
 
-Rules: calls release the GIL. The code looks whether arrays are what it was made for: one dimension, one value behind
-the other. If not, it does nothing and returns `OTHER_ARRAYS`.
+- An object refers to nothing outside itself, neither library functions nor numba's. Others cannot be loaded.
+- What is loaded stays for the lifetime of the process, because functions point into it.
+- Calls release the GIL. The code checks that arrays have one dimension and are contiguous. If not, it does nothing and
+  returns `OTHER_ARRAYS`.
 """
 
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
+import llvmlite.binding as llvm
 import numpy as np
 
 from tidegate.state.kernels.machine_code.images import Image
-from tidegate.state.kernels.machine_code.loading import address_of
+
+ENTRY = "tidegate_kernel"
+"""Name of the function that each object defines."""
+
+_numbers = itertools.count()
+_loaded: list[Any] = []
 
 HEAD_BYTES = object.__basicsize__
 DATA, DIMENSIONS, LENGTHS, STRIDES = (HEAD_BYTES + offset for offset in (0, 8, 16, 24))
-"""Where in an array object its fields lie."""
+"""Positions of the fields in an array object."""
 
 DONE, OTHER_ARRAYS = 0, 1
-"""What the code returns."""
+"""Results of the code."""
 
 SCALARS: dict[type, tuple[str, Any]] = {
     bool: ("boolean", ctypes.c_bool),
@@ -35,7 +46,7 @@ SCALARS: dict[type, tuple[str, Any]] = {
     np.uint64: ("uint64", ctypes.c_uint64),
     np.float64: ("float64", ctypes.c_double),
 }
-"""What may be handed in beside arrays: its type of numba's, and of C."""
+"""Scalar types that may be passed: the numba type and the C type of each."""
 
 RESULTS: dict[str, Any] = {
     "boolean": ctypes.c_bool,
@@ -43,15 +54,19 @@ RESULTS: dict[str, Any] = {
     "uint64": ctypes.c_uint64,
     "float64": ctypes.c_double,
 }
-"""What may be returned."""
+"""Result types: the C type of each numba type."""
 
 Call = Callable[..., Any]
 
 
-def function_of(image: Image, kinds: Sequence[type | np.dtype[Any]], otherwise: Call) -> Call:
-    """The function of an image for arguments of some kinds: a dtype for an array, a type for a scalar.
+class CannotLoadError(Exception):
+    """There is no machine code that runs by itself."""
 
-    Arrays that it cannot take are handed to `otherwise`, with the rest. CannotLoadError.
+
+def function_of(image: Image, kinds: Sequence[type | np.dtype[Any]], otherwise: Call) -> Call:
+    """Returns the function of an image for arguments of some kinds: a dtype for an array, a type for a scalar.
+
+    Calls with arrays that it cannot take go to `otherwise`. Raises CannotLoadError.
     """
     types = [SCALARS[kind][1] if isinstance(kind, type) else ctypes.py_object for kind in kinds]
     address = address_of(image.code)
@@ -72,8 +87,27 @@ def function_of(image: Image, kinds: Sequence[type | np.dtype[Any]], otherwise: 
     return _with_python_numbers(call, converted) if converted else call
 
 
+def address_of(code: bytes) -> int:
+    """Loads an object file and returns the address of its function. Raises CannotLoadError. Not thread-safe."""
+    built = llvm.JITLibraryBuilder().add_object_img(code).export_symbol(ENTRY)
+    try:
+        library = built.link(_linker(), f"kernel {next(_numbers)}")
+    except RuntimeError as error:
+        raise CannotLoadError(str(error)) from error
+    _loaded.append(library)
+    address: int = library[ENTRY]
+    return address
+
+
+@cache
+def _linker() -> Any:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    return llvm.create_lljit_compiler(use_jit_link=True, suppress_errors=True)
+
+
 def _with_python_numbers(call: Call, which: Sequence[int]) -> Call:
-    """ctypes takes no scalars of NumPy's."""
+    """Wraps a function that ctypes calls, because ctypes does not accept NumPy scalars."""
 
     def with_numbers(*arguments: Any) -> Any:
         taken = list(arguments)

@@ -1,11 +1,11 @@
-"""Compiles kernels with numba: into an image, or, where there can be none, as numba would have it.
+"""Compiles kernels with numba: into an image, or, where there can be none, with numba's own dispatcher.
 
-`jit.py` imports this module when something must be compiled. An image has a kernel and those that it calls, compiled
-for arrays of one dimension whose values lie one behind the other, at any address (what comes in a message lies where it
-came), and around it a function that C can call, which takes array objects (`calling.py` has their layout).
+`jit.py` imports this module when something must be compiled. An image contains a kernel and the kernels that it calls,
+compiled for contiguous arrays of one dimension at any address (arrays in messages need not be aligned), and a C
+function around it that takes array objects (`calling.py` has their layout).
 
-Rules: nothing in an image needs Python or numba. Kernels allocate nothing and raise nothing; one that does cannot be
-loaded. Integers that are divided by zero give zero, floats infinity or NaN.
+Rules: nothing in an image needs Python or numba. Kernels allocate nothing and raise nothing; a kernel that does cannot
+be loaded. Integers divided by zero give zero, floats infinity or NaN.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from numba.np.arrayobj import populate_array
 from numba.np.numpy_support import from_dtype
 
 from tidegate.state.kernels.machine_code import calling
+from tidegate.state.kernels.machine_code.calling import ENTRY, CannotLoadError, address_of
 from tidegate.state.kernels.machine_code.images import Image
-from tidegate.state.kernels.machine_code.loading import ENTRY, CannotLoadError, address_of
 
 _POINTER = ir.IntType(8).as_pointer()
 _WORD, _HALF = ir.IntType(64), ir.IntType(32)
 
 
 def part_of_images(function: Callable[..., Any], names: dict[str, Any]) -> Any:
-    """A function that kernels in images may call. `names` are its globals, as numba wants them."""
+    """Returns a function that kernels in images may call. `names` are its globals, in the form that numba needs."""
     njit: Any = numba.njit
     return njit(nogil=True, _nrt=False, error_model="numpy")(_with_names(function, names))
 
 
 def general(function: Callable[..., Any], names: dict[str, Any]) -> Any:
-    """A function that takes whatever numba can take, kept by numba. `names` as above."""
+    """Returns a function that takes whatever numba can take, cached by numba. `names` as in `part_of_images`."""
     dispatcher: Any = numba.njit(cache=True, nogil=True)(_with_names(function, names))
     _load_without_compiler(dispatcher)
     _compile_alone(dispatcher)
@@ -51,7 +51,7 @@ def general(function: Callable[..., Any], names: dict[str, Any]) -> Any:
 
 
 def make_image(function: Callable[..., Any], names: dict[str, Any], kinds: Sequence[type | np.dtype[Any]]) -> Image:
-    """Compile a kernel for arguments of some kinds. CannotLoadError if it needs more than an image has."""
+    """Compiles a kernel for arguments of some kinds. Raises CannotLoadError if it needs more than an image has."""
     arguments = [_type_of(kind) for kind in kinds]
     flags: Any = compiler.Flags()
     flags.nrt = False
@@ -64,7 +64,7 @@ def make_image(function: Callable[..., Any], names: dict[str, Any], kinds: Seque
         try:
             compiled = compiler.compile_extra(typing, target, _with_names(function, names), arguments, None, flags, {})
         except NumbaError as error:
-            raise CannotLoadError(f"{function.__qualname__} is more than a kernel: {error}") from error
+            raise CannotLoadError(f"{function.__qualname__} does not compile as a kernel: {error}") from error
         result = "" if compiled.signature.return_type == numba.types.none else str(compiled.signature.return_type)
         if result not in ("", "bool", *calling.RESULTS):
             raise CannotLoadError(f"{function.__name__} returns {result}")
@@ -91,7 +91,7 @@ def _type_of(kind: type | np.dtype[Any]) -> Any:
 
 
 def _add_entry(compiled: Any, arguments: Sequence[Any], returns: bool) -> None:
-    """Put a function for C beside the kernel. It returns what `calling.py` says."""
+    """Adds the C function that calls the kernel. Its results are defined in `calling.py`."""
     context = compiled.target_context
     module = compiled.library.create_ir_module(ENTRY)
     types = [_POINTER if isinstance(kind, numba.types.Array) else context.get_data_type(kind) for kind in arguments]
@@ -117,7 +117,7 @@ def _add_entry(compiled: Any, arguments: Sequence[Any], returns: bool) -> None:
 
 
 def _array_of(context: Any, builder: Any, given: Any, kind: Any) -> Any:
-    """numba's array for an array object. Code before it leaves the function if the array is another one."""
+    """Returns numba's array for an array object, after code that leaves the function if it is not contiguous."""
 
     def field(offset: int, of: Any) -> Any:
         return builder.load(builder.bitcast(builder.gep(given, [_WORD(offset)]), of.as_pointer()))
@@ -139,7 +139,7 @@ def _array_of(context: Any, builder: Any, given: Any, kind: Any) -> Any:
 
 
 def _object_of(library: Any) -> bytes:
-    """The object file of a library in which only the function for C can be seen from outside."""
+    """Returns the object file of a library that exports only the C function."""
     module = llvm.parse_assembly(library.get_llvm_str())
     for known in (*module.functions, *module.global_variables):
         if known.name != ENTRY and not known.is_declaration:
@@ -161,7 +161,7 @@ def _object_of(library: Any) -> bytes:
 
 
 def _load_without_compiler(dispatcher: Any) -> None:
-    """Look for a function's machine code first, and prepare to compile only where there is none."""
+    """Makes a dispatcher look for machine code first, and prepare to compile only where there is none."""
     cache = dispatcher._cache
     prepare_and_load = cache.load_overload
 
@@ -174,12 +174,12 @@ def _load_without_compiler(dispatcher: Any) -> None:
 
 
 def _compile_alone(dispatcher: Any) -> None:
-    """Let one process at a time look for a function's machine code, or compile and keep it.
+    """Lets one process at a time look for a function's machine code, or compile and store it.
 
-    numba writes its index before the data that it names, and numbers data anew after a change of the source: who reads
-    or writes at the same moment could be given the code of other types, or of the old source. A kernel compiles those
-    that it calls, and locks them too. Processes cannot wait for each other in a circle: calls make none. Neither can
-    threads of a process: numba's own lock comes first, and lets one of them in.
+    numba writes its index before the data that it names, and renumbers data after a change of the source. A process
+    that reads or writes at the same moment could get code for other types, or of the old source. A kernel also compiles
+    and locks the kernels that it calls. Processes cannot deadlock, because calls are not circular. Neither can threads,
+    because numba's own lock comes first and admits one of them.
     """
     compile_one, files = dispatcher.compile, dispatcher._cache._cache_file
 

@@ -1,11 +1,11 @@
-"""Images of kernels on disk: what a file says, what it is called, and where it lies.
+"""Images of kernels on disk: content, name and place of their files.
 
-A file is a head and the object file that LLVM has made. Its name says all that the machine code depends on, so that no
-file is ever wrong: the kernel's name and program, the modules here, the kinds of its arguments, the processor, the
-versions and settings of Python, NumPy, numba and LLVM.
+A file is a header and the object file that LLVM has made. Its name includes all that the machine code depends on, so a
+file is never wrong: name and program of the kernel, the modules of this folder, the types of the arguments, the
+processor, and the versions and settings of Python, NumPy, numba and LLVM.
 
-Rules: a file appears whole or not at all, and is never changed. One whose checksum is wrong counts as missing. Of files
-that nobody asks for any more a few are left, and the others deleted when a successor is written.
+Rules: a file appears whole or not at all, and never changes. A file with a wrong checksum counts as missing. A few
+files that are no longer used are kept; older ones are deleted when a new file is written.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from tidegate.state.kernels.machine_code.loading import processor
+import llvmlite.binding as llvm
 
 log = logging.getLogger(__name__)
 
 _MAGIC = b"tidegate kernel 1"
 _HEAD = struct.Struct("<17sI")
 _BODY = struct.Struct("<I16s")
-"""How long the code is, and what it returns."""
+"""Length of the code, and its result type."""
 _OLD_FILES_MAX = 8
-"""So many files of one kernel for the same arguments are kept: other processors and versions may share the folder."""
+"""Files kept per kernel and argument types: other processors and versions may share the folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """Machine code of a kernel for certain arguments, as an object file, and what it returns."""
+    """Machine code of a kernel for certain argument types, as an object file, and its result type."""
 
     code: bytes
     result: str
-    """A type of numba's, or nothing."""
+    """Name of a numba type, or "" if nothing is returned."""
 
 
 def encode(image: Image) -> bytes:
-    """What a file holds."""
+    """Returns the content of a file."""
     checked = _BODY.pack(len(image.code), image.result.encode()) + image.code
     return _HEAD.pack(_MAGIC, zlib.crc32(checked)) + checked
 
 
 def decode(content: bytes) -> Image | None:
-    """The image in a file, or None if it is torn."""
+    """Returns the image of a file, or None if the file is damaged."""
     start = _HEAD.size + _BODY.size
     if len(content) < start or _HEAD.unpack_from(content) != (_MAGIC, zlib.crc32(content[_HEAD.size :])):
         return None
@@ -60,7 +60,7 @@ def decode(content: bytes) -> Image | None:
 
 
 def kept(path: Path) -> Image | None:
-    """The image of a file, or None if it is missing or torn."""
+    """Reads the image of a file. Returns None if the file is missing or damaged."""
     try:
         return decode(path.read_bytes())
     except OSError:
@@ -68,16 +68,16 @@ def kept(path: Path) -> Image | None:
 
 
 def keep(path: Path, image: Image) -> None:
-    """Write the file of an image, whole or not at all: where there is no room the next process compiles again.
+    """Writes the file of an image, whole or not at all. If it cannot, the next process compiles again.
 
-    Whoever may use the modules beside it may read it.
+    The file is readable for every user who may import the modules next to it.
     """
     unfinished = path.with_name(f".{path.name}-{os.getpid()}")
     try:
         unfinished.write_bytes(encode(image))
         os.replace(unfinished, path)
     except OSError as error:
-        log.debug("machine code is not kept: %s", error)
+        log.debug("machine code was not stored: %s", error)
         with suppress(OSError):
             unfinished.unlink(missing_ok=True)
         return
@@ -93,17 +93,17 @@ def _written_s(path: Path) -> float:
 
 
 def file_name(kernel: str, program: bytes, kinds: Iterable[str]) -> str:
-    """Of the image of a kernel, `module.function`, with this program, for arguments of some kinds."""
+    """Returns the file name of the image of a kernel (`module.function`) for this program and argument types."""
     arguments = hashlib.blake2b(",".join(kinds).encode(), digest_size=8).hexdigest()
     depends = hashlib.blake2b(_surroundings() + program, digest_size=12).hexdigest()
     return f"{kernel}-{arguments}-{depends}.kernel"
 
 
 def folders(source: Path) -> Iterator[Path]:
-    """Where images of a module's kernels may lie, the best place first: where numba would keep them."""
+    """Yields the folders where images of a module's kernels may be stored, as numba would, the best one first."""
     chosen = os.environ.get("NUMBA_CACHE_DIR")
     if chosen:
-        # Modules of one name in two installations do not meet: what they hold is in the names of files.
+        # Modules with the same name in two installations do not collide: file names include their content.
         yield Path(chosen)
         return
     yield source.parent / "__pycache__"
@@ -113,17 +113,22 @@ def folders(source: Path) -> Iterator[Path]:
 
 
 def _sources() -> bytes:
-    """The modules that compile and call; read when they are imported, so that it is these."""
-    here = Path(__file__).parent
-    return b"\0".join(path.read_bytes() for path in (here.with_name("page_size.py"), *sorted(here.glob("*.py"))))
+    """Returns the source of the modules of this folder, read at import so that it is the source that runs."""
+    return b"\0".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
 
 
 _COMPILERS = hashlib.blake2b(_sources(), digest_size=16).digest()
 
 
 @cache
+def processor() -> str:
+    """Returns the processor's name and features as LLVM detects them. It compiles for exactly these."""
+    return f"{llvm.get_process_triple()} {llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()}"
+
+
+@cache
 def _surroundings() -> bytes:
-    """What all machine code of this process depends on."""
+    """Returns a digest of what all machine code of this process depends on."""
     found = hashlib.blake2b(digest_size=16)
     for part in (sys.version, processor(), *_settings(), *_versions()):
         found.update(part.encode() + b"\0")
@@ -132,7 +137,7 @@ def _surroundings() -> bytes:
 
 
 def _settings() -> list[str]:
-    """What is set for numba: some of it changes the code."""
+    """Returns numba's settings, some of which change the code."""
     return sorted(
         f"{name}={value}"
         for name, value in os.environ.items()
@@ -141,7 +146,7 @@ def _settings() -> list[str]:
 
 
 def _versions() -> Iterator[str]:
-    """The versions of the libraries, without importing the compilers."""
+    """Yields the versions of the libraries, without importing the compilers."""
     for library in ("numpy", "numba", "llvmlite"):
         found = find_spec(library)
         assert found is not None, f"{library} is not installed"

@@ -1,6 +1,6 @@
-"""The machine instructions that NumPy has no word for, as numba wants them.
+"""The machine instructions that NumPy lacks, as numba intrinsics.
 
-`jit.py` and `paged.py` have their names, for kernels to write; `compiling.py` puts these in their place.
+Kernels use the names that `jit.py` and `paged.py` define; `compiling.py` substitutes these.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from tidegate.state.kernels.page_size import PAGE_BITS, PAGE_ROWS
+from tidegate.state.kernels.machine_code.page_size import PAGE_BITS, PAGE_ROWS
 
 
 def _intrinsic(function: Callable[..., Any]) -> Any:
@@ -41,7 +41,7 @@ load32 = _define_load(32)
 
 @_intrinsic
 def store64(typingctx: Any, data: Any, position: Any, word: Any) -> Any:
-    """Of 8 bytes at any place in an array."""
+    """Stores 8 bytes at any position of an array."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         array = cgutils.create_struct_proxy(signature.args[0])(context, builder, value=args[0])
@@ -54,7 +54,7 @@ def store64(typingctx: Any, data: Any, position: Any, word: Any) -> Any:
 
 
 def _emit_prefetch(builder: Any, pointer: Any) -> None:
-    """Code that starts to load the cache line at a pointer, to be written."""
+    """Emits code that starts to load the cache line at a pointer, for writing."""
     address = builder.bitcast(pointer, ir.IntType(8).as_pointer())
     i32 = ir.IntType(32)
     function_type = ir.FunctionType(ir.VoidType(), [address.type, i32, i32, i32])
@@ -65,7 +65,7 @@ def _emit_prefetch(builder: Any, pointer: Any) -> None:
 
 @_intrinsic
 def prefetch(typingctx: Any, data: Any, position: Any) -> Any:
-    """Of a place in an array."""
+    """Prefetches a position of an array."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         array = cgutils.create_struct_proxy(signature.args[0])(context, builder, value=args[0])
@@ -76,7 +76,7 @@ def prefetch(typingctx: Any, data: Any, position: Any) -> Any:
 
 
 def _pointer(context: Any, builder: Any, signature: Any, args: Any, value_type: Any) -> Any:
-    """Pointer to the value of a slot: `args` begin with pages and slot."""
+    """Returns a pointer to the value of a slot. `args` begin with pages and slot."""
     array = cgutils.create_struct_proxy(signature.args[0])(context, builder, value=args[0])
     i64 = ir.IntType(64)
     page = builder.load(builder.gep(array.data, [builder.lshr(args[1], i64(PAGE_BITS))]))
@@ -86,7 +86,7 @@ def _pointer(context: Any, builder: Any, signature: Any, args: Any, value_type: 
 
 @_intrinsic
 def load_value(typingctx: Any, pages: Any, slot: Any, like: Any) -> Any:
-    """The value of a slot."""
+    """Loads the value of a slot."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = _pointer(context, builder, signature, args, signature.return_type)
@@ -97,7 +97,7 @@ def load_value(typingctx: Any, pages: Any, slot: Any, like: Any) -> Any:
 
 @_intrinsic
 def load_at(typingctx: Any, page: Any, position: Any, like: Any) -> Any:
-    """The value at a position of a page."""
+    """Loads the value at a position of a page."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         values = builder.inttoptr(args[0], context.get_data_type(signature.return_type).as_pointer())
@@ -108,7 +108,7 @@ def load_at(typingctx: Any, page: Any, position: Any, like: Any) -> Any:
 
 @_intrinsic
 def store_value(typingctx: Any, pages: Any, slot: Any, value: Any) -> Any:
-    """Set the value of a slot."""
+    """Stores the value of a slot."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = _pointer(context, builder, signature, args, signature.args[2])
@@ -120,7 +120,7 @@ def store_value(typingctx: Any, pages: Any, slot: Any, value: Any) -> Any:
 
 @_intrinsic
 def store_at(typingctx: Any, page: Any, position: Any, value: Any) -> Any:
-    """Set the value at a position of a page."""
+    """Stores the value at a position of a page."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         values = builder.inttoptr(args[0], context.get_data_type(signature.args[2]).as_pointer())
@@ -132,7 +132,7 @@ def store_at(typingctx: Any, page: Any, position: Any, value: Any) -> Any:
 
 @_intrinsic
 def prefetch_value(typingctx: Any, pages: Any, slot: Any, like: Any) -> Any:
-    """Of a slot."""
+    """Prefetches the value of a slot."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = _pointer(context, builder, signature, args, signature.args[2])

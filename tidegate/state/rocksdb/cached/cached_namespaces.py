@@ -17,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.state.common.backend import ValueSpec
-from tidegate.state.key_index.entries import Upserted
+from tidegate.state.key_index.hash_table import Upserted
 from tidegate.state.rocksdb.cached.cached_table import CachedTable
 from tidegate.state.rocksdb.cached.hot_namespaces import HotNamespaces
 from tidegate.state.rocksdb.database_session import RocksSession

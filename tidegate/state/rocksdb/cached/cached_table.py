@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tidegate.state.columnar.key_space import KeySpace
 from tidegate.state.common.backend import ValueSpec
 from tidegate.state.common.batch_column import BatchColumn
-from tidegate.state.key_index.entries import Upserted
+from tidegate.state.key_index.hash_table import Upserted
 from tidegate.state.rocksdb.cached.hot_rows import HotRows
 from tidegate.state.rocksdb.cached.write_back import WriteBack
 from tidegate.state.rocksdb.database_session import RocksSession

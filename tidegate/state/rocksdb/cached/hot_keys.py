@@ -23,7 +23,7 @@ from tidegate.state.columnar.row_slots import RowSlots
 from tidegate.state.kernels.hashing import hash_columns
 from tidegate.state.kernels.partition import gather
 from tidegate.state.kernels.row_chains import END, collect, link, prune_and_count
-from tidegate.state.key_index.entries import enlarged
+from tidegate.state.key_index.hash_table import extended
 from tidegate.state.key_index.key_index import KeyIndex
 from tidegate.state.rocksdb.cached.left_keys import LeftKeys
 from tidegate.state.rocksdb.cached.write_back import Write
@@ -160,8 +160,8 @@ class HotKeys(RowSlots):
         """Grow to this many slots."""
         if slots > len(self._nexts):
             length = max(slots, 2 * len(self._nexts))
-            self._nexts = enlarged(self._nexts, len(self._nexts), length)
-            self._of_slot = enlarged(self._of_slot, len(self._of_slot), length)
+            self._nexts = extended(self._nexts, len(self._nexts), length)
+            self._of_slot = extended(self._of_slot, len(self._of_slot), length)
         super().grow(slots)
 
     def rebuild(self, kept: NDArray[np.int32], slots: int) -> None:
@@ -201,10 +201,10 @@ class HotKeys(RowSlots):
         keys = self._keys.size
         if keys > len(self._heads):
             length = max(keys, 2 * known)
-            self._heads, self._tails = (enlarged(each, known, length) for each in (self._heads, self._tails))
+            self._heads, self._tails = (extended(each, known, length) for each in (self._heads, self._tails))
             self._since, self._asked_again = (
-                enlarged(self._since, known, length),
-                enlarged(self._asked_again, known, length),
+                extended(self._since, known, length),
+                extended(self._asked_again, known, length),
             )
         self._heads[known:keys] = END
 
@@ -249,6 +249,6 @@ class HotKeys(RowSlots):
         upserted = self._keys.upsert(self._space.keys_of(slots, self._keyed_by))
         former = of_slot[upserted.first_rows]
         self._since, self._asked_again = since[former], asked[former]
-        self._of_slot = enlarged(upserted.slots, len(slots), len(slots))
+        self._of_slot = extended(upserted.slots, len(slots), len(slots))
         self._heads = np.full(self._keys.size, END, dtype=np.int32)
         self._tails = self._heads.copy()

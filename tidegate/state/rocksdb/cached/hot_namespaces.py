@@ -21,7 +21,7 @@ from tidegate.state.columnar.key_space import KeySpace
 from tidegate.state.columnar.namespaces import ColumnarNamespaces, note
 from tidegate.state.common.backend import ValueSpec
 from tidegate.state.kernels.columns import fixed_values
-from tidegate.state.key_index.entries import Upserted
+from tidegate.state.key_index.hash_table import Upserted
 from tidegate.state.rocksdb.cached.hot_rows import Fetch, HotRows
 from tidegate.storage.state.snapshot import FrozenState
 

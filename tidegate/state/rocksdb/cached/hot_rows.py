@@ -26,7 +26,7 @@ from tidegate.state.common.backend import ValueSpec
 from tidegate.state.common.varying_column import VaryingColumn
 from tidegate.state.kernels.paged import Bitmap, mark_below, scatter
 from tidegate.state.kernels.partition import gather
-from tidegate.state.key_index.entries import Upserted
+from tidegate.state.key_index.hash_table import Upserted
 from tidegate.state.rocksdb.cached.write_back import Write
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.state.snapshot import Cut, FrozenState

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.state.kernels.columns import NO_MASK, Words
-from tidegate.state.key_index.near_groups import ROWS_A_PLACE, Groups, NearGroups
+from tidegate.state.key_index.dense_int_groups import ROWS_PER_PLACE, DenseIntGroups, Groups
 
 LEAST, GREATEST = -(2**63), 2**63 - 1
 Column = list[int | None]
@@ -54,9 +54,9 @@ def batches(draw: st.DrawFn) -> list[list[Column]]:
 @given(batches())
 def test_groups_are_those_of_a_dict(parts: list[list[Column]]) -> None:
     """Whatever the batch before was like, and only keys that are too far apart have none."""
-    near = NearGroups()
+    dense = DenseIntGroups()
     for columns in parts:
-        found = near.of([_words_of(column) for column in columns])
+        found = dense.of([_words_of(column) for column in columns])
         places = 1
         for column in columns:
             known = [value for value in column if value is not None]
@@ -65,38 +65,38 @@ def test_groups_are_those_of_a_dict(parts: list[list[Column]]) -> None:
             places *= max(known) - min(known) + 1 + (None in column)
         if found is not None:
             _check(found, columns)
-        elif places <= len(columns[0]) // ROWS_A_PLACE:
+        elif places <= len(columns[0]) // ROWS_PER_PLACE:
             assert any(None in column and GREATEST in column for column in columns), "no word is left for null"
 
 
 @pytest.mark.parametrize("first", [0, LEAST, GREATEST - 9])
 def test_a_batch_may_lie_elsewhere_than_the_one_before(first: int) -> None:
     """Below or above it; and one that is short is not given as many places as a long one had."""
-    near = NearGroups()
+    dense = DenseIntGroups()
     for start in (first + 3, first, first + 6):
         column: Column = [start + row % 4 for row in range(16)]
-        found = near.of([_words_of(column)])
+        found = dense.of([_words_of(column)])
         assert found is not None
         _check(found, [column])
         assert found.slots_end == 4
     few: Column = [first + 6, first + 6, first + 6, first + 6]
-    found = near.of([_words_of(few)])
+    found = dense.of([_words_of(few)])
     assert found is not None
     assert found.slots_end == 1
 
 
 def test_null_is_no_other_key() -> None:
     """It lies behind the greatest of them; where no word is left there, others have to find the groups."""
-    near = NearGroups()
+    dense = DenseIntGroups()
     for null in (None, 5):
         column: Column = [5, 4, null, 5, null, 4, 5, 5, 4, 4, 4, 4]
-        found = near.of([_words_of(column)])
+        found = dense.of([_words_of(column)])
         assert found is not None
         _check(found, [column])
-    assert near.of([_words_of([GREATEST, None, *[GREATEST] * 10])]) is None
+    assert dense.of([_words_of([GREATEST, None, *[GREATEST] * 10])]) is None
 
 
 @pytest.mark.parametrize("columns", [[[0, 2**62, 0, 0]], [[LEAST, GREATEST, 0, 0]], [[0, 1, 2, 3]], [[0, 1, 1, 1]] * 2])
 def test_keys_that_are_far_apart_have_no_groups(columns: list[Column]) -> None:
     """There are more places than the rows pay for."""
-    assert NearGroups().of([_words_of(column) for column in columns]) is None
+    assert DenseIntGroups().of([_words_of(column) for column in columns]) is None

@@ -1,14 +1,14 @@
-"""Groups of the rows of one batch whose keys lie close together: the place of a key is the slot of its group.
+"""Groups the rows of one batch whose keys lie close together: the position of a key is the slot of its group.
 
-`KeyIndex` numbers keys as it meets them, and remembers them. For the groups of a single batch neither is needed: keys
-between two bounds that are not far apart need no index at all. One pass over the rows gives their slots, how many rows
-each group has, and which row is its first. Databases know this as perfect hashing. Rules:
+`KeyIndex` numbers keys as they appear, and remembers them. The groups of a single batch need neither: keys within a
+short range need no index at all. One pass over the rows gives their slots, the number of rows of each group, and its
+first row. Databases call this perfect hashing. Rules:
 
-- Keys are columns of words (`Words`). Several make one: their places are the digits of a number.
-- There are at least `ROWS_A_PLACE` rows for each place: what is done for all places then costs less than the pass.
-- A null has a place of its own, behind the greatest word.
-- One column without nulls is first tried between the bounds of the batch before: to look for bounds is to read all
-  keys once more. Which rows are a group, and the order of groups, does not depend on that.
+- Keys are columns of words (`Words`). Several columns form one number, with their positions as digits.
+- There are at least `ROWS_PER_PLACE` rows for each position, so that work per position costs less than the pass.
+- Null has a position of its own, after the greatest word.
+- One column without nulls is first tried within the bounds of the previous batch, which saves reading all keys to find
+  the bounds. Groups and their order do not depend on it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from tidegate.state.kernels.columns import Words
 from tidegate.state.kernels.jit import kernel
-from tidegate.state.key_index.near_words import bounds_of
+from tidegate.state.key_index.int_index import bounds_of
 
-ROWS_A_PLACE = 4
+ROWS_PER_PLACE = 4
 _GREATEST = (1 << 63) - 1
 
 
@@ -32,30 +32,30 @@ class Groups:
     """Groups of the rows of a batch, in the order of their first rows."""
 
     slots: NDArray[np.int32]
-    """Of each row; rows of one group have one slot."""
+    """The slot of the group of each row."""
     slots_end: int
-    """All slots are below it. Not each has a group."""
+    """All slots are below this. Some have no group."""
     group_slots: NDArray[np.int32]
     """The slot of each group."""
     first_rows: NDArray[np.int32]
     """The first row of each group, ascending."""
     counts: NDArray[np.int64]
-    """How many rows each group has."""
+    """The number of rows of each group."""
 
 
-class NearGroups:
-    """Groups of one batch after the other."""
+class DenseIntGroups:
+    """Finds the groups of one batch after the other."""
 
     __slots__ = ("_known",)
 
     def __init__(self) -> None:
         self._known: tuple[int, int] | None = None
-        """The least word of the last batch, and its places; None: not of one column without nulls."""
+        """Least word and number of positions of the last batch; None unless it was one column without nulls."""
 
     def of(self, keys: Sequence[Words]) -> Groups | None:
-        """Groups of the rows that have these keys, one column at least; None if they do not lie close together."""
+        """Returns the groups of rows with these key columns (at least one), or None if keys are too far apart."""
         rows = len(keys[0].words)
-        places_max = max(rows // ROWS_A_PLACE, 1)
+        places_max = max(rows // ROWS_PER_PLACE, 1)
         alone = len(keys) == 1 and not len(keys[0].valid)
         if alone and self._known is not None and self._known[1] <= places_max:
             found = _groups(keys[0].words, *self._known)
@@ -81,7 +81,7 @@ class NearGroups:
 
 
 def _digit(column: Words) -> tuple[NDArray[np.int64], int, int]:
-    """Words without nulls, the least of them, and how many places there are from it to the greatest."""
+    """Returns words without nulls, the least of them, and the number of positions up to the greatest."""
     bounds = bounds_of(column.words, column.valid)
     if bounds is None:
         return np.zeros(len(column.words), dtype=np.int64), 0, 1
@@ -89,12 +89,12 @@ def _digit(column: Words) -> tuple[NDArray[np.int64], int, int]:
     if not len(column.valid):
         return column.words, least, greatest - least + 1
     if greatest == _GREATEST:
-        return column.words, least, 0  # no word is left for null
+        return column.words, least, 0  # no word remains for null
     return np.where(column.valid.view(np.bool_), column.words, greatest + 1), least, greatest - least + 2
 
 
 def _groups(words: NDArray[np.int64], origin: int, places: int) -> Groups | None:
-    """None if a word lies elsewhere."""
+    """Returns None if a word is outside the positions."""
     slots = np.empty(len(words), dtype=np.int32)
     first_rows = np.empty(places, dtype=np.int32)
     counts = np.zeros(places, dtype=np.int64)
@@ -120,7 +120,7 @@ def _group(
     counts: NDArray[np.int64],
     first_rows: NDArray[np.int32],
 ) -> int:
-    """How many groups there are; -1 if a word has no place."""
+    """Returns the number of groups, or -1 if a word has no position."""
     groups = 0
     for row in range(words.shape[0]):
         place = words[row] - origin

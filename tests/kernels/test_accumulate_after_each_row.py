@@ -1,4 +1,4 @@
-"""Running accumulation leaves what plain accumulation leaves, and after each row shows what rows up to it have made."""
+"""Accumulation with `after` leaves the same accumulators as without, and stores the accumulator after each row."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from tidegate.state.common.backend import ValueSpec
 from tidegate.state.common.pages import PagedColumn
-from tidegate.state.kernels import accumulate, decimals, moments, running
+from tidegate.state.kernels import accumulate, choose
 from tidegate.state.kernels.columns import NO_MASK
 from tidegate.state.kernels.paged import PAGE_ROWS
 
@@ -57,19 +57,19 @@ def test_integers(case: tuple[NDArray[np.int32], list[int], NDArray[np.uint8]]) 
     slots, values, mask = case
     data = np.array(values, dtype=np.int64)
     least, greatest = np.iinfo(np.int64).max, np.iinfo(np.int64).min
-    for identity, data_type, kernel, plain, result in (
-        (0, pa.int64(), running.running_count, accumulate.count, len),
-        (0, pa.uint8(), running.running_mark, accumulate.mark, lambda found: int(len(found) > 0)),
-        (0, pa.int64(), running.running_sum_int64, accumulate.sum_int64, sum),
-        (least, pa.int64(), running.running_minimum, accumulate.minimum, lambda found: min(found, default=least)),
-        (greatest, pa.int64(), running.running_maximum, accumulate.maximum, lambda found: max(found, default=greatest)),
+    for identity, data_type, kernel, result in (
+        (0, pa.int64(), accumulate.count, len),
+        (0, pa.uint8(), accumulate.mark, lambda found: int(len(found) > 0)),
+        (0, pa.int64(), accumulate.sum_int64, sum),
+        (least, pa.int64(), accumulate.minimum, lambda found: min(found, default=least)),
+        (greatest, pa.int64(), accumulate.maximum, lambda found: max(found, default=greatest)),
     ):
         found, other = _column(data_type, identity), _column(data_type, identity)
-        given_values = () if kernel in (running.running_count, running.running_mark) else (data,)
+        given_values = () if kernel in (accumulate.count, accumulate.mark) else (data,)
         after = np.empty(len(slots), dtype=found.dtype)
         assert not kernel(found.pages, slots, *given_values, mask, after)  # type: ignore[operator]
         assert after.tolist() == [result(_counted(slots, values, mask, row)) for row in range(len(slots))]
-        plain(other.pages, slots, *given_values, mask)  # type: ignore[operator]
+        kernel(other.pages, slots, *given_values, mask)  # type: ignore[operator]
         assert found.raw(_WHERE).tolist() == other.raw(_WHERE).tolist()
 
 
@@ -92,18 +92,18 @@ def test_floats(case: tuple[NDArray[np.int32], list[float], NDArray[np.uint8]]) 
             so_far += value
         return so_far
 
-    kernels: tuple[tuple[float, Any, Any, Callable[[list[float]], float]], ...] = (
-        (0.0, running.running_sum_float64, accumulate.sum_float64, total),
-        (math.nan, running.running_minimum, accumulate.minimum, least),
-        (-math.inf, running.running_maximum, accumulate.maximum, greatest),
+    kernels: tuple[tuple[float, Any, Callable[[list[float]], float]], ...] = (
+        (0.0, accumulate.sum_float64, total),
+        (math.nan, accumulate.minimum, least),
+        (-math.inf, accumulate.maximum, greatest),
     )
-    for identity, kernel, plain, result in kernels:
+    for identity, kernel, result in kernels:
         found, other = _column(pa.float64(), identity), _column(pa.float64(), identity)
         after = np.empty(len(slots), dtype=np.float64)
         kernel(found.pages, slots, data, mask, after)
         expected = [result(_counted(slots, values, mask, row)) for row in range(len(slots))]
         assert all(map(_same, after.tolist(), expected))
-        plain(other.pages, slots, data, mask)
+        kernel(other.pages, slots, data, mask)
         assert found.raw(_WHERE).tobytes() == other.raw(_WHERE).tobytes()
 
 
@@ -115,8 +115,8 @@ def test_moments(case: tuple[NDArray[np.int32], list[float], NDArray[np.uint8]])
     data = np.array(values, dtype=np.float64)
     found, other = ([_column(pa.int64(), 0), *(_column(pa.float64(), 0.0) for _ in range(2))] for _ in range(2))
     counts, squares = np.empty(len(slots), dtype=np.int64), np.empty(len(slots), dtype=np.float64)
-    running.running_moments(*(column.pages for column in found), slots, data, mask, counts, squares)
-    moments.add_moments(*(column.pages for column in other), slots, data, mask)
+    accumulate.add_moments(*(column.pages for column in found), slots, data, mask, counts, squares)
+    accumulate.add_moments(*(column.pages for column in other), slots, data, mask)
     for row in range(len(slots)):
         counted = _counted(slots, values, mask, row)
         mean = sum(counted) / max(1, len(counted))
@@ -132,15 +132,15 @@ def test_sums_out_of_range_are_reported() -> None:
     slots = np.full(3, _FIRST, dtype=np.int32)
     after = np.empty(3, dtype=np.int64)
     data = np.array([2**63 - 1, 1, -1], dtype=np.int64)
-    assert running.running_sum_int64(_column(pa.int64(), 0).pages, slots, data, NO_MASK, after)
+    assert accumulate.sum_int64(_column(pa.int64(), 0).pages, slots, data, NO_MASK, after)
     masked = np.array([1, 0, 1], dtype=np.uint8)
-    assert not running.running_sum_int64(_column(pa.int64(), 0).pages, slots, data, masked, after)
+    assert not accumulate.sum_int64(_column(pa.int64(), 0).pages, slots, data, masked, after)
     for numbers, digits, overflows in (([9, 1, -1], 1, True), ([9, -1, 1], 1, False), ([-9, -1, 0], 1, True)):
-        highs, lows = decimals.decimal_words(pa.array([Decimal(n) for n in numbers], pa.decimal128(38, 0)))
+        highs, lows = accumulate.decimal_words(pa.array([Decimal(n) for n in numbers], pa.decimal128(38, 0)))
         words = _column(pa.int64(), 0), _column(pa.uint64(), 0)
         made = np.empty(3, dtype=np.int64), np.empty(3, dtype=np.uint64)
         pages = [column.pages for column in words]
-        assert running.running_sum_decimals(*pages, slots, (highs, lows), NO_MASK, digits, made) is overflows
+        assert accumulate.sum_decimals(*pages, slots, highs, lows, NO_MASK, digits, *made) is overflows
 
 
 _MOST = 10**37
@@ -151,7 +151,7 @@ _MOST = 10**37
 def test_decimals(case: tuple[NDArray[np.int32], list[int], NDArray[np.uint8]]) -> None:
     """Sums and extremes of 128 bits are those of Python's integers."""
     slots, values, mask = case
-    words = decimals.decimal_words(pa.array([Decimal(value) for value in values], pa.decimal128(38, 0)))
+    words = accumulate.decimal_words(pa.array([Decimal(value) for value in values], pa.decimal128(38, 0)))
 
     def pages(high: int, low: int) -> list[Any]:
         return [_column(pa.int64(), high), _column(pa.uint64(), low)]
@@ -164,17 +164,17 @@ def test_decimals(case: tuple[NDArray[np.int32], list[int], NDArray[np.uint8]]) 
 
     counted = [_counted(slots, values, mask, row) for row in range(len(slots))]
     sums, made = pages(0, 0), after()
-    assert not running.running_sum_decimals(*(c.pages for c in sums), slots, words, mask, 38, made) or any(
+    assert not accumulate.sum_decimals(*(c.pages for c in sums), slots, *words, mask, 38, *made) or any(
         abs(sum(found)) >= 10**38 for found in counted
     )
     assert numbers(made) == [sum(found) for found in counted]
     greatest_number, least_number = 2**127 - 1, -(2**127)
     least, greatest = pages(2**63 - 1, 2**64 - 1), pages(-(2**63), 0)
     made = after()
-    running.running_least_decimals(*(c.pages for c in least), slots, *words, mask, *made)
+    accumulate.least_decimals(*(c.pages for c in least), slots, *words, mask, *made)
     assert numbers(made) == [min(found, default=greatest_number) for found in counted]
     made = after()
-    running.running_greatest_decimals(*(c.pages for c in greatest), slots, *words, mask, *made)
+    accumulate.greatest_decimals(*(c.pages for c in greatest), slots, *words, mask, *made)
     assert numbers(made) == [max(found, default=least_number) for found in counted]
 
 
@@ -188,7 +188,7 @@ def test_newest_chosen(found: list[tuple[int, bool]], known: list[bool]) -> None
     chosen = np.array([is_chosen for _, is_chosen in found], dtype=np.uint8)
     newest = np.array([1_000 + group if known[group] else -1 for group in range(4)], dtype=np.int64)
     before, after = newest.tolist(), np.empty(len(found), dtype=np.int64)
-    running.newest_chosen(groups, chosen, newest, after)
+    choose.newest_chosen(groups, chosen, newest, after)
     for row, (group, _) in enumerate(found):
         rows = [n for n in range(row + 1) if found[n] == (group, True)]
         assert after[row] == (rows[-1] if rows else before[group])
@@ -208,8 +208,8 @@ def test_strings(found: list[tuple[int, bytes, bool]], greatest: bool, masked: b
     groups = np.array([group for group, _, _ in found], dtype=np.int32)
     mask = np.array([counts for _, _, counts in found], dtype=np.uint8) if masked else NO_MASK
     best, after = np.full(3, -1, dtype=np.int64), np.empty(len(found), dtype=np.int64)
-    running.running_strings(offsets, data, np.arange(len(found)), groups, mask, best, after, greatest)
+    choose.choose_strings(offsets, data, np.arange(len(found)), groups, best, greatest, mask, after)
     for row, (group, _, _) in enumerate(found):
         rows = [n for n in range(row + 1) if groups[n] == group and (not masked or mask[n])]
-        choose = max if greatest else min
-        assert after[row] == (choose(rows, key=lambda n: texts[n]) if rows else -1)
+        pick = max if greatest else min
+        assert after[row] == (pick(rows, key=lambda n: texts[n]) if rows else -1)

@@ -11,8 +11,13 @@ from hypothesis import strategies as st
 from kernel_reference import upsert_reference
 
 from tidegate.state.kernels.columns import NO_MASK, Words
-from tidegate.state.key_index.near_pairs import LEFT_MAX, WORDS_A_PAIR, WORDS_A_ROW, NearPairs
-from tidegate.state.key_index.pair_index import PairIndex
+from tidegate.state.key_index.int_pair_index import (
+    SKIPS_MAX,
+    WORDS_PER_PAIR,
+    WORDS_PER_ROW,
+    DensePairCache,
+    IntPairIndex,
+)
 
 LEAST, GREATEST = -(2**63), 2**63 - 1
 Batch = list[tuple[int | None, int | None]]
@@ -24,7 +29,7 @@ def _words(values: list[int | None]) -> Words:
     return Words(words, NO_MASK if valid.all() else valid)
 
 
-def _upsert(index: PairIndex, batch: Batch) -> tuple[list[int], list[int], list[int]]:
+def _upsert(index: IntPairIndex, batch: Batch) -> tuple[list[int], list[int], list[int]]:
     found = index.upsert(_words([first for first, _ in batch]), _words([second for _, second in batch]))
     return found.slots.tolist(), found.first_rows.tolist(), found.new_rows.tolist()
 
@@ -53,23 +58,23 @@ def _batches(draw: st.DrawFn) -> list[Batch]:
 @given(_batches())
 def test_slots_equal_those_of_a_dict(batches: list[Batch]) -> None:
     """Also when a batch comes again, and the arrays have been made for others meanwhile."""
-    index, model = PairIndex(), dict[Hashable, int]()
+    index, model = IntPairIndex(), dict[Hashable, int]()
     for batch in [*batches, *batches]:
         assert _upsert(index, batch) == upsert_reference(model, batch)
 
 
 def test_rows_of_two_slices_are_near() -> None:
     """The next slice takes the place of the one that is over; of a third one nothing is known."""
-    index, near = PairIndex(), NearPairs()
+    index, dense = IntPairIndex(), DensePairCache()
     seconds = _words(list(range(64)) * 4)
     for slices in ([1], [1, 2], [2], [2, 3]):
         firsts = _words([slices[row * len(slices) // 256] for row in range(256)])
-        assert near.look_at(firsts, seconds, 0)
-        assert set(slices) <= set(near.firsts.tolist())
+        assert dense.prepare(firsts, seconds, 0)
+        assert set(slices) <= set(dense.firsts.tolist())
         index.upsert(firsts, seconds)
     assert index.size == 3 * 64
-    assert not near.look_at(_words([row % 3 for row in range(256)]), seconds, 0)
-    assert set(near.firsts.tolist()) == {2, 3}
+    assert not dense.prepare(_words([row % 3 for row in range(256)]), seconds, 0)
+    assert set(dense.firsts.tolist()) == {2, 3}
 
 
 @pytest.mark.parametrize(
@@ -77,55 +82,55 @@ def test_rows_of_two_slices_are_near() -> None:
 )
 def test_arrays_are_no_longer_than_rows_or_pairs_pay_for(spread: int, rows: int, pairs: int, is_near: bool) -> None:
     """However far the second words have moved."""
-    near = NearPairs()
+    dense = DensePairCache()
     for start in (0, spread * 100, 10**15, -(10**15)):
         seconds = _words([start + row * spread for row in range(rows)])
-        assert near.look_at(_words([7] * rows), seconds, pairs) == is_near
-        assert len(near.slots) <= 2 * max(WORDS_A_ROW * rows, WORDS_A_PAIR * pairs)
-        near.found += rows
+        assert dense.prepare(_words([7] * rows), seconds, pairs) == is_near
+        assert len(dense.slots) <= 2 * max(WORDS_PER_ROW * rows, WORDS_PER_PAIR * pairs)
+        dense.found += rows
 
 
 def test_nulls_are_for_the_table() -> None:
     """They have no words."""
     words, with_null = _words([1, 1, 1, 1]), _words([1, None, 1, 1])
-    assert not NearPairs().look_at(with_null, words, 0)
-    assert not NearPairs().look_at(words, with_null, 0)
+    assert not DensePairCache().prepare(with_null, words, 0)
+    assert not DensePairCache().prepare(words, with_null, 0)
 
 
 ROWS = 12
 
 
-def _known(near: NearPairs) -> set[tuple[int, int]]:
-    span = len(near.slots) // 2
-    places = np.flatnonzero(near.slots).tolist()
-    return {(int(near.firsts[place // span]), near.origin + place % span) for place in places}
+def _known(dense: DensePairCache) -> set[tuple[int, int]]:
+    span = len(dense.slots) // 2
+    places = np.flatnonzero(dense.slots).tolist()
+    return {(int(dense.firsts[place // span]), dense.origin + place % span) for place in places}
 
 
 class Finding:
     """What a kernel does with the arrays, and what is to be held: how often something is forgotten, and what for."""
 
     def __init__(self) -> None:
-        self.near = NearPairs()
+        self.dense = DensePairCache()
         self.in_vain = self.paid = self.left = 0
         self._found = self._rows = 0
 
     def see(self, first: int, start: int) -> int:
         """How many rows of a batch without repetition are found."""
-        near, before = self.near, _known(self.near)
-        ready = near.look_at(_words([first] * ROWS), _words(list(range(start, start + ROWS))), 0)
+        dense, before = self.dense, _known(self.dense)
+        ready = dense.prepare(_words([first] * ROWS), _words(list(range(start, start + ROWS))), 0)
         self._rows += ROWS
         self.left += not ready
-        if before - _known(near):
+        if before - _known(dense):
             paid = 2 * self._found >= self._rows
             self.paid, self.in_vain = self.paid + paid, self.in_vain + (not paid)
             self._found = self._rows = 0
         if not ready:
             return 0
-        array = (0 if near.firsts[0] == first else 1) * (len(near.slots) // 2)
-        places = array + start - near.origin + np.arange(ROWS)
-        found = int(np.count_nonzero(near.slots[places]))
-        near.slots[places] = 1
-        near.found += found
+        array = (0 if dense.firsts[0] == first else 1) * (len(dense.slots) // 2)
+        places = array + start - dense.origin + np.arange(ROWS)
+        found = int(np.count_nonzero(dense.slots[places]))
+        dense.slots[places] = 1
+        dense.found += found
         self._found += found
         return found
 
@@ -138,8 +143,8 @@ def test_what_is_forgotten_in_vain_is_bounded(history: list[tuple[list[tuple[int
     for turn, times in history:
         for first, place in turn * times:
             finding.see(first, place * 10**9)
-    assert finding.in_vain <= LEFT_MAX.bit_length() * (finding.paid + 1) + finding.left // LEFT_MAX + 1
-    for _ in range(LEFT_MAX + 1):
+    assert finding.in_vain <= SKIPS_MAX.bit_length() * (finding.paid + 1) + finding.left // SKIPS_MAX + 1
+    for _ in range(SKIPS_MAX + 1):
         finding.see(7, 77)
     assert finding.see(7, 77) == ROWS
 
@@ -153,7 +158,7 @@ def test_of_ranges_that_take_turns_one_is_found() -> None:
 
 
 def test_slices_that_come_for_a_few_batches_are_found_from_the_second_on() -> None:
-    """To forget pays: nothing is left to the table."""
+    """To clear_seen pays: nothing is left to the table."""
     finding = Finding()
     for turn in range(1_000):
         assert finding.see(turn // 4, 0) == (ROWS if turn % 4 else 0)
@@ -163,11 +168,11 @@ def test_slices_that_come_for_a_few_batches_are_found_from_the_second_on() -> No
 @pytest.mark.parametrize("step", [1, -1])
 def test_arrays_are_seldom_made_for_words_that_move_on(step: int) -> None:
     """In either direction they grow by half of what they must have."""
-    near, made, slots = NearPairs(), 0, NearPairs().slots
+    dense, made, slots = DensePairCache(), 0, DensePairCache().slots
     for turn in range(1_000):
         seconds = _words(list(range(turn * step, turn * step + 1_000)))
-        assert near.look_at(_words([7] * 1_000), seconds, 0)
-        near.found += 1_000
-        made += near.slots is not slots
-        slots = near.slots
+        assert dense.prepare(_words([7] * 1_000), seconds, 0)
+        dense.found += 1_000
+        made += dense.slots is not slots
+        slots = dense.slots
     assert made < 6
