@@ -54,21 +54,8 @@ from tidegate.operators.aggregates.aggregate_state import (
 )
 from tidegate.state.common.backend import ValueColumn, ValueSpec
 from tidegate.state.kernels import accumulate, choose
-from tidegate.state.kernels.choose import choose_strings
-from tidegate.state.kernels.columns import NO_MASK, Strings, fixed_values, key_form, valid_mask
-from tidegate.state.kernels.decimals import greatest_decimals, least_decimals
-from tidegate.state.kernels.fixed_width import storage_dtype
-from tidegate.state.kernels.running import (
-    newest_chosen,
-    running_count,
-    running_greatest_decimals,
-    running_least_decimals,
-    running_maximum,
-    running_minimum,
-    running_strings,
-)
-from tidegate.state.kernels import accumulate
-from tidegate.state.kernels.columns import NO_MASK, fixed_values, storage_dtype
+from tidegate.state.kernels.choose import choose_strings, newest_chosen
+from tidegate.state.kernels.columns import NO_MASK, Strings, fixed_values, key_form, storage_dtype, valid_mask
 
 
 class Accumulator(Protocol):
@@ -199,10 +186,10 @@ class Extreme:
         pages = [column.pages for column in self._columns]
         after = [np.empty(len(slots), dtype=each.dtype) for each in words]
         if len(pages) == 2:
-            of_decimals = running_least_decimals if self._least else running_greatest_decimals
+            of_decimals = accumulate.least_decimals if self._least else accumulate.greatest_decimals
             of_decimals(pages[0], pages[1], slots, words[0], words[1], mask, after[0], after[1])
         else:
-            (running_minimum if self._least else running_maximum)(pages[0], slots, words[0], mask, after[0])
+            (accumulate.minimum if self._least else accumulate.maximum)(pages[0], slots, words[0], mask, after[0])
         return value_array(after, valid, self._type)
 
     def merge(self, slots: Slots, parts: Sequence[pa.Array]) -> None:
@@ -218,7 +205,7 @@ class Extreme:
         mark(self._columns[0], slots, mask)
         pages = [column.pages for column in self._columns]
         if len(pages) == 2:
-            of_decimals = least_decimals if self._least else greatest_decimals
+            of_decimals = accumulate.least_decimals if self._least else accumulate.greatest_decimals
             of_decimals(pages[0], pages[1], slots, words[0], words[1], mask)
         else:
             (accumulate.minimum if self._least else accumulate.maximum)(pages[0], slots, words[0], mask)
@@ -289,8 +276,8 @@ class Choice:
             (choose.choose_first if kind is AggregateKind.FIRST else choose.choose_last)(seen, slots, mask, chosen)
         else:
             greatest = kind in (AggregateKind.LAST, AggregateKind.ARG_MAX)
-            kernel = choose.choose_greatest if greatest else choose.choose_least
-            kernel(seen, self._by.pages, slots, fixed_values(by), mask, chosen, kind is AggregateKind.LAST)
+            ties = kind is AggregateKind.LAST
+            choose.choose_extreme(seen, self._by.pages, slots, fixed_values(by), mask, chosen, greatest, ties)
         return chosen
 
     def _comparable(self, column: pa.Array) -> pa.Array:
@@ -341,7 +328,7 @@ class TextExtreme:
         start = np.where(held.is_valid().to_numpy(zero_copy_only=False), np.arange(len(held)), -1)
         best, after = start.copy(), np.empty(len(slots), dtype=np.int64)
         rows = np.arange(len(held), len(either))
-        running_strings(form.offsets, form.data, rows, groups, mask, best, after, self._greatest)
+        choose_strings(form.offsets, form.data, rows, groups, best, self._greatest, mask, after)
         changed = np.flatnonzero(best != start)
         if len(changed):
             self._column.put(distinct[changed], either.take(pa.array(best[changed])))

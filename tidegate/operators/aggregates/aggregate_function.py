@@ -26,10 +26,9 @@ from numpy.typing import NDArray
 from tidegate.operators.aggregates.column_expressions import ColumnLike
 from tidegate.state.common.backend import ValueColumn
 from tidegate.state.kernels import accumulate
+from tidegate.state.kernels.choose import newest_chosen
 from tidegate.state.kernels.columns import NO_MASK, fixed_values, plain, valid_mask
 from tidegate.state.kernels.paged import gathered
-from tidegate.state.kernels.running import newest_chosen, running_mark
-from tidegate.state.kernels.choose import newest_chosen
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.owned_arrays import owned_array
 
@@ -382,7 +381,7 @@ def running_valid(column: ValueColumn, slots: Slots, mask: Mask) -> Mask | None:
     if not len(valid_pages):
         return None
     after = np.empty(len(slots), dtype=np.uint8)
-    running_mark(valid_pages, slots, mask, after)
+    accumulate.mark(valid_pages, slots, mask, after)
     return after
 
 

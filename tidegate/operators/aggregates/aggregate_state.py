@@ -41,9 +41,8 @@ from numpy.typing import NDArray
 
 from tidegate.operators.aggregates.aggregate_function import SEEN, BatchAggregateFunction
 from tidegate.operators.aggregates.column_expressions import ColumnLike
-from tidegate.state.kernels.columns import fixed_values, plain
-from tidegate.state.kernels.decimals import decimal_words, decimals_of
-from tidegate.state.kernels.fixed_width import array_of, storage_dtype
+from tidegate.state.kernels.accumulate import decimal_words, decimals_of
+from tidegate.state.kernels.columns import array_of, fixed_values, plain, storage_dtype
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.dictionaries import decoded_type
 from tidegate.storage.schemas.reserved_names import is_reserved, own_name, part_name

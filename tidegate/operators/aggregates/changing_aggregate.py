@@ -55,9 +55,6 @@ from tidegate.operators.operator import Columns, Emit, Operator
 from tidegate.operators.operator_errors import blame
 from tidegate.state.common.backend import VectorTable
 from tidegate.state.common.batch_column import BatchColumns
-from tidegate.state.kernels.columns import fixed_values
-from tidegate.state.kernels.fixed_width import storage_dtype
-from tidegate.state.key_index.entries import Upserted
 from tidegate.state.kernels.columns import fixed_values, storage_dtype
 from tidegate.state.key_index.hash_table import Upserted
 from tidegate.storage.errors import ConfigurationError

@@ -46,14 +46,10 @@ from tidegate.operators.watermarks.watermark_generator import check_timestamp_co
 from tidegate.protocol.errors import ChangedTypeError
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.state.common.backend import KeyedBackend, ValueSpec, VectorTable
-from tidegate.state.kernels.paged import NO_PAGES
-from tidegate.state.kernels.partition import gather, subtask_table
-from tidegate.state.kernels.ranking import NO_WORDS, better_rows, first_arrivals, last_of_each
-from tidegate.state.key_index.entries import Upserted
-from tidegate.state.common.backend import KeyedBackend, VectorTable
 from tidegate.state.kernels.choose import NO_WORDS, better_rows, first_arrivals, last_of_each
 from tidegate.state.kernels.paged import NO_PAGES
-from tidegate.state.kernels.partition import gather
+from tidegate.state.kernels.partition import gather, subtask_table
+from tidegate.state.key_index.hash_table import Upserted
 from tidegate.state.key_index.key_index import KeyIndex
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError, CorruptionError

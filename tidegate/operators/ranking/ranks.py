@@ -20,8 +20,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tidegate.state.kernels.columns import Words, key_form, plain
-from tidegate.state.kernels.fixed_width import storage_dtype
+from tidegate.state.kernels.columns import Words, key_form, plain, storage_dtype
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.dictionaries import decoded_type
 

@@ -35,8 +35,6 @@ from tidegate.operators.operator_errors import first_row
 from tidegate.operators.row_values import python_rows
 from tidegate.protocol.errors import OperatorError
 from tidegate.state.common.cells import KeyRef, KeyRefs
-from tidegate.state.kernels.columns import key_column, key_form
-from tidegate.state.kernels.fixed_width import storage_dtype
 from tidegate.state.kernels.columns import key_column, key_form, storage_dtype
 from tidegate.state.kernels.hashing import hash_columns
 from tidegate.state.key_index.key_index import KeyIndex
