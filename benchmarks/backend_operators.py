@@ -36,7 +36,7 @@ import tidegate as tg
 from tidegate.operators.aggregates import aggregate as aggregates
 from tidegate.operators.aggregates.keyed_aggregate import KeyedAggregate
 from tidegate.operators.functions.process_operator import ProcessOperator
-from tidegate.operators.joins.join_columns import JoinSides
+from tidegate.operators.joins.join_operator import JoinSides
 from tidegate.operators.joins.regular_join import RegularJoin
 from tidegate.operators.operator import Operator, OperatorContext
 from tidegate.operators.ranking.deduplicate import Deduplicate

@@ -51,28 +51,32 @@ if TYPE_CHECKING:
         var_samp,
     )
     from tidegate.operators.aggregates.aggregate_function import BatchAggregateFunction
-    from tidegate.operators.aggregates.functions.sketches import approx_count_distinct, approx_quantile
-    from tidegate.operators.functions.batch_function import BatchContext, BatchFunction
-    from tidegate.operators.functions.broadcast_process import (
+    from tidegate.operators.aggregates.sketches import approx_count_distinct, approx_quantile
+    from tidegate.operators.functions.batch_functions import BatchContext, BatchFunction
+    from tidegate.operators.functions.process_functions import (
         BroadcastContext,
         BroadcastProcessFunction,
-        KeyedBroadcastProcessFunction,
-    )
-    from tidegate.operators.functions.process_functions import (
         CoProcessFunction,
+        KeyedBroadcastProcessFunction,
         ProcessBatchContext,
         ProcessContext,
         ProcessFunction,
     )
     from tidegate.operators.sinks.sink import CommitContext, Sink, SinkContext
-    from tidegate.operators.state.key_scope import KeyGroups
-    from tidegate.operators.state.keyed_state import ListState, MapState, ValueState
+    from tidegate.operators.state.keyed_state import (
+        AggregateFunction,
+        AggregatingState,
+        ListState,
+        MapState,
+        ReducingState,
+        ValueState,
+    )
+    from tidegate.operators.state.keys import KeyGroups
     from tidegate.operators.state.operator_state import BroadcastState, OperatorListState
-    from tidegate.operators.state.reducing_state import AggregateFunction, AggregatingState, ReducingState
     from tidegate.operators.state.state_types import Pickled
     from tidegate.operators.state.timers import TimeDomain, TimerService
     from tidegate.operators.state.ttl import StateTtl
-    from tidegate.operators.watermarks.alignment import WatermarkAlignment
+    from tidegate.operators.watermarks.watermark_generator import WatermarkAlignment
     from tidegate.operators.windows.process_windows import (
         ProcessWindowContext,
         ProcessWindowFunction,
@@ -98,13 +102,13 @@ else:
 
     _HOME_OF = {
         "Aggregate": "operators.aggregates.aggregate",
-        "AggregateFunction": "operators.state.reducing_state",
-        "AggregatingState": "operators.state.reducing_state",
+        "AggregateFunction": "operators.state.keyed_state",
+        "AggregatingState": "operators.state.keyed_state",
         "BatchAggregateFunction": "operators.aggregates.aggregate_function",
-        "BatchContext": "operators.functions.batch_function",
-        "BatchFunction": "operators.functions.batch_function",
-        "BroadcastContext": "operators.functions.broadcast_process",
-        "BroadcastProcessFunction": "operators.functions.broadcast_process",
+        "BatchContext": "operators.functions.batch_functions",
+        "BatchFunction": "operators.functions.batch_functions",
+        "BroadcastContext": "operators.functions.process_functions",
+        "BroadcastProcessFunction": "operators.functions.process_functions",
         "BroadcastState": "operators.state.operator_state",
         "CheckpointConfig": "api.config.sections.checkpoint_config",
         "CheckpointError": "storage.errors",
@@ -122,8 +126,8 @@ else:
         "JobFailedError": "storage.errors",
         "JobProgress": "actors.runtimes.running_job",
         "JobTimeoutError": "storage.errors",
-        "KeyGroups": "operators.state.key_scope",
-        "KeyedBroadcastProcessFunction": "operators.functions.broadcast_process",
+        "KeyGroups": "operators.state.keys",
+        "KeyedBroadcastProcessFunction": "operators.functions.process_functions",
         "KeyedStream": "api.streams.stream",
         "ListState": "operators.state.keyed_state",
         "MAX_WATERMARK_MS": "protocol.stream_elements",
@@ -141,7 +145,7 @@ else:
         "ProcessWindowContext": "operators.windows.process_windows",
         "ProcessWindowFunction": "operators.windows.process_windows",
         "ReadResult": "connectors.source",
-        "ReducingState": "operators.state.reducing_state",
+        "ReducingState": "operators.state.keyed_state",
         "RestartStrategy": "recovery.restart_strategy",
         "RestoreReport": "api.submission.restore_report",
         "Session": "operators.windows.window_specs",
@@ -161,10 +165,10 @@ else:
         "TimerService": "operators.state.timers",
         "Tumbling": "operators.windows.window_specs",
         "ValueState": "operators.state.keyed_state",
-        "WatermarkAlignment": "operators.watermarks.alignment",
+        "WatermarkAlignment": "operators.watermarks.watermark_generator",
         "WindowedStream": "api.streams.windowed_stream",
-        "approx_count_distinct": "operators.aggregates.functions.sketches",
-        "approx_quantile": "operators.aggregates.functions.sketches",
+        "approx_count_distinct": "operators.aggregates.sketches",
+        "approx_quantile": "operators.aggregates.sketches",
         "arg_max": "operators.aggregates.aggregate",
         "arg_min": "operators.aggregates.aggregate",
         "bool_and": "operators.aggregates.aggregate",

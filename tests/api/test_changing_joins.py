@@ -14,9 +14,9 @@ from local_jobs import finish, local, rows
 from waiting import until
 
 import tidegate as tg
-from tidegate.operators.functions.batch_function import BatchContext
+from tidegate.operators.functions.batch_functions import BatchContext
 from tidegate.operators.joins import lookup_join
-from tidegate.operators.joins.join_columns import JoinSides
+from tidegate.operators.joins.join_operator import JoinSides
 from tidegate.operators.joins.lookup_join import FAILED_REFRESHES, Lookup, LookupTable
 from tidegate.operators.operator import OperatorContext
 from tidegate.operators.user_metrics import UserMetrics

@@ -17,9 +17,9 @@ from waiting import until
 
 import tidegate as tg
 from tidegate.api.tables.lookup_tables import reader_of
-from tidegate.operators.functions.batch_function import BatchContext
+from tidegate.operators.functions.batch_functions import BatchContext
 from tidegate.operators.joins import lookup_join
-from tidegate.operators.joins.join_columns import JoinSides
+from tidegate.operators.joins.join_operator import JoinSides
 from tidegate.operators.joins.lookup_join import Lookup, LookupTable
 from tidegate.operators.operator import OperatorContext
 from tidegate.operators.user_metrics import UserMetrics

@@ -12,15 +12,14 @@ import pyarrow as pa
 import pytest
 
 import tidegate as tg
-from tidegate.actors import operators
+from tidegate import operators
 from tidegate.actors.graph.stream_graph import StreamNode
 from tidegate.api.streams.connected_streams import ConnectedStreams
 from tidegate.api.streams.stream import KeyedStream, Stream
 from tidegate.api.streams.windowed_stream import WindowedStream
 from tidegate.operators.functions.async_map import AsyncMap
 from tidegate.operators.operator import Operator
-from tidegate.operators.sinks.partitioned_sink import PartitionedTableSink
-from tidegate.operators.sinks.table_sink import TableSink
+from tidegate.operators.sinks.table_sink import PartitionedTableSink, TableSink
 
 ROWS = pa.table({"k": [1, 2, 1], "t": [0, 1000, 2000], "v": [3, 4, 5]})
 N = pa.schema({"n": pa.int64()})

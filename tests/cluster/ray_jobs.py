@@ -24,7 +24,7 @@ from tidegate.connectors.memory_source import MemorySource
 from tidegate.connectors.source import ReadResult, Source, SourceReader, SourceSplit
 from tidegate.operators.aggregates import aggregate as aggregates
 from tidegate.operators.aggregates.keyed_aggregate import KeyedAggregate
-from tidegate.operators.functions.map_and_filter import MapBatches
+from tidegate.operators.functions.batch_functions import MapBatches
 from tidegate.operators.sinks.table_sink import TableSink
 from tidegate.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.recovery.restart_strategy import RestartStrategy

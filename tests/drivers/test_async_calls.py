@@ -10,7 +10,7 @@ import pytest
 
 from tidegate.actors.drivers.async_calls import AsyncCalls
 from tidegate.actors.task.messages.instructions import MakeCalls
-from tidegate.operators.functions.async_function import AsyncFunction, Call
+from tidegate.operators.functions.async_map import AsyncFunction, Call
 from tidegate.storage.ids import OperatorUid
 
 UID = OperatorUid("ask")

@@ -15,7 +15,7 @@ from user_functions import Longest, Product
 
 from tidegate.operators.aggregates import aggregate as tg
 from tidegate.operators.aggregates.aggregate import Aggregate
-from tidegate.operators.aggregates.functions.value_sets import ValueSet, with_value_sets
+from tidegate.operators.aggregates.multisets import ValueSet, with_value_sets
 
 SCHEMA = pa.schema(
     {

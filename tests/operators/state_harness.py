@@ -9,11 +9,9 @@ import pyarrow as pa
 from frozen_tables import tables_of
 
 from tidegate.operators.operator import OperatorContext, ProcessingTime
-from tidegate.operators.state.key_scope import KeyScope
-from tidegate.operators.state.keyed_state import S
+from tidegate.operators.state.keyed_state import S, StateNames
 from tidegate.operators.state.keyed_state_store import KeyedStates
-from tidegate.operators.state.keys import KeyCodec
-from tidegate.operators.state.state_names import StateNames
+from tidegate.operators.state.keys import KeyCodec, KeyScope
 from tidegate.state.common.options import StateBackendOptions
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.ids import CheckpointId, OperatorUid, SubtaskIndex

@@ -20,7 +20,7 @@ from operator_harness import Subtasks, context, opened, run
 
 from tidegate.operators.aggregates import aggregate as tg
 from tidegate.operators.aggregates.aggregate import Aggregate
-from tidegate.operators.aggregates.aggregate_kinds import AggregateKind
+from tidegate.operators.aggregates.aggregate_state import AggregateKind
 from tidegate.operators.aggregates.keyed_aggregate import KeyedAggregate
 from tidegate.protocol.errors import OperatorError
 from tidegate.state.common.options import StateBackendOptions

@@ -12,7 +12,7 @@ from join_subtasks import JoinSubtasks
 
 from tidegate.operators.joins import asof_join
 from tidegate.operators.joins.asof_join import AsOfJoin
-from tidegate.operators.joins.join_columns import JoinHow, JoinSides
+from tidegate.operators.joins.join_operator import JoinHow, JoinSides
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.storage.errors import ConfigurationError
 

@@ -8,8 +8,7 @@ import pyarrow as pa
 from frozen_tables import tables_of
 from operator_harness import CUT, opened
 
-from tidegate.operators.functions.async_function import AsyncFunction
-from tidegate.operators.functions.async_map import AsyncMap
+from tidegate.operators.functions.async_map import AsyncFunction, AsyncMap
 from tidegate.storage.state.snapshot import StateTable
 
 

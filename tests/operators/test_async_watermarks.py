@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from operator_harness import CUT, opened
 
-from tidegate.operators.functions.async_function import Answer, AsyncFunction, Call
-from tidegate.operators.functions.async_map import IN_FLIGHT, WATERMARKS, AsyncMap
+from tidegate.operators.functions.async_map import IN_FLIGHT, WATERMARKS, Answer, AsyncFunction, AsyncMap, Call
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.storage.state.snapshot import StateTable
 

@@ -11,7 +11,7 @@ import pytest
 from operator_harness import context, opened, run
 
 import tidegate as tg
-from tidegate.operators.functions.batch_function import MapWithLife, batch_operator
+from tidegate.operators.functions.batch_functions import MapWithLife, batch_operator
 from tidegate.protocol.errors import OperatorError
 
 _BATCH = pa.record_batch({"x": [1, 2, 3]})

@@ -12,7 +12,7 @@ from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.graph.stream_graph import translate
 from tidegate.actors.task.messages import events as ev
 from tidegate.operators.batch_rows import BatchRows
-from tidegate.operators.functions.map_and_filter import FlatMap
+from tidegate.operators.functions.batch_functions import FlatMap
 from tidegate.storage.ids import VertexId
 
 

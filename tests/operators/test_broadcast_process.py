@@ -11,13 +11,14 @@ import pyarrow as pa
 import pytest
 from operator_harness import context
 
-from tidegate.operators.functions.broadcast_process import (
+from tidegate.operators.functions.process_functions import (
+    BaseProcessFunction,
     BroadcastContext,
     BroadcastProcessFunction,
-    BroadcastProcessOperator,
     KeyedBroadcastProcessFunction,
+    ProcessContext,
 )
-from tidegate.operators.functions.process_functions import BaseProcessFunction, ProcessContext
+from tidegate.operators.functions.process_operator import BroadcastProcessOperator
 from tidegate.operators.state.keyed_state import ListState, MapState, ValueState
 from tidegate.protocol.errors import OperatorError
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS

@@ -17,7 +17,7 @@ from ranking_harness import Running
 
 from tidegate.operators.aggregates import aggregate as tg
 from tidegate.operators.aggregates.changing_aggregate import ChangingAggregate
-from tidegate.operators.aggregates.functions.multisets import kept_values
+from tidegate.operators.aggregates.multisets import kept_values
 from tidegate.operators.changes import CHANGE
 from tidegate.protocol.errors import OperatorError
 from tidegate.storage.errors import ConfigurationError

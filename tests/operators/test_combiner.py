@@ -15,9 +15,9 @@ from window_harness import Windows, rows_batch
 
 from tidegate.operators.aggregates import aggregate as tg
 from tidegate.operators.aggregates.aggregate import Aggregate
+from tidegate.operators.aggregates.aggregate_state import COMBINED, is_combined
 from tidegate.operators.aggregates.changing_aggregate import ChangingAggregate
 from tidegate.operators.aggregates.keyed_aggregate import KeyedAggregate
-from tidegate.operators.combined_rows import COMBINED, is_combined
 from tidegate.operators.local_aggregation.combiner import Combiner
 from tidegate.operators.local_aggregation.combining_rule import LOOKED_AT, PAUSE_MIN, ROWS_MIN
 from tidegate.operators.local_aggregation.local_aggregation import LocalAggregation

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from operator_harness import Subtasks, opened, run
 
 from tidegate.operators.aggregates import aggregate as tg
-from tidegate.operators.aggregates.aggregate_all import KEY, MergedAggregate, PartialAggregate
+from tidegate.operators.aggregates.changing_aggregate import KEY, MergedAggregate, PartialAggregate
 from tidegate.operators.ranking.distinct_rows import DistinctRows
 from tidegate.storage.errors import ConfigurationError
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from operator_harness import Subtasks, opened, run
 
-from tidegate.operators.ranking.distinct_views import VIEWS_MAX, DistinctViews
+from tidegate.operators.ranking.distinct_rows import VIEWS_MAX, DistinctViews
 from tidegate.storage.errors import ConfigurationError, IncompatibleStateError
 
 KEYS = ("k", "x")

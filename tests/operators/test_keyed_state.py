@@ -9,8 +9,7 @@ import pyarrow as pa
 import pytest
 from state_harness import WHOLE, Keyed, rows_of, stored, table
 
-from tidegate.operators.state.keyed_state import ListState, MapState, ValueState
-from tidegate.operators.state.reducing_state import AggregatingState, ReducingState
+from tidegate.operators.state.keyed_state import AggregatingState, ListState, MapState, ReducingState, ValueState
 from tidegate.storage.errors import ConfigurationError, CorruptionError, IncompatibleStateError
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from join_subtasks import JoinSubtasks
 
-from tidegate.operators.joins.join_columns import JoinSides
+from tidegate.operators.joins.join_operator import JoinSides
 from tidegate.operators.joins.latest_join import LatestEmit, LatestJoin
 from tidegate.storage.errors import ConfigurationError
 

@@ -11,9 +11,8 @@ import pyarrow as pa
 import pytest
 from operator_harness import context, opened, run
 
-from tidegate.operators.functions import map_and_filter as stateless
-from tidegate.operators.functions.explode import Explode
-from tidegate.operators.functions.map_and_filter import FilterRows, FlatMap, Map, MapBatches
+from tidegate.operators.functions import batch_functions as stateless
+from tidegate.operators.functions.batch_functions import Explode, FilterRows, FlatMap, Map, MapBatches
 from tidegate.protocol.errors import OperatorError
 
 _BATCH = pa.record_batch({"x": [1, 2, 3], "s": ["a", None, "c"]})

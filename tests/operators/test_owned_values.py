@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.operators.output_schema import PinnedSchema
-from tidegate.operators.owned_values import owned_row, owned_value
+from tidegate.operators.row_values import owned_row, owned_value
 from tidegate.storage.schemas.owned_arrays import memory_of, owned_array, owned_batch
 
 _VALUES = st.recursive(

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from operator_harness import opened, run
 
-from tidegate.operators.sinks.partitioned_sink import PARTITIONS_MAX, PartitionedTableSink, table_sink
-from tidegate.operators.sinks.staging import StagedRows
-from tidegate.operators.sinks.table_sink import TableSink
+from tidegate.operators.sinks.sink import StagedRows
+from tidegate.operators.sinks.table_sink import PARTITIONS_MAX, PartitionedTableSink, TableSink, table_sink
 from tidegate.protocol.errors import OperatorError
 from tidegate.storage.tables.hidden_columns import VERSION_COLUMN
 from tidegate.storage.tables.partitions import HIVE_NULL, folder_name

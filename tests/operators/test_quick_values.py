@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.operators.row_values import exact_array
-from tidegate.operators.state.quick_values import NOT_QUICK, quick_conversion
+from tidegate.operators.state.state_types import NOT_QUICK, quick_conversion
 
 _TYPES = [
     *(pa.int8(), pa.int32(), pa.int64(), pa.uint64(), pa.float32(), pa.float64(), pa.string(), pa.binary(), pa.bool_()),

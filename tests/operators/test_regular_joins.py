@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from join_subtasks import JoinSubtasks
 
-from tidegate.operators.joins.join_columns import JoinHow, JoinSides
+from tidegate.operators.joins.join_operator import JoinHow, JoinSides
 from tidegate.operators.joins.regular_join import RegularJoin
 from tidegate.protocol.errors import OperatorError
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS

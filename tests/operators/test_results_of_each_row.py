@@ -20,9 +20,9 @@ from ranking_harness import Running
 from tidegate.operators.aggregates import aggregate as tg
 from tidegate.operators.aggregates import aggregate_function
 from tidegate.operators.aggregates.aggregate_function import BatchAggregateFunction
+from tidegate.operators.aggregates.aggregate_state import combined_rows
 from tidegate.operators.aggregates.expiring_aggregate import ExpiringAggregate
 from tidegate.operators.aggregates.keyed_aggregate import KeyedAggregate
-from tidegate.operators.combined_rows import combined_rows
 from tidegate.protocol.errors import OperatorError
 
 Row = dict[str, Any]

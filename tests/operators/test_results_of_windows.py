@@ -12,7 +12,7 @@ from window_harness import Backend, Windows, rows_batch
 
 from tidegate.operators.aggregates import aggregate as tg
 from tidegate.operators.operator import Operator
-from tidegate.operators.watermarks.window_end import WindowEnd
+from tidegate.operators.watermarks.watermark_generator import WindowEnd
 from tidegate.operators.windows.session_windows import SessionWindows
 from tidegate.operators.windows.sliced_windows import SlicedWindows
 from tidegate.operators.windows.window_specs import Session, Sliding, Tumbling

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from operator_harness import opened, run
 from process_harness import Driven
 
-from tidegate.operators.functions.map_and_filter import FlatMap, Map, MapBatches
+from tidegate.operators.functions.batch_functions import FlatMap, Map, MapBatches
 from tidegate.operators.functions.process_functions import ProcessContext, ProcessFunction
 from tidegate.operators.row_values import InexactValueError, exact_array
 from tidegate.operators.state.keyed_state import ValueState

@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.operators.functions.expressions import FilterExpr, Select, WithColumns
-from tidegate.operators.functions.row_wise_check import check_row_wise
+from tidegate.operators.functions.expressions import FilterExpr, Select, WithColumns, check_row_wise
 from tidegate.storage.errors import ConfigurationError
 
 x, y, s, e, t = pl.col("x"), pl.col("y"), pl.col("s"), pl.col("l"), pl.col("t")

@@ -20,8 +20,7 @@ from tidegate.operators.functions.process_functions import (
     ProcessContext,
     ProcessFunction,
 )
-from tidegate.operators.state.keyed_state import ListState, MapState, ValueState
-from tidegate.operators.state.reducing_state import ReducingState
+from tidegate.operators.state.keyed_state import ListState, MapState, ReducingState, ValueState
 from tidegate.operators.state.state_types import Pickled
 from tidegate.operators.state.ttl import StateTtl
 from tidegate.protocol.errors import OperatorError

@@ -13,8 +13,8 @@ from window_harness import Windows
 
 from tidegate.operators.aggregates.aggregate import Aggregate
 from tidegate.operators.aggregates.changing_aggregate import ChangingAggregate
-from tidegate.operators.aggregates.functions.sketches import approx_count_distinct, approx_quantile
 from tidegate.operators.aggregates.keyed_aggregate import KeyedAggregate
+from tidegate.operators.aggregates.sketches import approx_count_distinct, approx_quantile
 from tidegate.operators.windows.sliced_windows import SlicedWindows
 from tidegate.operators.windows.window_specs import Sliding
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS

@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from process_harness import Driven, Row
 
 from tidegate.operators.functions.process_functions import ProcessContext, ProcessFunction
-from tidegate.operators.state.keyed_state import ListState, MapState, ValueState
-from tidegate.operators.state.reducing_state import ReducingState
+from tidegate.operators.state.keyed_state import ListState, MapState, ReducingState, ValueState
 from tidegate.operators.state.ttl import StateTtl
 from tidegate.state.common.options import StateBackendOptions
 from tidegate.storage.ids import CheckpointId

@@ -15,8 +15,7 @@ import pyarrow as pa
 import pytest
 from state_harness import Keyed, stored, table
 
-from tidegate.operators.state.keyed_state import KeyedState, ListState, MapState, ValueState
-from tidegate.operators.state.reducing_state import ReducingState
+from tidegate.operators.state.keyed_state import KeyedState, ListState, MapState, ReducingState, ValueState
 from tidegate.operators.state.state_types import SERIALIZER_KEY, Pickled, StateType
 from tidegate.storage.errors import ConfigurationError
 

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from process_harness import MAX_PARALLELISM, Driven, Row
 
 from tidegate.operators.functions.process_functions import ProcessContext, ProcessFunction, Rows
-from tidegate.operators.state import timer_chains
+from tidegate.operators.state import timers as timers_module
 from tidegate.operators.state.keys import KeyCodec, sort_key
-from tidegate.operators.state.timer_step import TimerStep
-from tidegate.operators.state.timers import TimeDomain
+from tidegate.operators.state.timers import TimeDomain, TimerStep
 from tidegate.protocol.errors import OperatorError
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.state.common.timers import DueTimers
@@ -173,8 +172,8 @@ def test_timers_without_end_are_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
     driven = Driven(Alarms(lambda at, context: context.timer_service.register_event_time_timer(at + 1)))
     driven.rows(event("k", 1))
     driven.watermark(500)
-    monkeypatch.setattr(timer_chains, "_FIRES_AT_END", 3_000)
-    monkeypatch.setattr(timer_chains, "_FIRES_AT_END_A_TIMER", 3)
+    monkeypatch.setattr(timers_module, "_FIRES_AT_END", 3_000)
+    monkeypatch.setattr(timers_module, "_FIRES_AT_END_A_TIMER", 3)
 
     with pytest.raises(OperatorError, match=r"register none while context\.current_watermark is tg\.MAX_WATERMARK_MS"):
         driven.end()
@@ -183,7 +182,7 @@ def test_timers_without_end_are_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("timers", [1, 1500])
 def test_many_timers_without_end_are_an_error_too(timers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many are due at the start, and also where they are counted several times; chains that end are none."""
-    monkeypatch.setattr(timer_chains, "_CHAINED_TIMERS_MAX", 3)
+    monkeypatch.setattr(timers_module, "_CHAINED_TIMERS_MAX", 3)
     finite = Driven(Alarms(lambda at, ask: ask.timer_service.register_event_time_timer(at + 1) if at < 3 else None))
     finite.rows(*(event(k, 1) for k in range(timers)))
     assert len(finite.end()) == 3 * timers
@@ -216,8 +215,8 @@ def test_a_heartbeat_survives_a_quiet_hour(keys: int, domain: str) -> None:
 @pytest.mark.parametrize("keys", [1, 30])
 def test_chains_that_end_may_be_long_at_the_end_of_the_input(keys: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys whose timers end one after the other are progress, however long it takes."""
-    monkeypatch.setattr(timer_chains, "_FIRES_AT_END", 1_000)
-    monkeypatch.setattr(timer_chains, "_FIRES_AT_END_A_TIMER", 60)
+    monkeypatch.setattr(timers_module, "_FIRES_AT_END", 1_000)
+    monkeypatch.setattr(timers_module, "_FIRES_AT_END_A_TIMER", 60)
 
     def until_its_own_end(at: int, context: ProcessContext) -> None:
         if at < 50 * (context.current_key["k"] + 1):

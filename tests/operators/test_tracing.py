@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from operator_harness import opened, run
 
-from tidegate.operators.functions.map_and_filter import FilterRows, Map
+from tidegate.operators.functions.batch_functions import FilterRows, Map
+from tidegate.operators.functions.trace import trace_filter, trace_map
+from tidegate.operators.functions.traceable_code import UntraceableError
 from tidegate.operators.operator import Operator
-from tidegate.operators.tracing.code_rules import UntraceableError
-from tidegate.operators.tracing.trace import trace_filter, trace_map
 from tidegate.protocol.errors import OperatorError
 
 _SCHEMA = pa.schema(

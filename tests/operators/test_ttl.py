@@ -15,8 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from state_harness import COLUMNAR, WHOLE, Keyed, rows_of, stored, table
 
-from tidegate.operators.state.keyed_state import KeyedState, ListState, MapState, ValueState
-from tidegate.operators.state.reducing_state import AggregatingState, ReducingState
+from tidegate.operators.state.keyed_state import (
+    AggregatingState,
+    KeyedState,
+    ListState,
+    MapState,
+    ReducingState,
+    ValueState,
+)
 from tidegate.operators.state.state_types import SERIALIZER_KEY, Pickled
 from tidegate.operators.state.ttl import StateTtl
 from tidegate.state.common.options import StateBackendOptions

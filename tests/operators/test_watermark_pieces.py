@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.operators.source_splits import DueByAge, as_they_are
-from tidegate.operators.watermarks import watermark_pieces
-from tidegate.operators.watermarks.watermark_pieces import Piece, Times, pieces_of
+from tidegate.operators.watermarks import watermark_generator
+from tidegate.operators.watermarks.watermark_generator import Piece, Times, pieces_of
 from tidegate.operators.windows.window_specs import (
     Cumulating,
     DueByWindows,
@@ -26,7 +26,7 @@ TIMES = st.lists(st.integers(-200, 200) | st.just(MIN_WATERMARK_MS), min_size=1,
 BEFORE = st.just(MIN_WATERMARK_MS) | st.integers(-200, 200)
 
 
-def windows(size_ms: int, allowed_ms: int = 0) -> watermark_pieces.Due:
+def windows(size_ms: int, allowed_ms: int = 0) -> watermark_generator.Due:
     """Judges by windows of a size."""
 
     def due(times: Times, watermarks: Times) -> Times:
@@ -141,7 +141,7 @@ def test_times_that_have_no_windows_are_no_error_here() -> None:
 def test_pieces_are_bounded(times: list[int], delay_ms: int, rows_max: int) -> None:
     """Also where nothing is late."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(watermark_pieces, "PIECE_ROWS", rows_max)
+        patched.setattr(watermark_generator, "PIECE_ROWS", rows_max)
         pieces = pieces_of(np.array(times), MIN_WATERMARK_MS, delay_ms, [as_they_are])
         assert all(0 < piece.stop - piece.start <= rows_max for piece in pieces)
         in_order = pieces_of(np.sort(np.array(times)), MIN_WATERMARK_MS, delay_ms, [as_they_are])

@@ -13,7 +13,7 @@ from window_harness import Backend, Windows
 
 from tidegate.operators.aggregates import aggregate as tg
 from tidegate.operators.aggregates.aggregate import Aggregate
-from tidegate.operators.aggregates.functions.value_sets import with_value_sets
+from tidegate.operators.aggregates.multisets import with_value_sets
 from tidegate.operators.operator import Operator
 from tidegate.operators.windows.count_windows import CountWindows
 from tidegate.operators.windows.session_windows import SessionWindows

@@ -12,8 +12,7 @@ from restored_graphs import FORWARD, REBALANCE, checkpoint_of, complete, graph_o
 
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.restore.restore_task import restore_task
-from tidegate.operators.functions.async_function import AsyncFunction
-from tidegate.operators.functions.async_map import IN_FLIGHT, WATERMARKS
+from tidegate.operators.functions.async_map import IN_FLIGHT, WATERMARKS, AsyncFunction
 from tidegate.protocol.identity import TaskId
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store

@@ -16,7 +16,7 @@ from tidegate.actors.graph.stream_graph import StreamNode, translate
 from tidegate.actors.ray.driver.detached import warn_of_ray_objects
 from tidegate.actors.ray.process import actor_log
 from tidegate.connectors.memory_source import MemorySource
-from tidegate.operators.functions.map_and_filter import MapBatches
+from tidegate.operators.functions.batch_functions import MapBatches
 from tidegate.storage.ids import OperatorUid
 
 

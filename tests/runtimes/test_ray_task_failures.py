@@ -23,7 +23,7 @@ from tidegate.actors.ray.process import mailbox as ray_mailbox
 from tidegate.actors.ray.process.mailbox import Mailbox
 from tidegate.actors.ray.process.outcome import Outcome
 from tidegate.actors.ray.task import worker_actor as ray_worker
-from tidegate.operators.functions.map_and_filter import MapBatches
+from tidegate.operators.functions.batch_functions import MapBatches
 from tidegate.operators.operator import Operator
 from tidegate.storage.ids import AttemptNumber
 

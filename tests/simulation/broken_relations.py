@@ -12,16 +12,15 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.operators.aggregates.expiring_aggregate import ExpiringAggregate
-from tidegate.operators.aggregates.functions.multisets import KeptValues
+from tidegate.operators.aggregates.multisets import KeptValues
 from tidegate.operators.changes import DELETE
 from tidegate.operators.functions.async_map import AsyncMap
 from tidegate.operators.joins.asof_join import AsOfJoin
-from tidegate.operators.joins.join_columns import RIGHT
-from tidegate.operators.joins.join_operator import MOMENT, JoinOperator
+from tidegate.operators.joins.join_operator import MOMENT, RIGHT, JoinOperator
 from tidegate.operators.joins.regular_join import RegularJoin
 from tidegate.operators.operator import Emit, OperatorContext
 from tidegate.operators.ranking.top_n import TopN
-from tidegate.operators.state.rows_operator import RowsOperator
+from tidegate.operators.state.operator_backend import RowsOperator
 from tidegate.operators.windows.early_results import EarlyResults
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.state.snapshot import StateTable

@@ -8,7 +8,7 @@ from typing import Any
 from unittest.mock import patch
 
 from tidegate.actors.graph.job_graph import JobEdge, JobGraph
-from tidegate.operators.side_rows import SideRows
+from tidegate.operators.functions.process_functions import SideRows
 
 Patch = Callable[[], AbstractContextManager[Any]]
 

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from sketch_topology import NAME, known
 
 from tidegate.actors.task.pipeline.operator_chain import OperatorChain
+from tidegate.operators.aggregates import sketches
 from tidegate.operators.aggregates.aggregate_function import Groups
-from tidegate.operators.aggregates.functions import sketches
-from tidegate.operators.aggregates.functions.sketches import ApproxQuantile
+from tidegate.operators.aggregates.sketches import ApproxQuantile
 
 _open, _hash_forms, _added = OperatorChain.open, sketches.hash_forms, ApproxQuantile._added
 

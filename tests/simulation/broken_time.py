@@ -18,7 +18,7 @@ from tidegate.operators.functions.async_map import AsyncMap
 from tidegate.operators.joins.join_operator import JoinOperator
 from tidegate.operators.operator import Emit, Operator
 from tidegate.operators.watermarks import watermark_generator
-from tidegate.operators.watermarks.watermark_pieces import Due, Piece, Times
+from tidegate.operators.watermarks.watermark_generator import Due, Piece, Times
 from tidegate.operators.windows.applied_windows import AppliedWindows
 from tidegate.operators.windows.window_top import WindowTop
 from tidegate.protocol.stream_elements import MIN_WATERMARK_MS, Element, Watermark, WatermarkStatus

@@ -32,7 +32,7 @@ from tidegate.actors.task.channels.output_gate import BufferLimits
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.pipeline.split_positions import SplitPosition
 from tidegate.connectors.memory_source import MemorySource
-from tidegate.operators.functions.map_and_filter import MapBatches
+from tidegate.operators.functions.batch_functions import MapBatches
 from tidegate.protocol.identity import TaskId
 from tidegate.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.protocol.stream_elements import Element, EndOfPartition

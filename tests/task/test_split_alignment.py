@@ -15,8 +15,7 @@ from tidegate.actors.task.pipeline.split_positions import SplitPosition
 from tidegate.connectors.source import SourceSplit
 from tidegate.operators.operator import OperatorContext
 from tidegate.operators.source_splits import SourceSplits
-from tidegate.operators.watermarks.alignment import WatermarkAlignment
-from tidegate.operators.watermarks.watermark_generator import WatermarkGenerator
+from tidegate.operators.watermarks.watermark_generator import WatermarkAlignment, WatermarkGenerator
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.storage.ids import AttemptNumber, OperatorUid, SubtaskIndex
 

@@ -3,6 +3,9 @@
 `OperatorChain` calls it. An operator runs inside one task, on one thread. It is a function of its input and its state:
 no I/O, no clock, no threads, no randomness. So it gives the same result on every runtime. Time comes in from outside:
 event time as watermarks, processing time with the events of the task.
+
+### MERGE
+`FunctionContext`: what every function of the user may ask about where it runs.
 """
 
 from __future__ import annotations
@@ -231,3 +234,30 @@ class Operator:
 
 OperatorFactory = Callable[[], Operator]
 """Makes a fresh operator for each subtask and attempt; must be picklable by cloudpickle."""
+
+
+class FunctionContext:
+    """Where a function runs."""
+
+    def __init__(self, operator: OperatorContext) -> None:
+        self._operator = operator
+
+    @property
+    def subtask(self) -> int:
+        """Index of this subtask."""
+        return self._operator.subtask
+
+    @property
+    def parallelism(self) -> int:
+        """Number of subtasks."""
+        return self._operator.parallelism
+
+    @property
+    def metrics(self) -> UserMetrics:
+        """Counters, gauges and histograms of the function's own: `self.late = context.metrics.counter("late")`."""
+        return self._operator.metrics
+
+    @property
+    def current_processing_time(self) -> int:
+        """Processing time in milliseconds: when the task took up what is being processed."""
+        return self._operator.time.now_ms

@@ -1,10 +1,14 @@
 """Turns what went wrong inside an operator into an error that names the operator, the subtask and the row.
 
 Operators wrap calls of the user's functions in `blame`, `blame_row` or `blame_call`.
+
+### MERGE
+`own_copy`: each subtask of each attempt has a function object to itself, also where all of them share a process.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import itertools
 import re
@@ -14,13 +18,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
+from typing import TypeVar
 
 import pyarrow as pa
 
 from tidegate.operators.operator import OperatorContext
 from tidegate.protocol.errors import OperatorError
 from tidegate.protocol.failure_reasons import error_text, interrupts
-from tidegate.storage.errors import TidegateError
+from tidegate.storage.errors import ConfigurationError, TidegateError
 from tidegate.storage.user_values import mark_values, value_text
 
 _ROW_CHARACTERS_MAX = 500
@@ -205,3 +210,19 @@ def _texts_of_batch(batch: pa.RecordBatch | pa.Table | None) -> list[str]:
         except (ValueError, OverflowError, pa.ArrowException):  # as in `first_row`
             texts += [text for value in column for text in _texts_of(_shown(value))]
     return texts
+
+
+F = TypeVar("F")
+
+
+def own_copy(function: F) -> F:
+    """A deep copy of a function object. ConfigurationError for one that cannot be copied."""
+    try:
+        return copy.deepcopy(function)
+    except BaseException as error:
+        if not is_failure(error):
+            raise
+        raise ConfigurationError(
+            f"{type(function).__name__} cannot be copied ({error_text(error)}), and each subtask needs a copy of its "
+            "own; make in open what cannot be copied"
+        ) from error

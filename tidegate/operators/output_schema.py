@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from tidegate.operators.owned_values import OwnRow, own_row_of
-from tidegate.operators.row_values import InexactValueError, exact_array, exact_cast, shown
+from tidegate.operators.row_values import InexactValueError, OwnRow, exact_array, exact_cast, own_row_of, shown
 from tidegate.storage.schemas.plain_types import plain_schema, settled_type
 from tidegate.storage.schemas.polars_frames import check_arrow_has, check_polars_has, with_types_of_polars
 

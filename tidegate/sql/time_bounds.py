@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 from sqlglot import exp
 
-from tidegate.operators.watermarks.window_end import WindowEnd
+from tidegate.operators.watermarks.watermark_generator import WindowEnd
 from tidegate.sql.expressions import Expressions
 from tidegate.sql.relations import Relation, types_of
 from tidegate.sql.text.places import check_only

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from sqlglot import exp
 
-from tidegate.operators.watermarks.window_end import WindowEnd
+from tidegate.operators.watermarks.watermark_generator import WindowEnd
 from tidegate.operators.windows.window_rows import WINDOW_END, WINDOW_START
 from tidegate.operators.windows.window_specs import Cumulating, Session, Sliding, Tumbling
 from tidegate.sql.relations import WINDOW_TIME, Name, Relation, Spec

@@ -21,22 +21,28 @@ import pyarrow as pa
 
 from tidegate.api.streams.steps.method_checks import check_methods
 from tidegate.operators.aggregates.column_expressions import column_names
-from tidegate.operators.functions.broadcast_process import (
-    BroadcastProcessFunction,
-    BroadcastProcessOperator,
-    KeyedBroadcastProcessFunction,
-)
 from tidegate.operators.functions.event_time_order import EventTimeOrder
 from tidegate.operators.functions.failing_rows import error_tag
 from tidegate.operators.functions.process_batches import process_operator
-from tidegate.operators.functions.process_functions import CoProcessFunction, ProcessFunction
-from tidegate.operators.functions.process_operator import ProcessOperator
+from tidegate.operators.functions.process_functions import (
+    BroadcastProcessFunction,
+    CoProcessFunction,
+    KeyedBroadcastProcessFunction,
+    ProcessFunction,
+)
+from tidegate.operators.functions.process_operator import BroadcastProcessOperator, ProcessOperator
 from tidegate.operators.operator import OperatorContext, ProcessingTime
 from tidegate.operators.output_schema import PinnedSchema, SchemaMismatchError
-from tidegate.operators.owned_values import is_record, owned_row
-from tidegate.operators.state.keyed_state import KeyedState, ListState, MapState, ValueState
+from tidegate.operators.row_values import is_record, owned_row
+from tidegate.operators.state.keyed_state import (
+    AggregatingState,
+    KeyedState,
+    ListState,
+    MapState,
+    ReducingState,
+    ValueState,
+)
 from tidegate.operators.state.operator_state import OperatorListState
-from tidegate.operators.state.reducing_state import AggregatingState, ReducingState
 from tidegate.operators.state.timers import TimeDomain
 from tidegate.operators.watermarks.late_rows import LATE
 from tidegate.protocol.side_outputs import OutputTag

@@ -22,9 +22,9 @@ from concurrent.futures import Future
 from typing import Any
 
 from tidegate.actors.task.messages.instructions import MakeCalls
-from tidegate.operators.functions.async_function import Answer, AsyncFunction, Call
+from tidegate.operators.functions.async_map import Answer, AsyncFunction, Call
 from tidegate.operators.operator_errors import is_failure
-from tidegate.operators.owned_values import owned_result
+from tidegate.operators.row_values import owned_result
 from tidegate.storage.ids import OperatorUid
 
 log = logging.getLogger(__name__)

@@ -19,8 +19,7 @@ from functools import partial
 
 from tidegate.actors.drivers.threads import NotBackError, call_within
 from tidegate.actors.graph.job_graph import OperatorSpec
-from tidegate.operators.operator_errors import is_failure
-from tidegate.operators.own_copies import own_copy
+from tidegate.operators.operator_errors import is_failure, own_copy
 from tidegate.operators.sinks.sink import CommitContext, Sink
 from tidegate.protocol.failure_reasons import failure_text, log_failure
 from tidegate.storage.checkpoints.metadata import Committable

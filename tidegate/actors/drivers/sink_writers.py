@@ -16,8 +16,7 @@ from collections.abc import Callable
 
 from tidegate.actors.task.messages.instructions import StageFile
 from tidegate.actors.task.pipeline.task_descriptor import TaskDescriptor
-from tidegate.operators.operator_errors import is_failure
-from tidegate.operators.own_copies import own_copy
+from tidegate.operators.operator_errors import is_failure, own_copy
 from tidegate.operators.sinks.sink import COMMITTABLES_BYTES_MAX, Sink, SinkContext
 from tidegate.protocol.errors import OperatorError
 from tidegate.protocol.failure_reasons import error_text, log_failure

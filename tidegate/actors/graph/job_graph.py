@@ -13,7 +13,7 @@ from tidegate.actors.graph.resources import Resources
 from tidegate.connectors.pushed_filters import Rows
 from tidegate.connectors.source import Source
 from tidegate.operators.batch_rows import BatchRows
-from tidegate.operators.functions.async_function import AsyncFunction
+from tidegate.operators.functions.async_map import AsyncFunction
 from tidegate.operators.local_aggregation.local_aggregation import LocalAggregation
 from tidegate.operators.operator import OperatorFactory
 from tidegate.operators.sinks.sink import Sink

@@ -28,7 +28,7 @@ from tidegate.actors.graph.job_graph import (
 from tidegate.actors.graph.resources import Resources
 from tidegate.connectors.source import Source, is_unbounded
 from tidegate.operators.batch_rows import BatchRows
-from tidegate.operators.functions.async_function import AsyncFunction
+from tidegate.operators.functions.async_map import AsyncFunction
 from tidegate.operators.local_aggregation.combining_rule import CombiningMode
 from tidegate.operators.local_aggregation.local_aggregation import LocalAggregation
 from tidegate.operators.operator import OperatorFactory

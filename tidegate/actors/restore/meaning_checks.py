@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.restore.restore_in_flight import edges_with_in_flight
-from tidegate.operators.aggregates.aggregate_kinds import SPREADS, AggregateKind
+from tidegate.operators.aggregates.aggregate_state import SPREADS, AggregateKind
 from tidegate.operators.aggregates.stored_layout import field_refusal
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, OperatorInfo
 from tidegate.storage.checkpoints.state_meaning import MeaningColumns, MeaningPart, StateMeaning

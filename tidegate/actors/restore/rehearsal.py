@@ -26,7 +26,7 @@ from tidegate.actors.restore.restore_task import subtasks_of
 from tidegate.operators.functions.process_operator import ProcessOperator
 from tidegate.operators.operator import Operator, OperatorContext, ProcessingTime
 from tidegate.operators.operator_errors import is_failure
-from tidegate.operators.state.state_names import UndeclaredStateError
+from tidegate.operators.state.keyed_state import UndeclaredStateError
 from tidegate.protocol.errors import OperatorError
 from tidegate.protocol.failure_reasons import error_text
 from tidegate.state.common.options import StateBackendOptions

@@ -15,14 +15,13 @@ from tidegate.api.streams.steps.method_checks import check_methods
 from tidegate.api.streams.steps.slot_options import SlotOptions
 from tidegate.api.streams.steps.stream_steps import StreamSteps
 from tidegate.operators.aggregates.column_expressions import column_names
-from tidegate.operators.functions.broadcast_process import (
+from tidegate.operators.functions.failing_rows import error_tag
+from tidegate.operators.functions.process_functions import (
     BroadcastProcessFunction,
-    BroadcastProcessOperator,
+    CoProcessFunction,
     KeyedBroadcastProcessFunction,
 )
-from tidegate.operators.functions.failing_rows import error_tag
-from tidegate.operators.functions.process_functions import CoProcessFunction
-from tidegate.operators.functions.process_operator import ProcessOperator
+from tidegate.operators.functions.process_operator import BroadcastProcessOperator, ProcessOperator
 from tidegate.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.protocol.side_outputs import OutputTag
 from tidegate.storage.errors import ConfigurationError

@@ -15,9 +15,8 @@ from typing import TypeVar
 from tidegate.api.streams.steps.meanings import column_of, meaning
 from tidegate.api.streams.steps.stream_steps import StreamSteps
 from tidegate.operators.aggregates.aggregate import Aggregate, count
-from tidegate.operators.aggregates.aggregate_kinds import AggregateKind
-from tidegate.operators.ranking.distinct_rows import DistinctRows
-from tidegate.operators.ranking.distinct_views import VIEWS_MAX, DistinctViews
+from tidegate.operators.aggregates.aggregate_state import AggregateKind
+from tidegate.operators.ranking.distinct_rows import VIEWS_MAX, DistinctRows, DistinctViews
 from tidegate.protocol.partitioning import Partitioning, PartitioningKind
 
 S = TypeVar("S", bound=StreamSteps)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from tidegate.operators.output_schema import PinnedSchema, SchemaMismatchError
-from tidegate.operators.owned_values import is_record, owned_row
-from tidegate.operators.row_values import InexactValueError, check_exact
+from tidegate.operators.row_values import InexactValueError, check_exact, is_record, owned_row
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.row_schemas import SchemaLike, as_schema
 

@@ -35,17 +35,15 @@ from tidegate.api.tables.shown_rows import html_columns
 from tidegate.connectors.bad_rows import BAD_ROWS
 from tidegate.operators.aggregates.aggregate import Aggregate
 from tidegate.operators.aggregates.column_expressions import column_names
+from tidegate.operators.functions.batch_functions import Row
 from tidegate.operators.functions.event_time_order import EventTimeOrder
 from tidegate.operators.functions.failing_rows import error_tag
-from tidegate.operators.functions.map_and_filter import Row
 from tidegate.operators.functions.process_batches import process_operator
-from tidegate.operators.functions.process_functions import ProcessFunction
-from tidegate.operators.functions.single_functions import MapGroups, Reduce, StatefulMap
+from tidegate.operators.functions.process_functions import MapGroups, ProcessFunction, Reduce, StatefulMap
 from tidegate.operators.ranking.deduplicate import Deduplicate
 from tidegate.operators.state.ttl import StateTtl
-from tidegate.operators.watermarks.alignment import WatermarkAlignment
 from tidegate.operators.watermarks.late_rows import LATE
-from tidegate.operators.watermarks.window_end import WindowEnd, same_time
+from tidegate.operators.watermarks.watermark_generator import WatermarkAlignment, WindowEnd, same_time
 from tidegate.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.protocol.side_outputs import OutputTag
 from tidegate.storage.errors import ConfigurationError

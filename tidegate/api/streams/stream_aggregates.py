@@ -18,22 +18,20 @@ from tidegate.api.streams.distinct_counts import Counted, by_keys, is_distinct, 
 from tidegate.api.streams.steps.meanings import meaning, ttl_text
 from tidegate.api.streams.steps.stream_steps import StreamSteps
 from tidegate.operators.aggregates.aggregate import Aggregate
-from tidegate.operators.aggregates.aggregate_all import (
+from tidegate.operators.aggregates.aggregate_state import AggregateKind
+from tidegate.operators.aggregates.changing_aggregate import (
     KEY,
     ChangesOfAll,
+    ChangingAggregate,
     MergedAggregate,
     PartialAggregate,
 )
-from tidegate.operators.aggregates.aggregate_kinds import AggregateKind
-from tidegate.operators.aggregates.changing_aggregate import ChangingAggregate
 from tidegate.operators.aggregates.column_expressions import ColumnExpression
 from tidegate.operators.aggregates.expiring_aggregate import ExpiringAggregate
-from tidegate.operators.aggregates.failing_inputs import InputCheck
-from tidegate.operators.aggregates.functions.multisets import kept_values
-from tidegate.operators.aggregates.functions.value_sets import with_value_sets
 from tidegate.operators.aggregates.keyed_aggregate import KeyedAggregate
+from tidegate.operators.aggregates.multisets import kept_values, with_value_sets
 from tidegate.operators.changes import CHANGE
-from tidegate.operators.functions.failing_rows import error_tag
+from tidegate.operators.functions.failing_rows import InputCheck, error_tag
 from tidegate.operators.local_aggregation.local_aggregation import LocalAggregation
 from tidegate.protocol.side_outputs import OutputTag
 from tidegate.storage.errors import ConfigurationError

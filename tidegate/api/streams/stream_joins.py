@@ -18,14 +18,14 @@ from tidegate.api.streams.steps.stream_steps import StreamSteps
 from tidegate.api.streams.steps.updating import Updating
 from tidegate.api.tables.lookup_tables import LookedUp, reader_of, with_keys_of
 from tidegate.operators.aggregates.column_expressions import column_names
-from tidegate.operators.functions.batch_function import batch_operator
+from tidegate.operators.functions.batch_functions import batch_operator
 from tidegate.operators.joins.asof_join import AsOfJoin
 from tidegate.operators.joins.interval_join import IntervalJoin
-from tidegate.operators.joins.join_columns import JoinHow, JoinSides
+from tidegate.operators.joins.join_operator import JoinHow, JoinSides
 from tidegate.operators.joins.latest_join import LatestEmit, LatestJoin
 from tidegate.operators.joins.lookup_join import Lookup, LookupTable
 from tidegate.operators.joins.regular_join import RegularJoin
-from tidegate.operators.watermarks.window_end import WindowEnd
+from tidegate.operators.watermarks.watermark_generator import WindowEnd
 from tidegate.operators.windows.window_join import WindowJoin
 from tidegate.operators.windows.window_rows import WINDOW_END
 from tidegate.operators.windows.window_specs import Sliding, Tumbling

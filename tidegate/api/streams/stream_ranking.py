@@ -18,7 +18,7 @@ from tidegate.api.streams.steps.stream_steps import StreamSteps
 from tidegate.operators.aggregates.column_expressions import column_names
 from tidegate.operators.ranking.top_n import Ranking, TopN
 from tidegate.operators.watermarks.late_rows import LATE
-from tidegate.operators.watermarks.window_end import WindowEnd
+from tidegate.operators.watermarks.watermark_generator import WindowEnd
 from tidegate.operators.windows.local_top import LocalTop
 from tidegate.operators.windows.window_rows import WINDOW_END, WINDOW_START
 from tidegate.operators.windows.window_specs import Cumulating, Sliding, Tumbling

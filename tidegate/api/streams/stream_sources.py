@@ -32,7 +32,7 @@ from tidegate.connectors.memory_source import InMemory, MemorySource
 from tidegate.connectors.rate_source import RateSource
 from tidegate.connectors.socket_source import SocketSource
 from tidegate.connectors.source import DeadLetterSource, Source
-from tidegate.operators.watermarks.alignment import WatermarkAlignment
+from tidegate.operators.watermarks.watermark_generator import WatermarkAlignment
 from tidegate.protocol.side_outputs import OutputTag
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.row_schemas import SchemaLike, as_schema

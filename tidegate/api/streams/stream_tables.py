@@ -25,10 +25,9 @@ from tidegate.api.tables.shown_rows import ROWS_SHOWN, check_count, grid
 from tidegate.api.tables.table_options import HISTORY_DEFAULT, SchemaEvolution, TableOptions
 from tidegate.operators.aggregates.column_expressions import column_names
 from tidegate.operators.changes import CHANGE
-from tidegate.operators.own_copies import own_copy
-from tidegate.operators.sinks.own_sink import FLUSH_BYTES, OwnSink
-from tidegate.operators.sinks.partitioned_sink import table_sink
-from tidegate.operators.sinks.sink import Sink
+from tidegate.operators.operator_errors import own_copy
+from tidegate.operators.sinks.sink import FLUSH_BYTES, OwnSink, Sink
+from tidegate.operators.sinks.table_sink import table_sink
 from tidegate.operators.state.keys import key_schema
 from tidegate.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.storage.checkpoints.metadata import own_sink_place

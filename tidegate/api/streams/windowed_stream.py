@@ -31,7 +31,7 @@ from tidegate.operators.functions.failing_rows import error_tag
 from tidegate.operators.local_aggregation.local_aggregation import LocalAggregation
 from tidegate.operators.state.keys import key_schema
 from tidegate.operators.watermarks.late_rows import LATE
-from tidegate.operators.watermarks.window_end import WindowEnd
+from tidegate.operators.watermarks.watermark_generator import WindowEnd
 from tidegate.operators.windows.applied_counts import AppliedCounts, AppliedSlidingCounts
 from tidegate.operators.windows.applied_sessions import AppliedSessions
 from tidegate.operators.windows.applied_windows import AppliedWindows

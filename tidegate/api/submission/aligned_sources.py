@@ -9,8 +9,7 @@ from __future__ import annotations
 from tidegate.actors.coordinator.job.job_spec import AlignedSource
 from tidegate.actors.graph.job_graph import JobGraph, JobVertex
 from tidegate.connectors.source import ExternallyInducedSource
-from tidegate.operators.watermarks.alignment import WatermarkAlignment
-from tidegate.operators.watermarks.watermark_generator import WatermarkGenerator
+from tidegate.operators.watermarks.watermark_generator import WatermarkAlignment, WatermarkGenerator
 from tidegate.storage.errors import ConfigurationError
 
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 from tidegate.actors.graph.stream_graph import StreamNode
 from tidegate.connectors.memory_source import MemorySource
 from tidegate.connectors.source import never_ends
-from tidegate.operators.functions.map_and_filter import Peek
+from tidegate.operators.functions.batch_functions import Peek
 from tidegate.operators.functions.process_operator import ProcessOperator
 from tidegate.operators.operator import Operator
 from tidegate.operators.watermarks.watermark_generator import (

@@ -54,7 +54,7 @@ from tidegate.api.submission.starting_checkpoint import checkpoints_up_to, resto
 from tidegate.api.submission.table_claims import check_tables, claim_tables
 from tidegate.api.tables.output_tables import CollectedRows, OutputTable
 from tidegate.connectors.master_hooks import MasterHook
-from tidegate.operators.sinks.partitioned_sink import table_sink
+from tidegate.operators.sinks.table_sink import table_sink
 from tidegate.protocol.identity import TaskId
 from tidegate.protocol.partitioning import PartitioningKind
 from tidegate.recovery.job_lineage import SOURCE, lineage, taskowned_url

@@ -7,6 +7,15 @@ cost nothing until a batch has one: only then does a column keep track of which 
 To merge gives the same as to add the rows from which both sides were made, all in one table (of float sums, up to the
 order in which they are added). So slices combine into windows, sessions grow together, and parts that several subtasks
 have made become one result.
+
+### MERGE
+Accumulators that keep a value as it came: extremes, and columns of a chosen row, as `accumulators.py` makes them.
+
+### MERGE
+Accumulators whose values are of no fixed width: extremes of strings, and lists, as `accumulators.py` makes them.
+
+Their columns are read and written as Arrow arrays. So each batch is first brought down to what it says of each slot,
+and then each slot is read once, and written if it changes.
 """
 
 from __future__ import annotations
@@ -16,18 +25,37 @@ from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tidegate.operators.aggregates.accumulators_of_any_width import Collected, TextExtreme
 from tidegate.operators.aggregates.accumulators_of_numbers import CountedSum, Mean, Spread, Sum
-from tidegate.operators.aggregates.accumulators_of_values import Choice, Extreme
 from tidegate.operators.aggregates.aggregate import Aggregate
-from tidegate.operators.aggregates.aggregate_function import UserAggregate
-from tidegate.operators.aggregates.aggregate_kinds import CHOICES, EXTREMES, SPREADS, AggregateKind
-from tidegate.operators.aggregates.aggregated_rows import input_column, row_mask
+from tidegate.operators.aggregates.aggregate_function import (
+    Mask,
+    Slots,
+    UserAggregate,
+    counted_so_far,
+    grouped,
+    input_column,
+    mark,
+    row_mask,
+    rows_in,
+    running_valid,
+    valid_of,
+)
+from tidegate.operators.aggregates.aggregate_state import (
+    CHOICES,
+    EXTREMES,
+    SPREADS,
+    AggregateKind,
+    result_type,
+    value_array,
+    value_words,
+)
 from tidegate.state.common.backend import ValueColumn, ValueSpec
-from tidegate.state.kernels import accumulate
-from tidegate.state.kernels.columns import NO_MASK, fixed_values, storage_dtype
+from tidegate.state.kernels import accumulate, choose
+from tidegate.state.kernels.choose import choose_strings, newest_chosen
+from tidegate.state.kernels.columns import NO_MASK, Strings, fixed_values, key_form, storage_dtype, valid_mask
 
 
 class Accumulator(Protocol):
@@ -134,3 +162,266 @@ def _bound(data_type: pa.DataType, greatest: bool) -> int | float:
     if dtype.kind == "f":
         return float("nan") if greatest else float("-inf")
     return int(np.iinfo(dtype).max if greatest else np.iinfo(dtype).min)
+
+
+class Extreme:
+    """The least or the greatest value: one column, or the two words of a decimal."""
+
+    def __init__(self, aggregate: Aggregate, fields: Sequence[pa.Field], columns: Sequence[ValueColumn]) -> None:
+        self._aggregate = aggregate
+        self._columns = columns
+        self._type = result_type(aggregate, fields)
+        self._least = aggregate.kind in (AggregateKind.MIN, AggregateKind.BOOL_AND)
+
+    def update(self, batch: pa.RecordBatch, slots: Slots) -> None:
+        """Look at the values of a batch."""
+        values = input_column(batch, self._aggregate.column)
+        self._take_in(slots, value_words(values), row_mask(batch, self._aggregate.condition, values))
+
+    def running(self, batch: pa.RecordBatch, slots: Slots) -> pa.Array:
+        """Look at the values of a batch. Returns the extremes after each row."""
+        values = input_column(batch, self._aggregate.column)
+        words, mask = value_words(values), row_mask(batch, self._aggregate.condition, values)
+        valid = running_valid(self._columns[0], slots, mask)
+        pages = [column.pages for column in self._columns]
+        after = [np.empty(len(slots), dtype=each.dtype) for each in words]
+        if len(pages) == 2:
+            of_decimals = accumulate.least_decimals if self._least else accumulate.greatest_decimals
+            of_decimals(pages[0], pages[1], slots, words[0], words[1], mask, after[0], after[1])
+        else:
+            (accumulate.minimum if self._least else accumulate.maximum)(pages[0], slots, words[0], mask, after[0])
+        return value_array(after, valid, self._type)
+
+    def merge(self, slots: Slots, parts: Sequence[pa.Array]) -> None:
+        """Look at other extremes."""
+        self._take_in(slots, [fixed_values(part) for part in parts], valid_mask(parts[0]))
+
+    def results(self, slots: NDArray[Any]) -> pa.Array:
+        """The extremes."""
+        words = [column.raw(slots) for column in self._columns]
+        return value_array(words, valid_of(self._columns[0], slots), self._type)
+
+    def _take_in(self, slots: Slots, words: Sequence[NDArray[Any]], mask: Mask) -> None:
+        mark(self._columns[0], slots, mask)
+        pages = [column.pages for column in self._columns]
+        if len(pages) == 2:
+            of_decimals = accumulate.least_decimals if self._least else accumulate.greatest_decimals
+            of_decimals(pages[0], pages[1], slots, words[0], words[1], mask)
+        else:
+            (accumulate.minimum if self._least else accumulate.maximum)(pages[0], slots, words[0], mask)
+
+
+class Choice:
+    """The value in a chosen row: its words, what it was chosen by, and whether there is one."""
+
+    def __init__(self, aggregate: Aggregate, fields: Sequence[pa.Field], columns: Sequence[ValueColumn]) -> None:
+        self._aggregate = aggregate
+        self._type = result_type(aggregate, fields)
+        self._seen = columns[-1]
+        self._by = None if aggregate.by is None else columns[-2]
+        self._by_type = None if aggregate.by is None else fields[-2].type
+        self._values = columns[: -1 if self._by is None else -2]
+        self._is_fixed = storage_dtype(fields[0].type) is not None
+
+    def update(self, batch: pa.RecordBatch, slots: Slots) -> None:
+        """Look at the rows of a batch."""
+        self._take_in(batch, slots)
+
+    def running(self, batch: pa.RecordBatch, slots: Slots) -> pa.Array:
+        """Look at the rows of a batch. Returns the values after each row."""
+        groups, distinct = grouped(slots)
+        held = self.results(distinct)
+        values, chosen = self._take_in(batch, slots)
+        newest, after = np.full(len(distinct), -1, dtype=np.int64), np.empty(len(slots), dtype=np.int64)
+        newest_chosen(groups, chosen, newest, after)
+        either = pa.concat_arrays([held, values.cast(held.type)])
+        return either.take(pa.array(np.where(after < 0, groups, after + len(held))))
+
+    def _take_in(self, batch: pa.RecordBatch, slots: Slots) -> tuple[pa.Array, NDArray[np.uint8]]:
+        """Store what is chosen of a batch. Returns the values, and 1 for each row that was chosen when it came."""
+        aggregate = self._aggregate
+        values = input_column(batch, aggregate.column)
+        by = None if aggregate.by is None else self._comparable(input_column(batch, aggregate.by))
+        never_null = ([values] if aggregate.ignore_nulls else []) + ([] if by is None else [by])
+        chosen = self._chosen(slots, by, row_mask(batch, aggregate.condition, *never_null))
+        if self._is_fixed:
+            self._store(slots, value_words(values), valid_mask(values), chosen)
+        else:
+            self._put(slots, values, chosen)
+        return values, chosen
+
+    def merge(self, slots: Slots, parts: Sequence[pa.Array]) -> None:
+        """Look at rows that others have chosen: as if they had come after those of the slots."""
+        by = None if self._by is None else parts[-2]
+        chosen = self._chosen(slots, by, fixed_values(parts[-1]))
+        if self._is_fixed:
+            words = [fixed_values(part) for part in parts[: len(self._values)]]
+            self._store(slots, words, valid_mask(parts[0]), chosen)
+        else:
+            self._put(slots, parts[0], chosen)
+
+    def results(self, slots: NDArray[Any]) -> pa.Array:
+        """The values; null where no row was chosen."""
+        if not self._is_fixed:
+            return self._values[0].take(slots)
+        valid, known = self._seen.raw(slots), valid_of(self._values[0], slots)
+        valid = valid if known is None else valid & known
+        words = [column.raw(slots) for column in self._values]
+        return value_array(words, None if valid.all() else valid, self._type)
+
+    def _chosen(self, slots: Slots, by: pa.Array | None, mask: Mask) -> NDArray[np.uint8]:
+        chosen = np.zeros(len(slots), dtype=np.uint8)
+        kind, seen = self._aggregate.kind, self._seen.pages
+        if self._by is None or by is None:
+            (choose.choose_first if kind is AggregateKind.FIRST else choose.choose_last)(seen, slots, mask, chosen)
+        else:
+            greatest = kind in (AggregateKind.LAST, AggregateKind.ARG_MAX)
+            ties = kind is AggregateKind.LAST
+            choose.choose_extreme(seen, self._by.pages, slots, fixed_values(by), mask, chosen, greatest, ties)
+        return chosen
+
+    def _comparable(self, column: pa.Array) -> pa.Array:
+        """A column in the type in which it is compared."""
+        return column if column.type == self._by_type else column.cast(self._by_type)
+
+    def _put(self, slots: Slots, values: pa.Array, chosen: NDArray[np.uint8]) -> None:
+        """Store values of any width: of several chosen rows of a slot the last one."""
+        rows = np.flatnonzero(chosen)
+        if len(rows):
+            codes, distinct = grouped(slots[rows])
+            last = np.empty(len(distinct), dtype=np.int64)
+            last[codes] = rows
+            self._values[0].put(distinct, values.take(pa.array(last)))
+
+    def _store(self, slots: Slots, words: Sequence[NDArray[Any]], valid: Mask, chosen: NDArray[np.uint8]) -> None:
+        first = self._values[0]
+        if len(valid) or len(first.valid_pages):
+            valid_pages = first.track_nulls()
+            choose.store_chosen(valid_pages, slots, valid if len(valid) else np.ones(len(slots), np.uint8), chosen)
+        for column, values in zip(self._values, words, strict=True):
+            choose.store_chosen(column.pages, slots, values, chosen)
+
+
+class TextExtreme:
+    """The least or the greatest string or binary value, in the order of bytes."""
+
+    def __init__(self, aggregate: Aggregate, column: ValueColumn) -> None:
+        self._aggregate = aggregate
+        self._column = column
+        self._greatest = aggregate.kind is AggregateKind.MAX
+
+    def update(self, batch: pa.RecordBatch, slots: Slots) -> None:
+        """Look at the values of a batch."""
+        values = input_column(batch, self._aggregate.column)
+        mask = row_mask(batch, self._aggregate.condition, values)
+        self._take_in(slots, values, rows_in(mask, len(slots)))
+
+    def running(self, batch: pa.RecordBatch, slots: Slots) -> pa.Array:
+        """Look at the values of a batch. Returns the extremes after each row."""
+        values = input_column(batch, self._aggregate.column)
+        mask = row_mask(batch, self._aggregate.condition, values)
+        groups, distinct = grouped(slots)
+        held = self._column.take(distinct)
+        either = pa.concat_arrays([held, values.cast(held.type)])
+        form = key_form(either, "")
+        assert isinstance(form, Strings), f"{either.type} is no text"
+        start = np.where(held.is_valid().to_numpy(zero_copy_only=False), np.arange(len(held)), -1)
+        best, after = start.copy(), np.empty(len(slots), dtype=np.int64)
+        rows = np.arange(len(held), len(either))
+        choose_strings(form.offsets, form.data, rows, groups, best, self._greatest, mask, after)
+        changed = np.flatnonzero(best != start)
+        if len(changed):
+            self._column.put(distinct[changed], either.take(pa.array(best[changed])))
+        return either.take(pa.array(after, mask=after < 0))
+
+    def merge(self, slots: Slots, parts: Sequence[pa.Array]) -> None:
+        """Look at other extremes."""
+        self._take_in(slots, parts[0], rows_in(valid_mask(parts[0]), len(slots)))
+
+    def results(self, slots: NDArray[Any]) -> pa.Array:
+        """The extremes."""
+        return self._column.take(slots)
+
+    def _take_in(self, slots: Slots, values: pa.Array, rows: NDArray[np.int64]) -> None:
+        if not len(rows):
+            return
+        codes, distinct = grouped(slots[rows])
+        form = key_form(values, "")
+        assert isinstance(form, Strings), f"{values.type} is no text"
+        best = np.full(len(distinct), -1, dtype=np.int64)
+        choose_strings(form.offsets, form.data, rows, codes, best, self._greatest)
+        found, held = values.take(pa.array(best)), self._column.take(distinct)
+        found = found.cast(held.type)
+        better = (pc.greater if self._greatest else pc.less)(found, held)
+        wins = np.flatnonzero(pc.fill_null(better, True).to_numpy(zero_copy_only=False))
+        if len(wins):
+            self._column.put(distinct[wins], found.take(pa.array(wins)))
+
+
+class Collected:
+    """A list of values, in the order of arrival, up to a limit."""
+
+    def __init__(self, aggregate: Aggregate, column: ValueColumn, data_type: pa.DataType) -> None:
+        assert aggregate.limit is not None, "a list without a limit"
+        self._aggregate = aggregate
+        self._column = column
+        self._type = data_type
+        self._limit = aggregate.limit
+
+    def update(self, batch: pa.RecordBatch, slots: Slots) -> None:
+        """Add the values of a batch."""
+        values = input_column(batch, self._aggregate.column)
+        rows = rows_in(row_mask(batch, self._aggregate.condition, values), len(slots))
+        self._add(slots[rows], values.take(pa.array(rows)))
+
+    def running(self, batch: pa.RecordBatch, slots: Slots) -> pa.Array:
+        """Add the values of a batch. Returns the lists after each row: each is a beginning of the list in the end."""
+        values = input_column(batch, self._aggregate.column)
+        rows = rows_in(row_mask(batch, self._aggregate.condition, values), len(slots))
+        groups, distinct = grouped(slots)
+        held = _lengths(self._column.take(distinct))
+        self._add(slots[rows], values.take(pa.array(rows)))
+        lists = self._column.take(distinct)
+        in_the_end = _lengths(lists)
+        starts = np.cumsum(in_the_end) - in_the_end
+        lengths = np.minimum(held[groups] + counted_so_far(groups, rows), in_the_end[groups])
+        offsets = np.concatenate(([0], np.cumsum(lengths)))
+        places = np.arange(offsets[-1]) + np.repeat(starts[groups] - offsets[:-1], lengths)
+        elements = lists.flatten().take(pa.array(places))
+        return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), elements, type=self._type)
+
+    def merge(self, slots: Slots, parts: Sequence[pa.Array]) -> None:
+        """Add the values of other lists, as if they had come later."""
+        self._add(np.repeat(slots, _lengths(parts[0])), parts[0].flatten())
+
+    def results(self, slots: NDArray[Any]) -> pa.Array:
+        """The lists; empty where no value has come."""
+        lists = self._column.take(slots)
+        return pc.fill_null(lists, pa.scalar([], self._type)) if lists.null_count else lists
+
+    def _add(self, slots: Slots, values: pa.Array) -> None:
+        """Add values to the lists of slots, which are not full."""
+        if not len(slots):
+            return
+        codes, distinct = grouped(slots)
+        lists = self._column.take(distinct)
+        held = _lengths(lists)
+        order = np.argsort(codes, kind="stable")
+        came = np.bincount(codes, minlength=len(distinct))
+        ranks = np.arange(len(codes)) - np.repeat(np.cumsum(came) - came, came)
+        added = order[ranks < np.repeat(self._limit - held, came)]
+        if not len(added):
+            return
+        of_held = np.repeat(np.arange(len(distinct)), held)
+        every = pa.concat_arrays([lists.flatten(), values.take(pa.array(added)).cast(self._type.value_type)])
+        places = np.argsort(np.concatenate((of_held, codes[added])), kind="stable")
+        grown = held + np.bincount(codes[added], minlength=len(distinct))
+        offsets = np.concatenate(([0], np.cumsum(grown)))
+        new = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), every.take(pa.array(places)), type=self._type)
+        changed = np.flatnonzero(grown > held)
+        self._column.put(distinct[changed], new.take(pa.array(changed)))
+
+
+def _lengths(lists: pa.Array) -> NDArray[np.int64]:
+    lengths: NDArray[np.int64] = pc.fill_null(pc.list_value_length(lists), 0).to_numpy().astype(np.int64)
+    return lengths

@@ -11,9 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tidegate.operators.aggregates.aggregate import Aggregate
-from tidegate.operators.aggregates.aggregate_kinds import AggregateKind
-from tidegate.operators.aggregates.aggregate_state import result_type, sum_digits
-from tidegate.operators.aggregates.aggregated_rows import (
+from tidegate.operators.aggregates.aggregate_function import (
     Mask,
     Slots,
     input_column,
@@ -22,7 +20,13 @@ from tidegate.operators.aggregates.aggregated_rows import (
     running_valid,
     valid_of,
 )
-from tidegate.operators.aggregates.stored_values import decimal_of, value_words
+from tidegate.operators.aggregates.aggregate_state import (
+    AggregateKind,
+    decimal_of,
+    result_type,
+    sum_digits,
+    value_words,
+)
 from tidegate.state.common.backend import ValueColumn
 from tidegate.state.kernels import accumulate
 from tidegate.state.kernels.accumulate import decimals_of

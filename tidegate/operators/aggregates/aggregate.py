@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from tidegate.operators.aggregates import aggregate_state
 from tidegate.operators.aggregates.aggregate_function import BatchAggregateFunction, check_function
-from tidegate.operators.aggregates.aggregate_kinds import CHOICES, AggregateKind
+from tidegate.operators.aggregates.aggregate_state import CHOICES, AggregateKind
 from tidegate.operators.aggregates.column_expressions import ColumnLike, column_like
 from tidegate.storage.errors import ConfigurationError
 

@@ -1,35 +1,90 @@
-"""What the state of each aggregate looks like: its columns in a checkpoint, and of which types of input.
+"""`AggregateKind`: what an aggregate computes.
+
+### MERGE
+What the state of each aggregate looks like: its columns in a checkpoint, and of which types of input.
 
 The names and types of these columns tell what they hold: who restores a checkpoint has the program and these columns,
 but no input yet. `stored_groups` finds the columns of each aggregate, `result_type` the type of its results.
+
+### MERGE
+How single values of a column are kept in the columns of a table, and what such columns say.
+
+Most types are kept as they are, in a column with the name of the aggregate: numbers and times where kernels change them
+in place, strings and nested values as Arrow values. Two are not, and their columns say so by a suffix, so that stored
+columns alone tell the type of the values:
+
+- A boolean is a byte, in `_tidegate_x.as_bool`.
+- A decimal is the two words of its 128 bits, in `_tidegate_x.decimal(10,2).high` and `_tidegate_x.decimal(10,2).low`.
+
+### MERGE
+Combined rows: what the rows of one batch come to, for each key (and slice), before they are sent to its owner.
+
+A sender makes them (`local_aggregation/combiner.py`), the aggregate behind the exchange merges them. A batch has either
+rows or combined rows, and says which by its columns, so a checkpoint with either in flight is restored under any
+setting:
+
+- the key columns and, for windows of event time, the column of time, as in the first of the rows;
+- what accumulators hold of the rows: a column `_tidegate_combined.<name>` for each column of the state;
+- how many rows they are, `_tidegate_combined`, the last column.
 """
 
 from __future__ import annotations
 
+import enum
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from tidegate.operators.aggregates.aggregate_function import SEEN, BatchAggregateFunction
-from tidegate.operators.aggregates.aggregate_kinds import CHOICES, EXTREMES, SPREADS, AggregateKind
 from tidegate.operators.aggregates.column_expressions import ColumnLike
-from tidegate.operators.aggregates.stored_values import (
-    DIGITS_MAX,
-    decimal_of,
-    decimal_suffixes,
-    is_fixed,
-    is_small_decimal,
-    is_text,
-    kept_type,
-    value_fields,
-    value_suffixes,
-    value_type,
-)
-from tidegate.operators.combined_rows import state_of
+from tidegate.state.kernels.accumulate import decimal_words, decimals_of
+from tidegate.state.kernels.columns import array_of, fixed_values, plain, storage_dtype
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.dictionaries import decoded_type
-from tidegate.storage.schemas.reserved_names import part_name
+from tidegate.storage.schemas.reserved_names import is_reserved, own_name, part_name
+
+
+class AggregateKind(enum.Enum):
+    """What is computed; the value is what users call it."""
+
+    COUNT = "count"
+    SUM = "sum"
+    MIN = "min"
+    MAX = "max"
+    MEAN = "mean"
+    VAR_POP = "var_pop"
+    VAR_SAMP = "var_samp"
+    STDDEV_POP = "stddev_pop"
+    STDDEV_SAMP = "stddev_samp"
+    BOOL_AND = "bool_and"
+    BOOL_OR = "bool_or"
+    FIRST = "first"
+    LAST = "last"
+    ARG_MIN = "arg_min"
+    ARG_MAX = "arg_max"
+    COUNT_DISTINCT = "count_distinct"
+    COLLECT_LIST = "collect_list"
+    USER = "udaf"
+
+
+EXTREMES = frozenset({AggregateKind.MIN, AggregateKind.MAX, AggregateKind.BOOL_AND, AggregateKind.BOOL_OR})
+"""The least or the greatest value of a column."""
+
+SPREADS = frozenset(
+    {AggregateKind.VAR_POP, AggregateKind.VAR_SAMP, AggregateKind.STDDEV_POP, AggregateKind.STDDEV_SAMP}
+)
+"""Variances and standard deviations."""
+
+CHOICES = frozenset({AggregateKind.FIRST, AggregateKind.LAST, AggregateKind.ARG_MIN, AggregateKind.ARG_MAX})
+"""A column of one row, which is chosen."""
+
+NULL_WITHOUT_VALUES = frozenset({AggregateKind.SUM, *EXTREMES})
+"""Aggregates whose first column is null until a value comes."""
+
 
 Fields = dict[str, tuple[pa.Field, ...]]
 """The state columns of each aggregate, by its name."""
@@ -306,3 +361,140 @@ def _possible_suffixes(stored: Sequence[pa.Field]) -> Iterator[tuple[str, ...]]:
     decimal = decimal_of(stored[0].name) if stored else None
     if decimal is not None:
         yield decimal_suffixes(decimal.precision, decimal.scale)
+
+
+_BOOL = ".as_bool"
+_DECIMAL = re.compile(r"\.decimal\((\d+),(-?\d+)\)\.(?:high|low)$")
+DIGITS_MAX = 38
+"""Most digits of a decimal of 128 bits."""
+
+
+def is_small_decimal(data_type: pa.DataType) -> bool:
+    """Whether the type is a decimal of at most 128 bits."""
+    return bool(pa.types.is_decimal(data_type) and data_type.bit_width <= 128)
+
+
+def is_fixed(data_type: pa.DataType) -> bool:
+    """Whether values of a type without dictionaries are kept in columns of fixed width."""
+    return storage_dtype(data_type) is not None or pa.types.is_boolean(data_type) or is_small_decimal(data_type)
+
+
+def is_text(data_type: pa.DataType) -> bool:
+    """Whether values of a type, as they are kept, are strings or bytes."""
+    kinds, kept = pa.types, kept_type(data_type)
+    return bool(
+        kinds.is_string(kept) or kinds.is_large_string(kept) or kinds.is_binary(kept) or kinds.is_large_binary(kept)
+    )
+
+
+def kept_type(data_type: pa.DataType) -> pa.DataType:
+    """The type in which values that are of no fixed width are kept: without encodings."""
+    return plain(pa.array([], data_type)).type
+
+
+def value_suffixes(data_type: pa.DataType) -> tuple[str, ...]:
+    """Suffixes of the columns that keep a value of a type without dictionaries."""
+    if pa.types.is_boolean(data_type):
+        return (_BOOL,)
+    if is_small_decimal(data_type):
+        return decimal_suffixes(data_type.precision, data_type.scale)
+    return ("",)
+
+
+def value_fields(name: str, data_type: pa.DataType, suffix: str = "") -> tuple[pa.Field, ...]:
+    """Columns that keep a value of a type, for the aggregate `name`. `suffix` says which of its values it is."""
+    suffixes = value_suffixes(data_type)
+    if pa.types.is_boolean(data_type):
+        return (pa.field(part_name(name, suffix + _BOOL), pa.uint8()),)
+    if len(suffixes) == 1:
+        return (pa.field(part_name(name, suffix), data_type if is_fixed(data_type) else kept_type(data_type)),)
+    high, low = (part_name(name, suffix + each) for each in suffixes)
+    return (pa.field(high, pa.int64()), pa.field(low, pa.uint64()))
+
+
+def value_type(fields: Sequence[pa.Field]) -> pa.DataType:
+    """The type of the values that columns (at least those of `value_fields`) keep."""
+    first = fields[0]
+    if is_reserved(first.name) and first.name.endswith(_BOOL):
+        return pa.bool_()
+    decimal = decimal_of(first.name)
+    return first.type if decimal is None else decimal
+
+
+def decimal_of(name: str) -> pa.DataType | None:
+    """The type of the decimals that are kept in a column of this name; None if it keeps no decimals."""
+    found = _DECIMAL.search(name) if is_reserved(name) else None
+    return None if found is None else pa.decimal128(int(found[1]), int(found[2]))
+
+
+def decimal_suffixes(precision: int, scale: int) -> tuple[str, str]:
+    """Suffixes of the columns of a decimal."""
+    return f".decimal({precision},{scale}).high", f".decimal({precision},{scale}).low"
+
+
+def value_words(column: pa.Array) -> list[NDArray[Any]]:
+    """The values of a column as they are kept where their width is fixed: an array for each of `value_fields`.
+
+    Without dictionaries. Undefined under a null.
+    """
+    if pa.types.is_boolean(column.type):
+        return [fixed_values(column.cast(pa.uint8()))]
+    if pa.types.is_decimal(column.type):
+        highs, lows = decimal_words(column.cast(pa.decimal128(column.type.precision, column.type.scale)))
+        return [highs, lows]
+    return [fixed_values(column)]
+
+
+def value_array(words: Sequence[NDArray[Any]], valid: NDArray[np.uint8] | None, data_type: pa.DataType) -> pa.Array:
+    """The column whose values are kept as these arrays. Entries with `valid` 0 are null."""
+    if pa.types.is_boolean(data_type):
+        bits = pa.py_buffer(np.packbits(words[0] == 1, bitorder="little"))
+        bitmap = None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
+        return pa.Array.from_buffers(pa.bool_(), len(words[0]), [bitmap, bits])
+    if pa.types.is_decimal(data_type):
+        return decimals_of(words[0], words[1], valid, data_type)
+    return array_of(words[0], valid, data_type)
+
+
+COMBINED = own_name("combined")
+"""The column that says how many rows a combined row stands for."""
+_STATE = f"{COMBINED}."
+
+
+class _Accumulator(Protocol):
+    def update(self, batch: pa.RecordBatch, slots: NDArray[np.int32]) -> None: ...
+
+    def merge(self, slots: NDArray[np.int32], parts: Sequence[pa.Array]) -> None: ...
+
+
+def is_combined(schema: pa.Schema) -> bool:
+    """Whether batches of this schema have combined rows."""
+    return len(schema) > 0 and schema.names[-1] == COMBINED
+
+
+def combined_rows(heads: pa.RecordBatch, state: Mapping[str, pa.Array], counts: pa.Array) -> pa.RecordBatch:
+    """A batch of combined rows. `heads`: keys and time; `state`: columns of accumulators; `counts`: the last column."""
+    names = [*heads.schema.names, *(_STATE + name for name in state), COMBINED]
+    return pa.RecordBatch.from_arrays([*heads.columns, *state.values(), counts], names=names)
+
+
+def state_of(schema: pa.Schema) -> list[pa.Field]:
+    """The columns of accumulators in a schema of combined rows, called as in the state."""
+    return [field.with_name(field.name.removeprefix(_STATE)) for field in schema if field.name.startswith(_STATE)]
+
+
+def take_in(
+    accumulator: _Accumulator, fields: Sequence[pa.Field], batch: pa.RecordBatch, slots: NDArray[np.int32]
+) -> None:
+    """Add a batch to an accumulator that has these columns in the state, whatever kind of rows the batch has."""
+    if is_combined(batch.schema):
+        accumulator.merge(slots, [batch.column(_STATE + field.name) for field in fields])
+    else:
+        accumulator.update(batch, slots)
+
+
+def rows_behind(batch: pa.RecordBatch, chosen: NDArray[np.bool_]) -> int:
+    """How many rows some rows of a batch stand for."""
+    if not is_combined(batch.schema):
+        return int(np.count_nonzero(chosen))
+    return int(batch.column(COMBINED).to_numpy()[chosen].sum())

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from tidegate.operators.aggregates.accumulators import Accumulator, make_accumulator, value_specs
 from tidegate.operators.aggregates.aggregate import Aggregate, count
-from tidegate.operators.aggregates.aggregated_rows import grouped
+from tidegate.operators.aggregates.aggregate_function import grouped
 from tidegate.operators.aggregates.keyed_aggregate import KeyedAggregate
 from tidegate.operators.batch_rows import OUTPUT_ROWS_MAX
 from tidegate.operators.operator import Columns, Emit, OperatorContext

@@ -8,7 +8,7 @@ Rules:
 - In mode `each` a row gives one row, in the same order: its key, and the values with it and all rows of its key before
   it. So results do not depend on how rows are cut into batches. The state is the same in all modes.
 - State is one table: the key columns, then the accumulators.
-- A batch may have combined rows, which its sender has made (`combined_rows.py`): they are merged. In mode `each` they
+- A batch may have combined rows, which its sender has made (`aggregate_state.py`): they are merged. In mode `each` they
   are refused.
 """
 
@@ -27,11 +27,12 @@ from tidegate.operators.aggregates.aggregate import Aggregate
 from tidegate.operators.aggregates.aggregate_state import (
     Fields,
     combined_fields,
+    is_combined,
     state_columns,
+    take_in,
 )
 from tidegate.operators.aggregates.stored_layout import StoredLayout, converted, raw_specs
 from tidegate.operators.batch_rows import OUTPUT_ROWS_MAX
-from tidegate.operators.combined_rows import is_combined, take_in
 from tidegate.operators.operator import Columns, Emit, Operator, OperatorContext
 from tidegate.operators.operator_errors import blame, failure
 from tidegate.operators.state.keys import check_owner, key_columns, key_schema

@@ -19,9 +19,14 @@ import pyarrow as pa
 
 from tidegate.operators.aggregates.accumulators import value_specs
 from tidegate.operators.aggregates.aggregate import Aggregate
-from tidegate.operators.aggregates.aggregate_kinds import CHOICES, NULL_WITHOUT_VALUES, AggregateKind
-from tidegate.operators.aggregates.aggregate_state import Fields, found_groups
-from tidegate.operators.aggregates.stored_values import decimal_of
+from tidegate.operators.aggregates.aggregate_state import (
+    CHOICES,
+    NULL_WITHOUT_VALUES,
+    AggregateKind,
+    Fields,
+    decimal_of,
+    found_groups,
+)
 from tidegate.state.common.backend import ValueSpec
 from tidegate.state.common.batch_column import BatchColumns
 from tidegate.storage.errors import IncompatibleStateError

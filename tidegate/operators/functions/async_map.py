@@ -15,19 +15,24 @@ The task asks for calls with `take_calls`, and hands in what they have returned 
   does not take them back. The end of event time is not kept: no row follows it, and it comes again.
 - If the steps before have another parallelism, the restore leaves these watermarks out (`restored_event_time.py`).
 - A row that fails for good fails the task, or goes to a side output with its error.
+
+### MERGE
+`AsyncFunction`: a function that waits for something outside, such as a service, and how it is to be called.
+
+`AsyncMap` decides what is asked and when, `hosts/task/async_calls.py` calls the function.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
 from tidegate.operators.batch_rows import OUTPUT_ROWS_MAX
-from tidegate.operators.functions.async_function import Answer, AsyncFunction, Call
 from tidegate.operators.operator import Emit, Operator, OperatorContext
 from tidegate.operators.operator_errors import blame, failure, first_row
 from tidegate.operators.output_schema import FromPolars, PinnedSchema
@@ -35,6 +40,7 @@ from tidegate.protocol.failure_reasons import error_text
 from tidegate.protocol.side_outputs import RECORDS_IN_ERRORS, OutputTag
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.storage.checkpoints.metadata import StateKind
+from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.dictionaries import widened
 from tidegate.storage.schemas.one_batch import one_batch
 from tidegate.storage.schemas.polars_frames import is_polars_frame
@@ -359,3 +365,69 @@ def _together(held: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
         return pa.concat_batches(held)
     tables = [pa.Table.from_batches([rows]) for rows in held]
     return one_batch(pa.concat_tables(tables, promote_options="default"), "map_async")
+
+
+CAPACITY_MAX = 100_000
+RETRIES_MAX = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncFunction:
+    """`fn` is called with a row as a dict or, with `batch_size`, with batches of at most so many rows.
+
+    With `batch_timeout_ms` rows wait for that time at most until a batch is full. Otherwise a batch is what has come.
+
+    It returns an awaitable, or a future of `concurrent.futures`. One that raises, or takes longer than `timeout_ms`,
+    is called again up to `retries` times.
+    """
+
+    fn: Callable[[Any], Any]
+    capacity: int
+    timeout_ms: int
+    retries: int = 0
+    batch_size: int | None = None
+    batch_timeout_ms: int | None = None
+
+    def check(self, step: str) -> None:
+        """Raise ConfigurationError for what cannot be called so."""
+        if not callable(self.fn):
+            raise ConfigurationError(f"{step}: fn must be a function, such as an async def, not {self.fn!r}")
+        if inspect.isasyncgenfunction(self.fn) or inspect.isgeneratorfunction(self.fn):
+            raise ConfigurationError(f"{step}: fn is a generator; it must return one result for each call, not yield")
+        wrong = [
+            f"{name} must be between {least} and {most}, not {value!r}"
+            for name, value, least, most in (
+                ("capacity", self.capacity, 1, CAPACITY_MAX),
+                ("retries", self.retries, 0, RETRIES_MAX),
+                ("batch_size", 1 if self.batch_size is None else self.batch_size, 1, CAPACITY_MAX),
+            )
+            if type(value) is not int or not least <= value <= most
+        ]
+        if self.timeout_ms <= 0:
+            wrong.append("timeout must be greater than 0")
+        if self.batch_timeout_ms is not None and self.batch_timeout_ms <= 0:
+            wrong.append("batch_timeout must be greater than 0")
+        if self.batch_timeout_ms is not None and self.batch_size is None:
+            wrong.append(
+                "batch_timeout= is how long rows wait until a batch is full, and fn gets single rows; give batch_size= "
+                "as well"
+            )
+        if wrong:
+            raise ConfigurationError(f"{step}: {wrong[0]}")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call that is to be made: rows of one batch. Numbers are unique in an operator of an attempt."""
+
+    number: int
+    rows: pa.RecordBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a call has returned, or why it has failed for good."""
+
+    number: int
+    result: Any = None
+    error: BaseException | None = None

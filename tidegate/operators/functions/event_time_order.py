@@ -25,7 +25,7 @@ from tidegate.operators.batch_rows import OUTPUT_ROWS_MAX
 from tidegate.operators.operator import Emit, OperatorContext
 from tidegate.operators.operator_errors import blame
 from tidegate.operators.state.keys import key_columns, key_schema
-from tidegate.operators.state.rows_operator import RowsOperator
+from tidegate.operators.state.operator_backend import RowsOperator
 from tidegate.operators.watermarks.group_moments import GroupMoments
 from tidegate.operators.watermarks.late_rows import LATE_RECORDS, set_aside
 from tidegate.operators.watermarks.watermark_generator import check_timestamp_column, event_times_ms

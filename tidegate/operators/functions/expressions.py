@@ -1,11 +1,32 @@
 """Operators around polars expressions: vectorised, picklable, and with no copy on the way in.
 
 Rules: an expression works row by row. One that looks at other rows (`sum`, `shift`, `over`) is refused, because batches
-are cut differently on every run (`row_wise_check.py`). Columns that no expression computes pass as they are, and polars
+are cut differently on every run (`expressions.py`). Columns that no expression computes pass as they are, and polars
 sees only those that an expression reads (`projection.py`).
+
+### MERGE
+Writes a polars expression as canonical text, by its structure: what checkpoints say of the meaning of state.
+
+The text is made of the tree that polars serialises, and not of how polars displays an expression, which differs between
+versions. Two expressions with one text compute the same. A function of the user in an expression has no comparable
+meaning, and is written as `python(...)` with its inputs. The name that an expression gives its result has no part in
+it.
+
+### MERGE
+Tells whether a polars expression works row by row: what it computes for a row must not depend on the other rows.
+
+Batches are cut differently on every run, also when rows are replayed after a failure, so an expression that looks at
+other rows would give other results there. Polars says of each function whether it may be computed in parts (row
+separable) and whether it keeps the number of rows. An expression is row-wise if all its parts are. Nothing is
+evaluated: functions of the user in it must not see made-up rows. What polars cannot say is refused.
 """
 
 from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from typing import Any, TypeAlias
 
 import polars as pl
 import pyarrow as pa
@@ -13,7 +34,6 @@ import pyarrow as pa
 from tidegate.connectors.pushed_filters import Rows, rows_renamed
 from tidegate.connectors.understood_filters import rows_kept
 from tidegate.operators.functions.projection import Projection, columns_read, computed, frame_of
-from tidegate.operators.functions.row_wise_check import check_row_wise
 from tidegate.operators.operator import Columns, Emit, Operator, together
 from tidegate.operators.operator_errors import blame
 from tidegate.storage.errors import ConfigurationError
@@ -118,3 +138,268 @@ def _one_column(frame: pl.DataFrame) -> pl.Series:
     if frame.width != 1:
         raise TypeError(f"filter needs one boolean column; the expression gives {frame.columns}")
     return frame.to_series()
+
+
+Node: TypeAlias = Any
+
+
+def expression_text(expression: pl.Expr) -> str:
+    """The canonical text of an expression. For one that polars cannot serialise: the columns that it reads."""
+    try:
+        node = json.loads(expression.meta.serialize(format="json"))
+    except (pl.exceptions.PolarsError, ValueError):
+        return f"python({', '.join(map(column_text, sorted(expression.meta.root_names())))})"
+    while isinstance(node, dict) and list(node) == ["Alias"]:
+        node = node["Alias"][0]
+    return _text(node)
+
+
+def column_text(name: str) -> str:
+    """The canonical text of a column. A name that is no identifier is quoted, so that no name looks like a call."""
+    return name if name.isidentifier() else f"col({json.dumps(name)})"
+
+
+def _text(node: Node) -> str:
+    if isinstance(node, list):
+        return f"[{', '.join(map(_text, node))}]"
+    if not isinstance(node, dict):
+        return json.dumps(node)
+    if len(node) == 1:
+        ((kind, inner),) = node.items()
+        match kind:
+            case "Column":
+                return column_text(str(inner))
+            case "Literal":
+                return _literal(node, inner)
+            case "BinaryExpr" if isinstance(inner, dict) and {"left", "op", "right"} <= inner.keys():
+                return f"({_text(inner['left'])} {_flat(inner['op'])} {_text(inner['right'])})"
+            case "Ternary" if isinstance(inner, dict) and {"predicate", "truthy", "falsy"} <= inner.keys():
+                when, then, otherwise = (_text(inner[part]) for part in ("predicate", "truthy", "falsy"))
+                return f"when({when}).then({then}).otherwise({otherwise})"
+            case "AnonymousFunction":
+                return f"python({_inputs(inner)})"
+            case "Function" if isinstance(inner, dict) and {"input", "function"} <= inner.keys():
+                return f"{_flat(inner['function'])}({_inputs(inner)})"
+            case "Alias":
+                return f"{_text(inner[0])} as {json.dumps(inner[1])}"
+        return f"{kind}({_text(inner)})"
+    return "{" + ", ".join(f"{name}: {_text(part)}" for name, part in sorted(node.items()) if name != "fmt_str") + "}"
+
+
+def _inputs(node: Node) -> str:
+    return ", ".join(map(_text, node.get("input", [])))
+
+
+def _flat(function: Node) -> str:
+    """`Boolean.IsNull` of `{"Boolean": "IsNull"}`, with the options of a function in braces behind it."""
+    if isinstance(function, str):
+        return function
+    if isinstance(function, dict) and len(function) == 1:
+        ((name, inner),) = function.items()
+        return f"{name}.{_flat(inner)}" if isinstance(inner, str | dict) else f"{name}{_text(inner)}"
+    return _text(function)
+
+
+def _literal(node: Node, inner: Node) -> str:
+    """A value. Values of one kind are written alike, whatever polars serialises for them."""
+    if isinstance(inner, dict) and list(inner) == ["Dyn"]:
+        ((_, value),) = inner["Dyn"].items()
+        return json.dumps(value)
+    try:
+        made = pl.select(pl.Expr.deserialize(io.StringIO(json.dumps(node)), format="json").alias("")).to_series()
+    except (pl.exceptions.PolarsError, ValueError):
+        return f"lit({json.dumps(inner, sort_keys=True)})"
+    if made.dtype == pl.String and len(made) == 1:
+        return json.dumps(made.item())
+    return "null" if made.dtype == pl.Null else f"lit({made.dtype!r}, {made.to_list()!r})"
+
+
+"""A part of an expression as polars writes it down: a string or a dict with one key, its kind."""
+
+_COLUMN: Node = {"Column": "column"}
+_ANY_VALUE: Node = {"Literal": {"Dyn": {"Int": 0}}}
+_SAFE_DEPTH = 30
+"""Levels of operands that polars surely reads back: its reader stops at 128 levels of JSON; an operand takes 2 to 4."""
+_RANDOM = frozenset({"Random", "ListExpr.Sample", "ArrayExpr.Sample"})
+_LOOKED_UP = frozenset({"Boolean.IsIn", "Replace", "ReplaceStrict"}) | {
+    f"StringExpr.{name}" for name in ("ContainsAny", "ReplaceMany", "ExtractMany", "FindMany")
+}
+"""Functions that polars calls row separable, although they look at all inputs but the first as a whole."""
+_HOLIDAYS = frozenset({f"Business.{name}" for name in ("AddBusinessDay", "BusinessDayCount", "IsBusinessDay")})
+"""Functions whose last input is a list that polars takes for a column."""
+_FAMILIES = frozenset({"Boolean", "Business", "StringExpr", "ListExpr", "ArrayExpr", "StructExpr", "BinaryExpr"})
+"""Those that have functions which are told apart here."""
+_ADVICE = (
+    "an expression must work row by row, because batches are cut differently on every run. Use "
+    "key_by(...).aggregate(...) for sums and counts, key_by(...).process(...) to remember rows, flat_map to make "
+    "several rows of one, and map_batches(lambda batch: ...) if it is meant for each batch by itself"
+)
+
+
+class _NotRowWiseError(Exception):
+    """Why an expression is not row-wise."""
+
+
+def check_row_wise(expression: pl.Expr, method: str) -> None:
+    """Raise ConfigurationError for an expression that looks beyond a row, changes the number of rows, or is random."""
+    try:
+        written = expression.meta.serialize(format="json")
+        simple = _simple(json.loads(written))
+        _walk(pl.Expr.deserialize(io.StringIO(json.dumps(simple)), format="json"))
+    except _NotRowWiseError as reason:
+        raise ConfigurationError(f"{method}({_shown(expression)}): {reason}; {_ADVICE}") from None
+    except (pl.exceptions.PolarsError, ValueError, RecursionError) as error:
+        if _is_deep(expression):
+            raise ConfigurationError(
+                f"{method}({_shown(expression)}): the expression is nested too deeply for polars to read back. Compute "
+                "parts of it as columns of their own in with_columns(...) before"
+            ) from None
+        raise ConfigurationError(
+            f"{method}({_shown(expression)}): it cannot be told whether this works row by row ({error}); {_ADVICE}"
+        ) from error
+
+
+def _is_deep(expression: pl.Expr) -> bool:
+    """Returns whether an expression has so many levels of operands that polars may not read it back."""
+    level = [expression]
+    for _ in range(_SAFE_DEPTH):
+        level = [operand for each in level for operand in each.meta.pop()]
+    return bool(level)
+
+
+def _walk(expression: pl.Expr) -> None:
+    meta = expression.meta
+    if not meta.is_row_separable():
+        raise _NotRowWiseError(f"{_shown(expression)} looks at more than one row")
+    if not (meta.is_length_preserving() or meta.is_scalar()):
+        raise _NotRowWiseError(f"{_shown(expression)} changes the number of rows")
+    for part in meta.pop():
+        _walk(part)
+
+
+def _simple(node: Node) -> Node:
+    """The expression with a plain column for each part that polars can only judge when it knows the schema."""
+    if isinstance(node, list):
+        return [_simple(part) for part in node]
+    if not isinstance(node, dict):
+        return _COLUMN if node == "Element" else node
+    if len(node) == 1:
+        ((kind, inner),) = node.items()
+        match kind:
+            case "Literal":
+                # JSON has no infinity and no NaN. Which single value it is does not matter here.
+                return _ANY_VALUE if _is_one_value(inner) else node
+            case "Selector" | "Field":
+                return _COLUMN
+            case "RenameAlias":
+                return _simple(inner["expr"])
+            case "Eval":  # within the list of one row; there it may look at all elements
+                if "Cumulative" in inner["variant"]:
+                    raise _NotRowWiseError("cumulative_eval looks at the rows before each one")
+                _check_not_random(inner["evaluation"])
+                return _simple(inner["expr"])
+            case "StructEval":
+                return _joined([inner["expr"], *inner["evaluation"]])
+            case "AnonymousFunction":
+                _check_function(inner)
+                return _joined(inner["input"])
+            case "Function":
+                return _function(inner)
+    return {name: _simple(part) for name, part in node.items()}
+
+
+def _function(node: Node) -> Node:
+    name = _name(node["function"])
+    if name in _RANDOM:
+        raise _NotRowWiseError("it is random, so that a replay gives other rows")
+    first, *others = node["input"]
+    if name in (
+        "Reinterpret",
+        "BinaryExpr.Reinterpret",
+        "StructExpr.SelectFields",
+    ):  # of which polars can tell nothing without the schema
+        return _simple(first)
+    if name in _HOLIDAYS and _is_literal(others[-1]):
+        return _joined([first, *others[:-1]])
+    if name in _LOOKED_UP:
+        # After the old and the new values of replace_strict comes the default, which may be another column.
+        lookups, rest = (others[:2], others[2:]) if name == "ReplaceStrict" else (others, [])
+        if not all(map(_is_literal, lookups)):
+            raise _NotRowWiseError(
+                f"{name.rpartition('.')[2]} looks up values in all rows of a column; give it a list of values, or use "
+                'pl.col("list").list.contains(...) where each row has a list of its own'
+            )
+        return _joined([first, *rest])
+    if name == "StringExpr.Strptime" and node["function"]["StringExpr"]["Strptime"][1]["format"] is None:
+        raise _NotRowWiseError("without format= the first rows of each batch decide how text is read; give format=")
+    return {"Function": {**node, "input": _simple(node["input"]), "function": _finite(node["function"])}}
+
+
+def _name(function: Node) -> str:
+    """`Boolean.IsIn` of `{"Boolean": {"IsIn": {...}}}`: functions are written down below their family, or alone.
+
+    Names of two families may be the same, as those of `replace`, `str.replace` and `dt.replace`; and what stands
+    deeper, such as the name of a field, is none.
+    """
+    names: list[str] = []
+    while isinstance(function, dict) and len(function) == 1 and len(names) < 2:
+        ((name, function),) = function.items()
+        names.append(name)
+    if isinstance(function, str) and len(names) < 2:
+        names.append(function)
+    return ".".join(names if len(names) < 2 or names[0] in _FAMILIES else names[:1])
+
+
+def _is_literal(node: Node) -> bool:
+    return isinstance(node, dict) and "Literal" in node
+
+
+def _is_one_value(literal: Node) -> bool:
+    """Whether a literal is one value; a series has several, and a type is written as a literal, too."""
+    return isinstance(literal, dict) and not {"Dyn", "Scalar"}.isdisjoint(literal)
+
+
+def _finite(function: Node) -> Node:
+    """The options of a function with 0 for numbers that JSON lacks: infinity and NaN are null in it."""
+    match function:
+        case {"Boolean": {"IsClose": given}}:
+            tolerances = {name: 0.0 if value is None else value for name, value in given.items()}
+            return {"Boolean": {"IsClose": tolerances}}
+        case {"Cut": options}:
+            breaks = [0.0 if value is None else value for value in options["breaks"]]
+            return {"Cut": {**options, "breaks": breaks}}
+    return function
+
+
+def _check_function(node: Node) -> None:
+    flags = str(node.get("options", {}).get("flags", ""))
+    if not {"ROW_SEPARABLE", "LENGTH_PRESERVING"} <= {flag.strip() for flag in flags.split("|")}:
+        raise _NotRowWiseError(
+            "it calls a function of yours with all rows of the batch; say is_elementwise=True if it works row by row"
+        )
+
+
+def _check_not_random(node: Node) -> None:
+    if any(_name(function) in _RANDOM for function in _functions(node)):
+        raise _NotRowWiseError("it is random, so that a replay gives other rows")
+
+
+def _functions(node: Node) -> Iterator[Node]:
+    if isinstance(node, list):
+        for part in node:
+            yield from _functions(part)
+    elif isinstance(node, dict):
+        for kind, part in node.items():
+            if kind == "Function":
+                yield part["function"]
+            if kind != "Literal":
+                yield from _functions(part)
+
+
+def _joined(parts: list[Node]) -> Node:
+    return {"Function": {"input": _simple(parts), "function": "AsStruct"}}
+
+
+def _shown(expression: pl.Expr) -> str:
+    text = " ".join(str(expression).split())
+    return text if len(text) <= 200 else text[:200] + "…"

@@ -19,14 +19,13 @@ from functools import partial
 
 import pyarrow as pa
 
-from tidegate.operators.functions.batch_results import BatchResults
+from tidegate.operators.functions.batch_functions import BatchResults
 from tidegate.operators.functions.failing_rows import FailingRows
 from tidegate.operators.functions.process_functions import BaseProcessFunction, ProcessBatchContext, ProcessFunction
 from tidegate.operators.functions.process_operator import ProcessOperator
 from tidegate.operators.operator import Emit
 from tidegate.operators.operator_errors import Blame, blame, first_row
-from tidegate.operators.state.timer_chains import TimerChains
-from tidegate.operators.state.timers import TimeDomain
+from tidegate.operators.state.timers import TimeDomain, TimerChains
 from tidegate.protocol.side_outputs import OutputTag
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.owned_arrays import memory_of

@@ -5,26 +5,53 @@
 - A function object is copied for each subtask and attempt, so it may keep what `open` makes. What must survive a
   failure belongs in state.
 - Rows come and go as dicts, batches as Arrow has them. All calls come from one thread, one after the other.
+
+### MERGE
+The broadcast pattern (Flink's): every subtask sees all rows of one stream beside its part of another.
+
+Rules:
+
+- Every row of the broadcast side goes to every subtask, and changes the broadcast states there. So these are the same
+  everywhere, as long as `process_broadcast` depends on nothing but the row and these states.
+- The other side reads the broadcast states and cannot write them. Each of its rows goes to one subtask, so the states
+  would come to differ.
+- The order between rows of the two sides is unknown. So is the order between several subtasks that send the broadcast
+  side.
+
+### MERGE
+Process functions around one function of the user with one state: `stateful_map`, `reduce` and `map_groups`.
+
+### MERGE
+`Limit`: lets the first rows of a stream through.
+
+### MERGE
+`SideRows`: rows that a function has emitted under tags, until they leave as batches.
+
+They leave when the call of the operator ends, like the rows that the function returned, or when there are many. So none
+is held back over a barrier.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
 
 import pyarrow as pa
 
-from tidegate.operators.function_context import FunctionContext
-from tidegate.operators.functions.batch_results import BatchResult
-from tidegate.operators.operator import OperatorContext
-from tidegate.operators.side_rows import SideRows
-from tidegate.operators.state.key_scope import KeyGroups, KeyScope
-from tidegate.operators.state.keyed_state import ListState, MapState, S
+from tidegate.operators.batch_rows import OUTPUT_ROWS_MAX
+from tidegate.operators.functions.batch_functions import BatchResult
+from tidegate.operators.operator import EmitAside, FunctionContext, OperatorContext
+from tidegate.operators.operator_errors import Blame
+from tidegate.operators.output_schema import PinnedSchema
+from tidegate.operators.row_values import python_rows
+from tidegate.operators.state.keyed_state import ListState, MapState, S, ValueState
 from tidegate.operators.state.keyed_state_store import KeyedStates
+from tidegate.operators.state.keys import KeyGroups, KeyScope
 from tidegate.operators.state.operator_state import BroadcastState, OperatorListState, OperatorStates
 from tidegate.operators.state.timers import TimeDomain, Timers, TimerService
-from tidegate.protocol.side_outputs import OutputTag
-from tidegate.protocol.stream_elements import MIN_WATERMARK_MS
+from tidegate.operators.state.ttl import StateTtl
+from tidegate.protocol.side_outputs import OutputTag, check_tags
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError
 
@@ -222,3 +249,226 @@ class CoProcessFunction(BaseProcessFunction):
     def process2(self, row: dict[str, Any], context: ProcessContext) -> Rows:
         """Process one row of the second stream."""
         raise NotImplementedError(f"{type(self).__name__} needs a method process2(self, row, context)")
+
+
+class BroadcastContext(ProcessContext):
+    """What a function of the broadcast pattern can ask for."""
+
+    broadcasting = False
+    """Whether a row of the broadcast side is being processed."""
+
+    def apply_to_keyed_state(self, state: S, function: Callable[[dict[str, Any], S], None]) -> None:
+        """Call `function(key, state)` for every key of this subtask that has a value in a keyed state.
+
+        `key` holds the key columns, and is the current key meanwhile: `state`, every other keyed state and
+        `timer_service` work on it. The order of keys is not defined. The function may change the state. The cost grows
+        with the number of keys. With a time to live there may be keys among them whose value has expired: `state` is
+        empty for them. Raises ConfigurationError outside of `process_broadcast`.
+        """
+        if not self.broadcasting or self._states is None:
+            raise ConfigurationError(
+                "apply_to_keyed_state goes through all keys: it can be used in process_broadcast of a "
+                "tg.KeyedBroadcastProcessFunction only"
+            )
+        for _ in self._states.each_key(state):
+            function(self.current_key, state)
+
+
+class BroadcastProcessFunction(BaseProcessFunction):
+    """Processes a stream without keys beside a broadcast one: `stream.connect(rules.broadcast()).process(...)`."""
+
+    INPUT_METHODS = ("process", "process_broadcast")
+
+    def process(self, row: dict[str, Any], context: ProcessContext) -> Rows:
+        """Process one row of the first stream, as `ProcessFunction.process`. Broadcast states are read-only."""
+        raise NotImplementedError(f"{type(self).__name__} needs a method process(self, row, context)")
+
+    def process_broadcast(self, row: dict[str, Any], context: BroadcastContext) -> Rows:
+        """Process one row of the broadcast stream; called in every subtask. Broadcast states can be changed.
+
+        It must change them alike in every subtask: let it depend on the row and on these states alone.
+        """
+        raise NotImplementedError(f"{type(self).__name__} needs a method process_broadcast(self, row, context)")
+
+
+class KeyedBroadcastProcessFunction(BroadcastProcessFunction):
+    """Processes a keyed stream beside a broadcast one: `stream.key_by("k").connect(rules.broadcast()).process(...)`.
+
+    `process` and `on_timer` have the state and the timers of their key. `process_broadcast` has no key; it can go
+    through all keys with `context.apply_to_keyed_state`.
+    """
+
+
+Row = Mapping[str, Any]
+
+
+class StatefulMap(ProcessFunction):
+    """Calls `fn(state, row)` with each row; it returns the new state of the key and a row."""
+
+    def __init__(self, fn: Callable[[Any, Row], tuple[Any, Any]], dtype: Any, ttl: StateTtl | None) -> None:
+        self.fn = fn
+        self._declared = ValueState("state", dtype, ttl=ttl)
+
+    def open(self, context: ProcessContext) -> None:
+        """Bind the state."""
+        self._state = context.state(self._declared)
+
+    def process(self, row: dict[str, Any], context: ProcessContext) -> Rows:
+        """Return the row that the function makes."""
+        result = self.fn(self._state.value(), row)
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise TypeError(f"stateful_map: the function returns a pair (state, row), not {type(result).__name__}")
+        state, made = result
+        self._state.update(state)  # None clears it
+        return [made]
+
+
+class Reduce(ProcessFunction):
+    """Calls `fn(before, row)` with each row of a key but the first, and emits what it returns."""
+
+    def __init__(self, fn: Callable[[Row, Row], Row], schema: pa.Schema) -> None:
+        self.fn = fn
+        self._names = frozenset(schema.names)
+        self._declared = ValueState("reduced", pa.struct(list(schema)))
+
+    def open(self, context: ProcessContext) -> None:
+        """Bind the state."""
+        self._reduced = context.state(self._declared)
+
+    def process(self, row: dict[str, Any], context: ProcessContext) -> Rows:
+        """Return the row so far."""
+        before = self._reduced.value()
+        made = row if before is None else self.fn(before, row)
+        kept = dict(made)
+        # A row that lacks a column is refused where it is emitted. The error there names the function, not this state.
+        if self._names <= kept.keys():
+            self._reduced.update(kept)
+        return [made]
+
+
+class MapGroups(ProcessFunction):
+    """Keeps the rows of each key, and calls `fn` with them once when the input has ended."""
+
+    def __init__(self, fn: Callable[[pa.Table], Any], schema: pa.Schema) -> None:
+        self.fn = fn
+        self._schema = schema
+        self._declared = ListState("rows", pa.struct(list(schema)))
+
+    def open(self, context: ProcessContext) -> None:
+        """Bind the state."""
+        self._rows = context.state(self._declared)
+
+    def process(self, row: dict[str, Any], context: ProcessContext) -> Rows:
+        """Keep the row. A timer at the end of event time fires when the input has ended."""
+        self._rows.add(row)
+        context.timer_service.register_event_time_timer(MAX_WATERMARK_MS)
+        return None
+
+    def on_timer(self, timestamp: int, context: ProcessContext) -> Rows:
+        """Return what the function makes of all rows of the key."""
+        rows = pa.Table.from_pylist(list(self._rows.get()), schema=self._schema)
+        self._rows.clear()
+        result = self.fn(rows)
+        if result is None:
+            return None
+        if isinstance(result, pa.RecordBatch):
+            return python_rows(result)
+        if isinstance(result, pa.Table):
+            return [row for batch in result.to_batches() for row in python_rows(batch)]
+        return [result] if isinstance(result, Mapping) or not isinstance(result, Iterable) else result
+
+
+class Limit(ProcessFunction):
+    """Passes the first `n` rows on. How many have passed is state of the operator, which has one subtask."""
+
+    def __init__(self, n: int) -> None:
+        if not isinstance(n, int) or isinstance(n, bool) or n < 0:
+            raise ConfigurationError(f"limit({n!r}): a whole number of rows, at least 0, is needed")
+        self._n = n
+
+    def open(self, context: ProcessContext) -> None:
+        """Bind the number of rows that have passed."""
+        self._passed = context.list_state(ListState("passed", pa.int64()))
+
+    def process_batch(self, batch: pa.RecordBatch, context: ProcessBatchContext) -> pa.RecordBatch | None:
+        """Return the rows that still pass."""
+        passed = sum(self._passed.get())
+        part = batch.slice(0, self._n - passed)
+        if not part.num_rows:
+            return None
+        self._passed.update([passed + part.num_rows])
+        return part
+
+
+class SideRows:
+    """The side outputs of one operator. ConfigurationError for tags that are none, or share a name.
+
+    `holds`: rows can be taken back (`back_to`), so they leave with `leave_full` and `flush` alone, and are checked when
+    they come.
+    """
+
+    def __init__(self, tags: Sequence[OutputTag], operator: str = "process", holds: bool = False) -> None:
+        check_tags(operator, tags)
+        self._holds = holds
+        self._schemas = {tag.name: PinnedSchema(tag.schema) for tag in tags}
+        self._rows: dict[str, list[Mapping[str, Any]]] = {}
+        self._context: OperatorContext | None = None
+
+    def begin(self, context: OperatorContext) -> None:
+        """The operator is open: rows may come."""
+        self._context = context
+
+    def add(self, tag: OutputTag | str, row: Mapping[str, Any]) -> None:
+        """Take a row. ConfigurationError for a tag that was not declared, and before the operator is open."""
+        name = tag.name if isinstance(tag, OutputTag) else tag
+        if name not in self._schemas:
+            known = ", ".join(map(repr, self._schemas)) or "none"
+            raise ConfigurationError(
+                f"emit({name!r}): the step has no such side output; it has {known}: name it in side_outputs="
+            )
+        if self._context is None:
+            raise ConfigurationError(
+                f"emit({name!r}): rows can be emitted for a row, a timer or in finish, not in open"
+            )
+        try:
+            owned = self._schemas[name].own_row(row)
+        except TypeError as error:
+            raise TypeError(f"emit({name!r}): {error}") from error
+        rows = self._rows.setdefault(name, [])
+        if self._holds:
+            self._schemas[name].from_rows([owned])
+        rows.append(owned)
+        if len(rows) >= OUTPUT_ROWS_MAX and not self._holds:
+            self._leave(name, self._context.emit_aside)
+
+    def mark(self) -> dict[str, int]:
+        """Returns what `back_to` goes back to: the number of rows that wait under each tag."""
+        return {name: len(rows) for name, rows in self._rows.items()}
+
+    def back_to(self, mark: Mapping[str, int]) -> None:
+        """Drop the rows that came after a mark."""
+        for name, rows in tuple(self._rows.items()):
+            del rows[mark.get(name, 0) :]
+            if not rows:
+                del self._rows[name]
+
+    def leave_full(self) -> None:
+        """Rows that fill a batch leave. Marks from before do not hold any more."""
+        for name, rows in tuple(self._rows.items()):
+            if len(rows) >= OUTPUT_ROWS_MAX:
+                assert self._context is not None
+                self._leave(name, self._context.emit_aside)
+
+    def flush(self) -> None:
+        """All rows leave. OperatorError for rows that do not have the columns of their tag."""
+        if self._rows:
+            assert self._context is not None, "rows came before the operator was open"
+            for name in tuple(self._rows):
+                self._leave(name, self._context.emit_aside)
+
+    def _leave(self, name: str, emit_aside: EmitAside) -> None:
+        rows = self._rows.pop(name)
+        assert self._context is not None
+        with Blame(self._context, lambda: (f"first of the rows for the side output {name!r}", rows[0])):
+            batch = self._schemas[name].from_rows(rows)
+        emit_aside(name, batch)

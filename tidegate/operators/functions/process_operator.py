@@ -14,6 +14,9 @@ Rules:
   until then fire first, also those of other keys, and a timer of the row's own moment fires after it.
 - At the end of the input all event-time timers have fired, by the last watermark. Processing-time timers are dropped,
   or fire then if that is asked for. What is registered of processing time from then on is dropped, so the end is one.
+
+### MERGE
+BroadcastProcessOperator.
 """
 
 from __future__ import annotations
@@ -29,23 +32,22 @@ import pyarrow as pa
 
 from tidegate.operators.batch_rows import OUTPUT_ROWS_MAX
 from tidegate.operators.functions.failing_rows import FailingRows, is_of_function
-from tidegate.operators.functions.process_functions import BaseProcessFunction, ProcessContext
+from tidegate.operators.functions.process_functions import (
+    BaseProcessFunction,
+    BroadcastContext,
+    ProcessContext,
+    SideRows,
+)
 from tidegate.operators.operator import Emit, Operator, OperatorContext
-from tidegate.operators.operator_errors import Blame, blame, blame_call, blame_row, failure, is_failure
+from tidegate.operators.operator_errors import Blame, blame, blame_call, blame_row, failure, is_failure, own_copy
 from tidegate.operators.output_schema import PinnedSchema
-from tidegate.operators.own_copies import own_copy
-from tidegate.operators.owned_values import is_record
-from tidegate.operators.python_rows import python_rows
-from tidegate.operators.side_rows import SideRows
-from tidegate.operators.state.key_scope import KeyScope
-from tidegate.operators.state.keyed_state import KeyedState
+from tidegate.operators.row_values import is_record, python_rows
+from tidegate.operators.state.keyed_state import KeyedState, StateNames
 from tidegate.operators.state.keyed_state_store import KeyedStates
-from tidegate.operators.state.keys import KeyCodec, check_owner, key_columns, key_schema
+from tidegate.operators.state.keys import KeyCodec, KeyScope, check_owner, key_columns, key_schema
 from tidegate.operators.state.operator_state import OperatorStates, WriteGate
-from tidegate.operators.state.quick_values import NOT_QUICK, never_quick, quick_conversion
-from tidegate.operators.state.state_names import StateNames
-from tidegate.operators.state.timer_chains import TimerChains
-from tidegate.operators.state.timers import TimeDomain, Timers
+from tidegate.operators.state.state_types import NOT_QUICK, never_quick, quick_conversion
+from tidegate.operators.state.timers import TimeDomain, TimerChains, Timers
 from tidegate.operators.state.undo import StateUndo
 from tidegate.operators.watermarks.watermark_generator import event_times_ms
 from tidegate.protocol.errors import ChangedTypeError, OperatorError
@@ -566,3 +568,38 @@ def _renamed(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
 
 def _types(schema: pa.Schema) -> str:
     return ", ".join(str(field.type) for field in schema)
+
+
+_READ_ONLY = (
+    "only process_broadcast is called with the same rows in every subtask; changed elsewhere, the state would differ "
+    "from that of the others"
+)
+
+
+class BroadcastProcessOperator(ProcessOperator):
+    """Calls a function of the broadcast pattern; the second input is the broadcast side."""
+
+    context_class = BroadcastContext
+
+    def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
+        """Open the function, which may change broadcast states there: `open` is called in every subtask."""
+        super().open(context, restored)
+        self._gate.refusal = _READ_ONLY
+
+    def process_input(self, index: int, batch: pa.RecordBatch, emit: Emit) -> None:
+        """Process a batch row by row; broadcast states can be changed by those of the second input."""
+        if index == 0:
+            super().process_input(index, batch, emit)
+            return
+        with self._writable():
+            super().process_input(index, batch, emit)
+
+    @contextmanager
+    def _writable(self) -> Iterator[None]:
+        ask = self._ask
+        assert isinstance(ask, BroadcastContext)
+        self._gate.refusal, ask.broadcasting = None, True
+        try:
+            yield
+        finally:
+            self._gate.refusal, ask.broadcasting = _READ_ONLY, False

@@ -20,8 +20,7 @@ import polars as pl
 import pyarrow as pa
 
 from tidegate.operators.operator_errors import call_failed, is_failure
-from tidegate.operators.python_rows import python_values
-from tidegate.operators.row_values import InexactValueError, column_of, exact_array
+from tidegate.operators.row_values import InexactValueError, column_of, exact_array, python_values
 
 
 class RowCalls:

@@ -21,9 +21,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.operators.batch_rows import OUTPUT_ROWS_MAX
-from tidegate.operators.joins.join_columns import LEFT, RIGHT, JoinHow, JoinSides
-from tidegate.operators.joins.join_operator import MOMENT, JoinOperator
-from tidegate.operators.joins.pairing import without_nulls
+from tidegate.operators.joins.join_operator import LEFT, MOMENT, RIGHT, JoinHow, JoinOperator, JoinSides, without_nulls
 from tidegate.operators.operator import Emit
 from tidegate.state.key_index.key_index import KeyIndex
 from tidegate.storage.errors import ConfigurationError

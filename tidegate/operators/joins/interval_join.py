@@ -22,9 +22,17 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.operators.batch_rows import OUTPUT_ROWS_MAX
-from tidegate.operators.joins.join_columns import LEFT, RIGHT, JoinHow, JoinSides
-from tidegate.operators.joins.join_operator import MOMENT, STATE_NAMES, JoinOperator, Times
-from tidegate.operators.joins.pairing import without_nulls
+from tidegate.operators.joins.join_operator import (
+    LEFT,
+    MOMENT,
+    RIGHT,
+    STATE_NAMES,
+    JoinHow,
+    JoinOperator,
+    JoinSides,
+    Times,
+    without_nulls,
+)
 from tidegate.operators.operator import Emit
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.state.common.row_table import RowTable

@@ -7,27 +7,43 @@ Rules:
   watermarks are. How far the watermark has come is state, for each key group: after a restore there is none before both
   inputs have sent one, and a row that was late before would be joined then, where its window or partners are gone.
 - State is two row tables, `left` and `right`: event time or window, then the columns that the result has.
+
+### MERGE
+Columns of a join: which of each input are its keys, what its rows look like, and which combinations are refused.
+
+Rules: key columns come once, under the names of the left input. A column that both inputs have gets `suffix` on the
+right. A join that keeps rows without a partner has null in the other columns.
+
+### MERGE
+Which rows of two tables belong together: positions of pairs, and of rows without a partner. Vectorised.
+
+The keys of both sides are numbered by one index; the rows of each key then stand behind one another, and each left row
+is repeated for those of its key on the right.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tidegate.operators.joins.join_columns import LEFT, JoinHow, JoinSides, plain_values
 from tidegate.operators.operator import Emit, OperatorContext
 from tidegate.operators.operator_errors import blame
 from tidegate.operators.state.keys import key_columns, key_schema
-from tidegate.operators.state.rows_operator import RowsOperator
+from tidegate.operators.state.operator_backend import RowsOperator
 from tidegate.operators.watermarks.group_moments import GroupMoments
 from tidegate.operators.watermarks.late_rows import LATE_RECORDS
 from tidegate.operators.watermarks.watermark_generator import event_times_ms
 from tidegate.protocol.errors import ChangedTypeError, OperatorError
+from tidegate.state.key_index.key_index import KeyIndex
 from tidegate.storage.checkpoints.metadata import StateKind
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.columns_text import columns_text
+from tidegate.storage.schemas.dictionaries import decoded_type
 from tidegate.storage.schemas.reserved_names import own_name
 from tidegate.storage.state.key_groups import key_group_range
 from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
@@ -129,3 +145,154 @@ class JoinOperator(RowsOperator):
             found |= {} if side is None else dict(zip(side.schema.names, side.columns, strict=True))
         arrays = [found[f.name] if f.name in found else pa.nulls(rows, f.type) for f in self.schema]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+
+JoinHow: TypeAlias = Literal["inner", "left", "right", "full", "semi", "anti"]
+
+LEFT, RIGHT = 0, 1
+"""Numbers of the inputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class JoinSides:
+    """Keys and event-time columns of both inputs. ConfigurationError if they do not fit each other.
+
+    A join that does not ask for event time needs none.
+    """
+
+    keys: tuple[tuple[str, ...], tuple[str, ...]]
+    times: tuple[str | None, str | None]
+    suffix: str = "_right"
+
+    def __post_init__(self) -> None:
+        left, right = self.keys
+        if not isinstance(self.suffix, str):
+            raise ConfigurationError(f"join: suffix={self.suffix!r}: give what stands behind a name that both have")
+        if not left or len(left) != len(right):
+            raise ConfigurationError(
+                f"join: on= needs at least one column, and as many of the right stream as of the left; they are "
+                f"{list(left)} and {list(right)}"
+            )
+
+    def check_keys(self, left: pa.Schema, right: pa.Schema) -> None:
+        """Raise ConfigurationError unless key columns are there, and have the same types on both sides."""
+        types = [key_schema(schema, keys).types for schema, keys in zip((left, right), self.keys, strict=True)]
+        for name1, name2, type1, type2 in zip(*self.keys, *types, strict=True):
+            if type1 != type2:
+                raise ConfigurationError(
+                    f"join: key {name1!r} of the left stream is {type1} and {name2!r} of the right is {type2}; cast "
+                    "one of them with with_columns"
+                )
+
+    def right_names(self, left: pa.Schema, right: pa.Schema) -> dict[str, str]:
+        """The columns of the right input that are no keys, with their names in the result. ConfigurationError."""
+        names = {}
+        for name in right.names:
+            if name not in self.keys[RIGHT]:
+                names[name] = name + self.suffix if name in left.names else name
+        taken = [*left.names, *names.values()]
+        doubles = sorted({name for name in taken if taken.count(name) > 1})
+        if doubles:
+            raise ConfigurationError(
+                f"join: {doubles} would be in the result twice; the left stream has {columns_text(left)}, the right "
+                f"{columns_text(right)}: give another suffix=, or rename columns with select"
+            )
+        return names
+
+    def output_schema(self, left: pa.Schema, right: pa.Schema, how: JoinHow) -> pa.Schema:
+        """The columns of the result: those of the left input, then those of the right without its keys."""
+        check_how(how)
+        self.check_keys(left, right)
+        keys = key_schema(left, self.keys[LEFT])
+        fields = [keys.field(f.name) if f.name in keys.names else _plain_field(f) for f in left]
+        if how in ("semi", "anti"):
+            return pa.schema(fields)
+        names = self.right_names(left, right)
+        return pa.schema([*fields, *(_plain_field(f).with_name(names[f.name]) for f in right if f.name in names)])
+
+    def stored_values(self, left: pa.Schema, right: pa.Schema, how: JoinHow) -> tuple[dict[str, str], dict[str, str]]:
+        """Of each input the columns that are kept beside keys, with their names in the result."""
+        of_left = {name: name for name in left.names if name not in self.keys[LEFT]}
+        return of_left, {} if how in ("semi", "anti") else self.right_names(left, right)
+
+
+def check_how(how: str) -> None:
+    """Raise ConfigurationError for a kind of join that there is not."""
+    if how not in get_args(JoinHow):
+        raise ConfigurationError(f"join: how={how!r} is none of {list(get_args(JoinHow))}")
+
+
+def plain_values(batch: pa.RecordBatch, names: Sequence[str]) -> list[pa.Array]:
+    """Columns of a batch, dictionaries decoded."""
+    columns = [batch.column(name) for name in names]
+    return [c.dictionary_decode() if pa.types.is_dictionary(c.type) else c for c in columns]
+
+
+def _plain_field(field: pa.Field) -> pa.Field:
+    return pa.field(field.name, decoded_type(field.type))
+
+
+Positions = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Pairing:
+    """Rows of the right side by key: those of left row i are `order[starts[i]:starts[i] + counts[i]]`.
+
+    `lonely` are rows of the right side that no left row has.
+    """
+
+    order: Positions
+    starts: Positions
+    counts: Positions
+    lonely: Positions
+
+    def pairs(self, rows_max: int) -> Iterator[tuple[Positions, Positions]]:
+        """Positions of pairs, left and right, in order of the left rows, at most about so many at a time.
+
+        The partners of one left row may be in several pieces.
+        """
+        ends = np.cumsum(self.counts)
+        total = int(ends[-1]) if len(ends) else 0
+        if total <= rows_max:
+            left = np.repeat(np.arange(len(ends), dtype=np.int64), self.counts)
+            if total:
+                yield left, self.order[self.starts[left] + _within(self.counts, ends)]
+            return
+        for start in range(0, total, rows_max):
+            numbers = np.arange(start, min(start + rows_max, total), dtype=np.int64)
+            left = np.searchsorted(ends, numbers, side="right")
+            within = numbers - (ends[left] - self.counts[left])
+            yield left, self.order[self.starts[left] + within]
+
+
+def _within(counts: Positions, ends: Positions) -> Positions:
+    """For each pair, which of the partners of its left row it has."""
+    within: Positions = np.arange(int(ends[-1]), dtype=np.int64) - np.repeat(ends - counts, counts)
+    return within
+
+
+def paired(left: pa.RecordBatch, right: pa.RecordBatch, keys: Sequence[str]) -> Pairing:
+    """Pair the rows of two batches of columns (same names and types). A null in one of `keys` has no partner."""
+    index = KeyIndex(tuple(left.schema.names))
+    of_left = index.upsert(left).slots
+    of_right = index.upsert(right).slots
+    numbers = index.size
+    matching = without_nulls(right.select(list(keys)))
+    order = np.argsort(of_right, kind="stable")
+    order = order[matching[order]].astype(np.int64)
+    per_key = np.bincount(of_right[order], minlength=numbers)
+    starts = np.concatenate(([0], np.cumsum(per_key)))[:-1]
+    met = np.zeros(numbers, dtype=np.bool_)
+    met[of_left] = True
+    lonely = np.flatnonzero(~(met[of_right] & matching))
+    return Pairing(order, starts[of_left], per_key[of_left].astype(np.int64), lonely)
+
+
+def without_nulls(keys: pa.RecordBatch) -> NDArray[np.bool_]:
+    """Rows without any null."""
+    whole = np.ones(keys.num_rows, dtype=np.bool_)
+    for column in keys.columns:
+        if column.null_count:
+            whole &= column.is_valid().to_numpy(zero_copy_only=False)
+    return whole

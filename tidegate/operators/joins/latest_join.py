@@ -23,9 +23,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tidegate.operators.joins.join_columns import JoinSides
-from tidegate.operators.joins.join_operator import MOMENT, JoinOperator
-from tidegate.operators.joins.pairing import without_nulls
+from tidegate.operators.joins.join_operator import MOMENT, JoinOperator, JoinSides, without_nulls
 from tidegate.operators.operator import Emit
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.state.key_index.key_index import KeyIndex

@@ -25,9 +25,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tidegate.operators.functions.batch_function import BatchContext, BatchFunction
-from tidegate.operators.joins.join_columns import JoinSides, plain_values
-from tidegate.operators.joins.pairing import Pairing, without_nulls
+from tidegate.operators.functions.batch_functions import BatchContext, BatchFunction
+from tidegate.operators.joins.join_operator import JoinSides, Pairing, plain_values, without_nulls
 from tidegate.operators.state.keys import key_columns
 from tidegate.state.key_index.key_index import KeyIndex
 from tidegate.storage.errors import ConfigurationError

@@ -27,9 +27,17 @@ from numpy.typing import NDArray
 
 from tidegate.operators.batch_rows import OUTPUT_ROWS_MAX
 from tidegate.operators.changes import CHANGE, DELETE, INSERT, rows_that_come, with_kind
-from tidegate.operators.joins.join_columns import LEFT, RIGHT, JoinHow, JoinSides
-from tidegate.operators.joins.join_operator import MOMENT, JoinOperator, Times
-from tidegate.operators.joins.pairing import Pairing, without_nulls
+from tidegate.operators.joins.join_operator import (
+    LEFT,
+    MOMENT,
+    RIGHT,
+    JoinHow,
+    JoinOperator,
+    JoinSides,
+    Pairing,
+    Times,
+    without_nulls,
+)
 from tidegate.operators.operator import Emit
 from tidegate.operators.operator_errors import blame
 from tidegate.operators.state.keys import key_schema

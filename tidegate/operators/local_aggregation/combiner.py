@@ -23,9 +23,7 @@ import pyarrow as pa
 
 from tidegate.operators.aggregates.accumulators import Accumulator, make_accumulator, value_specs
 from tidegate.operators.aggregates.aggregate import Aggregate
-from tidegate.operators.aggregates.aggregate_kinds import AggregateKind
-from tidegate.operators.aggregates.aggregate_state import Fields
-from tidegate.operators.combined_rows import combined_rows
+from tidegate.operators.aggregates.aggregate_state import AggregateKind, Fields, combined_rows
 from tidegate.operators.local_aggregation.combining_rule import CombiningRule
 from tidegate.operators.local_aggregation.local_aggregation import LocalAggregation
 from tidegate.operators.windows.slices import slices_of

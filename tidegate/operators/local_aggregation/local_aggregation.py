@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tidegate.operators.aggregates.aggregate_kinds import CHOICES, EXTREMES, AggregateKind
+from tidegate.operators.aggregates.aggregate_state import CHOICES, EXTREMES, AggregateKind
 from tidegate.operators.local_aggregation.combining_rule import CombiningMode
 
 if TYPE_CHECKING:

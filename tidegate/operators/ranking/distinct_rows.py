@@ -10,11 +10,25 @@ Rules:
   since the one before, known ones included: to look a row up marks it as changed.
 - State is a table of these combinations, keyed by all of the columns. Rows are spread by all of them too: one key with
   many values does not fill one subtask alone.
+
+### MERGE
+`DistinctViews`: tells of each row under which conditions it is the first with its values in some columns.
+
+Counts of distinct values of one column under several conditions are made of it: they share one table of values, with a
+bit for each condition (as Flink's distinct views have filter bits). Rules:
+
+- All rows pass, with one more boolean column for each condition. It is true for the first row of each combination of
+  values for which the condition is true, and false for all others. Without a condition all rows count.
+- A null in the counted column is no value. Rows of which nothing is counted leave no state, and are not looked up.
+- State is a table of the combinations, keyed by all of the columns, and rows are spread by all of them, as with
+  `DistinctRows`. The bits say which conditions have met the combination: the first condition has the lowest. Their
+  column is called by the conditions, so that bits are never taken for those of others.
+- Columns that nobody reads any more are left out of what passes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -22,13 +36,15 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.operators.aggregates.aggregate import count
+from tidegate.operators.aggregates.aggregate_function import input_column, row_mask
 from tidegate.operators.aggregates.keyed_aggregate import KeyedAggregate
 from tidegate.operators.operator import Columns, together
 from tidegate.operators.state.keys import check_owner, key_columns
+from tidegate.state.kernels.accumulate import set_bits
 from tidegate.state.kernels.columns import key_column, valid_mask
 from tidegate.state.kernels.partition import gather
 from tidegate.storage.errors import ConfigurationError
-from tidegate.storage.schemas.reserved_names import own_name
+from tidegate.storage.schemas.reserved_names import RESERVED_PREFIX, own_name
 
 
 class DistinctRows(KeyedAggregate):
@@ -78,3 +94,74 @@ class DistinctRows(KeyedAggregate):
         self._changed_rows += len(rows)
         self._table.done()
         return rows
+
+
+VIEWS_MAX = 63
+"""Conditions of one operator: the bits of an int64 without its sign."""
+
+
+class DistinctViews(KeyedAggregate):
+    """Adds the columns `flags`, each for a condition: a boolean column, or None for all rows.
+
+    `columns` are the keys and the counted column, which is the last. `dropped` are the columns that do not pass.
+    """
+
+    def __init__(
+        self, columns: Sequence[str], flags: Mapping[str, str | None], dropped: frozenset[str] = frozenset()
+    ) -> None:
+        assert 0 < len(flags) <= VIEWS_MAX, f"{len(flags)} conditions do not fit into {VIEWS_MAX} bits"
+        self._counted = columns[-1]
+        self._flags = dict(flags)
+        self._dropped = dropped
+        # The name says what each bit means: stored bits of other conditions, or in another order, are refused.
+        self._seen = f"{RESERVED_PREFIX}seen under {[*flags.values()]}"
+        super().__init__(tuple(dict.fromkeys(columns)), {self._seen: count()}, "update")
+
+    def needed_columns(self, after: Columns) -> Columns:
+        """What follows needs, the columns that are compared, and the conditions."""
+        conditions = (condition for condition in self._flags.values() if condition is not None)
+        return together(None if after is None else after - self._flags.keys(), frozenset((*self._keys, *conditions)))
+
+    def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
+        """What passes of the input, and the flags. ConfigurationError for a column that is missing or does not fit."""
+        super().output_schema(input_schema)
+        for condition in filter(None, self._flags.values()):
+            count().where(condition).validate(input_schema)
+        passed = [field for field in input_schema if field.name not in self._dropped]
+        if taken := sorted(self._flags.keys() & {field.name for field in passed}):
+            raise ConfigurationError(f"there is a column {taken[0]!r} already")
+        return pa.schema([*passed, *(pa.field(flag, pa.bool_()) for flag in self._flags)])
+
+    def _advance(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        self._admit(batch.schema)
+        bits = self._bits(batch)
+        rows = np.flatnonzero(bits).astype(np.int32)
+        if len(rows) == batch.num_rows:
+            bits = self._new_bits(key_columns(batch, self._keys), bits)
+        elif len(rows):
+            bits[rows] = self._new_bits(gather(key_columns(batch, self._keys), rows), bits[rows])
+        passed = batch.select([name for name in batch.schema.names if name not in self._dropped])
+        for number, flag in enumerate(self._flags):
+            passed = passed.append_column(flag, pa.array(bits & np.int64(1 << number) != 0))
+        return passed
+
+    def _bits(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
+        """Of each row the bits of the conditions under which it counts."""
+        values = input_column(batch, self._counted)
+        bits = np.zeros(batch.num_rows, dtype=np.int64)
+        for number, condition in enumerate(self._flags.values()):
+            mask = row_mask(batch, condition, values)
+            bits |= mask.astype(np.int64) << number if len(mask) else np.int64(1 << number)
+        return bits
+
+    def _new_bits(self, keys: pa.RecordBatch, bits: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Those of the bits that no row before had with the same values. They are known from now on."""
+        assert self._table is not None
+        upserted = self._table.upsert(keys)
+        if len(upserted.new_rows):
+            check_owner(self.context, gather(keys, upserted.new_rows), self._owners)
+        new = np.empty(len(bits), dtype=np.int64)
+        set_bits(self._table.column(self._seen).pages, upserted.slots, bits, new)
+        self._changed_rows += int(np.count_nonzero(new))
+        self._table.done()
+        return new

@@ -1,7 +1,14 @@
 """Ranks of rows within their groups, and which rows are among the first ones, a batch at a time.
 
-Rules: rows are ordered by words (`order_words.py`), the first column counts most. Of rows that are equal in all words
+Rules: rows are ordered by words (`ranks.py`), the first column counts most. Of rows that are equal in all words
 the first to come is before the others; with `ties` they share the rank of the first of them (SQL's `RANK`).
+
+### MERGE
+Order words: a column by which rows are ranked, as 64-bit integers in the same order.
+
+Rules: a word is comparable with other words of the same form alone; `order_form` names it, and state says it in the
+name of its column. Minus zero is zero. NaN is greater than any number. A null has no word: a ranking places nulls
+before or behind all words (`placed_words`), and a deduplication refuses them.
 """
 
 from __future__ import annotations
@@ -10,10 +17,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
+from tidegate.state.kernels.columns import Words, key_form, plain, storage_dtype
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.dictionaries import decoded_type
+
 Positions = NDArray[np.int64]
-Words = list[NDArray[np.int64]]
+OrderWords = list[NDArray[np.int64]]
 
 _BEHIND = np.iinfo(np.int64).max
 
@@ -22,11 +34,11 @@ _BEHIND = np.iinfo(np.int64).max
 class RankWords:
     """The words of rows, of one column after the other, and which of these are null (`placed_words`)."""
 
-    values: Words
+    values: OrderWords
     nulls: list[NDArray[np.int64] | None]
 
     @property
-    def sorting(self) -> Words:
+    def sorting(self) -> OrderWords:
         """What rows are sorted by, the first one counts most. Without nulls these are the words."""
         pairs = zip(self.values, self.nulls, strict=True)
         return [each for pair in pairs for each in pair if each is not None]
@@ -55,7 +67,7 @@ class RankWords:
         return RankWords(values, nulls)
 
 
-def ranks_of(groups: NDArray[np.int64], words: Words, ties: bool = False) -> Positions:
+def ranks_of(groups: NDArray[np.int64], words: OrderWords, ties: bool = False) -> Positions:
     """The rank of each row in its group, from 0."""
     order = np.lexsort((*reversed(words), groups))  # stable: of equal rows the first to come is first
     begins = _begins((groups,), order)
@@ -68,7 +80,7 @@ def ranks_of(groups: NDArray[np.int64], words: Words, ties: bool = False) -> Pos
     return ranks
 
 
-def first_rows(groups: NDArray[np.int64], words: Words, n: int, ties: bool, size: int) -> NDArray[np.bool_]:
+def first_rows(groups: NDArray[np.int64], words: OrderWords, n: int, ties: bool, size: int) -> NDArray[np.bool_]:
     """Which rows are among the first `n` of their group. `groups` are numbers below `size`."""
     kept = np.zeros(len(groups), dtype=np.bool_)
     candidates = np.arange(len(groups), dtype=np.int64)
@@ -92,3 +104,78 @@ def _begins(columns: Sequence[NDArray[np.int64]], order: Positions) -> NDArray[n
         ordered = column[order]
         begins[1:] |= ordered[1:] != ordered[:-1]
     return begins
+
+
+_MOST = np.int64(np.iinfo(np.int64).max)
+_LEAST = np.int64(np.iinfo(np.int64).min)
+
+
+def check_order_column(schema: pa.Schema, column: str, operator: str) -> None:
+    """Raise ConfigurationError unless rows of a schema can be ordered by a column."""
+    position = schema.get_field_index(column)
+    if position < 0:
+        raise ConfigurationError(
+            f"{operator}(by={column!r}): there is no column {column!r} (or two of them) in {schema.names}"
+        )
+    data_type = decoded_type(schema.field(position).type)
+    if storage_dtype(data_type) is None and not pa.types.is_boolean(data_type):
+        raise ConfigurationError(
+            f"{operator}(by={column!r}): rows cannot be ordered by a column of type {data_type}; use numbers, dates, "
+            "times or timestamps (derive such a column with with_columns before key_by)"
+        )
+
+
+def order_form(data_type: pa.DataType) -> str:
+    """What the words of a column of this type stand for: words of one form are in one order."""
+    data_type = decoded_type(data_type)
+    if pa.types.is_floating(data_type):
+        return "double"
+    if pa.types.is_uint64(data_type):
+        return "uint64"
+    if pa.types.is_integer(data_type) or pa.types.is_boolean(data_type):
+        return "int64"
+    return str(data_type)
+
+
+def placed_words(
+    batch: pa.RecordBatch, column: str, descending: bool, nulls_last: bool
+) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+    """Words that ascend in the order of a ranking, and where nulls stand; None if no row is null.
+
+    Nulls have the least word or the greatest. What has the same word is told apart by the second array: it is -1 for
+    nulls that come first, 1 for nulls that come last, and 0 for all other rows. ConfigurationError as
+    `check_order_column`.
+    """
+    values = plain(batch.column(column))
+    nulls = values.is_null().to_numpy(zero_copy_only=False) if values.null_count else None
+    words = _words_of(values, column)
+    words = ~words if descending else words
+    if nulls is None:
+        return words, None
+    return np.where(nulls, _MOST if nulls_last else _LEAST, words), np.where(
+        nulls, np.int64(1 if nulls_last else -1), 0
+    )
+
+
+def order_words(batch: pa.RecordBatch, column: str) -> NDArray[np.int64]:
+    """The words of a column, read-only. ValueError for a null, ConfigurationError as `check_order_column`."""
+    values = plain(batch.column(column))
+    if values.null_count:
+        raise ValueError(
+            f"column {column!r} is null in a row, and deduplicate orders rows by it; filter such rows out before "
+            f"(WHERE {column} IS NOT NULL), or fill in a value"
+        )
+    return _words_of(values, column)
+
+
+def _words_of(values: pa.Array, column: str) -> NDArray[np.int64]:
+    """The words of values, read-only. Those of nulls mean nothing."""
+    form = key_form(values, column)
+    assert isinstance(form, Words), f"{values.type} has no order words"
+    words = form.words
+    if pa.types.is_floating(values.type):
+        words = words ^ ((words >> 63) & _MOST)
+    elif pa.types.is_uint64(values.type):
+        words = words ^ _LEAST
+    words.flags.writeable = False
+    return words

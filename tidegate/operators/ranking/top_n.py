@@ -24,10 +24,9 @@ from numpy.typing import NDArray
 from tidegate.operators.changes import CHANGE, DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE, with_kind
 from tidegate.operators.operator import Emit
 from tidegate.operators.operator_errors import blame
-from tidegate.operators.ranking.order_words import check_order_column, placed_words
-from tidegate.operators.ranking.ranks import Positions, RankWords, ranks_of
+from tidegate.operators.ranking.ranks import Positions, RankWords, check_order_column, placed_words, ranks_of
 from tidegate.operators.state.keys import key_columns, key_schema
-from tidegate.operators.state.rows_operator import RowsOperator
+from tidegate.operators.state.operator_backend import RowsOperator
 from tidegate.operators.watermarks.watermark_generator import check_timestamp_column, event_times_ms
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.state.key_index.key_index import KeyIndex

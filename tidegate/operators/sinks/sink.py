@@ -1,6 +1,6 @@
 """`Sink`: a sink of the user's own, which commits in two phases, and so writes exactly once.
 
-`own_sink.py` collects its rows, `hosts/task/sink_writers.py` calls the writing half, `hosts/coordinator/own_sinks.py`
+`sink.py` collects its rows, `hosts/task/sink_writers.py` calls the writing half, `hosts/coordinator/own_sinks.py`
 the committing one. Rules for whoever writes a sink:
 
 - What `write` gets is invisible until `commit`. `prepare` makes it durable, and returns a *committable* for it: a few
@@ -8,6 +8,18 @@ the committing one. Rules for whoever writes a sink:
 - `commit` is called for every committable of a completed checkpoint, at least once: again after a lost answer, after a
   failure, and when a job is restored from that checkpoint. So what has been committed before is left as it is.
 - What is not in a completed checkpoint is never committed. Its rows come again, to a writer with another `prefix`.
+
+### MERGE
+`StagingSink`: what the task machine asks of any sink: what is to be written now, and whether a checkpoint begins.
+
+### MERGE
+`OwnSink`: decides when the rows for a sink of the user's are written, and when it prepares. The host calls the sink.
+
+Rules:
+
+- Rows wait until there are `flush_bytes` of them, or a barrier comes. So a sink gets few and large batches.
+- A barrier empties the buffer, so rows are never in a snapshot. What was written since the barrier before is prepared
+  then; without any there is nothing to prepare.
 """
 
 from __future__ import annotations
@@ -16,6 +28,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
+
+from tidegate.operators.operator import Emit, Operator
+from tidegate.operators.operator_errors import blame
+from tidegate.operators.output_schema import PinnedSchema
+from tidegate.state.kernels.partition import compact
+from tidegate.storage.schemas.dictionaries import widened
 
 COMMITTABLES_BYTES_MAX = 1 << 20
 """What one `prepare` may return: it travels through the coordinator, and into its log."""
@@ -91,3 +109,55 @@ class Sink:
         That is what carries a `prefix` of this job and was never committed: rows of attempts that failed. It is not
         called if the job is killed, or leaves something to commit to a job that is restored from it.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class StagedRows:
+    """The rows of one file, in batches of one schema. `folder`: below the folder of the attempt; empty for none.
+
+    `prepare`: a checkpoint begins after them, so a sink of the user's says what is to be committed.
+    """
+
+    folder: str
+    batches: tuple[pa.RecordBatch, ...]
+    prepare: bool = False
+
+
+class StagingSink(Operator):
+    """Buffers rows until they are taken. Emits nothing."""
+
+    def take_files(self, force: bool) -> list[StagedRows]:
+        """What to write now, one entry for each file: if there is enough for one or, with `force`, if there is any."""
+        raise NotImplementedError
+
+
+FLUSH_BYTES = 4 << 20
+
+
+class OwnSink(StagingSink):
+    """Collects the rows of one subtask for a `Sink`."""
+
+    def __init__(self, flush_bytes: int = FLUSH_BYTES) -> None:
+        assert flush_bytes > 0
+        self._flush_bytes = flush_bytes
+        self._pinned = PinnedSchema()
+        self._pending: list[pa.RecordBatch] = []
+        self._pending_bytes = 0
+        self._unprepared = False
+
+    def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
+        """Keep a batch until it is taken. OperatorError if its schema is not that of the batches before."""
+        with blame(self.context, batch):
+            kept = compact(self._pinned.conform(widened(batch)))
+        self._pending.append(kept)
+        self._pending_bytes += kept.nbytes
+
+    def take_files(self, force: bool) -> list[StagedRows]:
+        """The rows that wait, as one entry; with `force` also an empty one, if rows before it are not prepared yet."""
+        enough = force or self._pending_bytes >= self._flush_bytes
+        if not enough or not (self._pending or self._unprepared):
+            return []
+        # An early batch may have a column of type null that has found its type since.
+        rows = tuple(self._pinned.conform(batch) for batch in self._pending)
+        self._pending, self._pending_bytes, self._unprepared = [], 0, not force
+        return [StagedRows("", rows, prepare=force)]

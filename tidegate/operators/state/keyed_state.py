@@ -9,6 +9,17 @@ Rules:
 - Null, or an empty list or map, is no state: the key is forgotten.
 - A function over batches (`process_batch`) reads and writes value states for many rows at once.
 - In a checkpoint a state is one table: the key columns, then one column with the name of the state.
+
+### MERGE
+`ReducingState` and `AggregatingState`: keyed state that folds what is added to it into one value for each key.
+
+`ReducingState` folds by a function, `AggregatingState` by an aggregate function. Rules:
+
+- Only the folded value is kept, in the declared type. So it survives a restore like any `ValueState`.
+- The functions that fold are part of the program, never of a checkpoint. They must depend on their arguments alone.
+
+### MERGE
+`StateNames`: the names of all states of one operator, keyed or not. In a checkpoint they are all that tells.
 """
 
 from __future__ import annotations
@@ -16,19 +27,19 @@ from __future__ import annotations
 import copy
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import pyarrow as pa
 
-from tidegate.operators.state.key_scope import KeyScope, Places
-from tidegate.operators.state.quick_values import NOT_QUICK
-from tidegate.operators.state.state_types import StateType, check_map_key
+from tidegate.operators.state.keys import KeyScope, Places
+from tidegate.operators.state.state_types import NOT_QUICK, StateType, check_map_key
 from tidegate.operators.state.ttl import Clock, StateTtl, TtlLists, TtlMaps, TtlValues, has_time, timed_type
 from tidegate.state.common.backend import KeyedBackend
 from tidegate.state.common.cells import CellSpec, KeyRef, ListCells, MapCells, Migrate, ValueCells
-from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.errors import ConfigurationError, IncompatibleStateError
+from tidegate.storage.schemas.reserved_names import RESERVED_PREFIX, is_reserved
 
 
 class KeyedState(ABC):
@@ -312,3 +323,103 @@ class MapState(KeyedState, MapEntries):
 
 
 S = TypeVar("S", bound=KeyedState)
+
+
+class AggregateFunction(Protocol):
+    """How an `AggregatingState` folds (Flink's `AggregateFunction`)."""
+
+    def create_accumulator(self) -> Any:
+        """The accumulator that a key begins with, of the state's type."""
+        ...
+
+    def add(self, value: Any, accumulator: Any) -> Any:
+        """The accumulator after a value."""
+        ...
+
+    def get_result(self, accumulator: Any) -> Any:
+        """The result of an accumulator."""
+        ...
+
+
+class ReducingState(ValueState):
+    """One value for each key: the first that was added, then `reduce(kept, added)`."""
+
+    def __init__(
+        self, name: str, reduce: Callable[[Any, Any], Any], dtype: Any, *, ttl: StateTtl | None = None
+    ) -> None:
+        super().__init__(name, dtype, ttl=ttl)
+        self._reduce = reduce
+
+    def add(self, value: Any) -> None:
+        """Fold a value in. TypeError if it, or the result, is None or not of the declared type."""
+        kept, added = self.value(), self._typed.taken(value)
+        if kept is not None:
+            added = self._typed.taken(self._reduce(kept, self._typed.handed_out(added)))
+        self._cells.put(self._ref(), added)
+
+    def get(self) -> Any:
+        """What was folded for the current key; None where nothing was."""
+        return self.value()
+
+
+class AggregatingState(ValueState):
+    """One accumulator for each key, of type `dtype`, that an aggregate function folds values into."""
+
+    def __init__(self, name: str, function: AggregateFunction, dtype: Any, *, ttl: StateTtl | None = None) -> None:
+        super().__init__(name, dtype, ttl=ttl)
+        self._function = function
+
+    def add(self, value: Any) -> None:
+        """Fold a value in. TypeError if the accumulator becomes None, or not of the declared type."""
+        kept = self.value()
+        accumulator = self._function.create_accumulator() if kept is None else kept
+        self._cells.put(self._ref(), self._typed.taken(self._function.add(value, accumulator)))
+
+    def get(self) -> Any:
+        """The result for the current key; None where nothing was added."""
+        kept = self.value()
+        return None if kept is None else self._function.get_result(kept)
+
+
+class UndeclaredStateError(IncompatibleStateError):
+    """A checkpoint has a state of a function that the function does not declare any more. `state`: its name.
+
+    With consent such a state is dropped at submission (`restore/rehearsal.py`).
+    """
+
+    def __init__(self, text: str, state: str = "") -> None:
+        super().__init__(text)
+        self.state = state
+
+
+class StateNames:
+    """The names that are taken. States of users and those of tidegate have different namespaces (`own_name`)."""
+
+    def __init__(self) -> None:
+        self._taken: set[str] = set()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._taken)
+
+    def take(self, name: str) -> None:
+        """Take a name for a state of a user. ConfigurationError if another state has it, or if it is tidegate's own."""
+        if is_reserved(name):
+            raise ConfigurationError(
+                f"state {name!r}: names that begin with {RESERVED_PREFIX!r} are tidegate's own; give the state another "
+                "name"
+            )
+        if name in self._taken:
+            raise ConfigurationError(f"two states are named {name!r}; give one of them another name")
+        self._taken.add(name)
+
+    def take_own(self, name: str) -> None:
+        """Take a name of tidegate's namespace."""
+        assert is_reserved(name) and name not in self._taken, f"the state {name!r}"
+        self._taken.add(name)
+
+    def not_bound(self, name: str, text: str) -> IncompatibleStateError:
+        """Returns the error for a stored state that is not bound; `text` is its message.
+
+        It is an UndeclaredStateError unless the name is taken: such a state is of another kind now, or tidegate's own.
+        """
+        return IncompatibleStateError(text) if name in self._taken else UndeclaredStateError(text, name)

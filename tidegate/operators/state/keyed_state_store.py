@@ -18,11 +18,9 @@ from functools import partial
 import pyarrow as pa
 
 from tidegate.operators.operator import OperatorContext
-from tidegate.operators.state.key_scope import EnteredKeys, KeyScope
-from tidegate.operators.state.keyed_state import KeyedState, S
-from tidegate.operators.state.keys import Key, KeyCodec
+from tidegate.operators.state.keyed_state import KeyedState, S, StateNames
+from tidegate.operators.state.keys import EnteredKeys, Key, KeyCodec, KeyScope
 from tidegate.operators.state.operator_backend import frozen_backend, make_backend
-from tidegate.operators.state.state_names import StateNames
 from tidegate.operators.state.state_types import check_serializers, holds_pickles
 from tidegate.operators.state.timers import Timers
 from tidegate.operators.state.ttl import Clock, FrozenUnexpired, timed_now

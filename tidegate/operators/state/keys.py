@@ -7,12 +7,22 @@ Rules:
 - A Python key is a tuple with one value for each column. The same key gives equal tuples with equal hashes.
 - In it dates and times are the integers that Arrow stores, so that none loses its nanoseconds. `KeyCodec` turns a key
   back, exactly.
+
+### MERGE
+`KeyScope`: the current key of a function over rows: the key of the row, or of the timer, that is being processed.
+
+`ProcessOperator` chooses the key; states and timers ask for it. Rules:
+
+- The keys of a batch of rows, or of a step of timers, are entered together and left together.
+- State knows a key by the backend's reference. Python values of a key are made only if a timer or the function asks.
+- A function over batches works on all rows of a batch at once, and chooses a row's key where it works on one.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -22,9 +32,13 @@ from numpy.typing import NDArray
 
 from tidegate.operators.operator import OperatorContext
 from tidegate.operators.operator_errors import first_row
+from tidegate.operators.row_values import python_rows
 from tidegate.protocol.errors import OperatorError
+from tidegate.state.common.cells import KeyRef, KeyRefs
 from tidegate.state.kernels.columns import key_column, key_form, storage_dtype
 from tidegate.state.kernels.hashing import hash_columns
+from tidegate.state.key_index.key_index import KeyIndex
+from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.state.key_groups import key_groups_of
 from tidegate.storage.user_values import value_text
 
@@ -115,3 +129,175 @@ def _one_zero(column: pa.Array) -> pa.Array:
     nan = pa.scalar(float("nan"), column.type)
     positive = pc.add(column, pa.scalar(0.0, column.type))
     return pc.if_else(pc.is_nan(positive), nan, positive)
+
+
+_NO_BATCH = (
+    "works on a whole batch: it can be used in process_batch and on_timer_batch on a keyed stream, and nowhere else"
+)
+
+
+class KeyGroups:
+    """The rows of a batch by key: `context.groups()`."""
+
+    def __init__(self, columns: pa.RecordBatch) -> None:
+        upserted = KeyIndex(tuple(columns.schema.names)).upsert(columns)
+        self._columns = columns
+        self.index: NDArray[np.int32] = upserted.slots
+        """The group of each row: the position of its key in `keys`."""
+        self.first_rows: NDArray[np.int32] = upserted.first_rows
+        """The first row of each group, ascending."""
+
+    def __len__(self) -> int:
+        return len(self.first_rows)
+
+    @cached_property
+    def keys(self) -> pa.RecordBatch:
+        """The key columns of each group, in the order in which the keys first came."""
+        return self._columns.take(pa.array(self.first_rows))
+
+    @cached_property
+    def last_rows(self) -> NDArray[np.int32]:
+        """The last row of each group."""
+        last = np.empty(len(self), dtype=np.int32)
+        last[self.index] = np.arange(len(self.index), dtype=np.int32)
+        return last
+
+
+Places: TypeAlias = "KeyGroups | pa.Array | NDArray[Any] | Sequence[int] | None"
+"""Rows of a batch: the first of each group, those with these numbers, those of a mask, or all."""
+
+
+class EnteredKeys:
+    """The keys of the rows or timers that are being processed, by number, as stored key columns and as Python keys."""
+
+    __slots__ = ("_codec", "_columns", "_keys", "_rows")
+
+    def __init__(self, codec: KeyCodec, columns: pa.RecordBatch | None, keys: Sequence[Key] | None = None) -> None:
+        self._codec = codec
+        self._columns = columns
+        self._keys = keys
+        self._rows: list[dict[str, Any]] | None = None
+
+    @property
+    def columns(self) -> pa.RecordBatch:
+        """Stored key columns."""
+        if self._columns is None:
+            self._columns = self._codec.decode(self._keys or ())
+        return self._columns
+
+    def key(self, number: int) -> Key:
+        """The key as a Python key."""
+        if self._keys is None:
+            self._keys = self._codec.encode(self.columns)
+        return self._keys[number]
+
+    def row(self, number: int) -> dict[str, Any]:
+        """The key as people know it: the value of each key column."""
+        if self._rows is None:
+            self._rows = python_rows(self.columns)
+        return dict(self._rows[number])
+
+
+class KeyScope:
+    """The key that a function works on now; there is none outside of rows and timers."""
+
+    __slots__ = ("_batch", "_entered", "number", "ref")
+
+    def __init__(self) -> None:
+        self._entered: EnteredKeys | None = None
+        self._batch: tuple[EnteredKeys, KeyRefs | None] | None = None
+        self.number = 0
+        """The number of the current key among those that were entered. `choose` sets it, with `ref`."""
+        self.ref: KeyRef = None
+        """How the backend knows the key; None where there is no key, or no state."""
+
+    def enter(self, entered: EnteredKeys) -> None:
+        """From now on `choose` chooses among these keys."""
+        self._entered = entered
+
+    def enter_batch(self, entered: EnteredKeys, refs: KeyRefs | None) -> None:
+        """From now on a function works on all of these keys; `refs` is None if there is no state. None is chosen."""
+        self._batch = entered, refs
+
+    def choose_row(self, row: int) -> None:
+        """Make the key of a row of the batch the current one. ConfigurationError outside of a batch; IndexError."""
+        entered, refs = self._batch_for("choosing a key")
+        (number,) = self.rows([row], "choosing a key").tolist()
+        self._entered, self.number, self.ref = entered, number, None if refs is None else refs[number]
+
+    @property
+    def batch_columns(self) -> pa.RecordBatch:
+        """Stored key columns of the rows of the batch. ConfigurationError outside of one."""
+        return self._batch_for("a group of keys")[0].columns
+
+    def rows(self, at: Places, what: str) -> NDArray[np.int64]:
+        """The numbers of rows of the batch. ConfigurationError, naming `what` was asked for, outside of a batch."""
+        count = self._batch_for(what)[0].columns.num_rows
+        if at is None:
+            return np.arange(count)
+        if isinstance(at, KeyGroups):
+            return at.first_rows.astype(np.int64)
+        places = np.asarray(at.to_numpy(zero_copy_only=False) if isinstance(at, pa.Array | pa.ChunkedArray) else at)
+        if places.dtype == np.bool_:
+            if len(places) != count:
+                raise IndexError(f"{what}: a mask of {len(places)} rows for a batch of {count}")
+            return np.flatnonzero(places)
+        if not len(places):
+            return np.zeros(0, dtype=np.int64)
+        if places.dtype.kind not in "iu" or places.ndim != 1:
+            raise TypeError(f"{what}: rows are chosen by their numbers or a mask, not by {places.dtype}")
+        if places.min() < 0 or places.max() >= count:
+            raise IndexError(f"{what}: row {places.max() if places.min() >= 0 else places.min()} of {count}")
+        return places.astype(np.int64)
+
+    def refs(self, at: Places, what: str) -> KeyRefs:
+        """How the backend knows the keys of rows of the batch. Raises as `rows`."""
+        refs = self._batch_for(what)[1]
+        assert refs is not None, "a state without references"
+        return refs if at is None else refs[self.rows(at, what)]
+
+    def choose(self, number: int, ref: KeyRef) -> None:
+        """Make an entered key the current one."""
+        self.number = number
+        self.ref = ref
+
+    def leave(self) -> None:
+        """There is no key any more."""
+        self._entered = self._batch = self.ref = None
+
+    def current(self, what: str) -> Key:
+        """The key. ConfigurationError, naming `what` was asked for, where there is none."""
+        return self._entered_for(what).key(self.number)
+
+    def current_number(self, what: str) -> int:
+        """The number of the key among those that were entered. ConfigurationError as `current`."""
+        self._entered_for(what)
+        return self.number
+
+    def entered_columns(self, numbers: Sequence[int]) -> pa.RecordBatch:
+        """Stored key columns of some of the keys that were entered."""
+        entered = self._entered if self._batch is None else self._batch[0]
+        assert entered is not None, "no keys were entered"
+        return entered.columns.take(pa.array(numbers, pa.int64()))
+
+    def current_row(self, what: str) -> dict[str, Any]:
+        """The key columns of the key. ConfigurationError as `current`."""
+        return self._entered_for(what).row(self.number)
+
+    def _batch_for(self, what: str) -> tuple[EnteredKeys, KeyRefs | None]:
+        if self._batch is None:
+            raise ConfigurationError(f"{what} {_NO_BATCH}")
+        return self._batch
+
+    def _entered_for(self, what: str) -> EnteredKeys:
+        if self._entered is None and self._batch is not None:
+            raise ConfigurationError(
+                f"{what} is that of one key, and process_batch works on many: use get_many, put_many, clear_many and "
+                "register_many, or choose the key of a row first, with context.choose_key(row)"
+            )
+        if self._entered is None:
+            raise ConfigurationError(
+                f"{what} is kept per key: it can be used in process and on_timer on a keyed stream, but not in open or "
+                "finish, nor in process_broadcast"
+            )
+        return self._entered

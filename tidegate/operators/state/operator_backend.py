@@ -1,15 +1,33 @@
-"""Opens the state backend of one operator, and freezes it for a snapshot as the backend's options say."""
+"""Opens the state backend of one operator, and freezes it for a snapshot as the backend's options say.
+
+### MERGE
+`RowsOperator`: what operators share that keep whole rows of each key in row tables: joins, and rankings.
+
+Rules: the columns of all tables are known before the first row, and those of a checkpoint must be the same. All state
+is keyed. Rows come to the subtask that owns their key group, which is checked.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from tidegate.operators.operator import OperatorContext
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tidegate.operators.operator import Operator, OperatorContext
+from tidegate.operators.state.keys import check_owner
 from tidegate.state.common.backend import KeyedBackend
 from tidegate.state.common.options import BackendPlace
+from tidegate.state.common.row_table import RowTable
 from tidegate.state.factory import open_backend
+from tidegate.state.kernels.partition import subtask_table
+from tidegate.state.key_index.key_index import KeyIndex
+from tidegate.storage.checkpoints.metadata import StateKind
+from tidegate.storage.errors import CorruptionError
+from tidegate.storage.state.handover import keys_at_most, taken
 from tidegate.storage.state.key_groups import key_group_range
-from tidegate.storage.state.snapshot import Cut, OperatorSnapshot
+from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
 
 
 def make_backend(context: OperatorContext, key_names: Sequence[str], namespace: bool = False) -> KeyedBackend:
@@ -36,3 +54,119 @@ def frozen_backend(context: OperatorContext, backend: KeyedBackend, cut: Cut) ->
     if context.backend.incremental:
         return OperatorSnapshot(context.uid, layer=frozen)
     return OperatorSnapshot(context.uid, frozen)
+
+
+_SCANNED_ROWS = 131_072
+
+Refs = list[NDArray[np.int64]]
+
+
+class RowsOperator(Operator):
+    """Keeps rows by the columns `stored_keys`, in a table for each of `stored`: its name, and its value columns."""
+
+    has_keyed_state = True
+
+    def __init__(self, stored_keys: pa.Schema, stored: Mapping[str, pa.Schema]) -> None:
+        self.keys = stored_keys
+        self.stored = dict(stored)
+        self.tables: tuple[RowTable, ...] = ()
+        self._backend: KeyedBackend | None = None
+        self._changed_rows = 0
+
+    def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
+        """Take the rows back from tables of any number of former subtasks. CorruptionError for other columns."""
+        super().open(context, restored)
+        self._owners = subtask_table(context.max_parallelism, context.parallelism)
+        backend = self._backend = self.make_backend()
+        self.tables = tuple(backend.rows(name, values) for name, values in self.stored.items())
+        self.fix_keys(backend)
+        self.load(restored)
+
+    def make_backend(self) -> KeyedBackend:
+        """The backend of the rows. An operator with other keyed state makes one for both."""
+        return make_backend(self.context, self.keys.names)
+
+    def fix_keys(self, backend: KeyedBackend) -> None:
+        """Tell the backend its key columns: all state is bound."""
+        backend.fix_keys(self.keys)
+
+    def load_table(self, table: StateTable) -> None:
+        """Load a table of keyed state."""
+        self._opened().load(table)
+
+    def load(self, tables: Sequence[StateTable]) -> None:
+        """Raises CorruptionError and ConfigurationError as `open` does."""
+        backend = self._opened()
+        backend.expect(keys_at_most(tables))
+        try:
+            for table in taken(tables):
+                if table.kind is not StateKind.KEYED:  # an operator with other state has read it
+                    continue
+                if table.rows.schema.names[: len(self.keys)] == self.keys.names:
+                    check_owner(self.context, table.rows.select(self.keys.names), self._owners)
+                self.load_table(table)
+            backend.loaded()
+        except CorruptionError as error:
+            raise CorruptionError(f"operator {self.context.uid!r}: {error}") from error
+
+    def check_owner(self, keys: pa.RecordBatch) -> None:
+        """OperatorError for a key of another subtask."""
+        check_owner(self.context, keys, self._owners)
+
+    def append(self, table: int, keys: pa.RecordBatch, values: Sequence[pa.Array]) -> None:
+        """Append rows to a table, by its number."""
+        schema = list(self.stored.values())[table]
+        self.tables[table].append(keys, pa.RecordBatch.from_arrays(list(values), schema=schema))
+        self._changed_rows += keys.num_rows
+
+    def snapshot(self, cut: Cut) -> OperatorSnapshot:
+        """Freeze the rows."""
+        if cut.keyed:
+            self._changed_rows = 0
+        return frozen_backend(self.context, self._opened(), cut)
+
+    def changes(self, cut: Cut) -> OperatorSnapshot:
+        """As `snapshot`: all state is keyed."""
+        return self.snapshot(cut)
+
+    @property
+    def changed_bytes(self) -> int:
+        """An estimate: 8 bytes for each column of a row that came."""
+        columns = len(self.keys) + max(len(values) for values in self.stored.values())
+        return self._changed_rows * (1 + columns) * 8
+
+    @property
+    def keyed_backend(self) -> KeyedBackend | None:
+        """The backend of the rows."""
+        return self._backend
+
+    def hand_over(self) -> None:
+        """Let go of the backend."""
+        self._backend, self.tables = None, ()
+
+    def close(self) -> None:
+        """Release what the backend holds."""
+        if self._backend is not None:
+            self._backend.close()
+
+    def forget_idle_keys(self, time_column: str, since_ms: int) -> None:
+        """Remove all rows of the keys whose newest row, in any of the tables, is of `since_ms` or before."""
+        index = KeyIndex(tuple(self.keys.names))
+        seen: list[tuple[int, NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]] = []
+        for number, table in enumerate(self.tables):
+            for rows, refs in table.scan([*self.keys.names, time_column], _SCANNED_ROWS):
+                slots = index.upsert(rows.select(self.keys.names)).slots
+                seen.append((number, slots, rows.column(time_column).to_numpy(), refs))
+        newest = np.full(index.size, np.iinfo(np.int64).min, dtype=np.int64)
+        for _, slots, times, _ in seen:
+            np.maximum.at(newest, slots, times)
+        for number, slots, _, refs in seen:
+            idle = newest[slots] <= since_ms
+            if idle.any():
+                self.tables[number].remove(refs[idle])
+        for table in self.tables:
+            table.done()
+
+    def _opened(self) -> KeyedBackend:
+        assert self._backend is not None, "an operator that is not open"
+        return self._backend

@@ -23,10 +23,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from tidegate.operators.state.keyed_state import KeyedState, ListState, MapEntries, MapState
-from tidegate.operators.state.quick_values import one_nan
-from tidegate.operators.state.state_names import StateNames
-from tidegate.operators.state.state_types import check_serializers
+from tidegate.operators.state.keyed_state import KeyedState, ListState, MapEntries, MapState, StateNames
+from tidegate.operators.state.state_types import check_serializers, one_nan
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError, CorruptionError
 from tidegate.storage.ids import OperatorUid

@@ -7,11 +7,33 @@ Rules (Flink's):
 - A timer that is registered while others fire, and is due, fires among them.
 - Timers are keyed state and lie in the backend. At the end of a batch of rows, or of a step of timers, it gets what
   was registered and deleted.
+
+### MERGE
+`TimerStep`: the timers that fire in one step, and what they change among themselves.
+
+`Timers` makes one for each step. Rules:
+
+- The backend says what is due when the step begins. It learns at the end what was registered and deleted meanwhile.
+- A timer that is registered within the step, and is due, fires in it if it comes before the last one that the backend
+  has given, or if the backend has given all. Otherwise it comes with the next step.
+
+### MERGE
+`TimerChains`: notices timers that register one another without end. Operators report each timer that fires to it.
+
+Rules:
+
+- A timer that is later than all before it is progress. While event time goes up to a watermark, or the clock to now,
+  timers that register later ones end by themselves, however many they are. So a heartbeat catches up with any pause.
+- Timers that register one another for the same moment, or for earlier ones, never end. They fail after
+  `_CHAINED_TIMERS_MAX` for each timer that is left.
+- At the end of event time every moment is due, so later timers are no progress there. Timers that end are: the chain
+  fails where as many timers are left as before after a long run (`_fires_in_a_run`).
 """
 
 from __future__ import annotations
 
 import enum
+import heapq
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,9 +41,7 @@ from typing import Any
 import pyarrow as pa
 
 from tidegate.operators.row_values import column_of
-from tidegate.operators.state.key_scope import KeyScope, Places
-from tidegate.operators.state.keys import KeyCodec
-from tidegate.operators.state.timer_step import TimerStep
+from tidegate.operators.state.keys import Key, KeyCodec, KeyScope, Places, sort_key
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.state.common.timers import DueTimers, KeyedTimers
 from tidegate.storage.errors import ConfigurationError
@@ -248,3 +268,131 @@ def moment_of(timestamp_ms: int) -> int:
         ) from None
     # A moment beyond int64 is the end of time, or its beginning.
     return max(MIN_WATERMARK_MS, min(MAX_WATERMARK_MS, moment_ms))
+
+
+_Entry = tuple[int, tuple[Any, ...], int]
+
+
+class TimerStep:
+    """The timers of a step. Its keys have numbers; none is added, because a timer registers others of its own key."""
+
+    def __init__(self, domain: int, time_ms: int, due: DueTimers, codec: KeyCodec) -> None:
+        self.domain = domain
+        self._time_ms = time_ms
+        encoded = codec.encode(due.keys)
+        numbers = {key: number for number, key in enumerate(dict.fromkeys(encoded))}
+        self.keys: Sequence[Key] = tuple(numbers)
+        """The keys by number."""
+        first_rows = {key: row for row, key in reversed(list(enumerate(encoded)))}
+        self.columns: pa.RecordBatch = due.keys.take(pa.array([first_rows[key] for key in self.keys], pa.int64()))
+        """The keys as stored key columns."""
+        self._orders = [sort_key(key) for key in self.keys]
+        self._waiting: list[_Entry] = [
+            self._entry(moment, numbers[key]) for moment, key in zip(due.moments, encoded, strict=True)
+        ]
+        self._last = self._waiting[-1] if due.more else None
+        self._registered = {(moment, number) for moment, _, number in self._waiting}
+
+    def register(self, moment: int, number: int) -> bool:
+        """A timer of a key was registered. Returns whether that changes the step."""
+        entry = self._entry(moment, number)
+        if moment > self._time_ms or (self._last is not None and entry > self._last):
+            return False
+        if (moment, number) in self._registered:
+            return False
+        self._registered.add((moment, number))
+        heapq.heappush(self._waiting, entry)
+        return True
+
+    def delete(self, moment: int, number: int) -> bool:
+        """A timer of a key was deleted. Returns whether that changes the step."""
+        if (moment, number) not in self._registered:
+            return False
+        self._registered.remove((moment, number))
+        return True
+
+    def undo(self, registered: bool, moment: int, number: int) -> None:
+        """Take back the last change: a timer that was registered or deleted, and has not fired."""
+        if registered:
+            self._registered.discard((moment, number))
+        else:
+            # Its entry waits still, because only `pop` removes entries.
+            self._registered.add((moment, number))
+
+    def pop(self) -> tuple[int, int] | None:
+        """The timer that fires next: its moment, and the number of its key; it is not registered any more."""
+        while self._waiting:
+            moment, _, number = heapq.heappop(self._waiting)
+            if (moment, number) in self._registered:
+                self._registered.remove((moment, number))
+                return moment, number
+        return None
+
+    def _entry(self, moment: int, number: int) -> _Entry:
+        return moment, self._orders[number], number
+
+
+_CHAINED_TIMERS_MAX = 1_000
+"""Timers that may fire one after the other for each timer that is left, without one that is later than all before."""
+_FIRES_AT_END = 250_000
+_FIRES_AT_END_A_TIMER = 10_000
+"""Timers that may fire at the end of event time before there must be fewer of them."""
+_COUNTED_MAX = 1_000_000
+
+
+class TimerChains:
+    """Watches the timers that fire up to one watermark, or up to one moment of the clock.
+
+    `at_end`: whether that watermark is the end of event time.
+    """
+
+    def __init__(self, timers: Timers, at_end: bool) -> None:
+        self._timers = timers
+        self._newest_ms = MIN_WATERMARK_MS
+        self._fires_left = self._counted_to = _CHAINED_TIMERS_MAX
+        self._all_counted = False
+        self._at_end = at_end
+        self._fires_left_at_end = 0
+        self._timers_before: int | None = None
+
+    def begin_step(self) -> None:
+        """Reports that a step of timers begins. Raises RuntimeError if the steps would never end."""
+        if self._at_end and self._fires_left_at_end <= 0:
+            timers = self._timers.count(_COUNTED_MAX)
+            if self._timers_before is not None and timers >= self._timers_before:
+                raise RuntimeError(
+                    f"the input has ended, where every event-time timer is due, and timers still register others: "
+                    f"{timers} are left, no fewer than {_fires_in_a_run(timers)} timers ago; register none while "
+                    "context.current_watermark is tg.MAX_WATERMARK_MS"
+                )
+            self._timers_before = timers
+            self._fires_left_at_end = _fires_in_a_run(timers)
+
+    def fires(self, moment_ms: int) -> None:
+        """Reports a timer that fires. Raises RuntimeError if that would never end."""
+        if moment_ms > self._newest_ms:
+            self._newest_ms = moment_ms
+            self._fires_left = self._counted_to = _CHAINED_TIMERS_MAX
+            self._all_counted = False
+        else:
+            self._fires_without_progress(moment_ms)
+        self._fires_left_at_end -= 1
+
+    def _fires_without_progress(self, moment_ms: int) -> None:
+        if self._fires_left == 0:
+            if self._all_counted:
+                raise RuntimeError(
+                    f"timers register one another for {moment_ms} or earlier, without end: more than "
+                    f"{_CHAINED_TIMERS_MAX} for each timer that is left; a timer that sets itself again must be for a "
+                    "later moment"
+                )
+            # Each timer that is left may be the first of a chain. Counting costs no more than what has fired already.
+            timers = self._timers.count(self._counted_to)
+            self._all_counted = timers < self._counted_to
+            self._fires_left = _CHAINED_TIMERS_MAX * (timers + 1)
+            self._counted_to *= _CHAINED_TIMERS_MAX
+        self._fires_left -= 1
+
+
+def _fires_in_a_run(timers: int) -> int:
+    return _FIRES_AT_END + _FIRES_AT_END_A_TIMER * timers

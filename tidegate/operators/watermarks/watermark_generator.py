@@ -7,33 +7,61 @@ Rules:
 - The watermark is Flink's for bounded out-of-orderness: the greatest timestamp, minus the delay, minus 1 ms. Minus 1,
   because a watermark says that no row *at* its time follows, and a row with the greatest timestamp may.
 - A row is judged by the watermark that the rows before it in its split have made, whatever batches they came in: a
-  batch is cut where that makes a difference (`watermark_pieces.py`), and the watermark goes on between the pieces.
+  batch is cut where that makes a difference (`watermark_generator.py`), and the watermark goes on between the pieces.
 - It goes on where the checkpoint was: how far event time is in a split is stored with the position in the split. In a
   task without a source it begins anew.
 - Splits that are read in turn differ in event time, most of all when a job catches up. So each has a greatest timestamp
   of its own, and the smallest of these counts, without idle splits. When all are idle the greatest counts, as in Flink:
   nobody is waited for.
+
+### MERGE
+`WatermarkAlignment`: which sources wait for each other in event time, and how far one may be ahead of the others.
+
+`assign_timestamps` takes it, `WatermarkGenerator` holds it. A source task asks its own generator how far a split is
+(`tidegate/actors/task/pipeline/split_alignment.py`), the coordinator says how far the slowest member of the group is.
+
+### MERGE
+`WindowEnd`: event time that is read from the end of a window, for what follows a window.
+
+The end of a window is no part of it. So the event time of a result is the last millisecond before, as in Flink: it lies
+in the window, no watermark that was sent before the result has reached it, and the next window takes it in.
+
+### MERGE
+Cuts a batch so that each of its rows can be judged by the watermark that the rows before it have made.
+
+Rules:
+
+- A piece is judged by the watermark that stands at its first row. So a cut comes before each row to which its own
+  watermark does something else than that of the piece. Such a row lies behind its watermark. In ordinary data none
+  does, and nothing is cut.
+- Which watermarks make a difference to a row is for those to say who judge rows (`Due`). A window is done at one moment
+  for all its rows, so there is one cut at most for each window that is done within the batch, however many late rows
+  it has. Sessions may end at any moment, so rows that could still join one are cut at each watermark.
+- No piece has more than PIECE_ROWS rows: watermarks go on within a large batch, and results need not wait for its end.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from tidegate.operators.operator import Columns, Emit, Operator, OperatorContext, together
 from tidegate.operators.operator_errors import blame
 from tidegate.operators.source_splits import Due, as_they_are
-from tidegate.operators.watermarks.alignment import WatermarkAlignment
-from tidegate.operators.watermarks.watermark_pieces import Times, pieces_of
-from tidegate.operators.watermarks.window_end import WindowEnd
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.state.kernels.columns import fixed_values, plain, valid_mask
+from tidegate.state.kernels.jit import kernel
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.state.snapshot import StateTable
+from tidegate.storage.units import parse_duration_ms
 
 log = logging.getLogger(__name__)
 
@@ -249,3 +277,129 @@ class WatermarkGenerator(Operator):
         assert watermark_ms == MAX_WATERMARK_MS, "other watermarks end before a generator"
         self.watermark_ms = watermark_ms
         return iter(())
+
+
+Duration: TypeAlias = str | timedelta | int
+
+
+@dataclass(frozen=True, slots=True)
+class WatermarkAlignment:
+    """Splits of this source wait for the slowest split of all sources of the job that name the same group.
+
+    As Flink's `withWatermarkAlignment`. A split whose watermark is more than `max_drift` ahead of the lowest watermark
+    in the group is not read until the others have come nearer. Tasks say how far they are every `update_interval`,
+    and at once when they have to wait. ConfigurationError for a group without a name, and for durations that are none.
+    """
+
+    group: str
+    max_drift: Duration
+    update_interval: Duration = "1s"
+    max_drift_ms: int = field(init=False, repr=False, compare=False)
+    update_interval_ms: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.group, str) or not self.group:
+            raise ConfigurationError(f"WatermarkAlignment: group={self.group!r}: give the group a name")
+        drift_ms = parse_duration_ms(self.max_drift, setting="WatermarkAlignment: max_drift")
+        interval_ms = parse_duration_ms(self.update_interval, setting="WatermarkAlignment: update_interval")
+        if interval_ms == 0:
+            raise ConfigurationError("WatermarkAlignment: update_interval must be greater than 0")
+        object.__setattr__(self, "max_drift_ms", drift_ms)
+        object.__setattr__(self, "update_interval_ms", interval_ms)
+
+
+class WindowEnd(str):
+    """The name of a column of ends. As event time each stands for the millisecond before it.
+
+    It is a name like any other for all that only pass it on, and equal to it. `event_times_ms` reads it, and
+    `same_time` tells it from a plain column of that name.
+    """
+
+    __slots__ = ()
+
+
+def same_time(one: str | None, other: str | None) -> bool:
+    """Whether two streams have their event time in the same column, and read it in the same way."""
+    return one == other and isinstance(one, WindowEnd) == isinstance(other, WindowEnd)
+
+
+PIECE_ROWS = 131_072
+"""The most rows of a piece: results do not wait for a whole large batch, and a cut stays rare.
+
+What a turn of the source takes is bounded as well, and so is a batch whose rows take long. Behind an exchange each
+piece is shared by all subtasks: of 32,768 rows two subtasks got batches that cost a third more a row in windows.
+"""
+
+Times: TypeAlias = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows `[start, stop)` of a batch. `newest_ms`: the greatest time of these and all rows before."""
+
+    start: int
+    stop: int
+    newest_ms: int
+
+
+def pieces_of(
+    times: Times, before_ms: int, delay_ms: int, dues: Sequence[Due], movers: Times | None = None
+) -> list[Piece]:
+    """The pieces of a batch whose rows have these times; MIN_WATERMARK_MS for those that have none.
+
+    `before_ms`: the greatest time of the rows before the batch. A watermark is the greatest time less `delay_ms`.
+    Of rows that do not move event time, `movers` has MIN_WATERMARK_MS instead of their time; None: all do.
+    """
+    rows = len(times)
+    moving = times if movers is None else movers
+    newest_ms = max(before_ms, int(moving.max()))
+    if not _any_behind(times, moving, before_ms, delay_ms, MIN_WATERMARK_MS):
+        return _in_order(moving, before_ms)
+    before = np.empty(rows, np.int64)
+    before[0] = before_ms
+    np.maximum(np.maximum.accumulate(moving[:-1]), before_ms, out=before[1:])
+    watermarks = np.maximum(before, MIN_WATERMARK_MS + delay_ms) - delay_ms
+    starts = [
+        start for cut, stop in _pairs(_cuts(times, watermarks, dues), rows) for start in range(cut, stop, PIECE_ROWS)
+    ]
+    return [Piece(start, stop, int(before[stop]) if stop < rows else newest_ms) for start, stop in _pairs(starts, rows)]
+
+
+def _in_order(times: Times, before_ms: int) -> list[Piece]:
+    """Pieces of bounded size; no row of the batch lies behind any watermark that its rows make."""
+    pieces = []
+    for start in range(0, len(times), PIECE_ROWS):
+        stop = min(start + PIECE_ROWS, len(times))
+        before_ms = max(before_ms, int(times[start:stop].max()))
+        pieces.append(Piece(start, stop, before_ms))
+    return pieces
+
+
+def _cuts(times: Times, watermarks: Times, dues: Sequence[Due]) -> list[int]:
+    """Where pieces must begin so that the watermark at the beginning judges every row as its own would."""
+    late: list[tuple[int, int]] = []
+    behind = np.flatnonzero((times <= watermarks) & (times > MIN_WATERMARK_MS))
+    for due in dues:
+        limits = due(times[behind], watermarks[behind])
+        found = np.flatnonzero(limits <= watermarks[behind])
+        late += zip(behind[found].tolist(), limits[found].tolist(), strict=True)
+    cuts = [0]
+    for row, limit_ms in sorted(late) if len(dues) > 1 else late:
+        if limit_ms > watermarks[cuts[-1]]:
+            cuts.append(row)
+    return cuts
+
+
+def _pairs(starts: Sequence[int], rows: int) -> list[tuple[int, int]]:
+    return list(zip(starts, [*starts[1:], rows], strict=True))
+
+
+@kernel
+def _any_behind(times: Times, movers: Times, newest_ms: int, delay_ms: int, least_ms: int) -> bool:
+    """Whether the time of a row is no later than the watermark before it; `least_ms`: it has no time."""
+    newest_ms = max(newest_ms, least_ms + delay_ms)
+    for row in range(times.shape[0]):
+        if times[row] <= newest_ms - delay_ms and times[row] != least_ms:
+            return True
+        newest_ms = max(newest_ms, movers[row])
+    return False

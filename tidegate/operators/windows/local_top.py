@@ -24,8 +24,7 @@ from tidegate.operators.ranking.ranks import first_rows
 from tidegate.operators.ranking.top_n import Ranking
 from tidegate.operators.source_splits import Due
 from tidegate.operators.state.keys import key_columns
-from tidegate.operators.watermarks.watermark_generator import check_timestamp_column, event_times_ms
-from tidegate.operators.watermarks.window_end import WindowEnd
+from tidegate.operators.watermarks.watermark_generator import WindowEnd, check_timestamp_column, event_times_ms
 from tidegate.operators.windows.assigned_windows import ends_of, starts_of
 from tidegate.operators.windows.window_rows import WINDOW_END, WINDOW_START, bound_type, bounds_of, row_times
 from tidegate.operators.windows.window_specs import Cumulating, DueByWindows, Sliding, Times, Tumbling

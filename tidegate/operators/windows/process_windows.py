@@ -23,17 +23,12 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.operators.batch_rows import OUTPUT_ROWS_MAX
-from tidegate.operators.function_context import FunctionContext
-from tidegate.operators.operator import OperatorContext
-from tidegate.operators.operator_errors import Blame, blame_call
-from tidegate.operators.own_copies import own_copy
-from tidegate.operators.state.key_scope import KeyScope
-from tidegate.operators.state.keyed_state import S
+from tidegate.operators.operator import FunctionContext, OperatorContext
+from tidegate.operators.operator_errors import Blame, blame_call, own_copy
+from tidegate.operators.state.keyed_state import S, StateNames
 from tidegate.operators.state.keyed_state_store import KeyedStates
-from tidegate.operators.state.keys import KeyCodec
-from tidegate.operators.state.state_names import StateNames
-from tidegate.operators.state.timer_chains import TimerChains
-from tidegate.operators.state.timers import TimeDomain
+from tidegate.operators.state.keys import KeyCodec, KeyScope
+from tidegate.operators.state.timers import TimeDomain, TimerChains
 from tidegate.operators.state.undo import StateUndo
 from tidegate.operators.windows.slices import Window
 from tidegate.operators.windows.window_calls import Grouped, WindowCalls, WindowResult

@@ -17,10 +17,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tidegate.operators.joins.join_columns import plain_values
+from tidegate.operators.joins.join_operator import plain_values
 from tidegate.operators.operator import Emit, OperatorContext
 from tidegate.operators.state.keys import key_columns, key_schema
-from tidegate.operators.state.rows_operator import RowsOperator
+from tidegate.operators.state.operator_backend import RowsOperator
 from tidegate.operators.windows.process_windows import FunctionCalls, check_life
 from tidegate.operators.windows.window_calls import Grouped, WindowCalls
 from tidegate.operators.windows.window_specs import Times

@@ -23,12 +23,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.operators.batch_rows import OUTPUT_ROWS_MAX
-from tidegate.operators.functions.batch_results import BatchResult, BatchResults
+from tidegate.operators.functions.batch_functions import BatchResult, BatchResults
 from tidegate.operators.functions.failing_rows import FailingRows, is_of_function
 from tidegate.operators.operator import OperatorContext
 from tidegate.operators.operator_errors import Blame, first_row
 from tidegate.operators.output_schema import FromPolars, PinnedSchema
-from tidegate.operators.owned_values import is_record, owned_row
+from tidegate.operators.row_values import is_record, owned_row
 from tidegate.operators.state.undo import StateUndo
 from tidegate.operators.windows.window_rows import WINDOW_END, WINDOW_START, bounds_of
 from tidegate.operators.windows.window_specs import Times

@@ -18,9 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.operators.batch_rows import OUTPUT_ROWS_MAX
-from tidegate.operators.joins.join_columns import LEFT, RIGHT, JoinHow, JoinSides
-from tidegate.operators.joins.join_operator import MOMENT, JoinOperator
-from tidegate.operators.joins.pairing import paired
+from tidegate.operators.joins.join_operator import LEFT, MOMENT, RIGHT, JoinHow, JoinOperator, JoinSides, paired
 from tidegate.operators.operator import Emit
 from tidegate.operators.operator_errors import blame
 from tidegate.operators.source_splits import Due

@@ -19,8 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.operators.aggregates.aggregate import Aggregate
-from tidegate.operators.aggregates.aggregate_state import Fields
-from tidegate.operators.combined_rows import is_combined, rows_behind
+from tidegate.operators.aggregates.aggregate_state import Fields, is_combined, rows_behind
 from tidegate.operators.operator import Columns, Emit, Operator, OperatorContext
 from tidegate.operators.operator_errors import blame
 from tidegate.operators.source_splits import Due

@@ -24,10 +24,15 @@ from tidegate.operators.aggregates.accumulators import (
     value_specs,
 )
 from tidegate.operators.aggregates.aggregate import Aggregate
-from tidegate.operators.aggregates.aggregate_kinds import NULL_WITHOUT_VALUES
-from tidegate.operators.aggregates.aggregate_state import Fields, combined_fields, state_columns
+from tidegate.operators.aggregates.aggregate_state import (
+    NULL_WITHOUT_VALUES,
+    Fields,
+    combined_fields,
+    is_combined,
+    state_columns,
+    take_in,
+)
 from tidegate.operators.aggregates.stored_layout import StoredLayout, converted, raw_specs
-from tidegate.operators.combined_rows import is_combined, take_in
 from tidegate.operators.operator import OperatorContext
 from tidegate.operators.operator_errors import failure
 from tidegate.operators.state.keys import check_owner, key_schema

@@ -28,10 +28,9 @@ from tidegate.operators.ranking.ranks import Positions, RankWords, first_rows, r
 from tidegate.operators.ranking.top_n import MOMENT, STATE_NAME, Ranking
 from tidegate.operators.source_splits import Due
 from tidegate.operators.state.keys import key_schema
-from tidegate.operators.state.rows_operator import RowsOperator
+from tidegate.operators.state.operator_backend import RowsOperator
 from tidegate.operators.watermarks.late_rows import LATE_RECORDS, set_aside
-from tidegate.operators.watermarks.watermark_generator import event_times_ms
-from tidegate.operators.watermarks.window_end import WindowEnd
+from tidegate.operators.watermarks.watermark_generator import WindowEnd, event_times_ms
 from tidegate.operators.windows.fired_groups import FiredGroups
 from tidegate.operators.windows.window_rows import WINDOW_END
 from tidegate.state.key_index.key_index import KeyIndex

@@ -10,7 +10,7 @@ from sqlglot import exp
 
 from tidegate.operators.aggregates import aggregate as tg
 from tidegate.operators.aggregates.aggregate import Aggregate
-from tidegate.operators.aggregates.functions.sketches import approx_count_distinct, approx_quantile
+from tidegate.operators.aggregates.sketches import approx_count_distinct, approx_quantile
 from tidegate.sql.text.dialect import is_call
 from tidegate.sql.text.places import refused
 from tidegate.sql.values.typed import Typed, truth

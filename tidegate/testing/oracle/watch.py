@@ -21,7 +21,7 @@ from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as task_do
 from tidegate.actors.task.messages.events import TaskTimer
 from tidegate.actors.task.task_machine import TaskMachine
-from tidegate.operators.combined_rows import is_combined
+from tidegate.operators.aggregates.aggregate_state import is_combined
 from tidegate.protocol.failure_reasons import CheckpointFailureReason
 from tidegate.protocol.identity import TaskId
 from tidegate.protocol.state_origin import StateOrigin

@@ -11,8 +11,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from tidegate.operators.functions.broadcast_process import BroadcastContext, KeyedBroadcastProcessFunction
-from tidegate.operators.functions.process_functions import ProcessContext, ProcessFunction
+from tidegate.operators.functions.process_functions import (
+    BroadcastContext,
+    KeyedBroadcastProcessFunction,
+    ProcessContext,
+    ProcessFunction,
+)
 from tidegate.operators.state.keyed_state import ListState, MapState, ValueState
 from tidegate.testing.pipelines.pipeline_functions import LAST_MS
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 from tidegate.api.environment import StreamEnvironment
 from tidegate.api.streams.stream import Stream
 from tidegate.operators.aggregates.aggregate import count, sum
-from tidegate.operators.watermarks.alignment import WatermarkAlignment
+from tidegate.operators.watermarks.watermark_generator import WatermarkAlignment
 from tidegate.testing.pipelines.pieces import SPLITS, Data, grouped, table_of
 from tidegate.testing.runtime.run import Rows, counted
 

@@ -20,7 +20,7 @@ from tidegate.api.environment import StreamEnvironment
 from tidegate.api.streams.stream import Stream
 from tidegate.connectors.memory_source import MemorySource
 from tidegate.operators.aggregates.aggregate import bool_or, count, count_distinct, max, min, sum
-from tidegate.operators.watermarks.alignment import WatermarkAlignment
+from tidegate.operators.watermarks.watermark_generator import WatermarkAlignment
 from tidegate.operators.windows.window_specs import Session, Sliding, Tumbling
 from tidegate.testing.pipelines.pieces import SPLITS, Data, source_of, table_of
 from tidegate.testing.pipelines.trickling_source import TricklingSource

@@ -19,7 +19,7 @@ from tidegate.actors.task.incremental.changelog import Chain
 from tidegate.actors.task.incremental.lineage import Lineage
 from tidegate.actors.task.invariants import may_acknowledge
 from tidegate.actors.task.messages.instructions import StageFile
-from tidegate.operators.sinks.staging import StagedRows
+from tidegate.operators.sinks.sink import StagedRows
 from tidegate.storage.checkpoints.metadata import (
     Committable,
     DataFile,

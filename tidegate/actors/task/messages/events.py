@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from tidegate.actors.task.incremental.lineage import Lineage
 from tidegate.connectors.source import SourceSplit
-from tidegate.operators.functions.async_function import Answer
+from tidegate.operators.functions.async_map import Answer
 from tidegate.protocol.identity import ChannelId
 from tidegate.protocol.state_origin import StateOrigin
 from tidegate.protocol.stream_elements import ALIGNED_BARRIER, BarrierOptions, Element, Watermark

@@ -11,7 +11,7 @@ from tidegate.actors.task.incremental.changelog import Chain
 from tidegate.actors.task.incremental.lineage import Lineage
 from tidegate.actors.task.messages.events import TaskTimer
 from tidegate.connectors.source import SourceSplit
-from tidegate.operators.functions.async_function import Call
+from tidegate.operators.functions.async_map import Call
 from tidegate.protocol.failure_reasons import CheckpointFailureReason
 from tidegate.protocol.identity import ChannelId
 from tidegate.protocol.snapshot_metrics import SnapshotMetrics

@@ -17,8 +17,7 @@ from tidegate.actors.graph.job_graph import OperatorSpec
 from tidegate.actors.task.messages.instructions import MakeCalls
 from tidegate.actors.task.pipeline.chain_links import Link
 from tidegate.actors.task.task_status import TaskStatus
-from tidegate.operators.functions.async_function import Answer
-from tidegate.operators.functions.async_map import AsyncMap
+from tidegate.operators.functions.async_map import Answer, AsyncMap
 from tidegate.storage.ids import OperatorUid
 
 _WORKING = (TaskStatus.RUNNING, TaskStatus.FINISHING)

@@ -32,11 +32,10 @@ from tidegate.actors.task.pipeline.async_callers import AsyncCallers
 from tidegate.actors.task.pipeline.chain_links import Link, link_of
 from tidegate.operators.functions.async_map import AsyncMap
 from tidegate.operators.operator import Emit, EmitAside, OperatorContext, ProcessingTime, StepPace
-from tidegate.operators.sinks.staging import StagedRows, StagingSink
+from tidegate.operators.sinks.sink import StagedRows, StagingSink
 from tidegate.operators.source_splits import SourceSplits
 from tidegate.operators.user_metrics import UserMetric, UserMetrics
-from tidegate.operators.watermarks.alignment import WatermarkAlignment
-from tidegate.operators.watermarks.watermark_generator import WatermarkGenerator
+from tidegate.operators.watermarks.watermark_generator import WatermarkAlignment, WatermarkGenerator
 from tidegate.protocol.side_outputs import SideOutput
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.state.common.backend import KeyedBackend

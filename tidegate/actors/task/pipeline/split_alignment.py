@@ -21,8 +21,7 @@ from __future__ import annotations
 from tidegate.actors.task.messages import instructions as do
 from tidegate.actors.task.messages.events import TaskTimer
 from tidegate.operators.source_splits import SourceSplits
-from tidegate.operators.watermarks.alignment import WatermarkAlignment
-from tidegate.operators.watermarks.watermark_generator import WatermarkGenerator
+from tidegate.operators.watermarks.watermark_generator import WatermarkAlignment, WatermarkGenerator
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.storage.ids import AttemptNumber
 

@@ -3,7 +3,7 @@
 An operator sees names alone. `plain_inputs` puts one `select` before it, which computes each expression once, however
 often it is used, and passes on nothing but what the operator reads. So less crosses the exchange than without, and
 sources still read only what is needed. No name of a computed column can clash, because nothing but the named columns
-passes. The name is the structure of the expression (`expression_text.py`): an error that names it is understood, and
+passes. The name is the structure of the expression (`expressions.py`): an error that names it is understood, and
 state and rows in flight have the same columns under every version of polars.
 """
 

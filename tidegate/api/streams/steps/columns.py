@@ -14,7 +14,7 @@ import pyarrow as pa
 from tidegate.actors.graph.stream_graph import StreamNode
 from tidegate.operators.operator import Operator, OperatorContext
 from tidegate.operators.output_schema import empty_frame
-from tidegate.operators.watermarks.window_end import WindowEnd
+from tidegate.operators.watermarks.watermark_generator import WindowEnd
 from tidegate.protocol.errors import OperatorError
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import OperatorUid, SubtaskIndex

@@ -14,8 +14,7 @@ from tidegate.api.streams.steps.meanings import column_of, meaning
 from tidegate.api.streams.steps.stream_steps import StreamSteps
 from tidegate.api.streams.steps.updating import nulls_tag
 from tidegate.operators.aggregates.column_expressions import column_like
-from tidegate.operators.watermarks.alignment import WatermarkAlignment
-from tidegate.operators.watermarks.watermark_generator import WatermarkGenerator, check_event_time
+from tidegate.operators.watermarks.watermark_generator import WatermarkAlignment, WatermarkGenerator, check_event_time
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.units import parse_duration_ms
 

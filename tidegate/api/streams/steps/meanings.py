@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from tidegate.operators.aggregates.aggregate import Aggregate
 from tidegate.operators.aggregates.column_expressions import ColumnLike
-from tidegate.operators.joins.join_columns import JoinSides
+from tidegate.operators.joins.join_operator import JoinSides
 from tidegate.operators.ranking.top_n import Ranking
 from tidegate.operators.state.keys import key_schema
 from tidegate.operators.windows.window_specs import (
@@ -47,14 +47,14 @@ def column_of(column: ColumnLike | None) -> str:
         return ""
     if isinstance(column, str):
         return column if column.isidentifier() else f"col({json.dumps(column)})"
-    from tidegate.operators.functions.expression_text import expression_text
+    from tidegate.operators.functions.expressions import expression_text
 
     return expression_text(column.expression)
 
 
 def computed_text(step: str, expressions: Sequence[pl.Expr | str]) -> str:
     """What a step of polars expressions computes. The order of the columns does not count."""
-    from tidegate.operators.functions.expression_text import column_text, expression_text
+    from tidegate.operators.functions.expressions import column_text, expression_text
 
     texts = []
     for expression in expressions:
@@ -69,7 +69,7 @@ def computed_text(step: str, expressions: Sequence[pl.Expr | str]) -> str:
 
 def column_texts(expressions: Sequence[pl.Expr | str]) -> dict[str, str]:
     """By output column, the canonical text of each expression that computes one."""
-    from tidegate.operators.functions.expression_text import column_text, expression_text
+    from tidegate.operators.functions.expressions import column_text, expression_text
 
     texts = {}
     for expression in expressions:

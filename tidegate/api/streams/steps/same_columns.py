@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from tidegate.api.streams.steps.known_columns import known_schema
 from tidegate.api.streams.steps.stream_steps import StreamSteps
-from tidegate.operators.functions.same_columns import SameColumns, united
+from tidegate.operators.functions.projection import SameColumns, united
 
 S = TypeVar("S", bound=StreamSteps)
 

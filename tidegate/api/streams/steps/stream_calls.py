@@ -10,8 +10,7 @@ from typing import Any, Self, Unpack
 from tidegate.api.streams.steps.meanings import meaning
 from tidegate.api.streams.steps.slot_options import SlotOptions
 from tidegate.api.streams.steps.stream_steps import StreamSteps
-from tidegate.operators.functions.async_function import AsyncFunction
-from tidegate.operators.functions.async_map import AsyncMap, rows_of_a_turn_max
+from tidegate.operators.functions.async_map import AsyncFunction, AsyncMap, rows_of_a_turn_max
 from tidegate.operators.functions.failing_rows import error_tag
 from tidegate.protocol.side_outputs import OutputTag
 from tidegate.storage.schemas.columns_text import columns_text

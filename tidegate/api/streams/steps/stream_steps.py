@@ -26,9 +26,16 @@ from tidegate.api.streams.steps.slot_options import SlotOptions, slot_of
 from tidegate.api.streams.steps.updating import Updating, after_function
 from tidegate.api.tables.shown_rows import html_columns
 from tidegate.operators.batch_rows import check_batch_rows
-from tidegate.operators.functions.async_function import AsyncFunction
-from tidegate.operators.functions.batch_function import BatchFunction, batch_operator
-from tidegate.operators.functions.batch_results import BatchResult
+from tidegate.operators.functions.async_map import AsyncFunction
+from tidegate.operators.functions.batch_functions import (
+    BatchFunction,
+    BatchResult,
+    FilterRows,
+    FlatMap,
+    Map,
+    Row,
+    batch_operator,
+)
 from tidegate.operators.functions.failing_rows import (
     GuardedFilter,
     GuardedFlatMap,
@@ -36,7 +43,6 @@ from tidegate.operators.functions.failing_rows import (
     GuardedMapBatches,
     error_tag,
 )
-from tidegate.operators.functions.map_and_filter import FilterRows, FlatMap, Map, Row
 from tidegate.operators.functions.process_batches import process_operator
 from tidegate.operators.functions.process_functions import ProcessFunction
 from tidegate.operators.local_aggregation.local_aggregation import LocalAggregation
@@ -381,7 +387,7 @@ class StreamSteps(OtherNames):
         schema = as_schema(given, f"{name}(schema=)") or returned_schema(fn)
         if schema is not None or not traced or self.schema is None:
             return schema
-        from tidegate.operators.tracing.trace import traced_schema
+        from tidegate.operators.functions.trace import traced_schema
 
         return traced_schema(fn, self.schema)
 

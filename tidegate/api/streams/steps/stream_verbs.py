@@ -17,10 +17,9 @@ from tidegate.api.streams.steps.known_columns import known_schema
 from tidegate.api.streams.steps.meanings import meaning
 from tidegate.api.streams.steps.stream_steps import StreamSteps
 from tidegate.api.streams.steps.updating import after_function
-from tidegate.operators.functions.explode import Explode
-from tidegate.operators.functions.limit import Limit
-from tidegate.operators.functions.map_and_filter import Peek, Row
+from tidegate.operators.functions.batch_functions import Explode, Peek, Row
 from tidegate.operators.functions.process_batches import process_operator
+from tidegate.operators.functions.process_functions import Limit
 from tidegate.protocol.side_outputs import OutputTag
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.columns_text import columns_text

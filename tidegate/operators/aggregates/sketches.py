@@ -29,6 +29,7 @@ from tidegate.storage.extras import load, need
 if TYPE_CHECKING:
     import polars as pl
 
+
 _EXTRA = "sketches"
 _LIBRARY = "datasketches"
 

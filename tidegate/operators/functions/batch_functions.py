@@ -1,0 +1,410 @@
+"""`BatchResults`: what functions of the user return for a batch, as batches of one schema.
+
+`MapBatches` uses it, and process functions over batches.
+
+### MERGE
+Operators without state around functions of the user: over batches, and over rows.
+
+Rules:
+
+- A function sees each batch or row once, and again if that is processed again after a restart. What the function
+  remembers itself is in no checkpoint, so it must depend on its argument alone.
+- What it raises comes out as OperatorError.
+- Empty results are dropped. `output_schema.py` fixes the output schema.
+
+### MERGE
+`BatchFunction`: a function over Arrow batches with a life: a model is loaded once, and not for each batch.
+
+Rules:
+
+- Each subtask of each attempt has a copy of the object to itself. `open` prepares it, and `close` lets go of what it
+  holds, also after a failure.
+- After a failure rows are processed again, by a new copy. What the object remembers is in no checkpoint. So what
+  `process` returns depends on the batch alone, and each row counts once, as with any other operator.
+
+### MERGE
+`Explode`: makes a row of each element of a list column.
+
+### MERGE
+`Traced`: what an operator around a function of a row asks: can expressions do a batch, or must the function?
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.operators.batch_rows import OUTPUT_ROWS_MAX
+from tidegate.operators.functions.traceable_code import UntraceableError
+from tidegate.operators.operator import Emit, FunctionContext, Operator, OperatorContext, OperatorFactory
+from tidegate.operators.operator_errors import Blame, blame, blame_call, own_copy
+from tidegate.operators.output_schema import FromPolars, PinnedSchema
+from tidegate.operators.row_values import python_rows
+from tidegate.operators.watermarks.kept_time import KeptTime
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.owned_arrays import memory_of, owned_batch
+from tidegate.storage.schemas.polars_frames import is_polars_frame
+from tidegate.storage.state.snapshot import StateTable
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from tidegate.operators.functions.trace import Trace
+
+
+BatchResult: TypeAlias = "pa.RecordBatch | pa.Table | pl.DataFrame | None"
+
+
+class BatchResults:
+    """Batches out of results, with the columns of a schema."""
+
+    def __init__(self, pinned: PinnedSchema) -> None:
+        self._pinned = pinned
+        self._from_polars = FromPolars()
+
+    def conformed(self, result: BatchResult, source: pa.Schema, known: Set[int] = frozenset()) -> list[pa.RecordBatch]:
+        """Returns the rows of a result, which a function made of a batch with the schema `source`.
+
+        The function may use its arrays again: the rows are copied, except for columns that lie in memory of `known`
+        (see `memory_of`), that of the batch which the function got.
+        TypeError for something else, SchemaMismatchError for other columns.
+        """
+        parts = self._batches(result, source)
+        return [self._pinned.conform(owned_batch(part, known)) for part in parts if part.num_rows]
+
+    def _batches(self, result: BatchResult, source: pa.Schema) -> list[pa.RecordBatch]:
+        if result is None:
+            return []
+        if isinstance(result, pa.RecordBatch):
+            return [result]
+        if isinstance(result, pa.Table):
+            batches: list[pa.RecordBatch] = result.combine_chunks().to_batches()
+            return batches
+        if is_polars_frame(result):
+            return [self._from_polars.convert(result, source)] if result.height else []
+        raise TypeError(
+            f"the function returned {type(result).__name__}; it must return a pyarrow RecordBatch or Table, "
+            f"a polars DataFrame, or None"
+        )
+
+
+Row = Mapping[str, Any]
+T = TypeVar("T")
+
+
+class MapBatches(Operator):
+    """Calls `fn` with each batch. It returns a RecordBatch, a Table, a polars DataFrame, or None for nothing.
+
+    With `schema` the result is cast to it; otherwise the first result fixes the schema.
+    """
+
+    def __init__(self, fn: Callable[[pa.RecordBatch], BatchResult], schema: pa.Schema | None = None) -> None:
+        self._fn = fn
+        self._results = BatchResults(PinnedSchema(schema))
+
+    def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
+        """Emit what the function makes of the batch. OperatorError if it raises or returns something else."""
+        with blame(self.context, batch):
+            results = self.results_of(batch)
+        for result in results:
+            emit(result)
+
+    def results_of(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+        """Returns what the function makes of a batch. Raises what it raises, and TypeError for something else."""
+        return self._results.conformed(self._fn(batch), batch.schema, memory_of(batch))
+
+
+class FlatMap(Operator):
+    """Calls `fn` with each row, a dict; it returns an iterable of dicts, each of which becomes a row."""
+
+    def __init__(
+        self,
+        fn: Callable[[dict[str, Any]], Iterable[Row]],
+        schema: pa.Schema | None = None,
+        kept_time: KeptTime | None = None,
+    ) -> None:
+        self._fn = fn if kept_time is None else kept_time.results(fn)
+        self._pinned = PinnedSchema(schema, fn)
+
+    def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
+        """Emit the rows in order, in batches of bounded size. OperatorError if the function raises."""
+        with blame(self.context, batch):
+            rows = python_rows(batch)
+        at = [0]
+        results = self._results(rows, at)
+        while True:
+            with Blame(self.context, lambda: (f"row {at[0]} of the batch", rows[at[0]])):
+                part = list(itertools.islice(results, OUTPUT_ROWS_MAX))
+            if not part:
+                return
+            with blame(self.context, batch):
+                converted = self._pinned.from_rows(part)
+            emit(converted)
+
+    def _results(self, rows: list[dict[str, Any]], at: list[int]) -> Iterator[Row]:
+        """What the function makes of each row; `at` says which it is called with."""
+        fn, own_row = self._fn, self._pinned.own_row
+        for at[0], row in enumerate(rows):
+            for result in fn(row):
+                yield own_row(result)
+
+
+class Map(Operator):
+    """Calls `fn` with each row, a dict; it returns a dict, which becomes a row.
+
+    With `traced` it computes the same by expressions, where `tracing` can tell that it is the same. `kept_time`: the
+    event time that the function is to hand on.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[[dict[str, Any]], Row],
+        schema: pa.Schema | None = None,
+        traced: bool = True,
+        kept_time: KeptTime | None = None,
+    ) -> None:
+        self._kept_time = kept_time
+        self._fn = fn
+        self._schema = schema
+        self._pinned = PinnedSchema(schema, fn)
+        self._traces = traced
+        self._traced: Traced | None = None
+
+    def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
+        """Begin without a trace: the first batch tells the columns."""
+        super().open(context, restored)
+        if self._traces:
+            from tidegate.operators.functions.trace import trace_map
+
+            self._traced = Traced(lambda seen: trace_map(self._fn, seen, self._schema), context)
+
+    def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
+        """Emit the rows in order, in batches of bounded size. OperatorError if the function raises."""
+        computed = None if self._traced is None else self._traced.computed(batch)
+        if computed is not None and self._fits(computed.schema):
+            with blame(self.context, batch):
+                result = self._pinned.conform(computed)
+                self._check_time(batch, result)
+            emit(result)
+            return
+        for start in range(0, batch.num_rows, OUTPUT_ROWS_MAX):
+            part = batch.slice(start, OUTPUT_ROWS_MAX)
+            rows = _called(self.context, lambda rows: map(self._pinned.own_row, map(self._fn, rows)), part, start)
+            with blame(self.context, part):
+                result = self._pinned.from_rows(rows)
+                self._check_time(part, result)
+            emit(result)
+
+    def _check_time(self, before: pa.RecordBatch, after: pa.RecordBatch) -> None:
+        if self._kept_time is not None:
+            self._kept_time.check(before, after)
+
+    def _fits(self, computed: pa.Schema) -> bool:
+        """Whether the columns are those of the output so far. Of others only the values can tell whether they fit."""
+        pinned = self._pinned.schema
+        if pinned is None or self._schema is not None:
+            return True
+        return pinned.names == computed.names and all(
+            before.type == now.type or pa.types.is_null(before.type)
+            for before, now in zip(pinned, computed, strict=True)
+        )
+
+
+class Peek(Operator):
+    """Calls `fn` with each row, a dict, and emits the batch as it is."""
+
+    def __init__(self, fn: Callable[[dict[str, Any]], object]) -> None:
+        self._fn = fn
+
+    def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
+        """Emit the batch once the function has seen its rows. OperatorError if the function raises."""
+        _called(self.context, lambda rows: map(self._fn, rows), batch, 0)
+        emit(batch)
+
+
+class FilterRows(Operator):
+    """Keeps the rows, each a dict, for which `fn` is true. With `traced` as `Map`."""
+
+    def __init__(self, fn: Callable[[dict[str, Any]], object], traced: bool = True) -> None:
+        self._fn = fn
+        self._traces = traced
+        self._traced: Traced | None = None
+
+    def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
+        """Begin without a trace: the first batch tells the columns."""
+        super().open(context, restored)
+        if self._traces:
+            from tidegate.operators.functions.trace import trace_filter
+
+            self._traced = Traced(lambda seen: trace_filter(self._fn, seen), context)
+
+    def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
+        """Emit the rows that stay. OperatorError if the function raises."""
+        computed = None if self._traced is None else self._traced.computed(batch)
+        if computed is not None:
+            mask = computed.column(0)
+        else:
+            flags = _called(self.context, lambda rows: map(bool, map(self._fn, rows)), batch, 0)
+            mask = pa.array(flags, pa.bool_())
+        kept = batch.filter(mask)
+        if kept.num_rows:
+            emit(kept)
+
+
+def _called(
+    context: OperatorContext, calls: Callable[[list[dict[str, Any]]], Iterable[T]], batch: pa.RecordBatch, start: int
+) -> list[T]:
+    """What calls with each row give; `start` is the number of the first row. OperatorError if one raises."""
+    with blame(context, batch):
+        rows = python_rows(batch)
+    results: list[T] = []
+    with Blame(context, lambda: (f"row {start + len(results)} of the batch", rows[len(results)])):
+        results.extend(calls(rows))  # what has come before an error is in it
+        if len(results) < len(rows):  # `map` takes it for the end
+            raise RuntimeError("the function raised StopIteration")
+    return results
+
+
+class BatchContext(FunctionContext):
+    """Where a `BatchFunction` runs."""
+
+
+class BatchFunction:
+    """Processes a stream batch by batch, with what `open` has made once: a model, a connection, a table to look up.
+
+    Derive from it, and give `map_batches` an object. Its attributes travel to the tasks with the program; load there,
+    in `open`, what is large.
+    """
+
+    context: BatchContext
+    """The same context that `open` gets."""
+
+    def open(self, context: BatchContext) -> None:
+        """Called once, before anything else. It may take its time: the task begins when all have been opened."""
+
+    def process(self, batch: pa.RecordBatch) -> BatchResult:
+        """The rows for a batch, which is not empty: a batch, a table, a polars DataFrame, or None for no rows."""
+        raise NotImplementedError(f"{type(self).__name__} needs a method process(self, batch)")
+
+    def close(self) -> None:
+        """Release resources. Called once, also after a failure, and even if `open` has failed."""
+
+
+class MapWithLife(MapBatches):
+    """Calls a `BatchFunction`. Raises ConfigurationError for one that cannot be copied."""
+
+    def __init__(self, function: BatchFunction, schema: pa.Schema | None = None) -> None:
+        self._function = own_copy(function)
+        super().__init__(self._function.process, schema)
+
+    def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
+        """Open the function. OperatorError if that raises."""
+        super().open(context, restored)
+        self._function.context = BatchContext(context)
+        with blame_call(context, "open"):
+            self._function.open(self._function.context)
+
+    def close(self) -> None:
+        """Close the function."""
+        self._function.close()
+
+
+def batch_operator(
+    fn: Callable[[pa.RecordBatch], BatchResult] | BatchFunction, schema: pa.Schema | None, name: str
+) -> OperatorFactory:
+    """Makes the operator of a function over batches. ConfigurationError for what is none, or cannot be copied."""
+    if isinstance(fn, BatchFunction):
+        factory = partial(MapWithLife, fn, schema)
+        factory()
+        return factory
+    if isinstance(fn, type) and issubclass(fn, BatchFunction):
+        raise ConfigurationError(f"{name}: {fn.__name__} is a class; give an object of it, {fn.__name__}(...)")
+    return partial(MapBatches, fn, schema)
+
+
+_LISTS = (pa.ListType, pa.LargeListType, pa.FixedSizeListType)
+
+
+class Explode(Operator):
+    """Emits a row for each element of the list in `column`, with the other columns repeated.
+
+    A row whose list is null or empty is left out; with `outer` it stays, with null in the column.
+    """
+
+    def __init__(self, column: str, outer: bool) -> None:
+        self._column = column
+        self._outer = outer
+
+    def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
+        """Emit the rows in order, in batches of bounded size. OperatorError if the column is no list."""
+        with blame(self.context, batch):
+            lists = batch.column(self._column)
+            if not isinstance(lists.type, _LISTS):
+                raise TypeError(f"explode needs a list; column {self._column!r} is {lists.type}")
+            # A null may lie over elements. `list_flatten` leaves them out, and `list_parent_indices` does not.
+            lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
+            parents = np.repeat(np.arange(len(lists)), lengths)
+            values = pc.list_flatten(lists)
+            if self._outer:
+                parents, values = _with_empty_ones(lengths, parents, values)
+            place = batch.schema.get_field_index(self._column)
+            schema = batch.schema.set(place, pa.field(self._column, values.type))
+        for start in range(0, max(len(parents), 1), OUTPUT_ROWS_MAX):
+            rows = batch.take(pa.array(parents[start : start + OUTPUT_ROWS_MAX]))
+            columns = list(rows.columns)
+            columns[place] = values.slice(start, OUTPUT_ROWS_MAX)
+            if rows.num_rows or not batch.num_rows:
+                emit(pa.RecordBatch.from_arrays(columns, schema=schema))
+
+
+def _with_empty_ones(lengths: np.ndarray, parents: np.ndarray, values: pa.Array) -> tuple[np.ndarray, pa.Array]:
+    """Returns parents and values with one null more for each list that is null or empty, in the order of the lists."""
+    empty = np.flatnonzero(lengths == 0)
+    together = np.concatenate([parents, empty])
+    order = np.argsort(together, kind="stable")
+    places = np.concatenate([np.arange(len(parents)), np.full(len(empty), -1)])[order]
+    return together[order], values.take(pa.array(places, mask=places < 0))
+
+
+log = logging.getLogger(__name__)
+
+MakeTrace: TypeAlias = Callable[[pa.Schema], "Trace"]
+
+
+class Traced:
+    """The trace of a function, for the schema that batches have. The log says once what has come of it."""
+
+    def __init__(self, make: MakeTrace, context: OperatorContext) -> None:
+        self._make = make
+        self._context = context
+        self._schema: pa.Schema | None = None
+        self._trace: Trace | None = None
+        self._told = context.subtask != 0
+
+    def computed(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
+        """The result for a batch; None if the function has to be called with its rows."""
+        if self._schema is None or not self._schema.equals(batch.schema):
+            self._schema = batch.schema
+            self._trace = self._made(batch.schema)
+        return None if self._trace is None else self._trace.computed(batch)
+
+    def _made(self, schema: pa.Schema) -> Trace | None:
+        where = self._context
+        told, self._told = self._told, True
+        try:
+            trace = self._make(schema)
+        except UntraceableError as reason:
+            if not told:
+                said = "%r (uid %r) calls its function with each row, because %s"
+                log.info(said, where.name, where.uid, reason)
+            return None
+        if not told:
+            log.info("%r (uid %r) computes its function as expressions: %s", where.name, where.uid, str(trace)[:500])
+        return trace
