@@ -18,8 +18,6 @@ from operator_harness import context, cut, kept_in
 
 from tidegate.actors.task.pipeline.partitioners import HashPartitioner
 from tidegate.operators.joins.interval_join import IntervalJoin
-from tidegate.operators.joins.join_columns import JoinHow, JoinSides
-from tidegate.operators.joins.join_operator import JoinOperator
 from tidegate.operators.joins.join_operator import JoinHow, JoinOperator, JoinSides
 from tidegate.operators.windows import window_join
 from tidegate.operators.windows.window_join import WindowJoin
